@@ -1,0 +1,143 @@
+//! Typed `u32` ids and the vectors that they index.
+//!
+//! ```
+//! use fleet_base::{entity_id, EntityMap};
+//! entity_id! {
+//!     /// A wheel.
+//!     pub struct WheelId("wheel");
+//! }
+//! let mut wheels: EntityMap<WheelId, &str> = EntityMap::new();
+//! let front = wheels.push("front");
+//! assert_eq!(wheels[front], "front");
+//! assert_eq!(front.to_string(), "wheel0");
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Index, IndexMut};
+
+/// A typed index; implement it with [`entity_id!`](crate::entity_id).
+pub trait EntityRef: Copy + Eq + Ord + fmt::Debug {
+    fn from_index(index: usize) -> Self;
+    fn index(self) -> usize;
+}
+
+/// Defines a `u32` id type that implements [`EntityRef`].
+#[macro_export]
+macro_rules! entity_id {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident($prefix:literal);) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        $vis struct $name(u32);
+
+        impl $crate::EntityRef for $name {
+            fn from_index(index: usize) -> Self {
+                assert!(index < u32::MAX as usize, "more than u32::MAX entities");
+                $name(index as u32)
+            }
+            fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+
+        impl ::std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+/// An append-only vector indexed by a typed id.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EntityMap<K: EntityRef, V> {
+    items: Vec<V>,
+    key: PhantomData<K>,
+}
+
+impl<K: EntityRef, V> EntityMap<K, V> {
+    pub fn new() -> Self {
+        EntityMap { items: Vec::new(), key: PhantomData }
+    }
+
+    /// Appends a value and returns its id.
+    pub fn push(&mut self, value: V) -> K {
+        let id = K::from_index(self.items.len());
+        self.items.push(value);
+        id
+    }
+
+    /// The id that the next `push` will return.
+    pub fn next_id(&self) -> K {
+        K::from_index(self.items.len())
+    }
+
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub fn get(&self, id: K) -> Option<&V> {
+        self.items.get(id.index())
+    }
+
+    pub fn contains(&self, id: K) -> bool {
+        id.index() < self.items.len()
+    }
+
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, &V)> + ExactSizeIterator {
+        self.items.iter().enumerate().map(|(index, value)| (K::from_index(index), value))
+    }
+
+    pub fn values(&self) -> std::slice::Iter<'_, V> {
+        self.items.iter()
+    }
+
+    pub fn values_mut(&mut self) -> std::slice::IterMut<'_, V> {
+        self.items.iter_mut()
+    }
+
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = K> + ExactSizeIterator + use<K, V> {
+        (0..self.items.len()).map(K::from_index)
+    }
+}
+
+impl<K: EntityRef, V> Default for EntityMap<K, V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K: EntityRef, V> Index<K> for EntityMap<K, V> {
+    type Output = V;
+    fn index(&self, id: K) -> &V {
+        &self.items[id.index()]
+    }
+}
+
+impl<K: EntityRef, V> IndexMut<K> for EntityMap<K, V> {
+    fn index_mut(&mut self, id: K) -> &mut V {
+        &mut self.items[id.index()]
+    }
+}
+
+impl<K: EntityRef, V> FromIterator<V> for EntityMap<K, V> {
+    fn from_iter<I: IntoIterator<Item = V>>(iter: I) -> Self {
+        EntityMap { items: iter.into_iter().collect(), key: PhantomData }
+    }
+}
+
+impl<K: EntityRef, V: fmt::Debug> fmt::Debug for EntityMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}

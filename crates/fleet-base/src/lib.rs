@@ -1,0 +1,10 @@
+//! What every room of Fleet shares and none of them owns: ids and entity maps, the error type,
+//! counter-based random numbers, name suggestions. It knows nothing of machine learning.
+
+pub mod entity;
+pub mod error;
+pub mod rng;
+pub mod text;
+
+pub use entity::{EntityMap, EntityRef};
+pub use error::{Error, ErrorKind, Result};

@@ -1,0 +1,77 @@
+//! Words for people: the nearest known name, byte counts, lists.
+
+/// The candidate nearest to `name` by edit distance, if it is near enough to be a slip of the hand.
+///
+/// ```
+/// let known = ["matmul", "mul", "mean"];
+/// assert_eq!(fleet_base::text::nearest("matmull", known), Some("matmul"));
+/// assert_eq!(fleet_base::text::nearest("softmax", known), None);
+/// ```
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = (name.chars().count() / 3).max(1);
+    known
+        .into_iter()
+        .map(|candidate| (edit_distance(name, candidate), candidate))
+        .filter(|(distance, _)| *distance <= limit)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// `; did you mean 'x'?`, or nothing: ready to append to a message.
+pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(name, known).map(|found| format!("; did you mean '{found}'?")).unwrap_or_default()
+}
+
+/// Levenshtein distance in characters, swaps of neighbours counted as one.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let width = b.len() + 1;
+    let mut table = vec![0usize; (a.len() + 1) * width];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            table[i * width + j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let same = usize::from(a[i - 1] != b[j - 1]);
+                let mut best = (table[(i - 1) * width + j] + 1)
+                    .min(table[i * width + j - 1] + 1)
+                    .min(table[(i - 1) * width + j - 1] + same);
+                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                    best = best.min(table[(i - 2) * width + j - 2] + 1);
+                }
+                best
+            };
+        }
+    }
+    table[a.len() * width + b.len()]
+}
+
+/// Bytes with a binary unit: `1.5 MiB`.
+///
+/// ```
+/// assert_eq!(fleet_base::text::bytes(1_572_864), "1.5 MiB");
+/// assert_eq!(fleet_base::text::bytes(512), "512 B");
+/// ```
+pub fn bytes(count: u64) -> String {
+    scaled(count as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
+}
+
+/// A count with a decimal unit: `3.86 G`.
+pub fn count(count: f64) -> String {
+    scaled(count, 1000.0, &["", "k", "M", "G", "T", "P"]).trim_end().to_string()
+}
+
+fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let text = if unit == 0 { format!("{value:.0}") } else { format!("{value:.2}") };
+    let text = if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_string()
+    } else {
+        text
+    };
+    format!("{text} {}", units[unit])
+}

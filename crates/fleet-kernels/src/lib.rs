@@ -1,0 +1,7 @@
+//! CPU kernels over plain slices: they know shapes and numbers, nothing of programs.
+//!
+//! Every kernel takes the [`pool::Pool`] it may use and cuts its work by shape, so that its result
+//! does not depend on the number of threads. Nothing here allocates once a plan runs: scratch is
+//! passed in.
+
+pub mod pool;

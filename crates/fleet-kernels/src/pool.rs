@@ -1,0 +1,318 @@
+//! The thread pool of the compute lane: fork-join over a counted set of tasks.
+//!
+//! One call at a time runs on the pool; tasks are handed out by a dynamic counter, the caller works
+//! too, and a call allocates nothing. Which thread runs a task is not defined, so kernels cut their
+//! work by shape, never by the number of threads: results are then the same on 1 and on 64 threads.
+//! A call from inside a task, or while another thread holds the pool, runs its tasks in place.
+//!
+//! ```
+//! use fleet_kernels::pool::Pool;
+//! use std::sync::atomic::{AtomicUsize, Ordering};
+//! let pool = Pool::new(2);
+//! let sum = AtomicUsize::new(0);
+//! pool.run(100, |task| { sum.fetch_add(task, Ordering::Relaxed); });
+//! assert_eq!(sum.into_inner(), 4950);
+//! ```
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+
+/// Threads that a pool may have; more than any machine we know, few enough to allocate for.
+pub const THREADS_MAX: usize = 1024;
+
+/// `pause` instructions that an idle worker spends before it sleeps: about 50 us, longer than the
+/// gap between two ops of a step, shorter than anything a person or a scheduler notices.
+const SPINS_BEFORE_SLEEP: u32 = 1000;
+
+/// A fixed set of threads that run tasks side by side.
+pub struct Pool {
+    shared: Arc<Shared>,
+    turn: Mutex<()>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// Written by the caller while `open` is false and `active` is 0, read by workers that saw `open`.
+    job: UnsafeCell<Option<Job>>,
+    open: AtomicBool,
+    epoch: AtomicU32,
+    active: AtomicUsize,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    sleepers: Mutex<usize>,
+    wake: Condvar,
+    stop: AtomicBool,
+    spins: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Job {
+    tasks: usize,
+    body: *const (dyn Fn(usize, usize) + Sync),
+}
+
+// SAFETY: `job` is handed from caller to workers under the protocol stated at its field; the body it
+// points to is `Sync` and outlives the call, which returns only when no worker is active.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+thread_local! {
+    static INSIDE_TASK: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's included (0 counts as 1).
+    pub fn new(threads: usize) -> Self {
+        let threads = threads.clamp(1, THREADS_MAX);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            job: UnsafeCell::new(None),
+            open: AtomicBool::new(false),
+            epoch: AtomicU32::new(0),
+            active: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            sleepers: Mutex::new(0),
+            wake: Condvar::new(),
+            stop: AtomicBool::new(false),
+            spins: if threads > cores { 0 } else { SPINS_BEFORE_SLEEP },
+        });
+        let workers = (1..threads)
+            .filter_map(|worker| {
+                let shared = Arc::clone(&shared);
+                // A machine that refuses a thread gets a smaller pool, not an error.
+                std::thread::Builder::new()
+                    .name(format!("fleet-compute-{worker}"))
+                    .spawn(move || shared.work(worker))
+                    .ok()
+            })
+            .collect();
+        Pool { shared, turn: Mutex::new(()), workers }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `body(task)` for every task in `0..tasks`; returns when all are done.
+    pub fn run(&self, tasks: usize, body: impl Fn(usize) + Sync) {
+        self.run_with_worker(tasks, |task, _| body(task));
+    }
+
+    /// As [`Pool::run`], with the index of the thread (below [`Pool::threads`]) for its own scratch.
+    pub fn run_with_worker(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
+        match self.claim(tasks) {
+            Some(_turn) => self.fork(tasks, &body),
+            None => (0..tasks).for_each(|task| body(task, 0)),
+        }
+    }
+
+    /// Cuts `0..len` into ranges of `grain` (the last one shorter) and runs `body` over them.
+    pub fn run_ranges(
+        &self,
+        len: usize,
+        grain: usize,
+        body: impl Fn(std::ops::Range<usize>) + Sync,
+    ) {
+        let grain = grain.max(1);
+        self.run(len.div_ceil(grain), |task| {
+            body(task * grain..((task + 1) * grain).min(len));
+        });
+    }
+
+    /// The right to use the workers; none when it is not worth it or not possible.
+    fn claim(&self, tasks: usize) -> Option<MutexGuard<'_, ()>> {
+        if tasks < 2 || self.workers.is_empty() || INSIDE_TASK.get() {
+            return None;
+        }
+        match self.turn.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn fork(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+        let shared = &*self.shared;
+        // SAFETY: the lifetime is erased for the time of this call only; no worker holds the pointer
+        // after `active` has returned to 0 with `open` false, which is awaited below.
+        let body: *const (dyn Fn(usize, usize) + Sync) = unsafe {
+            std::mem::transmute::<
+                &(dyn Fn(usize, usize) + Sync),
+                &'static (dyn Fn(usize, usize) + Sync),
+            >(body)
+        };
+        let job = Job { tasks, body };
+        shared.next.store(0, SeqCst);
+        // SAFETY: `open` is false and `active` was 0 at the end of the last call: nobody reads `job`.
+        unsafe { *shared.job.get() = Some(job) };
+        shared.open.store(true, SeqCst);
+        shared.epoch.fetch_add(1, SeqCst);
+        if *lock(&shared.sleepers) > 0 {
+            shared.wake.notify_all();
+        }
+        shared.take_tasks(job, 0);
+        shared.open.store(false, SeqCst);
+        let mut spins = 0u32;
+        while shared.active.load(SeqCst) > 0 {
+            spins += 1;
+            if spins > shared.spins { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        let panic = lock(&shared.panic).take();
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.epoch.fetch_add(1, SeqCst);
+        drop(lock(&self.shared.sleepers));
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            seen = self.await_epoch(seen);
+            if self.stop.load(SeqCst) {
+                return;
+            }
+            self.active.fetch_add(1, SeqCst);
+            if self.open.load(SeqCst) {
+                // SAFETY: `open` was seen after `active` was raised, so the caller waits for us before
+                // it touches `job` again.
+                if let Some(job) = unsafe { *self.job.get() } {
+                    self.take_tasks(job, worker);
+                }
+            }
+            self.active.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Spins, then sleeps, until the epoch differs from `seen`.
+    fn await_epoch(&self, seen: u32) -> u32 {
+        for _ in 0..self.spins {
+            let epoch = self.epoch.load(SeqCst);
+            if epoch != seen {
+                return epoch;
+            }
+            std::hint::spin_loop();
+        }
+        let mut sleepers = lock(&self.sleepers);
+        *sleepers += 1;
+        loop {
+            let epoch = self.epoch.load(SeqCst);
+            if epoch != seen {
+                *sleepers -= 1;
+                return epoch;
+            }
+            sleepers = self.wake.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn take_tasks(&self, job: Job, worker: usize) {
+        let outer = INSIDE_TASK.replace(true);
+        // SAFETY: the caller of `fork` keeps the body alive until every worker is done.
+        let body = unsafe { &*job.body };
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let task = self.next.fetch_add(1, SeqCst);
+                if task >= job.tasks {
+                    break;
+                }
+                body(task, worker);
+            }
+        }));
+        INSIDE_TASK.set(outer);
+        if let Err(payload) = outcome {
+            self.next.store(job.tasks, SeqCst);
+            lock(&self.panic).get_or_insert(payload);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A raw pointer that tasks may share: each task promises to write its own part only.
+#[derive(Clone, Copy)]
+pub struct Shareable<T>(*mut T);
+
+// SAFETY: the promise above is made by whoever calls `slice`.
+unsafe impl<T: Send> Send for Shareable<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shareable<T> {}
+
+impl<T> Shareable<T> {
+    pub fn new(slice: &mut [T]) -> Self {
+        Shareable(slice.as_mut_ptr())
+    }
+
+    pub fn ptr(&self) -> *mut T {
+        self.0
+    }
+
+    /// The part `start..start + len` of the slice.
+    ///
+    /// # Safety
+    /// The range lies inside the slice, and no other task touches it meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+        // SAFETY: promised by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_over_many_calls() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for round in 0..2000 {
+                let hits: Vec<AtomicUsize> = (0..round % 17).map(|_| AtomicUsize::new(0)).collect();
+                pool.run_with_worker(hits.len(), |task, worker| {
+                    assert!(worker < pool.threads());
+                    hits[task].fetch_add(1, SeqCst);
+                });
+                assert!(hits.iter().all(|hit| hit.load(SeqCst) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn nested_calls_run_in_place() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        pool.run(8, |_| pool.run(8, |task| drop(sum.fetch_add(task, SeqCst))));
+        assert_eq!(sum.into_inner(), 8 * 28);
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(64, |task| assert!(task != 40, "task forty"));
+        }));
+        assert!(outcome.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(10, |task| drop(sum.fetch_add(task, SeqCst)));
+        assert_eq!(sum.into_inner(), 45);
+    }
+}
