@@ -5,3 +5,4 @@
 //! passed in.
 
 pub mod pool;
+pub mod simd;
