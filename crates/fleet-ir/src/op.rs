@@ -1,0 +1,344 @@
+//! Ops and how they are built.
+
+use crate::{Arity, Attr, AttrKind, OpSpec, VarId};
+use fleet_base::{Error, Result, text};
+use fleet_tensor::DType;
+use std::sync::Arc;
+
+/// One step of a program.
+#[derive(Clone, Debug)]
+pub struct Op {
+    pub spec: &'static OpSpec,
+    /// By slot, in the spec's order.
+    pub inputs: Vec<Vec<VarId>>,
+    pub outputs: Vec<Vec<VarId>>,
+    /// In the spec's order, defaults filled in.
+    pub attrs: Vec<Attr>,
+    pub role: OpRole,
+    /// The device label that was in force (`device_guard`).
+    pub device: Option<Arc<str>>,
+    /// Where the user's code made it, for errors: `src/model.rs:12`.
+    pub source: Option<Arc<str>>,
+}
+
+/// What an op is for: the documented bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct OpRole(pub u32);
+
+impl OpRole {
+    pub const FORWARD: OpRole = OpRole(0);
+    pub const BACKWARD: OpRole = OpRole(1);
+    pub const OPTIMIZE: OpRole = OpRole(2);
+    pub const RPC: OpRole = OpRole(3);
+    pub const DIST: OpRole = OpRole(4);
+    pub const LR_SCHED: OpRole = OpRole(16);
+    pub const LOSS: OpRole = OpRole(256);
+
+    /// This role with the loss bit.
+    pub const fn with_loss(self) -> OpRole {
+        OpRole(self.0 | OpRole::LOSS.0)
+    }
+
+    /// The role without the loss bit.
+    pub const fn base(self) -> OpRole {
+        OpRole(self.0 & !OpRole::LOSS.0)
+    }
+
+    pub const fn is_loss(self) -> bool {
+        self.0 & OpRole::LOSS.0 != 0
+    }
+
+    pub fn is_forward(self) -> bool {
+        self.base() == OpRole::FORWARD
+    }
+
+    pub fn is_backward(self) -> bool {
+        self.base() == OpRole::BACKWARD
+    }
+}
+
+impl Op {
+    pub fn build(spec: &'static OpSpec) -> OpBuilder {
+        OpBuilder {
+            op: Op {
+                spec,
+                inputs: vec![Vec::new(); spec.inputs.len()],
+                outputs: vec![Vec::new(); spec.outputs.len()],
+                attrs: Vec::new(),
+                role: OpRole::FORWARD,
+                device: None,
+                source: None,
+            },
+            attrs: vec![None; spec.attrs.len()],
+            error: None,
+        }
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.spec.name
+    }
+
+    /// The variables of an input slot; none for a slot that the spec does not have.
+    pub fn input(&self, slot: &str) -> &[VarId] {
+        self.spec.input_index(slot).map_or(&[], |index| &self.inputs[index])
+    }
+
+    pub fn output(&self, slot: &str) -> &[VarId] {
+        self.spec.output_index(slot).map_or(&[], |index| &self.outputs[index])
+    }
+
+    pub fn all_inputs(&self) -> impl Iterator<Item = VarId> + '_ {
+        self.inputs.iter().flatten().copied()
+    }
+
+    pub fn all_outputs(&self) -> impl Iterator<Item = VarId> + '_ {
+        self.outputs.iter().flatten().copied()
+    }
+
+    pub fn attr(&self, name: &str) -> Option<&Attr> {
+        self.spec.attr_index(name).map(|index| &self.attrs[index])
+    }
+
+    /// Sets an attribute that the spec has.
+    pub fn set_attr(&mut self, name: &str, value: impl Into<Attr>) -> Result<()> {
+        let value = value.into();
+        let index = find_attr(self.spec, name)?;
+        self.attrs[index] = coerce(self.spec, index, value)?;
+        Ok(())
+    }
+
+    pub fn attr_int(&self, name: &str) -> i64 {
+        match self.attr(name) {
+            Some(Attr::Int(value)) => *value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    pub fn attr_usize(&self, name: &str) -> usize {
+        self.attr_int(name).max(0) as usize
+    }
+
+    pub fn attr_float(&self, name: &str) -> f64 {
+        match self.attr(name) {
+            Some(Attr::Float(value)) => *value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    pub fn attr_bool(&self, name: &str) -> bool {
+        match self.attr(name) {
+            Some(Attr::Bool(value)) => *value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    pub fn attr_str(&self, name: &str) -> &str {
+        match self.attr(name) {
+            Some(Attr::Str(value)) => value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    pub fn attr_ints(&self, name: &str) -> &[i64] {
+        match self.attr(name) {
+            Some(Attr::Ints(value)) => value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    pub fn attr_floats(&self, name: &str) -> &[f64] {
+        match self.attr(name) {
+            Some(Attr::Floats(value)) => value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    pub fn attr_strs(&self, name: &str) -> &[String] {
+        match self.attr(name) {
+            Some(Attr::Strs(value)) => value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    pub fn attr_dtype(&self, name: &str) -> DType {
+        match self.attr(name) {
+            Some(Attr::DType(value)) => *value,
+            other => wrong(self, name, other),
+        }
+    }
+
+    /// Checks the number of variables in every slot.
+    pub fn check(&self) -> Result<()> {
+        for (slot, vars) in self.spec.inputs.iter().zip(&self.inputs) {
+            check_arity(self.spec, "input", slot.name, slot.arity, vars.len())?;
+        }
+        for (slot, vars) in self.spec.outputs.iter().zip(&self.outputs) {
+            check_arity(self.spec, "output", slot.name, slot.arity, vars.len())?;
+        }
+        Ok(())
+    }
+
+    /// The sub-block that an attribute names, if the op has one.
+    pub fn sub_block(&self) -> Option<crate::BlockId> {
+        self.attrs.iter().find_map(|attr| match attr {
+            Attr::Block(block) => Some(*block),
+            _ => None,
+        })
+    }
+}
+
+/// An op's own code asked for an attribute that its spec does not have with that type: our bug, and
+/// one that the first test of the op finds.
+#[cold]
+fn wrong(op: &Op, name: &str, found: Option<&Attr>) -> ! {
+    panic!("op '{}' has no attribute '{name}' of the type asked for: {found:?}", op.name())
+}
+
+/// Builds an [`Op`]; every mistake is kept until [`OpBuilder::finish`].
+pub struct OpBuilder {
+    op: Op,
+    attrs: Vec<Option<Attr>>,
+    error: Option<Error>,
+}
+
+impl OpBuilder {
+    pub fn input(self, slot: &str, var: VarId) -> Self {
+        self.inputs(slot, &[var])
+    }
+
+    pub fn inputs(mut self, slot: &str, vars: &[VarId]) -> Self {
+        match self.op.spec.input_index(slot) {
+            Some(index) => self.op.inputs[index].extend_from_slice(vars),
+            None => self.fail(unknown("input slot", self.op.spec, slot, |s| {
+                s.inputs.iter().map(|slot| slot.name).collect()
+            })),
+        }
+        self
+    }
+
+    pub fn output(self, slot: &str, var: VarId) -> Self {
+        self.outputs(slot, &[var])
+    }
+
+    pub fn outputs(mut self, slot: &str, vars: &[VarId]) -> Self {
+        match self.op.spec.output_index(slot) {
+            Some(index) => self.op.outputs[index].extend_from_slice(vars),
+            None => self.fail(unknown("output slot", self.op.spec, slot, |s| {
+                s.outputs.iter().map(|slot| slot.name).collect()
+            })),
+        }
+        self
+    }
+
+    pub fn attr(mut self, name: &str, value: impl Into<Attr>) -> Self {
+        let value = value.into();
+        match find_attr(self.op.spec, name)
+            .and_then(|index| coerce(self.op.spec, index, value).map(|value| (index, value)))
+        {
+            Ok((index, value)) => self.attrs[index] = Some(value),
+            Err(error) => self.fail(error),
+        }
+        self
+    }
+
+    pub fn role(mut self, role: OpRole) -> Self {
+        self.op.role = role;
+        self
+    }
+
+    pub fn device(mut self, device: Option<Arc<str>>) -> Self {
+        self.op.device = device;
+        self
+    }
+
+    pub fn source(mut self, source: Option<Arc<str>>) -> Self {
+        self.op.source = source;
+        self
+    }
+
+    /// Fills in the defaults of attributes and checks slots.
+    pub fn finish(self) -> Result<Op> {
+        let op = self.finish_open()?;
+        op.check()?;
+        Ok(op)
+    }
+
+    /// As [`OpBuilder::finish`] for an op whose outputs are still to be made: [`Op::check`] it then.
+    pub fn finish_open(self) -> Result<Op> {
+        let OpBuilder { mut op, attrs, error } = self;
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let spec = op.spec;
+        for (given, attr) in attrs.into_iter().zip(spec.attrs) {
+            let value = given.or_else(|| attr.default.map(|default| default.to_attr()));
+            op.attrs.push(value.ok_or_else(|| {
+                Error::invalid(format!("op '{}' misses attribute '{}'", spec.name, attr.name))
+                    .expected(attr.kind)
+            })?);
+        }
+        for (slot, vars) in spec.inputs.iter().zip(&op.inputs) {
+            check_arity(spec, "input", slot.name, slot.arity, vars.len())?;
+        }
+        Ok(op)
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+    }
+}
+
+/// Whether `count` variables fit a slot.
+fn check_arity(spec: &OpSpec, side: &str, slot: &str, arity: Arity, count: usize) -> Result<()> {
+    let (fits, expected) = match arity {
+        Arity::One => (count == 1, "1 variable"),
+        Arity::Optional => (count <= 1, "at most 1 variable"),
+        Arity::Many => (true, ""),
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{side} slot '{slot}' of op '{}' has the wrong size", spec.name))
+        .expected(expected)
+        .got(count))
+}
+
+fn find_attr(spec: &'static OpSpec, name: &str) -> Result<usize> {
+    spec.attr_index(name).ok_or_else(|| {
+        unknown("attribute", spec, name, |s| s.attrs.iter().map(|attr| attr.name).collect())
+    })
+}
+
+/// Fits a value to the attribute's type where nothing is lost: an int where a float is wanted, an
+/// empty list of another type.
+fn coerce(spec: &OpSpec, index: usize, value: Attr) -> Result<Attr> {
+    let attr = &spec.attrs[index];
+    Ok(match (attr.kind, value) {
+        (kind, value) if kind == value.kind() => value,
+        (AttrKind::Float, Attr::Int(value)) => Attr::Float(value as f64),
+        (AttrKind::Floats, Attr::Ints(values)) => {
+            Attr::Floats(values.into_iter().map(|value| value as f64).collect())
+        }
+        (AttrKind::Strs, Attr::Ints(values)) if values.is_empty() => Attr::Strs(Vec::new()),
+        (kind, value) => {
+            return Err(Error::invalid(format!(
+                "attribute '{}' of op '{}' has the wrong type",
+                attr.name, spec.name
+            ))
+            .expected(kind)
+            .got(value.kind()));
+        }
+    })
+}
+
+fn unknown(
+    what: &str,
+    spec: &'static OpSpec,
+    name: &str,
+    known: fn(&'static OpSpec) -> Vec<&'static str>,
+) -> Error {
+    let known = known(spec);
+    let hint = text::did_you_mean(name, known.iter().copied());
+    Error::invalid(format!("op '{}' has no {what} '{name}'{hint}", spec.name))
+        .expected(format!("one of {}", known.join(", ")))
+}

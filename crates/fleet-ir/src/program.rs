@@ -1,0 +1,460 @@
+//! Programs, blocks and their ids.
+
+use crate::{Op, OpRole, Var};
+use fleet_base::{EntityMap, Error, Result, entity_id, text};
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::OnceLock;
+
+entity_id! {
+    /// A list of ops. Block 0 is the root.
+    pub struct BlockId("block");
+}
+entity_id! {
+    /// An op of a program.
+    pub struct OpId("op");
+}
+entity_id! {
+    /// A variable of a program.
+    pub struct VarId("var");
+}
+
+impl Default for BlockId {
+    fn default() -> Self {
+        Program::ROOT
+    }
+}
+
+/// A list of ops, run in order.
+#[derive(Clone, Debug, Default)]
+pub struct Block {
+    pub parent: Option<BlockId>,
+    ops: Vec<OpId>,
+    vars: Vec<VarId>,
+}
+
+impl Block {
+    pub fn ops(&self) -> &[OpId] {
+        &self.ops
+    }
+
+    pub fn vars(&self) -> &[VarId] {
+        &self.vars
+    }
+}
+
+/// A network, or a rewrite of one: blocks of ops over variables.
+///
+/// Names are unique in the whole program. Removing an op or a variable takes it out of its block;
+/// ids of what is left do not change.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    seed: u64,
+    blocks: EntityMap<BlockId, Block>,
+    ops: EntityMap<OpId, Op>,
+    vars: EntityMap<VarId, Var>,
+    by_name: HashMap<String, VarId>,
+    streams: u64,
+    name_counters: HashMap<String, u32>,
+    fingerprint: OnceLock<u128>,
+}
+
+impl Program {
+    /// The block that runs.
+    pub const ROOT: BlockId = root_id();
+
+    pub fn new() -> Program {
+        let mut program = Program::default();
+        program.blocks.push(Block::default());
+        program
+    }
+
+    /// The seed from which every random op of the program draws.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub fn set_seed(&mut self, seed: u64) {
+        self.touch();
+        self.seed = seed;
+    }
+
+    /// A number for the next random op, so that no two draw the same numbers.
+    pub fn next_stream(&mut self) -> u64 {
+        self.touch();
+        self.streams += 1;
+        self.streams
+    }
+
+    /// The last number given out by [`Program::next_stream`].
+    pub fn streams(&self) -> u64 {
+        self.streams
+    }
+
+    pub fn set_streams(&mut self, streams: u64) {
+        self.touch();
+        self.streams = streams;
+    }
+
+    // Blocks
+
+    pub fn add_block(&mut self, parent: BlockId) -> BlockId {
+        self.touch();
+        self.blocks.push(Block { parent: Some(parent), ..Block::default() })
+    }
+
+    pub fn block(&self, id: BlockId) -> &Block {
+        &self.blocks[id]
+    }
+
+    pub fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub fn block_ids(&self) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
+        self.blocks.ids()
+    }
+
+    pub fn has_block(&self, id: BlockId) -> bool {
+        self.blocks.contains(id)
+    }
+
+    // Variables
+
+    pub fn add_var(&mut self, block: BlockId, mut var: Var) -> Result<VarId> {
+        if self.by_name.contains_key(&var.name) {
+            return Err(Error::invalid(format!("variable '{}' exists already", var.name))
+                .help("names are unique in a program; give this one another"));
+        }
+        if var.name.is_empty() {
+            return Err(Error::invalid("a variable needs a name"));
+        }
+        self.touch();
+        var.block = block;
+        let name = var.name.clone();
+        let id = self.vars.push(var);
+        self.by_name.insert(name, id);
+        self.blocks[block].vars.push(id);
+        Ok(id)
+    }
+
+    pub fn var(&self, id: VarId) -> &Var {
+        &self.vars[id]
+    }
+
+    /// The variable, to change anything but its name and block.
+    pub fn var_mut(&mut self, id: VarId) -> &mut Var {
+        self.touch();
+        &mut self.vars[id]
+    }
+
+    pub fn var_name(&self, id: VarId) -> &str {
+        &self.vars[id].name
+    }
+
+    pub fn find_var(&self, name: &str) -> Option<VarId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// As [`Program::find_var`]; the error names the nearest variable.
+    pub fn var_named(&self, name: &str) -> Result<VarId> {
+        self.find_var(name).ok_or_else(|| {
+            let hint = text::did_you_mean(name, self.by_name.keys().map(String::as_str));
+            Error::invalid(format!("the program has no variable '{name}'{hint}"))
+        })
+    }
+
+    pub fn rename_var(&mut self, id: VarId, name: impl Into<String>) -> Result<()> {
+        let name = name.into();
+        if self.vars[id].name == name {
+            return Ok(());
+        }
+        if name.is_empty() || self.by_name.contains_key(&name) {
+            return Err(Error::invalid(format!("cannot rename a variable to '{name}'"))
+                .expected("a name that is not in use"));
+        }
+        self.touch();
+        self.by_name.remove(&self.vars[id].name);
+        self.by_name.insert(name.clone(), id);
+        self.vars[id].name = name;
+        Ok(())
+    }
+
+    /// Takes a variable out of the program. No op may use it any more.
+    pub fn remove_var(&mut self, id: VarId) {
+        self.touch();
+        let Var { name, block, .. } = &self.vars[id];
+        self.by_name.remove(name);
+        self.blocks[*block].vars.retain(|var| *var != id);
+    }
+
+    /// The next of `key_0`, `key_1` ... that no variable is called: the documented unique names.
+    pub fn unique_name(&mut self, key: &str) -> String {
+        self.touch();
+        let next = self.name_counters.entry(key.to_string()).or_insert(0);
+        loop {
+            let name = format!("{key}_{next}");
+            *next += 1;
+            if !self.by_name.contains_key(&name) {
+                return name;
+            }
+        }
+    }
+
+    /// `base` itself if it is free, else a unique name made from it.
+    pub fn fresh_name(&mut self, base: &str) -> String {
+        if self.by_name.contains_key(base) { self.unique_name(base) } else { base.to_string() }
+    }
+
+    /// Every variable of every block, in order of creation within its block.
+    pub fn vars(&self) -> impl Iterator<Item = (VarId, &Var)> {
+        self.blocks.values().flat_map(|block| &block.vars).map(|id| (*id, &self.vars[*id]))
+    }
+
+    pub fn parameters(&self) -> impl Iterator<Item = (VarId, &Var)> {
+        self.vars().filter(|(_, var)| var.is_parameter())
+    }
+
+    /// An upper bound of variable indices, for side tables.
+    pub fn var_capacity(&self) -> usize {
+        self.vars.len()
+    }
+
+    pub fn has_var(&self, id: VarId) -> bool {
+        self.vars.contains(id)
+    }
+
+    // Ops
+
+    pub fn append_op(&mut self, block: BlockId, op: Op) -> OpId {
+        let at = self.blocks[block].ops.len();
+        self.insert_op(block, at, op)
+    }
+
+    /// Inserts before the op at position `at`.
+    pub fn insert_op(&mut self, block: BlockId, at: usize, op: Op) -> OpId {
+        self.touch();
+        let id = self.ops.push(op);
+        self.blocks[block].ops.insert(at, id);
+        id
+    }
+
+    pub fn op(&self, id: OpId) -> &Op {
+        &self.ops[id]
+    }
+
+    pub fn op_mut(&mut self, id: OpId) -> &mut Op {
+        self.touch();
+        &mut self.ops[id]
+    }
+
+    pub fn has_op(&self, id: OpId) -> bool {
+        self.ops.contains(id)
+    }
+
+    /// Ops of the root block.
+    pub fn root_ops(&self) -> impl DoubleEndedIterator<Item = (OpId, &Op)> + ExactSizeIterator {
+        self.block_ops(Program::ROOT)
+    }
+
+    pub fn block_ops(
+        &self,
+        block: BlockId,
+    ) -> impl DoubleEndedIterator<Item = (OpId, &Op)> + ExactSizeIterator {
+        self.blocks[block].ops.iter().map(|id| (*id, &self.ops[*id]))
+    }
+
+    /// Replaces the list of a block's ops (to reorder, drop, or put in ops made with
+    /// [`Program::make_op`]).
+    pub fn set_block_ops(&mut self, block: BlockId, ops: Vec<OpId>) {
+        self.touch();
+        self.blocks[block].ops = ops;
+    }
+
+    /// Creates an op that is in no block yet.
+    pub fn make_op(&mut self, op: Op) -> OpId {
+        self.touch();
+        self.ops.push(op)
+    }
+
+    /// Keeps the ops for which `keep` holds.
+    pub fn retain_ops(&mut self, block: BlockId, mut keep: impl FnMut(OpId, &Op) -> bool) {
+        self.touch();
+        let ops = &self.ops;
+        self.blocks[block].ops.retain(|id| keep(*id, &ops[*id]));
+    }
+
+    /// An upper bound of op indices, for side tables.
+    pub fn op_capacity(&self) -> usize {
+        self.ops.len()
+    }
+
+    // Whole programs
+
+    /// The program for evaluation: forward ops only, `is_test` set where an op has it.
+    pub fn clone_for_test(&self) -> Result<Program> {
+        let mut test = self.clone();
+        for block in test.block_ids().collect::<Vec<_>>() {
+            test.retain_ops(block, |_, op| op.role.is_forward());
+            for id in test.blocks[block].ops.clone() {
+                if test.ops[id].spec.attr_index("is_test").is_some() {
+                    test.op_mut(id).set_attr("is_test", true)?;
+                }
+            }
+        }
+        test.drop_unused_vars();
+        Ok(test)
+    }
+
+    /// The part of the root block that `targets` need.
+    pub fn prune(&self, targets: &[VarId]) -> Program {
+        let mut pruned = self.clone();
+        let mut needed: HashSet<VarId> = targets.iter().copied().collect();
+        let mut kept = Vec::new();
+        for id in self.blocks[Program::ROOT].ops.iter().rev() {
+            let op = &self.ops[*id];
+            if op.all_outputs().any(|var| needed.contains(&var)) {
+                kept.push(*id);
+                self.reads_of(*id, &mut needed);
+            }
+        }
+        kept.reverse();
+        pruned.set_block_ops(Program::ROOT, kept);
+        let keep: HashSet<VarId> = targets.iter().copied().collect();
+        pruned.drop_vars_unless(|id, used| used || keep.contains(&id));
+        pruned
+    }
+
+    /// Drops variables that no op of any block touches.
+    pub fn drop_unused_vars(&mut self) {
+        self.drop_vars_unless(|_, used| used);
+    }
+
+    fn drop_vars_unless(&mut self, keep: impl Fn(VarId, bool) -> bool) {
+        self.touch();
+        let mut used = HashSet::new();
+        for block in self.blocks.values() {
+            for id in &block.ops {
+                used.extend(self.ops[*id].all_inputs());
+                used.extend(self.ops[*id].all_outputs());
+            }
+        }
+        for block in self.blocks.values_mut() {
+            block.vars.retain(|id| keep(*id, used.contains(id)));
+        }
+        let listed: HashSet<VarId> =
+            self.blocks.values().flat_map(|block| block.vars.iter().copied()).collect();
+        self.by_name.retain(|_, id| listed.contains(id));
+    }
+
+    /// Adds what an op reads, its sub-block's ops included.
+    pub fn reads_of(&self, id: OpId, into: &mut HashSet<VarId>) {
+        let op = &self.ops[id];
+        into.extend(op.all_inputs());
+        if let Some(block) = op.sub_block() {
+            for inner in &self.blocks[block].ops {
+                self.reads_of(*inner, into);
+            }
+        }
+    }
+
+    /// Adds what an op writes, its sub-block's ops included.
+    pub fn writes_of(&self, id: OpId, into: &mut HashSet<VarId>) {
+        let op = &self.ops[id];
+        into.extend(op.all_outputs());
+        if let Some(block) = op.sub_block() {
+            for inner in &self.blocks[block].ops {
+                self.writes_of(*inner, into);
+            }
+        }
+    }
+
+    /// A hash of the content: equal programs share plans. Computed once, forgotten at each change.
+    pub fn fingerprint(&self) -> u128 {
+        *self.fingerprint.get_or_init(|| {
+            let half = |salt: u64| {
+                let mut hasher = DefaultHasher::new();
+                salt.hash(&mut hasher);
+                self.hash_content(&mut hasher);
+                u128::from(hasher.finish())
+            };
+            half(1) << 64 | half(2)
+        })
+    }
+
+    fn hash_content(&self, hasher: &mut impl Hasher) {
+        self.seed.hash(hasher);
+        for (_, block) in self.blocks.iter() {
+            block.parent.hash(hasher);
+            for id in &block.vars {
+                let var = &self.vars[*id];
+                (id, &var.name, var.dtype, var.shape, var.kind).hash(hasher);
+                (var.persistable, var.is_data, var.lod_level, var.stop_gradient).hash(hasher);
+            }
+            for id in &block.ops {
+                let op = &self.ops[*id];
+                (op.spec.name, &op.inputs, &op.outputs, op.role).hash(hasher);
+                op.device.hash(hasher);
+                hash_attrs(op, hasher);
+            }
+        }
+    }
+
+    fn touch(&mut self) {
+        self.fingerprint = OnceLock::new();
+    }
+
+    /// The op as errors name it: `op 3 mul(X: %x, Y: %w) at src/model.rs:10`.
+    pub fn describe_op(&self, id: OpId) -> String {
+        let op = &self.ops[id];
+        let position = self
+            .blocks
+            .values()
+            .find_map(|block| block.ops.iter().position(|other| *other == id))
+            .map_or_else(|| "op".to_string(), |index| format!("op {index}"));
+        let slots: Vec<String> = op
+            .spec
+            .inputs
+            .iter()
+            .zip(&op.inputs)
+            .filter(|(_, vars)| !vars.is_empty())
+            .map(|(slot, vars)| {
+                let shown: Vec<String> =
+                    vars.iter().take(4).map(|var| format!("%{}", self.vars[*var].name)).collect();
+                let more = if vars.len() > 4 { ", .." } else { "" };
+                format!("{}: {}{more}", slot.name, shown.join(", "))
+            })
+            .collect();
+        let source = op.source.as_deref().map(|at| format!(" at {at}")).unwrap_or_default();
+        let role = match op.role.base() {
+            OpRole::BACKWARD => " (backward)",
+            OpRole::OPTIMIZE => " (optimizer)",
+            _ => "",
+        };
+        format!("{position} {}({}){role}{source}", op.name(), slots.join(", "))
+    }
+}
+
+const fn root_id() -> BlockId {
+    BlockId(0)
+}
+
+fn hash_attrs(op: &Op, hasher: &mut impl Hasher) {
+    use crate::Attr;
+    for attr in &op.attrs {
+        match attr {
+            Attr::Int(value) => value.hash(hasher),
+            Attr::Float(value) => value.to_bits().hash(hasher),
+            Attr::Bool(value) => value.hash(hasher),
+            Attr::Str(value) => value.hash(hasher),
+            Attr::Ints(values) => values.hash(hasher),
+            Attr::Floats(values) => {
+                values.iter().for_each(|value| value.to_bits().hash(hasher));
+                values.len().hash(hasher);
+            }
+            Attr::Strs(values) => values.hash(hasher),
+            Attr::DType(value) => value.hash(hasher),
+            Attr::Block(value) => value.hash(hasher),
+        }
+    }
+}

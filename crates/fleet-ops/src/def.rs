@@ -1,0 +1,492 @@
+//! What the registry knows of an op, and what an op's rules get to see.
+
+use fleet_base::{Error, Result};
+use fleet_ir::{Op, OpSpec, VarId, VarKind};
+use fleet_kernels::pool::Pool;
+use fleet_tensor::{DType, Element, Layout, Shape};
+
+/// An op: how it looks ([`OpSpec`]), how shapes follow, how gradients are made, how it runs.
+/// Each lives in one file as a `static`.
+pub struct OpDef {
+    pub spec: OpSpec,
+    /// Types and shapes of the outputs from those of the inputs; shapes may hold -1 while a program
+    /// is built and are all known when it is planned.
+    pub infer: fn(&mut InferCtx<'_>) -> Result<()>,
+    pub grad: Grad,
+    /// Makes the kernel for known shapes, once a plan.
+    pub cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
+    pub traits: OpTraits,
+}
+
+/// How the gradient of an op is made.
+#[derive(Clone, Copy)]
+pub enum Grad {
+    /// The op is constant with respect to its inputs, or the end of the line: gradients stop here.
+    None,
+    /// Emits the ops that compute the gradients that are wanted.
+    Rule(fn(&mut crate::GradCtx<'_, '_>) -> Result<()>),
+}
+
+/// Facts that passes and planners use.
+pub struct OpTraits {
+    pub amp: AmpClass,
+    /// (output slot, input slot): the output may take over the input's memory when the input is not
+    /// needed afterwards; the kernel then sees the same pointer twice.
+    pub inplace: &'static [(&'static str, &'static str)],
+    /// (output slot, input slot): the output is the input's bytes under another shape. The planner
+    /// lets the two share memory always, and the kernel copies only when they could not.
+    pub view: Option<(&'static str, &'static str)>,
+    /// Draws random numbers: two equal ops are not the same value.
+    pub random: bool,
+    /// Does something besides writing its outputs: never removed as dead.
+    pub effect: bool,
+    /// Computes each element from the elements at the same place, so the physical layout of its
+    /// operands does not matter as long as it is the same (and padding zeros stay zero).
+    pub elementwise: bool,
+    pub lane: Lane,
+    pub cost: fn(&CostCtx<'_>) -> Cost,
+}
+
+/// Mixed-precision class (which list the op is on by default).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AmpClass {
+    /// Runs in half precision.
+    White,
+    /// Runs in single precision.
+    Black,
+    /// Follows its inputs.
+    Gray,
+    /// Not on a list: single precision.
+    Unlisted,
+}
+
+/// Where an op runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    Compute,
+    /// A thread of its own, beside compute: communication, copies, disk.
+    Side(u8),
+}
+
+/// Estimated work of an op.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+}
+
+impl OpTraits {
+    /// Nothing special; start here and override.
+    pub const fn plain() -> OpTraits {
+        OpTraits {
+            amp: AmpClass::Unlisted,
+            inplace: &[],
+            view: None,
+            random: false,
+            effect: false,
+            elementwise: false,
+            lane: Lane::Compute,
+            cost: elementwise_cost,
+        }
+    }
+
+    pub const fn amp(amp: AmpClass) -> OpTraits {
+        let mut traits = OpTraits::plain();
+        traits.amp = amp;
+        traits
+    }
+}
+
+/// One flop an output element, every operand moved once.
+pub fn elementwise_cost(ctx: &CostCtx<'_>) -> Cost {
+    Cost {
+        flops: ctx.outputs.iter().flatten().map(|meta| meta.numel() as f64).sum(),
+        bytes: ctx.bytes(),
+    }
+}
+
+/// Type and shape of a variable.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Meta {
+    pub dtype: DType,
+    pub shape: Shape,
+    pub kind: VarKind,
+}
+
+impl Meta {
+    pub fn dense(dtype: DType, shape: impl Into<Shape>) -> Meta {
+        Meta { dtype, shape: shape.into(), kind: VarKind::Dense }
+    }
+
+    /// Elements, an unknown dimension counted as 1.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().map(|dim| dim.unsigned_abs() as usize).product()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+}
+
+/// What a shape rule sees.
+pub struct InferCtx<'a> {
+    pub op: &'a Op,
+    inputs: Vec<Vec<Meta>>,
+    outputs: Vec<Vec<Meta>>,
+}
+
+impl<'a> InferCtx<'a> {
+    pub fn new(op: &'a Op, meta: impl Fn(VarId) -> Meta) -> Self {
+        let inputs =
+            op.inputs.iter().map(|slot| slot.iter().map(|var| meta(*var)).collect()).collect();
+        InferCtx { op, inputs, outputs: vec![Vec::new(); op.spec.outputs.len()] }
+    }
+
+    /// The variable of an input slot that must have one.
+    pub fn input(&self, slot: &str) -> Result<Meta> {
+        self.optional(slot)
+            .ok_or_else(|| Error::invalid(format!("op '{}' misses input '{slot}'", self.op.name())))
+    }
+
+    pub fn optional(&self, slot: &str) -> Option<Meta> {
+        self.inputs(slot).first().copied()
+    }
+
+    pub fn inputs(&self, slot: &str) -> &[Meta] {
+        self.op.spec.input_index(slot).map_or(&[], |index| &self.inputs[index])
+    }
+
+    /// Sets the only variable of an output slot.
+    pub fn set(&mut self, slot: &str, dtype: DType, shape: impl Into<Shape>) {
+        self.push(slot, Meta::dense(dtype, shape));
+    }
+
+    /// Adds a variable to an output slot.
+    ///
+    /// # Panics
+    /// If the op has no such slot.
+    pub fn push(&mut self, slot: &str, meta: Meta) {
+        let index = self.op.spec.output_index(slot).expect("a slot of the op's own spec");
+        self.outputs[index].push(meta);
+    }
+
+    /// By slot, in the spec's order.
+    pub fn into_outputs(self) -> Vec<Vec<Meta>> {
+        self.outputs
+    }
+
+    /// Refuses an input whose element type is not one of `allowed`.
+    pub fn check_dtype(&self, slot: &str, allowed: &[DType]) -> Result<()> {
+        for meta in self.inputs(slot) {
+            if !allowed.contains(&meta.dtype) {
+                let names: Vec<&str> = allowed.iter().map(|dtype| dtype.name()).collect();
+                return Err(self
+                    .error(slot, "has the wrong element type")
+                    .expected(names.join(" or "))
+                    .got(meta.dtype));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses an input whose rank is not `rank`.
+    pub fn check_rank(&self, slot: &str, rank: usize) -> Result<Shape> {
+        let shape = self.input(slot)?.shape;
+        if shape.rank() == rank {
+            return Ok(shape);
+        }
+        Err(self
+            .error(slot, "has the wrong number of dimensions")
+            .expected(format!("{rank}"))
+            .got(format!("{} (shape {shape})", shape.rank())))
+    }
+
+    /// Refuses an input whose shape cannot be `shape`.
+    pub fn check_shape(&self, slot: &str, shape: impl Into<Shape>) -> Result<()> {
+        let shape = shape.into();
+        let found = self.input(slot)?.shape;
+        if found.agrees(&shape) {
+            return Ok(());
+        }
+        Err(self.error(slot, "has the wrong shape").expected(shape).got(found))
+    }
+
+    /// `input 'X' of mul <what>`, to be completed with expected and got.
+    pub fn error(&self, slot: &str, what: &str) -> Error {
+        Error::invalid(format!("input '{slot}' of {} {what}", self.op.name()))
+    }
+}
+
+/// What a cost rule sees.
+pub struct CostCtx<'a> {
+    pub op: &'a Op,
+    pub inputs: &'a [Vec<Meta>],
+    pub outputs: &'a [Vec<Meta>],
+}
+
+impl CostCtx<'_> {
+    pub fn bytes(&self) -> f64 {
+        self.inputs.iter().chain(self.outputs).flatten().map(|meta| meta.bytes() as f64).sum()
+    }
+
+    pub fn input(&self, slot: &str) -> Option<&Meta> {
+        self.op.spec.input_index(slot).and_then(|index| self.inputs[index].first())
+    }
+
+    pub fn output(&self, slot: &str) -> Option<&Meta> {
+        self.op.spec.output_index(slot).and_then(|index| self.outputs[index].first())
+    }
+}
+
+/// What an op sees when its kernel is made: attributes and known shapes.
+pub struct PrepareCtx<'a> {
+    pub op: &'a Op,
+    pub inputs: &'a [Vec<Meta>],
+    pub outputs: &'a [Vec<Meta>],
+    /// Physical layouts, by slot like the metas.
+    pub input_layouts: &'a [Vec<Layout>],
+    pub output_layouts: &'a [Vec<Layout>],
+    pub threads: usize,
+    /// The program's seed.
+    pub seed: u64,
+}
+
+impl PrepareCtx<'_> {
+    /// The first variable of an input slot.
+    ///
+    /// # Panics
+    /// If there is none: the verifier has seen the op.
+    pub fn input(&self, slot: &str) -> Meta {
+        self.optional(slot).unwrap_or_else(|| panic!("{} has no input {slot}", self.op.name()))
+    }
+
+    pub fn optional(&self, slot: &str) -> Option<Meta> {
+        self.op.spec.input_index(slot).and_then(|index| self.inputs[index].first().copied())
+    }
+
+    pub fn output(&self, slot: &str) -> Meta {
+        self.optional_output(slot)
+            .unwrap_or_else(|| panic!("{} has no output {slot}", self.op.name()))
+    }
+
+    pub fn optional_output(&self, slot: &str) -> Option<Meta> {
+        self.op.spec.output_index(slot).and_then(|index| self.outputs[index].first().copied())
+    }
+
+    /// "no kernel for this element type".
+    pub fn no_kernel(&self, dtype: DType) -> Error {
+        Error::unsupported(format!("{} has no CPU kernel for element type {dtype}", self.op.name()))
+            .help("cast the input to f32")
+    }
+}
+
+/// The body of a kernel.
+pub type KernelFn = Box<dyn Fn(&KernelCtx<'_>) -> Result<()> + Send + Sync>;
+
+/// A kernel ready to run many times.
+pub struct Kernel {
+    pub run: KernelFn,
+    /// Bytes of scratch that it wants, 64-byte aligned.
+    pub scratch_bytes: usize,
+}
+
+impl Kernel {
+    pub fn new(run: impl Fn(&KernelCtx<'_>) -> Result<()> + Send + Sync + 'static) -> Kernel {
+        Kernel { run: Box::new(run), scratch_bytes: 0 }
+    }
+
+    /// Asks for `len` elements of `T` as scratch.
+    pub fn scratch<T>(mut self, len: usize) -> Kernel {
+        self.scratch_bytes = len * size_of::<T>();
+        self
+    }
+}
+
+/// A variable's memory at run time.
+#[derive(Clone, Copy, Debug)]
+pub struct Arg {
+    pub ptr: *mut u8,
+    pub dtype: DType,
+    pub shape: Shape,
+    pub layout: Layout,
+    pub rows: Option<RowsArg>,
+}
+
+/// The extra memory of sparse rows: `shape` of the [`Arg`] is then that of the whole matrix, and
+/// `ptr` points to `capacity` rows of values.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsArg {
+    pub rows: *mut i64,
+    pub count: *mut u64,
+    pub capacity: usize,
+}
+
+// SAFETY: an `Arg` is an address that the plan owns; who may touch it when is the plan's promise.
+unsafe impl Send for Arg {}
+// SAFETY: as above.
+unsafe impl Sync for Arg {}
+
+/// What a kernel sees. Slots go by index, in the order of the spec.
+///
+/// The memory behind the arguments belongs to the plan, which promises that no two lanes touch the
+/// same bytes at once and that an output overlaps an input only as [`OpTraits`] allows. A kernel asks
+/// for each output once, and uses [`KernelCtx::same`] where it allowed sharing.
+pub struct KernelCtx<'a> {
+    /// Variables by slot.
+    pub inputs: &'a [&'a [Arg]],
+    pub outputs: &'a [&'a [Arg]],
+    pub scratch: *mut u8,
+    pub scratch_bytes: usize,
+    pub pool: &'a Pool,
+    /// Runs of the program so far: what makes a random op draw new numbers each time.
+    pub step: u64,
+    pub seed: u64,
+}
+
+impl<'a> KernelCtx<'a> {
+    pub fn has_input(&self, slot: usize) -> bool {
+        !self.inputs[slot].is_empty()
+    }
+
+    pub fn has_output(&self, slot: usize) -> bool {
+        !self.outputs[slot].is_empty()
+    }
+
+    /// The first variable of an input slot.
+    pub fn arg(&self, slot: usize) -> &'a Arg {
+        &self.inputs[slot][0]
+    }
+
+    pub fn out_arg(&self, slot: usize) -> &'a Arg {
+        &self.outputs[slot][0]
+    }
+
+    pub fn input<T: Element>(&self, slot: usize) -> &'a [T] {
+        self.arg(slot).slice()
+    }
+
+    pub fn optional<T: Element>(&self, slot: usize) -> Option<&'a [T]> {
+        self.inputs[slot].first().map(Arg::slice)
+    }
+
+    /// Every element of an output, to be written.
+    pub fn output<T: Element>(&self, slot: usize) -> &'a mut [T] {
+        self.out_arg(slot).slice_mut()
+    }
+
+    pub fn optional_output<T: Element>(&self, slot: usize) -> Option<&'a mut [T]> {
+        self.outputs[slot].first().map(Arg::slice_mut)
+    }
+
+    /// Whether an output took over an input's memory.
+    pub fn same(&self, output: usize, input: usize) -> bool {
+        match (self.outputs[output].first(), self.inputs[input].first()) {
+            (Some(out), Some(arg)) => out.ptr == arg.ptr,
+            _ => false,
+        }
+    }
+
+    /// The scratch that the kernel asked for. Its content is what the last user left.
+    pub fn scratch<T: Element>(&self) -> &'a mut [T] {
+        let len = self.scratch_bytes / size_of::<T>();
+        if len == 0 {
+            return &mut [];
+        }
+        // SAFETY: the plan gives each running kernel its own scratch of this size, 64-byte aligned.
+        unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), len) }
+    }
+}
+
+impl Arg {
+    /// Elements in memory, the layout's padding included; for sparse rows, those of all rows that fit.
+    pub fn len(&self) -> usize {
+        match &self.rows {
+            None => self.layout.physical_len(&self.shape),
+            Some(rows) => rows.capacity * self.row_len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Elements of one row.
+    pub fn row_len(&self) -> usize {
+        self.shape.product(1..self.shape.rank())
+    }
+
+    pub fn slice<'a, T: Element>(&self) -> &'a [T] {
+        assert!(T::reads(self.dtype), "kernel reads {} as {}", self.dtype, T::DTYPE);
+        let len = self.len();
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: the plan points arguments to live memory of this length and type (see `KernelCtx`).
+        unsafe { std::slice::from_raw_parts(self.ptr.cast(), len) }
+    }
+
+    pub fn slice_mut<'a, T: Element>(&self) -> &'a mut [T] {
+        assert!(T::reads(self.dtype), "kernel writes {} as {}", self.dtype, T::DTYPE);
+        let len = self.len();
+        if len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above; the plan lets one kernel at a time write.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), len) }
+    }
+
+    /// The bytes, whatever the type.
+    pub fn bytes<'a>(&self) -> &'a [u8] {
+        let len = self.len() * self.dtype.size();
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.ptr, len) }
+    }
+
+    pub fn bytes_mut<'a>(&self) -> &'a mut [u8] {
+        let len = self.len() * self.dtype.size();
+        if len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, len) }
+    }
+
+    /// The row numbers in use (sparse rows only).
+    pub fn row_ids<'a>(&self) -> &'a [i64] {
+        match &self.rows {
+            // SAFETY: the plan allocated `capacity` ids, and `count` never exceeds it.
+            Some(rows) => unsafe { std::slice::from_raw_parts(rows.rows, self.row_count()) },
+            None => &[],
+        }
+    }
+
+    /// Room for row numbers, all of it.
+    pub fn row_ids_mut<'a>(&self) -> &'a mut [i64] {
+        match &self.rows {
+            // SAFETY: as above.
+            Some(rows) => unsafe { std::slice::from_raw_parts_mut(rows.rows, rows.capacity) },
+            None => &mut [],
+        }
+    }
+
+    /// Rows in use.
+    pub fn row_count(&self) -> usize {
+        match &self.rows {
+            // SAFETY: the plan owns the counter; the kernel that wrote it is done.
+            Some(rows) => (unsafe { *rows.count } as usize).min(rows.capacity),
+            None => 0,
+        }
+    }
+
+    pub fn set_row_count(&self, count: usize) {
+        if let Some(rows) = &self.rows {
+            assert!(count <= rows.capacity, "more rows than planned");
+            // SAFETY: as above; this kernel is the only writer.
+            unsafe { *rows.count = count as u64 };
+        }
+    }
+}

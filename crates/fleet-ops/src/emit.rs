@@ -1,0 +1,205 @@
+//! Emitting ops: what layers, gradient rules, optimizers and passes build programs with.
+
+use crate::{InferCtx, Meta, OpDef, Registry};
+use fleet_base::{Error, Result};
+use fleet_ir::{Attr, BlockId, Op, OpBuilder, OpId, OpRole, Program, Var, VarId};
+use std::sync::Arc;
+
+/// A place in a program where ops are emitted, with the role and labels that they get.
+///
+/// Emitted ops are collected in [`Emit::ops`] and are in no block until they are put there
+/// ([`Emit::append`], or by the pass that asked for them).
+pub struct Emit<'p> {
+    pub program: &'p mut Program,
+    pub registry: &'p Registry,
+    pub block: BlockId,
+    pub role: OpRole,
+    pub device: Option<Arc<str>>,
+    pub source: Option<Arc<str>>,
+    pub ops: Vec<OpId>,
+}
+
+impl<'p> Emit<'p> {
+    pub fn new(program: &'p mut Program, registry: &'p Registry, role: OpRole) -> Emit<'p> {
+        Emit {
+            program,
+            registry,
+            block: Program::ROOT,
+            role,
+            device: None,
+            source: None,
+            ops: Vec::new(),
+        }
+    }
+
+    /// Starts an op.
+    pub fn op<'e>(&'e mut self, def: &'static OpDef) -> Call<'e, 'p> {
+        Call { def, builder: Op::build(&def.spec), name: None, emit: self }
+    }
+
+    /// Starts an op by name.
+    pub fn named_op<'e>(&'e mut self, name: &str) -> Result<Call<'e, 'p>> {
+        let def = self.registry.get(name)?;
+        Ok(self.op(def))
+    }
+
+    /// Appends what was emitted to the block and starts anew.
+    pub fn append(&mut self) {
+        let mut ops = self.program.block(self.block).ops().to_vec();
+        ops.append(&mut self.ops);
+        self.program.set_block_ops(self.block, ops);
+    }
+
+    pub fn meta(&self, var: VarId) -> Meta {
+        meta(self.program, var)
+    }
+}
+
+/// The type and shape that a program states for a variable.
+pub fn meta(program: &Program, var: VarId) -> Meta {
+    let var = program.var(var);
+    Meta { dtype: var.dtype, shape: var.shape, kind: var.kind }
+}
+
+/// An op being emitted.
+pub struct Call<'e, 'p> {
+    emit: &'e mut Emit<'p>,
+    def: &'static OpDef,
+    builder: OpBuilder,
+    name: Option<String>,
+}
+
+impl Call<'_, '_> {
+    pub fn input(mut self, slot: &str, var: VarId) -> Self {
+        self.builder = self.builder.input(slot, var);
+        self
+    }
+
+    pub fn inputs(mut self, slot: &str, vars: &[VarId]) -> Self {
+        self.builder = self.builder.inputs(slot, vars);
+        self
+    }
+
+    pub fn maybe(self, slot: &str, var: Option<VarId>) -> Self {
+        match var {
+            Some(var) => self.input(slot, var),
+            None => self,
+        }
+    }
+
+    /// Gives a variable to an output slot; slots left open get new variables.
+    pub fn output(mut self, slot: &str, var: VarId) -> Self {
+        self.builder = self.builder.output(slot, var);
+        self
+    }
+
+    pub fn outputs(mut self, slot: &str, vars: &[VarId]) -> Self {
+        self.builder = self.builder.outputs(slot, vars);
+        self
+    }
+
+    pub fn maybe_output(self, slot: &str, var: Option<VarId>) -> Self {
+        match var {
+            Some(var) => self.output(slot, var),
+            None => self,
+        }
+    }
+
+    pub fn attr(mut self, name: &str, value: impl Into<Attr>) -> Self {
+        self.builder = self.builder.attr(name, value);
+        self
+    }
+
+    /// The stem of the names of new variables (`fc_0.tmp`); by default the op's name.
+    pub fn named(mut self, stem: impl Into<String>) -> Self {
+        self.name = Some(stem.into());
+        self
+    }
+
+    /// Emits the op and returns the first variable of `slot`.
+    pub fn one(self, slot: &str) -> Result<VarId> {
+        let name = self.def.spec.name;
+        let (id, emit) = self.place()?;
+        emit.program
+            .op(id)
+            .output(slot)
+            .first()
+            .copied()
+            .ok_or_else(|| Error::internal(format!("op '{name}' has made no output '{slot}'")))
+    }
+
+    /// Emits the op and returns the variables of `slot`.
+    pub fn many(self, slot: &str) -> Result<Vec<VarId>> {
+        let (id, emit) = self.place()?;
+        Ok(emit.program.op(id).output(slot).to_vec())
+    }
+
+    /// Emits the op.
+    pub fn done(self) -> Result<OpId> {
+        Ok(self.place()?.0)
+    }
+}
+
+impl<'e, 'p> Call<'e, 'p> {
+    /// Infers, makes missing outputs, checks given ones, and emits.
+    fn place(self) -> Result<(OpId, &'e mut Emit<'p>)> {
+        let Call { emit, def, builder, name } = self;
+        let builder =
+            builder.role(emit.role).device(emit.device.clone()).source(emit.source.clone());
+        let blamed = |error: Error| match &emit.source {
+            Some(source) => error.at(format!("{}, {source}", def.spec.name)),
+            None => error.at(def.spec.name),
+        };
+        let mut op = builder.finish_open().map_err(blamed)?;
+        let mut ctx = InferCtx::new(&op, |var| meta(emit.program, var));
+        (def.infer)(&mut ctx).map_err(blamed)?;
+        let inferred = ctx.into_outputs();
+        let stem =
+            name.unwrap_or_else(|| format!("{}.tmp", emit.program.unique_name(def.spec.name)));
+        for (slot, metas) in inferred.into_iter().enumerate() {
+            if op.outputs[slot].is_empty() {
+                for meta in metas {
+                    let name = emit.program.unique_name(&stem);
+                    let var = Var { kind: meta.kind, ..Var::new(name, meta.dtype, meta.shape) };
+                    let var = emit.program.add_var(emit.block, var)?;
+                    op.outputs[slot].push(var);
+                }
+            } else {
+                check_given(emit.program, &op, slot, &metas).map_err(|error| {
+                    match &emit.source {
+                        Some(source) => error.at(source),
+                        None => error,
+                    }
+                })?;
+            }
+        }
+        op.check()?;
+        let id = emit.program.make_op(op);
+        emit.ops.push(id);
+        Ok((id, emit))
+    }
+}
+
+/// Given outputs must be able to hold what the op makes.
+fn check_given(program: &mut Program, op: &Op, slot: usize, metas: &[Meta]) -> Result<()> {
+    let given = &op.outputs[slot];
+    let name = op.spec.outputs[slot].name;
+    if given.len() > metas.len() {
+        return Err(Error::invalid(format!("output '{name}' of {} is given too often", op.name()))
+            .expected(metas.len())
+            .got(given.len()));
+    }
+    for (var, made) in given.iter().zip(metas) {
+        let held = meta(program, *var);
+        if held.dtype != made.dtype || !held.shape.agrees(&made.shape) {
+            return Err(Error::invalid(format!(
+                "output '{name}' of {} cannot be '{}'",
+                op.name(),
+                program.var_name(*var)
+            ))
+            .expected(format!("{}{}", made.dtype, made.shape))
+            .got(format!("{}{}", held.dtype, held.shape)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! Arithmetic: elementwise ops, products, reductions.
+
+pub mod scale;

@@ -1,0 +1,167 @@
+//! Tensors and sparse rows.
+
+use crate::{Buffer, DType, Element, Layout, Shape};
+use fleet_base::{Error, Result};
+use std::fmt;
+
+/// A dense tensor that owns its memory.
+///
+/// ```
+/// use fleet_tensor::{Shape, Tensor};
+/// let t = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2]).unwrap();
+/// assert_eq!(t.shape(), &Shape::from([2, 2]));
+/// assert_eq!(t.as_slice::<f32>().unwrap()[3], 4.0);
+/// ```
+pub struct Tensor {
+    dtype: DType,
+    shape: Shape,
+    layout: Layout,
+    data: Buffer,
+}
+
+impl Tensor {
+    pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        Self::zeros_in(dtype, shape.into(), Layout::RowMajor)
+    }
+
+    /// A zero tensor in another physical layout.
+    pub fn zeros_in(dtype: DType, shape: Shape, layout: Layout) -> Result<Tensor> {
+        let too_large = || Error::invalid("shape has no size in bytes").got(shape);
+        shape.numel().ok_or_else(too_large)?;
+        let bytes = layout.physical_len(&shape).checked_mul(dtype.size()).ok_or_else(too_large)?;
+        Ok(Tensor { dtype, shape, layout, data: Buffer::zeroed(bytes)? })
+    }
+
+    pub fn from_slice<T: Element>(values: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.numel() != Some(values.len()) {
+            return Err(Error::invalid("number of values does not fit the shape")
+                .expected(format!("{shape}"))
+                .got(format!("{} values", values.len())));
+        }
+        let mut tensor = Tensor::zeros(T::DTYPE, shape)?;
+        tensor.as_mut_slice::<T>()?.copy_from_slice(values);
+        Ok(tensor)
+    }
+
+    /// A tensor of shape `[]` that holds one number.
+    pub fn scalar<T: Element>(value: T) -> Result<Tensor> {
+        Tensor::from_slice(&[value], Shape::SCALAR)
+    }
+
+    /// Booleans, kept as bytes of 0 and 1.
+    pub fn from_bools(values: &[bool], shape: impl Into<Shape>) -> Result<Tensor> {
+        let bytes: Vec<u8> = values.iter().map(|value| u8::from(*value)).collect();
+        let mut tensor = Tensor::from_slice(&bytes, shape)?;
+        tensor.dtype = DType::Bool;
+        Ok(tensor)
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Elements held, padding of the layout included.
+    pub fn physical_len(&self) -> usize {
+        self.data.bytes() / self.dtype.size()
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        self.data.as_slice()
+    }
+
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.data.as_mut_slice()
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.data.as_ptr()
+    }
+
+    /// The elements in physical order.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        self.check_type::<T>()?;
+        // SAFETY: the buffer is aligned to 64 bytes, initialised, and holds elements of `T`.
+        Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast(), self.physical_len()) })
+    }
+
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.check_type::<T>()?;
+        let len = self.physical_len();
+        // SAFETY: as above, and the borrow is exclusive.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().cast(), len) })
+    }
+
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        Ok(self.as_slice::<T>()?.to_vec())
+    }
+
+    /// The only element of a tensor that has one.
+    pub fn item<T: Element>(&self) -> Result<T> {
+        match self.as_slice::<T>()? {
+            [one] => Ok(*one),
+            many => Err(Error::invalid("tensor is not a single number")
+                .expected("1 element")
+                .got(format!("{} of shape {}", many.len(), self.shape))),
+        }
+    }
+
+    /// The same elements under another shape.
+    pub fn reshaped(mut self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if self.layout != Layout::RowMajor || shape.numel() != self.shape.numel() {
+            return Err(Error::invalid("tensor cannot take this shape")
+                .expected(format!("{} elements", self.shape.len()))
+                .got(shape));
+        }
+        self.shape = shape;
+        Ok(self)
+    }
+
+    pub fn try_clone(&self) -> Result<Tensor> {
+        let mut copy = Tensor::zeros_in(self.dtype, self.shape, self.layout)?;
+        copy.as_bytes_mut().copy_from_slice(self.as_bytes());
+        Ok(copy)
+    }
+
+    fn check_type<T: Element>(&self) -> Result<()> {
+        if T::reads(self.dtype) {
+            Ok(())
+        } else {
+            Err(Error::invalid("tensor has another element type")
+                .expected(T::DTYPE)
+                .got(self.dtype))
+        }
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)?;
+        if self.layout != Layout::RowMajor {
+            write!(f, " {}", self.layout)?;
+        }
+        Ok(())
+    }
+}
+
+/// Some rows of a tall matrix, as the gradient of an embedding: `values[i]` belongs to row `rows[i]`.
+/// The tensors hold room for `rows.len()` rows, of which the first `count` are in use.
+#[derive(Debug)]
+pub struct SparseRows {
+    /// i64, one per row.
+    pub rows: Tensor,
+    /// As many rows of values.
+    pub values: Tensor,
+    pub count: usize,
+    /// Rows of the whole matrix.
+    pub height: usize,
+}
