@@ -4,5 +4,9 @@
 //! does not depend on the number of threads. Nothing here allocates once a plan runs: scratch is
 //! passed in.
 
+pub mod embedding;
+pub mod gemm;
+pub mod micro;
 pub mod pool;
 pub mod simd;
+pub mod vmath;

@@ -1,0 +1,383 @@
+//! The blocked product: how C is cut into tasks, and the loops of a task.
+//!
+//! Sketch: a task owns a block of C. For each block of K it walks the row tiles; a tile of A (at most
+//! 12 KB) then stays in L1 while the panels of B (at most [`N_BLOCK`] columns, 1 MB) stream from L2.
+
+use super::pack::{PackedB, Source, packed_b_len};
+use super::{Epilogue, Gemm, K_BLOCK, RowPart};
+use crate::micro::{self, Finish, LINE, PANEL, TILE_ROWS, Tile};
+use crate::pool::{Pool, Shareable};
+
+/// Columns of a block of C.
+const N_BLOCK: usize = 512;
+
+/// Blocks that an output is cut into where it is large enough: fair shares for up to a dozen threads.
+const TASKS_WANTED: usize = 24;
+
+/// Rows below which a block of C is not cut further: B is read from L3 once a block.
+const M_BLOCK_MIN: usize = 72;
+
+/// Products in a batch from which each one is a task of its own.
+const ITEMS_ALONE: usize = 8;
+
+/// Rows of op(A) up to which packing B costs more than it brings.
+const M_DIRECT: usize = 24;
+
+/// Slices of K at most, where an output is too small to give [`SLICE_TASKS`] blocks.
+const SLICES_MAX: usize = 8;
+const SLICE_TASKS: usize = 8;
+
+/// The right-hand side as the caller has it.
+#[derive(Clone, Copy)]
+pub(super) enum Right<'a> {
+    Plain(&'a [f32]),
+    Packed(PackedB<'a>),
+}
+
+/// How one product is cut; a function of its shape alone.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Rows and columns of a block of C.
+    m: usize,
+    n: usize,
+    m_blocks: usize,
+    n_blocks: usize,
+    /// Terms in a block of K.
+    k: usize,
+    k_blocks: usize,
+    slices: usize,
+    /// B is read in place.
+    direct: bool,
+}
+
+impl Cut {
+    fn new(gemm: &Gemm, packed: bool) -> Cut {
+        let k_blocks = gemm.k.div_ceil(K_BLOCK).max(1);
+        let panels = gemm.n.div_ceil(PANEL).max(1);
+        let n_blocks = panels.div_ceil(N_BLOCK / PANEL);
+        let tiles = gemm.m.div_ceil(TILE_ROWS).max(1);
+        let m_blocks = (TASKS_WANTED / n_blocks).clamp(1, gemm.m.div_ceil(M_BLOCK_MIN).max(1));
+        let m_tiles = tiles.div_ceil(m_blocks);
+        let m_blocks = tiles.div_ceil(m_tiles);
+        let slices = SLICE_TASKS.div_ceil(m_blocks * n_blocks).min(SLICES_MAX).min(k_blocks);
+        let alone = gemm.batch.len() >= ITEMS_ALONE;
+        Cut {
+            m: m_tiles * TILE_ROWS,
+            n: panels.div_ceil(n_blocks) * PANEL,
+            m_blocks,
+            n_blocks,
+            k: gemm.k.div_ceil(k_blocks),
+            k_blocks,
+            slices: if alone { 1 } else { slices },
+            direct: !packed && !gemm.trans_b && gemm.m <= M_DIRECT,
+        }
+    }
+
+    fn tasks(&self) -> usize {
+        self.m_blocks * self.n_blocks * self.slices
+    }
+}
+
+fn items_alone(gemm: &Gemm) -> bool {
+    gemm.batch.len() >= ITEMS_ALONE
+}
+
+fn round_up(len: usize) -> usize {
+    len.div_ceil(LINE) * LINE
+}
+
+/// Parts of the scratch, in floats: the packed B, the strips of A of one task, the slices' sums.
+fn parts(gemm: &Gemm, cut: &Cut, packed: bool) -> [usize; 3] {
+    let b = match (packed, cut.direct) {
+        (true, _) => 0,
+        (_, true) => gemm.k * PANEL,
+        _ => packed_b_len(gemm.k, gemm.n),
+    };
+    let strips = if gemm.trans_a { micro::strips_len(cut.k, cut.m) } else { 0 };
+    let sums = if cut.slices > 1 { cut.slices * gemm.m * gemm.n } else { 0 };
+    [round_up(b), round_up(strips), round_up(sums)]
+}
+
+pub(super) fn scratch_len(gemm: &Gemm, threads: usize, packed: bool) -> usize {
+    let [b, strips, sums] = parts(gemm, &Cut::new(gemm, packed), packed);
+    LINE + match items_alone(gemm) && !shares_b(gemm) {
+        true => threads * (b + strips),
+        false => b + threads * strips + sums,
+    }
+}
+
+/// Whether all products of a batch have the same B, which is then packed once.
+fn shares_b(gemm: &Gemm) -> bool {
+    (0..2).all(|level| gemm.batch.b[level] == 0 || gemm.batch.count[level] == 1)
+}
+
+pub(super) fn run(
+    gemm: &Gemm,
+    pool: &Pool,
+    a: &[f32],
+    b: Right<'_>,
+    c: &mut [f32],
+    scratch: &mut [f32],
+    epilogue: &Epilogue<'_>,
+) {
+    let packed = matches!(b, Right::Packed(_));
+    let cut = Cut::new(gemm, packed);
+    let [b_len, strips_len, sums_len] = parts(gemm, &cut, packed);
+    let (scratch, _) =
+        micro::cut_aligned(scratch, scratch_len(gemm, pool.threads(), packed) - LINE);
+    let call = Call { gemm, cut, a, b, c: Shareable::new(c), epilogue };
+    let items = gemm.batch.len();
+    if items_alone(gemm) && !packed && !shares_b(gemm) {
+        let scratch = Shareable::new(scratch);
+        pool.run_with_worker(items, |item, worker| {
+            // SAFETY: each worker has a part of its own, counted by `scratch_len`.
+            let mine = unsafe { scratch.slice(worker * (b_len + strips_len), b_len + strips_len) };
+            let (packed_b, strips) = mine.split_at_mut(b_len);
+            let panels = call.pack(None, item, packed_b);
+            for task in 0..cut.tasks() {
+                call.block(item, task, panels, strips.as_mut_ptr(), None);
+            }
+        });
+        return;
+    }
+    let (packed_b, scratch) = scratch.split_at_mut(b_len);
+    let (strips, sums) = scratch.split_at_mut(pool.threads() * strips_len);
+    let strips = Shareable::new(strips);
+    let mine = |worker: usize| strips.ptr().wrapping_add(worker * strips_len);
+    if items_alone(gemm) {
+        let panels = call.pack(Some(pool), 0, packed_b);
+        pool.run_with_worker(items * cut.tasks(), |task, worker| {
+            let (item, task) = (task / cut.tasks(), task % cut.tasks());
+            call.block(item, task, panels, mine(worker), None);
+        });
+        return;
+    }
+    for item in 0..items {
+        let panels = call.pack(Some(pool), item, packed_b);
+        let sums = (cut.slices > 1).then(|| Shareable::new(&mut sums[..sums_len]));
+        pool.run_with_worker(cut.tasks(), |task, worker| {
+            call.block(item, task, panels, mine(worker), sums);
+        });
+        if let Some(sums) = sums {
+            pool.run_ranges(gemm.m, ROWS_PER_SUM, |rows| call.add_slices(item, rows, sums));
+        }
+    }
+}
+
+/// Rows of C that one task of the last step of a sliced product adds up.
+const ROWS_PER_SUM: usize = 16;
+
+/// One call of the product: everything that tasks share.
+struct Call<'a> {
+    gemm: &'a Gemm,
+    cut: Cut,
+    a: &'a [f32],
+    b: Right<'a>,
+    c: Shareable<f32>,
+    epilogue: &'a Epilogue<'a>,
+}
+
+/// Where the panels of B lie.
+#[derive(Clone, Copy)]
+struct Panels {
+    /// Packed panels; with `direct`, the last panel alone.
+    packed: *const f32,
+    /// B as stored `[k][n]` and its leading dimension, when its panels are read in place.
+    direct: Option<(*const f32, usize)>,
+    k: usize,
+    n: usize,
+}
+
+// SAFETY: the pointers are only read while tasks run.
+unsafe impl Sync for Panels {}
+
+impl Panels {
+    /// The panel's row `k` and the distance between its rows.
+    fn row(&self, panel: usize, k: usize) -> (*const f32, usize) {
+        match self.direct {
+            Some((b, ldb)) if (panel + 1) * PANEL <= self.n => {
+                (b.wrapping_add(k * ldb + panel * PANEL), ldb)
+            }
+            Some(_) => (self.packed.wrapping_add(k * PANEL), PANEL),
+            None => (self.packed.wrapping_add((panel * self.k + k) * PANEL), PANEL),
+        }
+    }
+}
+
+impl Call<'_> {
+    /// Brings the B of one product into panels: by the pool, or by this thread alone.
+    fn pack(&self, pool: Option<&Pool>, item: usize, target: &mut [f32]) -> Panels {
+        let gemm = self.gemm;
+        let panels = Panels { packed: target.as_ptr(), direct: None, k: gemm.k, n: gemm.n };
+        let data = match self.b {
+            Right::Packed(b) => return Panels { packed: b.ptr(), ..panels },
+            Right::Plain(b) => b.as_ptr().wrapping_add(gemm.batch.offset(gemm.batch.b, item)),
+        };
+        let (k, n) = (gemm.k, gemm.n);
+        let source = Source { data, ldb: gemm.ldb, transposed: gemm.trans_b, k, n };
+        if self.cut.direct {
+            if n % PANEL != 0 {
+                // SAFETY: the caller of `run` was held to the lengths of B and of the scratch.
+                unsafe { source.pack_panel_alone(gemm.isa, n / PANEL, target.as_mut_ptr()) };
+            }
+            return Panels { direct: Some((data, gemm.ldb)), ..panels };
+        }
+        let target = Shareable::new(target);
+        // SAFETY: as above; each task packs rows of its own.
+        let pack = |task: usize| unsafe { source.pack_task(gemm.isa, task, target.ptr()) };
+        match pool {
+            Some(pool) => pool.run(source.tasks(), pack),
+            None => (0..source.tasks()).for_each(pack),
+        }
+        panels
+    }
+
+    /// One block of C (of one slice of K): all its blocks of K, row tiles and panels.
+    fn block(
+        &self,
+        item: usize,
+        task: usize,
+        panels: Panels,
+        strips: *mut f32,
+        sums: Option<Shareable<f32>>,
+    ) {
+        let (gemm, cut) = (self.gemm, &self.cut);
+        let (slice, block) =
+            (task / (cut.m_blocks * cut.n_blocks), task % (cut.m_blocks * cut.n_blocks));
+        let rows = block % cut.m_blocks * cut.m;
+        let rows = rows..(rows + cut.m).min(gemm.m);
+        let cols = block / cut.m_blocks * cut.n;
+        let cols = cols..(cols + cut.n).min(gemm.n);
+        let (c, ldc) = match sums {
+            Some(sums) => (sums.ptr().wrapping_add(slice * gemm.m * gemm.n), gemm.n),
+            None => (self.c.ptr().wrapping_add(gemm.batch.offset(gemm.batch.c, item)), gemm.ldc),
+        };
+        let a = self.a.as_ptr().wrapping_add(gemm.batch.offset(gemm.batch.a, item));
+        let k_blocks = slice * cut.k_blocks / cut.slices..(slice + 1) * cut.k_blocks / cut.slices;
+        let zero = 0isize;
+        for k_block in k_blocks.clone() {
+            let first = k_block * cut.k;
+            let terms = (gemm.k - first).min(cut.k);
+            if gemm.trans_a {
+                // SAFETY: A holds these rows and columns, the strips have room for a block.
+                unsafe {
+                    let from = a.add(first * gemm.lda + rows.start);
+                    micro::copy_strips(gemm.isa, from, gemm.lda, terms, rows.len(), strips);
+                }
+            }
+            let last = sums.is_none() && k_block + 1 == k_blocks.end;
+            let finish = Finish {
+                alpha: if sums.is_some() { 1.0 } else { gemm.alpha },
+                beta: match k_block == k_blocks.start {
+                    true if sums.is_some() => 0.0,
+                    true => gemm.beta,
+                    false => 1.0,
+                },
+                relu: last && self.epilogue.relu,
+                ..Finish::STORE
+            };
+            let bias = if last { self.epilogue.bias } else { None };
+            for row in rows.clone().step_by(TILE_ROWS) {
+                let tile_rows = (rows.end - row).min(TILE_ROWS);
+                let (a_rows, a_step) = if gemm.trans_a {
+                    let strip = strips.wrapping_add((row - rows.start) * terms).cast_const();
+                    (std::array::from_fn(|r| strip.wrapping_add(r)), TILE_ROWS)
+                } else {
+                    let at = a.wrapping_add(row * gemm.lda + first);
+                    (std::array::from_fn(|r| at.wrapping_add(r * gemm.lda)), 1)
+                };
+                for col in cols.clone().step_by(PANEL) {
+                    let (b, b_step) = panels.row(col / PANEL, first);
+                    let c_tile = c.wrapping_add(row * ldc + col);
+                    let tile = Tile {
+                        a: a_rows,
+                        a_step,
+                        segments: &zero,
+                        segment_count: 1,
+                        segment_len: terms,
+                        b,
+                        b_step,
+                        c: std::array::from_fn(|r| c_tile.wrapping_add(r * ldc)),
+                        rows: tile_rows,
+                        cols: (cols.end - col).min(PANEL),
+                        finish: Finish {
+                            bias: bias.map_or(std::ptr::null(), |bias| bias[col..].as_ptr()),
+                            ..finish
+                        },
+                    };
+                    // SAFETY: the matrices hold the rows and columns of this tile, which no other
+                    // task writes.
+                    unsafe { micro::run(gemm.isa, &tile) };
+                    if let (true, Some(hook)) = (last, self.epilogue.finish) {
+                        call_hook(hook, item, row, col, &tile);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the slices of some rows in order, and finishes these rows.
+    fn add_slices(&self, item: usize, rows: std::ops::Range<usize>, sums: Shareable<f32>) {
+        let (gemm, n) = (self.gemm, self.gemm.n);
+        let c = gemm.batch.offset(gemm.batch.c, item);
+        for row in rows {
+            // SAFETY: C has this row, and no other task writes it.
+            let out = unsafe { self.c.slice(c + row * gemm.ldc, n) };
+            let part = |slice: usize| {
+                // SAFETY: the sums of this row were written before and are only read now.
+                unsafe { &*sums.slice((slice * gemm.m + row) * n, n) }
+            };
+            let total = part(0);
+            for col in (0..n).step_by(PANEL) {
+                let width = (n - col).min(PANEL);
+                let mut values = [0.0f32; PANEL];
+                values[..width].copy_from_slice(&total[col..col + width]);
+                for slice in 1..self.cut.slices {
+                    for (value, more) in values.iter_mut().zip(&part(slice)[col..col + width]) {
+                        *value += more;
+                    }
+                }
+                let out = &mut out[col..col + width];
+                finish_row(gemm, self.epilogue, col, &values[..width], out);
+                if let Some(hook) = self.epilogue.finish {
+                    hook(RowPart { item, row, col, values: out });
+                }
+            }
+        }
+    }
+}
+
+/// `out = act(alpha * sums + beta * out + bias)` for columns from `col` on.
+pub(super) fn finish_row(
+    gemm: &Gemm,
+    epilogue: &Epilogue<'_>,
+    col: usize,
+    sums: &[f32],
+    out: &mut [f32],
+) {
+    for (j, (out, sum)) in out.iter_mut().zip(sums).enumerate() {
+        let mut value = gemm.alpha * sum;
+        if gemm.beta != 0.0 {
+            value += gemm.beta * *out;
+        }
+        if let Some(bias) = epilogue.bias {
+            value += bias[col + j];
+        }
+        // Written so that a NaN stays one.
+        *out = if epilogue.relu && value < 0.0 { 0.0 } else { value };
+    }
+}
+
+fn call_hook(
+    hook: &(dyn Fn(RowPart<'_>) + Sync),
+    item: usize,
+    row: usize,
+    col: usize,
+    tile: &Tile,
+) {
+    for r in 0..tile.rows {
+        // SAFETY: the tile was just written by this task, and no other task touches it.
+        let values = unsafe { std::slice::from_raw_parts_mut(tile.c[r], tile.cols) };
+        hook(RowPart { item, row: row + r, col, values });
+    }
+}

@@ -1,0 +1,268 @@
+//! Products with one row or one column: a matrix times a vector, bound by memory.
+//!
+//! Sketch: each element of the matrix is read once. Where its rows run along the sum, the result is
+//! one dot product a row; where they run along the output, rows are added up, scaled, in slices of
+//! [`SLICE_ROWS`] that are then summed in order.
+
+use super::block::finish_row;
+use super::{Epilogue, Gemm, RowPart};
+use crate::micro::Isa;
+use crate::micro::portable::multiply_add;
+use crate::pool::{Pool, Shareable};
+
+/// Rows that one task multiplies with the vector.
+const DOTS_PER_TASK: usize = 64;
+
+/// Rows that one task adds up; the number of slices is a function of the shape.
+const SLICE_ROWS: usize = 256;
+
+/// Outputs that one task holds while it adds rows up: 4 KB of L1.
+const WIDTH: usize = 1024;
+
+/// The product as matrix times vector.
+struct View {
+    /// Outputs, and terms of each.
+    outputs: usize,
+    terms: usize,
+    /// The matrix is stored `[outputs][terms]`, not `[terms][outputs]`.
+    along_terms: bool,
+    pitch: usize,
+    /// Distance between the vector's elements, and between outputs.
+    vector_step: usize,
+    out_step: usize,
+    /// The output is a row of C (n > 1), not a column.
+    is_row: bool,
+}
+
+impl View {
+    fn new(gemm: &Gemm) -> View {
+        let is_row = gemm.m == 1;
+        if is_row {
+            View {
+                outputs: gemm.n,
+                terms: gemm.k,
+                along_terms: gemm.trans_b,
+                pitch: gemm.ldb,
+                vector_step: if gemm.trans_a { gemm.lda } else { 1 },
+                out_step: 1,
+                is_row,
+            }
+        } else {
+            View {
+                outputs: gemm.m,
+                terms: gemm.k,
+                along_terms: !gemm.trans_a,
+                pitch: gemm.lda,
+                vector_step: if gemm.trans_b { 1 } else { gemm.ldb },
+                out_step: gemm.ldc,
+                is_row,
+            }
+        }
+    }
+
+    fn slices(&self) -> usize {
+        if self.along_terms { 1 } else { self.terms.div_ceil(SLICE_ROWS) }
+    }
+}
+
+pub(super) fn scratch_len(gemm: &Gemm) -> usize {
+    let view = View::new(gemm);
+    // The vector, made dense, and the sums of each slice; one product of a batch after the other.
+    view.terms + view.slices() * view.outputs
+}
+
+pub(super) fn run(
+    gemm: &Gemm,
+    pool: &Pool,
+    a: &[f32],
+    b: &[f32],
+    c: &mut [f32],
+    scratch: &mut [f32],
+    epilogue: &Epilogue<'_>,
+) {
+    let view = View::new(gemm);
+    let (vector, sums) = scratch.split_at_mut(view.terms);
+    for item in 0..gemm.batch.count[0] * gemm.batch.count[1] {
+        let a = &a[gemm.batch.offset(gemm.batch.a, item)..];
+        let b = &b[gemm.batch.offset(gemm.batch.b, item)..];
+        let c = &mut c[gemm.batch.offset(gemm.batch.c, item)..];
+        let (matrix, source) = if view.is_row { (b, a) } else { (a, b) };
+        for (i, value) in vector.iter_mut().enumerate() {
+            *value = source[i * view.vector_step];
+        }
+        one(gemm, &view, pool, matrix, vector, c, sums, item, epilogue);
+    }
+}
+
+fn one(
+    gemm: &Gemm,
+    view: &View,
+    pool: &Pool,
+    matrix: &[f32],
+    vector: &[f32],
+    c: &mut [f32],
+    sums: &mut [f32],
+    item: usize,
+    epilogue: &Epilogue<'_>,
+) {
+    let c = Shareable::new(c);
+    let finish = |first: usize, values: &[f32]| {
+        if view.is_row {
+            // SAFETY: the row of C is as long, and each task finishes outputs of its own.
+            let out = unsafe { c.slice(first, values.len()) };
+            finish_row(gemm, epilogue, first, values, out);
+            if let Some(hook) = epilogue.finish {
+                for (i, part) in out.chunks_mut(64).enumerate() {
+                    hook(RowPart { item, row: 0, col: first + i * 64, values: part });
+                }
+            }
+            return;
+        }
+        for (i, value) in values.iter().enumerate() {
+            // SAFETY: as above, down a column.
+            let out = unsafe { c.slice((first + i) * view.out_step, 1) };
+            finish_row(gemm, epilogue, 0, std::slice::from_ref(value), out);
+            if let Some(hook) = epilogue.finish {
+                hook(RowPart { item, row: first + i, col: 0, values: out });
+            }
+        }
+    };
+    if view.along_terms {
+        pool.run_ranges(view.outputs, DOTS_PER_TASK, |rows| {
+            let mut values = [0.0f32; DOTS_PER_TASK];
+            for (value, row) in values.iter_mut().zip(rows.clone()) {
+                *value = dot(gemm.isa, &matrix[row * view.pitch..][..view.terms], vector);
+            }
+            finish(rows.start, &values[..rows.len()]);
+        });
+        return;
+    }
+    let (slices, outputs) = (view.slices(), view.outputs);
+    let sums = Shareable::new(sums);
+    let chunks = outputs.div_ceil(WIDTH);
+    pool.run(slices * chunks, |task| {
+        let (slice, first) = (task / chunks, task % chunks * WIDTH);
+        let width = (outputs - first).min(WIDTH);
+        // SAFETY: each task has a part of the sums of its own.
+        let out = unsafe { sums.slice(slice * outputs + first, width) };
+        let rows = slice * SLICE_ROWS..((slice + 1) * SLICE_ROWS).min(view.terms);
+        add_rows(
+            gemm.isa,
+            &matrix[rows.start * view.pitch + first..],
+            view.pitch,
+            &vector[rows],
+            out,
+        );
+    });
+    pool.run(chunks, |chunk| {
+        let first = chunk * WIDTH;
+        let width = (outputs - first).min(WIDTH);
+        // SAFETY: this task alone adds up these outputs.
+        let total = unsafe { sums.slice(first, width) };
+        for slice in 1..slices {
+            // SAFETY: as above; another slice does not overlap the first.
+            let more = unsafe { &*sums.slice(slice * outputs + first, width) };
+            for (value, more) in total.iter_mut().zip(more) {
+                *value += more;
+            }
+        }
+        finish(first, total);
+    });
+}
+
+/// Lanes of a dot product: four vectors of the widest kind, so that latency is hidden.
+const LANES: usize = 64;
+
+#[inline(always)]
+fn dot_lanes(x: &[f32], y: &[f32], fused: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    let mut acc = [0.0f32; LANES];
+    let (x_chunks, x_rest) = x.as_chunks::<LANES>();
+    let (y_chunks, y_rest) = y.as_chunks::<LANES>();
+    for (x, y) in x_chunks.iter().zip(y_chunks) {
+        for i in 0..LANES {
+            acc[i] = fused(x[i], y[i], acc[i]);
+        }
+    }
+    for (i, (x, y)) in x_rest.iter().zip(y_rest).enumerate() {
+        acc[i] = fused(*x, *y, acc[i]);
+    }
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            acc[i] += acc[i + width];
+        }
+    }
+    acc[0]
+}
+
+/// `out = sum over r of weights[r] * matrix[r * pitch..]`, four rows at a time.
+#[inline(always)]
+fn add_rows_lanes(
+    matrix: &[f32],
+    pitch: usize,
+    weights: &[f32],
+    out: &mut [f32],
+    fused: impl Fn(f32, f32, f32) -> f32,
+) {
+    out.fill(0.0);
+    let width = out.len();
+    let row = |r: usize| &matrix[r * pitch..][..width];
+    let fours = weights.len() / 4 * 4;
+    for r in (0..fours).step_by(4) {
+        let rows = [row(r), row(r + 1), row(r + 2), row(r + 3)];
+        for j in 0..width {
+            let mut value = out[j];
+            for i in 0..4 {
+                value = fused(weights[r + i], rows[i][j], value);
+            }
+            out[j] = value;
+        }
+    }
+    for r in fours..weights.len() {
+        for (out, x) in out.iter_mut().zip(row(r)) {
+            *out = fused(weights[r], *x, *out);
+        }
+    }
+}
+
+macro_rules! for_isa {
+    ($dot:ident, $add:ident, $features:literal) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $dot(x: &[f32], y: &[f32]) -> f32 {
+            dot_lanes(x, y, |a, b, c| a.mul_add(b, c))
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $add(matrix: &[f32], pitch: usize, weights: &[f32], out: &mut [f32]) {
+            add_rows_lanes(matrix, pitch, weights, out, |a, b, c| a.mul_add(b, c));
+        }
+    };
+}
+
+for_isa!(dot_avx512, add_rows_avx512, "avx512f,avx512vl,avx512dq,avx2,fma");
+for_isa!(dot_avx2, add_rows_avx2, "avx2,fma");
+
+fn dot(isa: Isa, x: &[f32], y: &[f32]) -> f32 {
+    match isa {
+        // SAFETY: `isa` is available, here and below.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { dot_avx512(x, y) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { dot_avx2(x, y) },
+        _ => dot_lanes(x, y, multiply_add),
+    }
+}
+
+fn add_rows(isa: Isa, matrix: &[f32], pitch: usize, weights: &[f32], out: &mut [f32]) {
+    match isa {
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { add_rows_avx512(matrix, pitch, weights, out) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { add_rows_avx2(matrix, pitch, weights, out) },
+        _ => add_rows_lanes(matrix, pitch, weights, out, multiply_add),
+    }
+}

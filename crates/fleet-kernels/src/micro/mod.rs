@@ -1,0 +1,227 @@
+//! The register tile that GEMM and convolution share: 6 rows x 64 columns of the output.
+//!
+//! A tile is `C[r][j] (+)= sum over k of A[r][k] * B[k][j]`. Each of its (at most six) rows of A has
+//! its own pointer, so that rows may be pixels anywhere in an image; B is a panel of 64 columns, one
+//! row of it after each other. The sum runs over `segments` of `segment_len` terms each: segment `s`
+//! begins `segments[s]` elements after the row pointers, term `k` of it lies `k * a_step` further.
+//! A k x k convolution is k segments, a GEMM is one.
+//!
+//! Sketch (AVX-512): 24 accumulators, 4 loads of B and 6 broadcasts of A for 24 fused multiply-adds,
+//! 12 cycles; B streams from L2 at 21 bytes a cycle, half of what L2 delivers. Every element of C is
+//! one chain of additions over k in order, wherever it lies in a tile: how rows and columns are cut
+//! does not change a bit of the result, only how k is cut does.
+//!
+//! Nothing here knows of matrices or images; it is no public interface for models.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+
+/// Rows of a register tile.
+pub(crate) const TILE_ROWS: usize = 6;
+/// Columns of a register tile, and width of a packed panel.
+pub const PANEL: usize = 64;
+
+/// The instruction sets that kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    Avx512,
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    /// The best one that this machine has (asked once).
+    pub fn best() -> Isa {
+        static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
+        *BEST.get_or_init(|| {
+            [Isa::Avx512, Isa::Avx2]
+                .into_iter()
+                .find(|isa| isa.is_available())
+                .unwrap_or(Isa::Portable)
+        })
+    }
+
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("avx2")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx512 | Isa::Avx2 => false,
+            Isa::Portable => true,
+        }
+    }
+
+    /// All that this machine has, best first.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        [Isa::Avx512, Isa::Avx2, Isa::Portable].into_iter().filter(|isa| isa.is_available())
+    }
+
+    /// This one, or the best if the machine lacks it: calling what is missing would be undefined.
+    pub(crate) fn or_best(self) -> Isa {
+        if self == Isa::best() || self.is_available() { self } else { Isa::best() }
+    }
+}
+
+/// One call of the register tile.
+///
+/// The caller promises that every address named below may be read or written, and that the rows of
+/// C do not overlap each other, A, B or the bias.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// Row pointers of A; those from `rows` on are not read.
+    pub a: [*const f32; TILE_ROWS],
+    /// Elements from one term of a segment to the next.
+    pub a_step: usize,
+    /// Offsets of the segments from the row pointers, in elements.
+    pub segments: *const isize,
+    pub segment_count: usize,
+    pub segment_len: usize,
+    /// The panel: all columns up to the next multiple of 16 are read.
+    pub b: *const f32,
+    /// Elements from one row of the panel to the next.
+    pub b_step: usize,
+    /// Row pointers of C.
+    pub c: [*mut f32; TILE_ROWS],
+    /// 1 to 6.
+    pub rows: usize,
+    /// 1 to 64.
+    pub cols: usize,
+    pub finish: Finish,
+}
+
+/// What happens between the sums and the store: `C = act(alpha * sum + beta * C + bias)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Finish {
+    pub alpha: f32,
+    /// C is read only when this is not 0.
+    pub beta: f32,
+    /// Null, or one number a column.
+    pub bias: *const f32,
+    pub relu: bool,
+    /// Null, or 128 numbers: the 64 column sums of what is stored, then the 64 sums of its squares,
+    /// both added to what is there.
+    pub stats: *mut f32,
+}
+
+impl Finish {
+    pub const STORE: Finish = Finish {
+        alpha: 1.0,
+        beta: 0.0,
+        bias: std::ptr::null(),
+        relu: false,
+        stats: std::ptr::null_mut(),
+    };
+    pub const ADD: Finish = Finish { beta: 1.0, ..Finish::STORE };
+}
+
+/// Runs one tile.
+///
+/// # Safety
+/// The promises of [`Tile`], and `isa` is available.
+#[inline]
+pub(crate) unsafe fn run(isa: Isa, tile: &Tile) {
+    debug_assert!((1..=TILE_ROWS).contains(&tile.rows) && (1..=PANEL).contains(&tile.cols));
+    match isa {
+        // SAFETY: promised by the caller, here and in the other arms.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512::tile(tile) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2::tile(tile) },
+        _ => unsafe { portable::tile(tile) },
+    }
+}
+
+/// Copies `rows` rows of `cols` (at most 64) floats to rows of 64, zero beyond `cols`.
+///
+/// # Safety
+/// `source` holds the rows at `pitch`, `target` has room for `rows * 64`; `isa` is available.
+#[inline]
+pub(crate) unsafe fn copy_panel(
+    isa: Isa,
+    source: *const f32,
+    pitch: usize,
+    rows: usize,
+    cols: usize,
+    target: *mut f32,
+) {
+    match isa {
+        // SAFETY: promised by the caller, here and in the other arms.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512::copy_panel(source, pitch, rows, cols, target) },
+        _ => unsafe { portable::copy_panel(source, pitch, rows, cols, target) },
+    }
+}
+
+/// Transposes `cols` (at most 64) rows of `rows` floats into `rows` rows of 64, zero beyond `cols`:
+/// `target[k * 64 + j] = source[j * pitch + k]`.
+///
+/// # Safety
+/// `source` holds `cols` rows at `pitch`, `target` has room for `rows * 64`; `isa` is available.
+#[inline]
+pub(crate) unsafe fn transpose_panel(
+    isa: Isa,
+    source: *const f32,
+    pitch: usize,
+    rows: usize,
+    cols: usize,
+    target: *mut f32,
+) {
+    match isa {
+        // SAFETY: promised by the caller, here and in the other arms.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512::transpose_panel(source, pitch, rows, cols, target) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2::transpose_panel(source, pitch, rows, cols, target) },
+        _ => unsafe { portable::transpose_panel(source, pitch, rows, cols, target) },
+    }
+}
+
+/// Copies columns `0..cols` of `rows` rows into strips of six columns:
+/// `target[(j / 6 * rows + k) * 6 + j % 6] = source[k * pitch + j]`, zero beyond `cols`.
+///
+/// # Safety
+/// `source` holds the rows at `pitch`, `target` has room for [`strips_len`]; `isa` is available.
+#[inline]
+pub(crate) unsafe fn copy_strips(
+    isa: Isa,
+    source: *const f32,
+    pitch: usize,
+    rows: usize,
+    cols: usize,
+    target: *mut f32,
+) {
+    match isa {
+        // SAFETY: promised by the caller, here and in the other arm.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512::copy_strips(source, pitch, rows, cols, target) },
+        _ => unsafe { portable::copy_strips(source, pitch, rows, cols, target) },
+    }
+}
+
+/// Floats that [`copy_strips`] may write: whole strips, and two more that a wide store touches.
+pub(crate) fn strips_len(rows: usize, cols: usize) -> usize {
+    cols.div_ceil(TILE_ROWS) * rows * TILE_ROWS + 2
+}
+
+/// Floats in 64 bytes, the alignment of packed panels.
+pub(crate) const LINE: usize = 16;
+
+/// Scratch cut from the front of a slice, each part on a cache line of its own.
+///
+/// A caller adds [`LINE`] floats to what it asks for, once, for the first alignment.
+pub(crate) fn cut_aligned(scratch: &mut [f32], len: usize) -> (&mut [f32], &mut [f32]) {
+    let skip = scratch.as_ptr().align_offset(64).min(LINE);
+    let (_, rest) = scratch.split_at_mut(skip);
+    rest.split_at_mut(len)
+}
