@@ -1,0 +1,296 @@
+//! The backward pass: appends the ops that compute gradients.
+//!
+//! Ops are visited from the last to the first. A variable's gradient is finished when every op that
+//! uses it has been visited: one contribution is renamed to `x@GRAD`, several are renamed to
+//! `x@GRAD@RENAME@block0@i` and summed. Sums stand right behind their last contribution, so that a
+//! gradient is ready for communication as early as it can be.
+
+use fleet_base::{Error, Result};
+use fleet_ir::{OpId, OpRole, Program, VarId, VarKind};
+use fleet_ops::{Emit, Grad, GradCtx, Registry};
+use std::collections::{HashMap, HashSet};
+
+/// What to differentiate.
+#[derive(Clone, Debug, Default)]
+pub struct BackwardOptions {
+    /// Parameters whose gradients are wanted; all trainable ones if not given.
+    pub parameters: Option<Vec<VarId>>,
+    /// Variables behind which no gradient is wanted.
+    pub no_grad: Vec<VarId>,
+}
+
+/// Appends the backward ops of `loss` and returns each parameter with its gradient, in the order in
+/// which the parameters were created. Parameters that the loss does not depend on are left out.
+pub fn append_backward(
+    program: &mut Program,
+    registry: &Registry,
+    loss: VarId,
+    options: &BackwardOptions,
+) -> Result<Vec<(VarId, VarId)>> {
+    check_loss(program, loss)?;
+    let parameters: Vec<VarId> = match &options.parameters {
+        Some(given) => given.clone(),
+        None => {
+            program.parameters().filter(|(_, var)| !var.stop_gradient).map(|(id, _)| id).collect()
+        }
+    };
+    let found = differentiate(program, registry, &[(loss, None)], &parameters, &options.no_grad)?;
+    let pairs: Vec<(VarId, VarId)> = parameters
+        .iter()
+        .filter_map(|param| found.get(param).map(|grad| (*param, *grad)))
+        .collect();
+    if pairs.is_empty() {
+        return Err(Error::invalid(format!(
+            "the loss '{}' depends on no trainable parameter",
+            program.var_name(loss)
+        ))
+        .help(
+            "check stop_gradient and trainable, and that the loss was computed from the network",
+        ));
+    }
+    Ok(pairs)
+}
+
+/// Appends the ops that compute the gradients of `targets` with respect to `inputs`; one entry an
+/// input, none where the targets do not depend on it. A missing target gradient is all ones.
+pub fn gradients(
+    program: &mut Program,
+    registry: &Registry,
+    targets: &[VarId],
+    inputs: &[VarId],
+    target_gradients: &[Option<VarId>],
+) -> Result<Vec<Option<VarId>>> {
+    if !target_gradients.is_empty() && target_gradients.len() != targets.len() {
+        return Err(Error::invalid("as many target gradients as targets are needed")
+            .expected(targets.len())
+            .got(target_gradients.len()));
+    }
+    let seeds: Vec<(VarId, Option<VarId>)> = targets
+        .iter()
+        .enumerate()
+        .map(|(index, target)| (*target, target_gradients.get(index).copied().flatten()))
+        .collect();
+    let found = differentiate(program, registry, &seeds, inputs, &[])?;
+    Ok(inputs.iter().map(|input| found.get(input).copied()).collect())
+}
+
+fn check_loss(program: &Program, loss: VarId) -> Result<()> {
+    let var = program.var(loss);
+    if var.shape.numel() != Some(1) || !var.dtype.is_float() {
+        return Err(Error::invalid(format!("'{}' cannot be a loss", var.name))
+            .expected("one floating-point number, shape [1]")
+            .got(format!("{}{}", var.dtype, var.shape))
+            .help("take its mean or sum"));
+    }
+    Ok(())
+}
+
+/// The state of one differentiation.
+struct Tape {
+    /// Variables through which gradients flow.
+    flows: HashSet<VarId>,
+    /// Ops still to be visited that use the variable.
+    pending: HashMap<VarId, usize>,
+    parts: HashMap<VarId, Vec<VarId>>,
+    finished: HashMap<VarId, VarId>,
+}
+
+fn differentiate(
+    program: &mut Program,
+    registry: &Registry,
+    seeds: &[(VarId, Option<VarId>)],
+    leaves: &[VarId],
+    no_grad: &[VarId],
+) -> Result<HashMap<VarId, VarId>> {
+    let targets: Vec<VarId> = seeds.iter().map(|(target, _)| *target).collect();
+    let (ops, flows) = relevant_ops(program, registry, &targets, leaves, no_grad)?;
+    let mut tape =
+        Tape { flows, pending: HashMap::new(), parts: HashMap::new(), finished: HashMap::new() };
+    for op in &ops {
+        for var in distinct_inputs(program, *op) {
+            *tape.pending.entry(var).or_default() += 1;
+        }
+    }
+    let mut emit = Emit::new(program, registry, OpRole::BACKWARD);
+    for (target, seed) in seeds {
+        let seed = match seed {
+            Some(given) => *given,
+            None => emit_ones(&mut emit, *target)?,
+        };
+        tape.parts.entry(*target).or_default().push(seed);
+        tape.finish_if_done(&mut emit, *target)?;
+    }
+    for op in ops.iter().rev() {
+        visit(&mut emit, &mut tape, *op)?;
+    }
+    emit.append();
+    Ok(tape.finished)
+}
+
+/// The ops between the leaves and the targets, in program order, and the variables on the way.
+fn relevant_ops(
+    program: &Program,
+    registry: &Registry,
+    targets: &[VarId],
+    leaves: &[VarId],
+    no_grad: &[VarId],
+) -> Result<(Vec<OpId>, HashSet<VarId>)> {
+    let stopped: HashSet<VarId> = no_grad.iter().copied().collect();
+    let mut flows: HashSet<VarId> =
+        leaves.iter().copied().filter(|leaf| !stopped.contains(leaf)).collect();
+    let mut forward = Vec::new();
+    for (id, op) in program.root_ops() {
+        if !op.role.is_forward() && !op.role.is_backward() {
+            continue;
+        }
+        let differentiable = matches!(registry.get(op.name())?.grad, Grad::Rule(_));
+        if !differentiable || !op.all_inputs().any(|var| flows.contains(&var)) {
+            continue;
+        }
+        forward.push(id);
+        for var in op.all_outputs() {
+            let it = program.var(var);
+            if it.dtype.is_float() && !it.stop_gradient && !stopped.contains(&var) {
+                flows.insert(var);
+            }
+        }
+    }
+    let mut needed: HashSet<VarId> = targets.iter().copied().collect();
+    let mut kept = Vec::new();
+    for id in forward.into_iter().rev() {
+        let op = program.op(id);
+        if op.all_outputs().any(|var| needed.contains(&var) && flows.contains(&var)) {
+            needed.extend(op.all_inputs().filter(|var| flows.contains(var)));
+            kept.push(id);
+        }
+    }
+    kept.reverse();
+    flows.retain(|var| needed.contains(var));
+    check_single_producer(program, &kept, &flows)?;
+    Ok((kept, flows))
+}
+
+/// A gradient belongs to a variable, so each variable on the way must have one value.
+fn check_single_producer(program: &Program, ops: &[OpId], flows: &HashSet<VarId>) -> Result<()> {
+    let mut made = HashSet::new();
+    for id in ops {
+        for var in program.op(*id).all_outputs() {
+            if flows.contains(&var) && !made.insert(var) {
+                return Err(Error::unsupported(format!(
+                    "variable '{}' is written twice, so its gradient is not defined",
+                    program.var_name(var)
+                ))
+                .at(program.describe_op(*id))
+                .help("write to a new variable instead"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn distinct_inputs(program: &Program, op: OpId) -> Vec<VarId> {
+    let mut vars: Vec<VarId> = program.op(op).all_inputs().collect();
+    vars.sort_unstable();
+    vars.dedup();
+    vars
+}
+
+fn emit_ones(emit: &mut Emit<'_>, target: VarId) -> Result<VarId> {
+    let var = emit.program.var(target);
+    let (dtype, shape) = (var.dtype, var.shape);
+    let name = format!("{}@GRAD", var.name);
+    let name = emit.program.fresh_name(&name);
+    let (block, role) = (emit.block, emit.role);
+    let ones = emit.program.add_var(block, fleet_ir::Var::new(name, dtype, shape))?;
+    emit.role = role.with_loss();
+    let call = if shape.is_known() {
+        emit.named_op("fill_constant")?.attr("shape", shape.to_vec()).attr("dtype", dtype)
+    } else {
+        emit.named_op("fill_any_like")?.input("X", target)
+    };
+    call.attr("value", 1.0).output("Out", ones).done()?;
+    emit.role = role;
+    Ok(ones)
+}
+
+fn visit(emit: &mut Emit<'_>, tape: &mut Tape, id: OpId) -> Result<()> {
+    let op = emit.program.op(id);
+    emit.device.clone_from(&op.device);
+    emit.source.clone_from(&op.source);
+    let arrives = op.all_outputs().any(|var| tape.finished.contains_key(&var));
+    if arrives && let Grad::Rule(rule) = emit.registry.get(op.name())?.grad {
+        let flows = &tape.flows;
+        let wanted = |var: VarId| flows.contains(&var);
+        let mut ctx = GradCtx::new(emit, id, &tape.finished, &wanted);
+        rule(&mut ctx).map_err(|error| {
+            let place = ctx.emit.program.describe_op(id);
+            error.at(format!("the gradient of {place}"))
+        })?;
+        for (var, part) in ctx.into_made() {
+            if tape.flows.contains(&var) {
+                tape.parts.entry(var).or_default().push(part);
+            }
+        }
+    }
+    for var in distinct_inputs(emit.program, id) {
+        if let Some(count) = tape.pending.get_mut(&var) {
+            *count -= 1;
+        }
+        tape.finish_if_done(emit, var)?;
+    }
+    Ok(())
+}
+
+impl Tape {
+    /// Names and, where there are several, sums the contributions once nothing more can come.
+    fn finish_if_done(&mut self, emit: &mut Emit<'_>, var: VarId) -> Result<()> {
+        if self.pending.get(&var).is_some_and(|count| *count > 0) {
+            return Ok(());
+        }
+        let Some(parts) = self.parts.remove(&var) else { return Ok(()) };
+        let name = format!("{}@GRAD", emit.program.var_name(var));
+        let total = match parts.as_slice() {
+            [only] => {
+                if emit.program.find_var(&name).is_none() && is_part(emit.program, *only) {
+                    emit.program.rename_var(*only, name)?;
+                }
+                *only
+            }
+            many => self.emit_sum(emit, var, &name, many)?,
+        };
+        self.finished.insert(var, total);
+        Ok(())
+    }
+
+    fn emit_sum(
+        &self,
+        emit: &mut Emit<'_>,
+        var: VarId,
+        name: &str,
+        parts: &[VarId],
+    ) -> Result<VarId> {
+        for (index, part) in parts.iter().enumerate() {
+            if is_part(emit.program, *part) {
+                let renamed = format!("{name}@RENAME@block0@{index}");
+                let renamed = emit.program.fresh_name(&renamed);
+                emit.program.rename_var(*part, renamed)?;
+            }
+        }
+        let all_sparse =
+            parts.iter().all(|part| emit.program.var(*part).kind == VarKind::SparseRows);
+        let kind = if all_sparse { VarKind::SparseRows } else { VarKind::Dense };
+        let forward = emit.program.var(var);
+        let (dtype, shape) = (forward.dtype, forward.shape);
+        let name = emit.program.fresh_name(name);
+        let block = emit.block;
+        let total = fleet_ir::Var { kind, ..fleet_ir::Var::new(name, dtype, shape) };
+        let total = emit.program.add_var(block, total)?;
+        emit.named_op("sum")?.inputs("X", parts).output("Out", total).done()?;
+        Ok(total)
+    }
+}
+
+/// Whether the variable was made by [`GradCtx::dx_of`] and still has its working name.
+fn is_part(program: &Program, var: VarId) -> bool {
+    program.var_name(var).contains("@GRAD@PART_")
+}
