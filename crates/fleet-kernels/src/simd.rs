@@ -781,6 +781,46 @@ impl Simd for Portable {
     }
 }
 
+/// A pointer that tasks may share; the kernel that makes one sees to it that no two tasks write the
+/// same place.
+#[derive(Debug)]
+pub(crate) struct Raw<T>(*mut T);
+
+impl<T> Clone for Raw<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Raw<T> {}
+
+// SAFETY: the promise above is made by every kernel that makes one.
+unsafe impl<T: Send> Send for Raw<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Raw<T> {}
+
+impl<T> Raw<T> {
+    /// For reading only.
+    #[inline(always)]
+    pub(crate) fn new(p: *const T) -> Self {
+        Raw(p.cast_mut())
+    }
+    /// For writing, too.
+    #[inline(always)]
+    pub(crate) fn new_mut(p: *mut T) -> Self {
+        Raw(p)
+    }
+    /// The pointer `i` elements on.
+    ///
+    /// # Safety
+    /// That is inside the allocation or one past its end.
+    #[inline(always)]
+    pub(crate) unsafe fn at(self, i: usize) -> *mut T {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.add(i) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
