@@ -388,7 +388,7 @@ impl Program {
             block.parent.hash(hasher);
             for id in &block.vars {
                 let var = &self.vars[*id];
-                (id, &var.name, var.dtype, var.shape, var.kind).hash(hasher);
+                (id, &var.name, var.dtype, var.shape, var.kind, var.layout).hash(hasher);
                 (var.persistable, var.is_data, var.lod_level, var.stop_gradient).hash(hasher);
             }
             for id in &block.ops {

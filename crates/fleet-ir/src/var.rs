@@ -1,7 +1,7 @@
 //! Variables.
 
 use crate::BlockId;
-use fleet_tensor::{DType, Shape};
+use fleet_tensor::{DType, Layout, Shape};
 
 /// A variable: a typed label for a value that ops read and write.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,6 +12,8 @@ pub struct Var {
     pub dtype: DType,
     pub shape: Shape,
     pub kind: VarKind,
+    /// How its elements lie in memory; chosen by passes, row-major in programs that users build.
+    pub layout: Layout,
     /// Lives in the scope, from one run to the next.
     pub persistable: bool,
     pub stop_gradient: bool,
@@ -76,6 +78,7 @@ impl Var {
             dtype,
             shape: shape.into(),
             kind: VarKind::Dense,
+            layout: Layout::RowMajor,
             persistable: false,
             stop_gradient: false,
             is_data: false,

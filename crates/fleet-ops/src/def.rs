@@ -112,16 +112,31 @@ pub struct Meta {
     pub dtype: DType,
     pub shape: Shape,
     pub kind: VarKind,
+    /// Sparse rows: room for so many (0 while the batch is unknown). `shape` is that of the whole
+    /// matrix.
+    pub rows: usize,
 }
 
 impl Meta {
     pub fn dense(dtype: DType, shape: impl Into<Shape>) -> Meta {
-        Meta { dtype, shape: shape.into(), kind: VarKind::Dense }
+        Meta { dtype, shape: shape.into(), kind: VarKind::Dense, rows: 0 }
     }
 
-    /// Elements, an unknown dimension counted as 1.
+    /// Room for `rows` rows of a matrix of `shape`.
+    pub fn sparse(dtype: DType, shape: impl Into<Shape>, rows: usize) -> Meta {
+        Meta { dtype, shape: shape.into(), kind: VarKind::SparseRows, rows }
+    }
+
+    /// Elements held, an unknown dimension counted as 1.
     pub fn numel(&self) -> usize {
-        self.shape.iter().map(|dim| dim.unsigned_abs() as usize).product()
+        let count = |dims: &[i64]| dims.iter().map(|dim| dim.unsigned_abs() as usize).product();
+        match self.kind {
+            VarKind::SparseRows => {
+                let row: usize = count(&self.shape.dims()[1..]);
+                self.rows * row
+            }
+            _ => count(self.shape.dims()),
+        }
     }
 
     pub fn bytes(&self) -> usize {

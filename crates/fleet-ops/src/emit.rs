@@ -58,7 +58,7 @@ impl<'p> Emit<'p> {
 /// The type and shape that a program states for a variable.
 pub fn meta(program: &Program, var: VarId) -> Meta {
     let var = program.var(var);
-    Meta { dtype: var.dtype, shape: var.shape, kind: var.kind }
+    Meta { dtype: var.dtype, shape: var.shape, kind: var.kind, rows: 0 }
 }
 
 /// An op being emitted.
