@@ -7,6 +7,7 @@
 pub mod embedding;
 pub mod gemm;
 pub mod micro;
+pub mod elementwise;
 pub mod pool;
 pub mod simd;
 pub mod vmath;
