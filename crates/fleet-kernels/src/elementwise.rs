@@ -1,0 +1,595 @@
+//! Functions of one f32 element, forward and backward, over contiguous slices.
+//!
+//! [`Unary`] names the function; each knows what its gradient reads ([`Unary::saved`]): its input,
+//! its output, or nothing. Both directions exist out of place, in place, and over raw pointers that
+//! may be equal, for a planner that overlays buffers. Not for two operands (see `binary`) nor for
+//! several functions in one pass (see `chain`).
+//!
+//! ```
+//! use fleet_kernels::{elementwise::{unary, unary_grad, Unary}, pool::Pool};
+//! let pool = Pool::new(2);
+//! let mut y = [0.0; 3];
+//! unary(&pool, Unary::Relu, &[-1.0, 0.5, 2.0], &mut y);
+//! assert_eq!(y, [0.0, 0.5, 2.0]);
+//! let mut dx = [0.0; 3];
+//! unary_grad(&pool, Unary::Relu, &y, &[1.0; 3], &mut dx); // relu's gradient reads its output
+//! assert_eq!(dx, [0.0, 1.0, 1.0]);
+//! ```
+
+use crate::kernel;
+use crate::pool::Pool;
+use crate::simd::{Raw, Simd};
+use crate::vmath;
+
+/// Elements a task handles: 64 KB each way, enough to hide the hand-out of a task.
+pub(crate) const GRAIN: usize = 16 * 1024;
+
+/// What the gradient of a function reads besides the gradient of its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saved {
+    Input,
+    Output,
+    Nothing,
+}
+
+/// A function of one element over registers.
+pub(crate) trait UnaryOp: Copy + Send + Sync {
+    fn forward<S: Simd>(self, s: S, x: S::F) -> S::F;
+    /// The gradient of the input, from what is saved and the gradient of the output.
+    fn backward<S: Simd>(self, s: S, saved: S::F, dy: S::F) -> S::F;
+}
+
+/// The table below, one entry a function: name and parameters, what is saved, y(x), dx(saved, dy).
+macro_rules! unary_functions {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident $({ $($param:ident),* })? saves $saved:ident;
+        |$s:ident, $x:ident| $forward:expr;
+        |$s2:ident, $v:ident, $g:ident| $backward:expr;
+    )*) => {
+        /// The functions; parameters as in the documents of the ops that carry their names.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub enum Unary {
+            $($(#[$meta])* $name $({ $($param: f32),* })?,)*
+        }
+
+        impl Unary {
+            /// What [`unary_grad`] wants in `saved`.
+            pub fn saved(&self) -> Saved {
+                match self {
+                    $(Unary::$name { .. } => Saved::$saved,)*
+                }
+            }
+        }
+
+        pub(crate) mod ops {
+            use super::*;
+            $(
+                #[derive(Clone, Copy)]
+                pub(crate) struct $name { $($(pub(crate) $param: f32),*)? }
+
+                impl UnaryOp for $name {
+                    #[inline(always)]
+                    #[allow(unused_variables)]
+                    fn forward<S: Simd>(self, $s: S, $x: S::F) -> S::F {
+                        let $name { $($($param),*)? } = self;
+                        $forward
+                    }
+                    #[inline(always)]
+                    #[allow(unused_variables)]
+                    fn backward<S: Simd>(self, $s2: S, $v: S::F, $g: S::F) -> S::F {
+                        let $name { $($($param),*)? } = self;
+                        $backward
+                    }
+                }
+            )*
+        }
+
+        /// `out[i] = op(x[i])` on this thread.
+        ///
+        /// # Safety
+        /// `len` floats are readable at `x` and writable at `out`; both are equal or disjoint.
+        pub(crate) unsafe fn forward_tile(op: Unary, x: *const f32, out: *mut f32, len: usize) {
+            // SAFETY: the contract is the same.
+            unsafe {
+                match op {
+                    $(Unary::$name $({ $($param),* })? => {
+                        forward_kernel(ops::$name { $($($param),*)? }, x, out, len)
+                    })*
+                }
+            }
+        }
+
+        /// `dx[i]` from `saved[i]` and `dy[i]` on this thread.
+        ///
+        /// # Safety
+        /// As [`forward_tile`], for all three.
+        pub(crate) unsafe fn backward_tile(
+            op: Unary,
+            saved: *const f32,
+            dy: *const f32,
+            dx: *mut f32,
+            len: usize,
+        ) {
+            // SAFETY: the contract is the same.
+            unsafe {
+                match op {
+                    $(Unary::$name $({ $($param),* })? => {
+                        backward_kernel(ops::$name { $($($param),*)? }, saved, dy, dx, len)
+                    })*
+                }
+            }
+        }
+    };
+}
+
+unary_functions! {
+    Relu saves Output;
+    |s, x| s.max(s.zero(), x);
+    |s, y, g| s.select(s.gt(y, s.zero()), g, s.zero());
+
+    Relu6 saves Output;
+    |s, x| s.min(s.splat(6.0), s.max(s.zero(), x));
+    |s, y, g| {
+        let inside = s.and_m(s.gt(y, s.zero()), s.lt(y, s.splat(6.0)));
+        s.select(inside, g, s.zero())
+    };
+
+    LeakyRelu { slope } saves Input;
+    |s, x| s.select(s.gt(x, s.zero()), x, s.mul(x, s.splat(slope)));
+    |s, x, g| s.select(s.gt(x, s.zero()), g, s.mul(g, s.splat(slope)));
+
+    Sigmoid saves Output;
+    |s, x| vmath::sigmoid(s, x);
+    |s, y, g| s.mul(g, s.neg_fma(y, y, y));
+
+    Tanh saves Output;
+    |s, x| vmath::tanh(s, x);
+    |s, y, g| s.mul(g, s.neg_fma(y, y, s.splat(1.0)));
+
+    /// x Φ(x) with the exact normal distribution.
+    Gelu saves Input;
+    |s, x| s.mul(x, normal_cdf(s, x));
+    |s, x, g| {
+        let density = vmath::exp(s, s.mul(s.mul(x, x), s.splat(-0.5)));
+        let slope = s.mul(x, s.mul(density, s.splat(FRAC_1_SQRT_TAU)));
+        s.mul(g, s.add(normal_cdf(s, x), slope))
+    };
+
+    /// x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
+    GeluTanh saves Input;
+    |s, x| s.mul(x, vmath::sigmoid(s, gelu_tanh_argument(s, x)));
+    |s, x, g| {
+        // 1 + tanh(a) is 2 sigmoid(2a).
+        let p = vmath::sigmoid(s, gelu_tanh_argument(s, x));
+        let square = s.mul(x, x);
+        let inner = s.fma(square, s.splat(6.0 * 0.044_715 * SQRT_2_OVER_PI), s.splat(2.0 * SQRT_2_OVER_PI));
+        s.mul(g, s.fma(s.mul(x, inner), s.neg_fma(p, p, p), p))
+    };
+
+    Exp saves Output;
+    |s, x| vmath::exp(s, x);
+    |s, y, g| s.mul(g, y);
+
+    Log saves Input;
+    |s, x| vmath::log(s, x);
+    |s, x, g| s.div(g, x);
+
+    Sqrt saves Output;
+    |s, x| s.sqrt(x);
+    |s, y, g| s.div(s.mul(g, s.splat(0.5)), y);
+
+    Rsqrt saves Output;
+    |s, x| vmath::rsqrt(s, x);
+    |s, y, g| s.mul(s.mul(g, s.splat(-0.5)), s.mul(s.mul(y, y), y));
+
+    Square saves Input;
+    |s, x| s.mul(x, x);
+    |s, x, g| s.mul(g, s.add(x, x));
+
+    Abs saves Input;
+    |s, x| s.abs(x);
+    |s, x, g| s.mul(g, sign(s, x));
+
+    Neg saves Nothing;
+    |s, x| s.neg(x);
+    |s, x, g| s.neg(g);
+
+    Reciprocal saves Output;
+    |s, x| s.div(s.splat(1.0), x);
+    |s, y, g| s.neg(s.mul(g, s.mul(y, y)));
+
+    /// ln(1 + exp(beta x)) / beta, and x itself where beta x > threshold.
+    Softplus { beta, threshold } saves Input;
+    |s, x| {
+        let scaled = s.mul(x, s.splat(beta));
+        let y = s.mul(vmath::softplus(s, scaled), s.splat(1.0 / beta));
+        s.select(s.gt(scaled, s.splat(threshold)), x, y)
+    };
+    |s, x, g| {
+        let scaled = s.mul(x, s.splat(beta));
+        s.select(s.gt(scaled, s.splat(threshold)), g, s.mul(g, vmath::sigmoid(s, scaled)))
+    };
+
+    Softsign saves Input;
+    |s, x| s.div(x, s.add(s.splat(1.0), s.abs(x)));
+    |s, x, g| {
+        let root = s.add(s.splat(1.0), s.abs(x));
+        s.div(g, s.mul(root, root))
+    };
+
+    HardSigmoid { slope, offset } saves Output;
+    |s, x| {
+        let line = s.fma(x, s.splat(slope), s.splat(offset));
+        s.min(s.splat(1.0), s.max(s.zero(), line))
+    };
+    |s, y, g| {
+        let inside = s.and_m(s.gt(y, s.zero()), s.lt(y, s.splat(1.0)));
+        s.select(inside, s.mul(g, s.splat(slope)), s.zero())
+    };
+
+    /// x min(max(x + offset, 0), threshold) / scale.
+    HardSwish { threshold, scale, offset } saves Input;
+    |s, x| {
+        let line = s.add(x, s.splat(offset));
+        let gate = s.min(s.splat(threshold), s.max(s.zero(), line));
+        s.mul(s.mul(x, gate), s.splat(1.0 / scale))
+    };
+    |s, x, g| {
+        let line = s.add(x, s.splat(offset));
+        let slope = s.mul(s.add(x, line), s.splat(1.0 / scale));
+        let high = s.select(s.lt(line, s.splat(threshold)), slope, s.splat(threshold / scale));
+        s.mul(g, s.select(s.gt(line, s.zero()), high, s.zero()))
+    };
+
+    /// x sigmoid(beta x); silu is beta 1.
+    Swish { beta } saves Input;
+    |s, x| s.mul(x, vmath::sigmoid(s, s.mul(x, s.splat(beta))));
+    |s, x, g| {
+        let scaled = s.mul(x, s.splat(beta));
+        let p = vmath::sigmoid(s, scaled);
+        s.mul(g, s.fma(scaled, s.neg_fma(p, p, p), p))
+    };
+
+    Elu { alpha } saves Input;
+    |s, x| {
+        let below = s.mul(vmath::expm1(s, s.min(s.zero(), x)), s.splat(alpha));
+        s.select(s.gt(x, s.zero()), x, below)
+    };
+    |s, x, g| {
+        let below = s.mul(vmath::exp(s, s.min(s.zero(), x)), s.splat(alpha));
+        s.select(s.gt(x, s.zero()), g, s.mul(g, below))
+    };
+
+    Selu { scale, alpha } saves Input;
+    |s, x| {
+        let below = s.mul(vmath::expm1(s, s.min(s.zero(), x)), s.splat(scale * alpha));
+        s.select(s.gt(x, s.zero()), s.mul(x, s.splat(scale)), below)
+    };
+    |s, x, g| {
+        let below = s.mul(vmath::exp(s, s.min(s.zero(), x)), s.splat(scale * alpha));
+        s.mul(g, s.select(s.gt(x, s.zero()), s.splat(scale), below))
+    };
+
+    Sign saves Nothing;
+    |s, x| sign(s, x);
+    |s, x, g| s.zero();
+
+    Floor saves Nothing;
+    |s, x| s.floor(x);
+    |s, x, g| s.zero();
+
+    Ceil saves Nothing;
+    |s, x| s.ceil(x);
+    |s, x, g| s.zero();
+
+    /// To the nearest integer, halves away from zero.
+    Round saves Nothing;
+    |s, x| {
+        let size = s.abs(x);
+        let whole = s.floor(size);
+        let up = s.le(s.splat(0.5), s.sub(size, whole));
+        s.copysign(s.select(up, s.add(whole, s.splat(1.0)), whole), x)
+    };
+    |s, x, g| s.zero();
+
+    Pow { exponent } saves Input;
+    |s, x| vmath::pow(s, x, s.splat(exponent));
+    |s, x, g| {
+        let slope = vmath::pow(s, x, s.splat(exponent - 1.0));
+        s.mul(s.mul(g, s.splat(exponent)), slope)
+    };
+
+    /// scale x + bias.
+    Scale { scale, bias } saves Nothing;
+    |s, x| s.fma(x, s.splat(scale), s.splat(bias));
+    |s, x, g| s.mul(g, s.splat(scale));
+
+    /// The gradient is that of the output strictly between the bounds.
+    Clip { min, max } saves Input;
+    |s, x| s.min(s.splat(max), s.max(s.splat(min), x));
+    |s, x, g| {
+        let inside = s.and_m(s.gt(x, s.splat(min)), s.lt(x, s.splat(max)));
+        s.select(inside, g, s.zero())
+    };
+
+    Sin saves Input;
+    |s, x| vmath::sin(s, x);
+    |s, x, g| s.mul(g, vmath::cos(s, x));
+
+    Cos saves Input;
+    |s, x| vmath::cos(s, x);
+    |s, x, g| s.neg(s.mul(g, vmath::sin(s, x)));
+
+    Erf saves Input;
+    |s, x| vmath::erf(s, x);
+    |s, x, g| {
+        let density = vmath::exp(s, s.neg(s.mul(x, x)));
+        s.mul(g, s.mul(density, s.splat(std::f32::consts::FRAC_2_SQRT_PI)))
+    };
+}
+
+const FRAC_1_SQRT_TAU: f32 = 0.398_942_28;
+const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+
+/// Φ(x), the normal distribution.
+#[inline(always)]
+fn normal_cdf<S: Simd>(s: S, x: S::F) -> S::F {
+    let e = vmath::erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)));
+    s.fma(e, s.splat(0.5), s.splat(0.5))
+}
+
+/// 2 √(2/π) (x + 0.044715 x³).
+#[inline(always)]
+fn gelu_tanh_argument<S: Simd>(s: S, x: S::F) -> S::F {
+    let inner = s.fma(
+        s.mul(x, x),
+        s.splat(2.0 * SQRT_2_OVER_PI * 0.044_715),
+        s.splat(2.0 * SQRT_2_OVER_PI),
+    );
+    s.mul(x, inner)
+}
+
+/// -1, 0 or 1; NaN gives 0.
+#[inline(always)]
+fn sign<S: Simd>(s: S, x: S::F) -> S::F {
+    let positive = s.select(s.gt(x, s.zero()), s.splat(1.0), s.zero());
+    s.select(s.lt(x, s.zero()), s.splat(-1.0), positive)
+}
+
+kernel! {
+    unsafe fn forward_kernel<S, O: UnaryOp>(
+        s: S, op: O, x: *const f32, out: *mut f32, len: usize,
+    ) {
+        let mut i = 0;
+        while i + S::LANES <= len {
+            s.store(out.add(i), op.forward(s, s.load(x.add(i))));
+            i += S::LANES;
+        }
+        if i < len {
+            let y = op.forward(s, s.load_part(x.add(i), len - i));
+            s.store_part(out.add(i), y, len - i);
+        }
+    }
+}
+
+kernel! {
+    unsafe fn backward_kernel<S, O: UnaryOp>(
+        s: S, op: O, saved: *const f32, dy: *const f32, dx: *mut f32, len: usize,
+    ) {
+        let mut i = 0;
+        while i + S::LANES <= len {
+            s.store(dx.add(i), op.backward(s, s.load(saved.add(i)), s.load(dy.add(i))));
+            i += S::LANES;
+        }
+        if i < len {
+            let rest = len - i;
+            let d = op.backward(s, s.load_part(saved.add(i), rest), s.load_part(dy.add(i), rest));
+            s.store_part(dx.add(i), d, rest);
+        }
+    }
+}
+
+/// `y = op(x)`; the slices have the same length.
+pub fn unary(pool: &Pool, op: Unary, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "input and output differ in length");
+    // SAFETY: two slices of that length, disjoint because one is exclusive.
+    unsafe { unary_raw(pool, op, x.as_ptr(), y.as_mut_ptr(), y.len()) }
+}
+
+/// `x = op(x)`.
+pub fn unary_inplace(pool: &Pool, op: Unary, x: &mut [f32]) {
+    // SAFETY: the same exclusive slice on both sides.
+    unsafe { unary_raw(pool, op, x.as_ptr(), x.as_mut_ptr(), x.len()) }
+}
+
+/// [`unary`] over pointers.
+///
+/// # Safety
+/// `len` floats are readable at `x` and writable at `y` and nobody else writes them; `x` and `y` are
+/// equal or their ranges disjoint.
+pub unsafe fn unary_raw(pool: &Pool, op: Unary, x: *const f32, y: *mut f32, len: usize) {
+    let (x, y) = (Raw::new(x), Raw::new_mut(y));
+    pool.run_ranges(len, GRAIN, |range| {
+        // SAFETY: ranges are disjoint and inside `len`.
+        unsafe { forward_tile(op, x.at(range.start), y.at(range.start), range.len()) }
+    });
+}
+
+/// `dx`, the gradient of the input; `saved` is what [`Unary::saved`] says, and may be any slice of
+/// that length (`dy` for one) where it says nothing.
+pub fn unary_grad(pool: &Pool, op: Unary, saved: &[f32], dy: &[f32], dx: &mut [f32]) {
+    assert_eq!(saved.len(), dx.len(), "saved values and gradient differ in length");
+    assert_eq!(dy.len(), dx.len(), "the gradients differ in length");
+    // SAFETY: slices of that length, the output disjoint because it is exclusive.
+    unsafe {
+        unary_grad_raw(pool, op, saved.as_ptr(), dy.as_ptr(), dx.as_mut_ptr(), dx.len());
+    }
+}
+
+/// Turns the gradient of the output into that of the input, in its place.
+pub fn unary_grad_inplace(pool: &Pool, op: Unary, saved: &[f32], dy: &mut [f32]) {
+    assert_eq!(saved.len(), dy.len(), "saved values and gradient differ in length");
+    // SAFETY: `dy` is exclusive and used on both sides at the same index.
+    unsafe { unary_grad_raw(pool, op, saved.as_ptr(), dy.as_ptr(), dy.as_mut_ptr(), dy.len()) }
+}
+
+/// [`unary_grad`] over pointers.
+///
+/// # Safety
+/// `len` floats are readable at `saved` and `dy` and writable at `dx`, and nobody else writes them;
+/// `dx` is equal to or disjoint from each of the others.
+pub unsafe fn unary_grad_raw(
+    pool: &Pool,
+    op: Unary,
+    saved: *const f32,
+    dy: *const f32,
+    dx: *mut f32,
+    len: usize,
+) {
+    let (saved, dy, dx) = (Raw::new(saved), Raw::new(dy), Raw::new_mut(dx));
+    pool.run_ranges(len, GRAIN, |range| {
+        let i = range.start;
+        // SAFETY: ranges are disjoint and inside `len`.
+        unsafe { backward_tile(op, saved.at(i), dy.at(i), dx.at(i), range.len()) }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::at_every_level;
+    use crate::vmath::tests::erf_f64;
+    use fleet_base::rng::Sequence;
+
+    type Case = (Unary, fn(f64) -> f64);
+
+    fn cases() -> Vec<Case> {
+        vec![
+            (Unary::Relu, |x| x.max(0.0)),
+            (Unary::Relu6, |x| x.clamp(0.0, 6.0)),
+            (Unary::LeakyRelu { slope: 0.1 }, |x| if x > 0.0 { x } else { f64::from(0.1f32) * x }),
+            (Unary::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+            (Unary::Tanh, f64::tanh),
+            (Unary::Gelu, |x| 0.5 * x * (1.0 + erf_f64(x / 2f64.sqrt()))),
+            (Unary::GeluTanh, |x| {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                0.5 * x * (1.0 + inner.tanh())
+            }),
+            (Unary::Exp, f64::exp),
+            (Unary::Log, f64::ln),
+            (Unary::Sqrt, f64::sqrt),
+            (Unary::Rsqrt, |x| 1.0 / x.sqrt()),
+            (Unary::Square, |x| x * x),
+            (Unary::Abs, f64::abs),
+            (Unary::Neg, |x| -x),
+            (Unary::Reciprocal, |x| 1.0 / x),
+            (Unary::Softplus { beta: 2.0, threshold: 15.0 }, |x| (2.0 * x).exp().ln_1p() / 2.0),
+            (Unary::Softsign, |x| x / (1.0 + x.abs())),
+            (Unary::HardSigmoid { slope: 0.25, offset: 0.5 }, |x| (0.25 * x + 0.5).clamp(0.0, 1.0)),
+            (Unary::HardSwish { threshold: 6.0, scale: 6.0, offset: 3.0 }, |x| {
+                x * (x + 3.0).clamp(0.0, 6.0) / 6.0
+            }),
+            (Unary::Swish { beta: 1.5 }, |x| x / (1.0 + (-1.5 * x).exp())),
+            (Unary::Elu { alpha: 0.5 }, |x| if x > 0.0 { x } else { 0.5 * x.exp_m1() }),
+            (Unary::Selu { scale: 1.25, alpha: 1.5 }, |x| {
+                1.25 * if x > 0.0 { x } else { 1.5 * x.exp_m1() }
+            }),
+            (Unary::Sign, |x| if x == 0.0 { 0.0 } else { x.signum() }),
+            (Unary::Floor, f64::floor),
+            (Unary::Ceil, f64::ceil),
+            (Unary::Round, f64::round),
+            (Unary::Pow { exponent: 3.0 }, |x| x.powi(3)),
+            (Unary::Scale { scale: -2.5, bias: 0.5 }, |x| -2.5 * x + 0.5),
+            (Unary::Clip { min: -1.0, max: 1.5 }, |x| x.clamp(-1.0, 1.5)),
+            (Unary::Sin, f64::sin),
+            (Unary::Cos, f64::cos),
+            (Unary::Erf, erf_f64),
+        ]
+    }
+
+    fn inputs(op: Unary, len: usize) -> Vec<f32> {
+        let mut random = Sequence::new(3, 5);
+        let positive = matches!(op, Unary::Log | Unary::Sqrt | Unary::Rsqrt);
+        (0..len)
+            .map(|_| {
+                let x = random.unit() * 14.0 - 7.0;
+                // Away from zero, where some have a kink or a pole.
+                let x = if x.abs() < 0.01 { 0.02 } else { x };
+                (if positive { x.abs() } else { x }) as f32
+            })
+            .collect()
+    }
+
+    #[test]
+    fn values_agree_with_f64() {
+        at_every_level(|level| {
+            let pool = Pool::new(1);
+            for (op, reference) in cases() {
+                for len in [0, 1, 7, 16, 33, 1000] {
+                    let x = inputs(op, len);
+                    let mut y = vec![f32::NAN; len];
+                    unary(&pool, op, &x, &mut y);
+                    for i in 0..len {
+                        let expected = reference(f64::from(x[i]));
+                        let error = (f64::from(y[i]) - expected).abs();
+                        let bound = 4e-7 * expected.abs() + 1e-7;
+                        assert!(error <= bound, "{op:?}({}) at {level:?}: {}", x[i], y[i]);
+                    }
+                    let mut inplace = x;
+                    unary_inplace(&pool, op, &mut inplace);
+                    assert_eq!(inplace, y);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn gradients_agree_with_differences() {
+        at_every_level(|level| {
+            let pool = Pool::new(1);
+            for (op, reference) in cases() {
+                let x = inputs(op, 331);
+                let dy: Vec<f32> = (0..x.len()).map(|i| (i % 7) as f32 - 2.5).collect();
+                let y: Vec<f32> = x.iter().map(|x| reference(f64::from(*x)) as f32).collect();
+                let saved = match op.saved() {
+                    Saved::Input => &x,
+                    Saved::Output => &y,
+                    Saved::Nothing => &dy,
+                };
+                let mut dx = vec![f32::NAN; x.len()];
+                unary_grad(&pool, op, saved, &dy, &mut dx);
+                for i in 0..x.len() {
+                    let x = f64::from(x[i]);
+                    let h = 1e-5;
+                    let slope = (reference(x + h) - reference(x - h)) / (2.0 * h);
+                    let jump = reference(x + h) - 2.0 * reference(x) + reference(x - h);
+                    if jump.abs() > 1e-3 * h {
+                        continue; // a kink or a step within h
+                    }
+                    let expected = slope * f64::from(dy[i]);
+                    let error = (f64::from(dx[i]) - expected).abs();
+                    assert!(
+                        error <= 2e-5 * (1.0 + expected.abs()),
+                        "{op:?}'({x}) at {level:?}: {} for {expected}",
+                        dx[i]
+                    );
+                }
+                let mut inplace = dy.clone();
+                unary_grad_inplace(&pool, op, saved, &mut inplace);
+                assert_eq!(inplace, dx);
+            }
+        });
+    }
+
+    #[test]
+    fn threads_change_nothing() {
+        let x = inputs(Unary::Tanh, 100_003);
+        let run = |threads| {
+            let mut y = vec![0.0; x.len()];
+            unary(&Pool::new(threads), Unary::Gelu, &x, &mut y);
+            y
+        };
+        assert!(run(1) == run(3));
+    }
+}
