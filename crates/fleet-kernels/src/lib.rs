@@ -4,10 +4,12 @@
 //! does not depend on the number of threads. Nothing here allocates once a plan runs: scratch is
 //! passed in.
 
+pub mod batch_norm;
 pub mod embedding;
 pub mod gemm;
 pub mod micro;
 pub mod elementwise;
 pub mod pool;
+pub mod reduce;
 pub mod simd;
 pub mod vmath;

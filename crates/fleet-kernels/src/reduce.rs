@@ -1,0 +1,932 @@
+//! Reductions of contiguous f32 tensors: sum, mean, max, min and product over any axes, arg-max,
+//! squared norms, and the search for numbers that are not finite.
+//!
+//! A [`Reduction`] is planned once from shape and axes: neighbouring axes of one kind are merged, so
+//! that what is left is either runs (the last axis is reduced) or columns (it is kept). Long
+//! reductions with few results are split into pieces of fixed size whose partial results lie in
+//! scratch and are combined in order, so that the value does not depend on the threads. Sums are
+//! accumulated in blocks, in many lanes, and across blocks in f64 or in pairs of rows.
+//!
+//! ```
+//! use fleet_kernels::{pool::Pool, reduce::{Fold, Reduction, reduce}};
+//! let plan = Reduction::new(&[2, 3], &[0]);
+//! let (mut out, mut scratch) = (vec![0.0; plan.out_len()], vec![0.0; plan.scratch_len()]);
+//! reduce(&Pool::new(1), Fold::Sum, &plan, &[1.0, 2.0, 3.0, 10.0, 20.0, 30.0], &mut out, &mut scratch);
+//! assert_eq!(out, [11.0, 22.0, 33.0]);
+//! ```
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::kernel;
+use crate::pool::Pool;
+use crate::simd::{Raw, Simd};
+
+/// What is done over the reduced axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fold {
+    Sum,
+    Mean,
+    Max,
+    Min,
+    Prod,
+}
+
+/// Elements that a task reads at least, unless there are fewer.
+const TASK_ELEMENTS: usize = 32 * 1024;
+/// A reduction is split over its reduced axes only when there are fewer tasks than this.
+const TASKS_ENOUGH: usize = 64;
+/// Pieces of one reduction at most: bounds the scratch and the serial end.
+const SPLITS_MAX: usize = 256;
+/// Columns that a task keeps in L1 while it walks down the rows.
+const COLUMNS_MAX: usize = 2048;
+/// Rows narrower than this are summed several at a time, see [`columns`].
+const NARROW: usize = 32;
+/// Elements of a run that are accumulated in f32 lanes before they go to f64.
+const RUN_BLOCK: usize = 2048;
+
+/// Where the elements of each result lie; made once per shape.
+#[derive(Clone, Debug)]
+pub struct Reduction {
+    /// (length, stride) of the kept axes but the last one of a column reduction.
+    kept: Vec<(usize, usize)>,
+    /// (length, stride) of the reduced axes outside the leaf.
+    reduced: Vec<(usize, usize)>,
+    leaf: Leaf,
+    kept_count: usize,
+    reduced_count: usize,
+    splits: usize,
+    empty: bool,
+}
+
+/// The innermost block, which is contiguous.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Leaf {
+    /// One run of that length makes one result.
+    Run(usize),
+    /// A matrix whose columns are reduced.
+    Columns { rows: usize, columns: usize },
+}
+
+impl Reduction {
+    /// The plan for reducing `axes` of a tensor of shape `shape`; axes outside the shape and doubles
+    /// count for nothing.
+    pub fn new(shape: &[usize], axes: &[usize]) -> Self {
+        // Neighbours of one kind merge; axes of length 1 are of no kind.
+        let mut dims: Vec<(usize, bool)> = Vec::new();
+        for (axis, &len) in shape.iter().enumerate().filter(|(_, len)| **len != 1) {
+            let is_reduced = axes.contains(&axis);
+            match dims.last_mut() {
+                Some((last, kind)) if *kind == is_reduced => *last *= len,
+                _ => dims.push((len, is_reduced)),
+            }
+        }
+        let leaf = match dims.pop() {
+            None => Leaf::Run(1),
+            Some((len, true)) => Leaf::Run(len),
+            Some((columns, false)) => {
+                Leaf::Columns { rows: dims.pop().map_or(1, |(rows, _)| rows), columns }
+            }
+        };
+        let mut stride = match leaf {
+            Leaf::Run(len) => len,
+            Leaf::Columns { rows, columns } => rows * columns,
+        };
+        let (mut kept, mut reduced) = (Vec::new(), Vec::new());
+        for (len, is_reduced) in dims.into_iter().rev() {
+            let list = if is_reduced { &mut reduced } else { &mut kept };
+            list.insert(0, (len, stride));
+            stride *= len;
+        }
+        let count = |list: &[(usize, usize)]| list.iter().map(|(len, _)| len).product();
+        let (kept_count, reduced_count) = (count(&kept), count(&reduced));
+        let mut plan = Reduction {
+            kept,
+            reduced,
+            leaf,
+            kept_count,
+            reduced_count,
+            splits: 1,
+            empty: shape.contains(&0),
+        };
+        if plan.units().div_ceil(plan.units_per_task()) < TASKS_ENOUGH {
+            let wanted = plan.unit_elements().div_ceil(2 * TASK_ELEMENTS);
+            plan.splits = wanted.clamp(1, SPLITS_MAX).min(plan.split_len().max(1));
+        }
+        plan
+    }
+
+    /// Results.
+    pub fn out_len(&self) -> usize {
+        self.kept_count
+            * match self.leaf {
+                Leaf::Run(_) => 1,
+                Leaf::Columns { columns, .. } => columns,
+            }
+    }
+
+    /// Elements that make one result.
+    pub fn reduced_len(&self) -> usize {
+        self.reduced_count
+            * match self.leaf {
+                Leaf::Run(len) => len,
+                Leaf::Columns { rows, .. } => rows,
+            }
+    }
+
+    /// Elements of the tensor.
+    pub fn in_len(&self) -> usize {
+        self.out_len() * self.reduced_len()
+    }
+
+    /// Floats of scratch that a reduction needs.
+    pub fn scratch_len(&self) -> usize {
+        if self.splits > 1 { self.splits * self.out_len() } else { 0 }
+    }
+
+    /// The smallest parts that are written by one task: results of runs, blocks of columns.
+    fn units(&self) -> usize {
+        self.kept_count * self.column_blocks()
+    }
+
+    fn column_blocks(&self) -> usize {
+        match self.leaf {
+            Leaf::Run(_) => 1,
+            Leaf::Columns { columns, .. } => columns.div_ceil(COLUMNS_MAX),
+        }
+    }
+
+    fn unit_elements(&self) -> usize {
+        self.reduced_count
+            * match self.leaf {
+                Leaf::Run(len) => len,
+                Leaf::Columns { rows, columns } => rows * columns.min(COLUMNS_MAX),
+            }
+    }
+
+    fn units_per_task(&self) -> usize {
+        (TASK_ELEMENTS / self.unit_elements().max(1)).max(1)
+    }
+
+    /// What is cut when a reduction is split: the outer reduced axes, or the leaf if there are none.
+    fn split_len(&self) -> usize {
+        match self.leaf {
+            _ if self.reduced_count > 1 => self.reduced_count,
+            Leaf::Run(len) => len,
+            Leaf::Columns { rows, .. } => rows,
+        }
+    }
+
+    #[inline(always)]
+    fn offset(list: &[(usize, usize)], mut index: usize) -> usize {
+        if let [(_, stride)] = list {
+            return index * stride;
+        }
+        let mut offset = 0;
+        for (len, stride) in list.iter().rev() {
+            offset += index % len * stride;
+            index /= len;
+        }
+        offset
+    }
+}
+
+/// How two values become one.
+pub(crate) trait FoldOp: Copy + Send + Sync {
+    const IDENTITY: f32;
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F;
+    fn fold_f64(a: f64, b: f64) -> f64;
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct SumOp;
+
+impl FoldOp for SumOp {
+    const IDENTITY: f32 = 0.0;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.add(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        a + b
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        f64::from(s.sum(a))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct MaxOp;
+
+impl FoldOp for MaxOp {
+    const IDENTITY: f32 = f32::NEG_INFINITY;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.max(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        if a > b { a } else { b }
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        f64::from(s.max_lane(a))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct MinOp;
+
+impl FoldOp for MinOp {
+    const IDENTITY: f32 = f32::INFINITY;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.min(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        if a < b { a } else { b }
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        f64::from(s.min_lane(a))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ProdOp;
+
+impl FoldOp for ProdOp {
+    const IDENTITY: f32 = 1.0;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.mul(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        a * b
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        let mut lanes = [1f32; 16];
+        // SAFETY: no register is longer than 16 lanes.
+        unsafe { s.store(lanes.as_mut_ptr(), a) };
+        lanes.iter().map(|lane| f64::from(*lane)).product()
+    }
+}
+
+/// Where the reduced values come from: a tensor, or what is computed from two on the way.
+pub(crate) trait Source: Copy + Send + Sync {
+    /// # Safety
+    /// `LANES` elements exist at `i`.
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F;
+    /// # Safety
+    /// `n <= LANES` elements exist at `i`; the other lanes are of no meaning.
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Plain(pub(crate) Raw<f32>);
+
+impl Source for Plain {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.load(self.0.at(i)) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.load_part(self.0.at(i), n) }
+    }
+}
+
+/// The product of two tensors of one shape (the square of one, if they are the same).
+#[derive(Clone, Copy)]
+pub(crate) struct Product(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+
+impl Source for Product {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.mul(s.load(self.0.at(i)), s.load(self.1.at(i))) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.mul(s.load_part(self.0.at(i), n), s.load_part(self.1.at(i), n)) }
+    }
+}
+
+/// The first tensor over the second.
+#[derive(Clone, Copy)]
+pub(crate) struct Quotient(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+
+impl Source for Quotient {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.div(s.load(self.0.at(i)), s.load(self.1.at(i))) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.div(s.load_part(self.0.at(i), n), s.load_part(self.1.at(i), n)) }
+    }
+}
+
+/// Lanes from `n` on become the identity.
+#[inline(always)]
+fn only_first<S: Simd, F: FoldOp>(s: S, x: S::F, n: usize) -> S::F {
+    let mut lanes = [F::IDENTITY; 16];
+    // SAFETY: `n` is below LANES, which is at most 16.
+    unsafe {
+        s.store_part(lanes.as_mut_ptr(), x, n);
+        s.load(lanes.as_ptr())
+    }
+}
+
+/// The fold of a contiguous run.
+#[inline(always)]
+unsafe fn run<S: Simd, F: FoldOp, M: Source>(s: S, source: M, start: usize, len: usize) -> f64 {
+    let mut total = f64::from(F::IDENTITY);
+    let mut i = start;
+    let end = start + len;
+    while i < end {
+        let block_end = (i + RUN_BLOCK).min(end);
+        let mut sums = [s.splat(F::IDENTITY); 4];
+        // SAFETY: all indices stay below `end`.
+        unsafe {
+            while i + 4 * S::LANES <= block_end {
+                for k in 0..4 {
+                    sums[k] = F::fold(s, sums[k], source.load(s, i + k * S::LANES));
+                }
+                i += 4 * S::LANES;
+            }
+            while i + S::LANES <= block_end {
+                sums[0] = F::fold(s, sums[0], source.load(s, i));
+                i += S::LANES;
+            }
+            if i < block_end {
+                let part = source.load_part(s, i, block_end - i);
+                sums[1] = F::fold(s, sums[1], only_first::<S, F>(s, part, block_end - i));
+                i = block_end;
+            }
+        }
+        let sum = F::fold(s, F::fold(s, sums[0], sums[1]), F::fold(s, sums[2], sums[3]));
+        total = F::fold_f64(total, F::lanes(s, sum));
+    }
+    total
+}
+
+/// Folds `rows` rows of `width` elements, `stride` apart, into `acc`.
+#[inline(always)]
+unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
+    s: S,
+    source: M,
+    start: usize,
+    rows: usize,
+    stride: usize,
+    width: usize,
+    acc: *mut f32,
+) {
+    // SAFETY: rows and columns are inside the tensor, `acc` holds `width` floats.
+    unsafe {
+        let mut row = 0;
+        while row < rows {
+            let group = (rows - row).min(4);
+            let base = start + row * stride;
+            let mut c = 0;
+            while c < width {
+                let n = (width - c).min(S::LANES);
+                let load = |r: usize| {
+                    let i = base + r * stride + c;
+                    if n == S::LANES { source.load(s, i) } else { source.load_part(s, i, n) }
+                };
+                let rows_sum = if group == 4 {
+                    F::fold(s, F::fold(s, load(0), load(1)), F::fold(s, load(2), load(3)))
+                } else {
+                    let mut sum = load(0);
+                    for r in 1..group {
+                        sum = F::fold(s, sum, load(r));
+                    }
+                    sum
+                };
+                if n == S::LANES {
+                    s.store(acc.add(c), F::fold(s, s.load(acc.add(c)), rows_sum));
+                } else {
+                    let old = s.load_part(acc.add(c), n);
+                    s.store_part(acc.add(c), F::fold(s, old, rows_sum), n);
+                }
+                c += n;
+            }
+            row += group;
+        }
+    }
+}
+
+/// As [`columns`] for rows narrower than a few registers that follow each other without a gap:
+/// several rows are taken as one wide row, and the wide result is folded at the end.
+#[inline(always)]
+unsafe fn narrow_columns<S: Simd, F: FoldOp, M: Source>(
+    s: S,
+    source: M,
+    start: usize,
+    rows: usize,
+    width: usize,
+    acc: *mut f32,
+) {
+    let pack = 2 * NARROW / width;
+    let mut wide = [F::IDENTITY; 2 * NARROW];
+    let whole = rows / pack;
+    let rest = rows - whole * pack;
+    // SAFETY: the wide rows cover `whole * pack` rows, the rest the others.
+    unsafe {
+        let wide_width = pack * width;
+        columns::<S, F, M>(s, source, start, whole, wide_width, wide_width, wide.as_mut_ptr());
+        let after = start + whole * wide_width;
+        columns::<S, F, M>(s, source, after, 1, 0, rest * width, wide.as_mut_ptr());
+        for (i, value) in wide[..wide_width].iter().enumerate() {
+            let slot = acc.add(i % width);
+            *slot = F::fold_f64(f64::from(*slot), f64::from(*value)) as f32;
+        }
+    }
+}
+
+kernel! {
+    /// The results of units `units`, of the part `split` of the reduced axes, written to `out`.
+    unsafe fn fold_units<S, F: FoldOp, M: Source>(
+        s: S, fold: F, source: M, plan: &Reduction, units: Range<usize>, split: usize, out: *mut f32,
+    ) {
+        let _ = fold;
+        let part = plan.split_len().div_ceil(plan.splits);
+        let cut = (split * part).min(plan.split_len())..((split + 1) * part).min(plan.split_len());
+        let blocks = plan.column_blocks();
+        for unit in units {
+            let (o, block) = if blocks == 1 { (unit, 0) } else { (unit / blocks, unit % blocks) };
+            let base = Reduction::offset(&plan.kept, o);
+            let outer = plan.reduced_count > 1;
+            let steps = if outer { cut.clone() } else { 0..1 };
+            match plan.leaf {
+                Leaf::Run(len) => {
+                    let inner = if outer { 0..len } else { cut.clone() };
+                    let mut total = f64::from(F::IDENTITY);
+                    for q in steps {
+                        let start = base + Reduction::offset(&plan.reduced, q) + inner.start;
+                        total = F::fold_f64(total, run::<S, F, M>(s, source, start, inner.len()));
+                    }
+                    *out.add(o) = total as f32;
+                }
+                Leaf::Columns { rows, columns: width } => {
+                    let inner = if outer { 0..rows } else { cut.clone() };
+                    let first = block * COLUMNS_MAX;
+                    let block_width = COLUMNS_MAX.min(width - first);
+                    let acc = out.add(o * width + first);
+                    for c in 0..block_width {
+                        *acc.add(c) = F::IDENTITY;
+                    }
+                    for q in steps {
+                        let start = base + Reduction::offset(&plan.reduced, q);
+                        let start = start + inner.start * width + first;
+                        if width <= NARROW && inner.len() > 4 {
+                            narrow_columns::<S, F, M>(s, source, start, inner.len(), width, acc);
+                        } else {
+                            columns::<S, F, M>(
+                                s, source, start, inner.len(), width, block_width, acc,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+kernel! {
+    /// `out[i]` from `splits` partial results `len` apart, times `scale`.
+    unsafe fn combine<S, F: FoldOp>(
+        s: S, fold: F, partial: *const f32, splits: usize, len: usize, range: Range<usize>,
+        scale: f32, out: *mut f32,
+    ) {
+        let _ = fold;
+        let mut i = range.start;
+        while i < range.end {
+            let n = (range.end - i).min(S::LANES);
+            let mut sums = [s.splat(F::IDENTITY); 2];
+            for split in 0..splits {
+                let x = s.load_part(partial.add(split * len + i), n);
+                sums[split % 2] = F::fold(s, sums[split % 2], x);
+            }
+            let sum = s.mul(F::fold(s, sums[0], sums[1]), s.splat(scale));
+            s.store_part(out.add(i), sum, n);
+            i += n;
+        }
+    }
+}
+
+pub(crate) fn reduce_source<F: FoldOp, M: Source>(
+    pool: &Pool,
+    fold: F,
+    plan: &Reduction,
+    source: M,
+    scale: f32,
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    assert_eq!(out.len(), plan.out_len(), "wrong number of results");
+    assert!(scratch.len() >= plan.scratch_len(), "too little scratch");
+    let len = out.len();
+    if plan.empty {
+        out.fill(F::IDENTITY * scale);
+        return;
+    }
+    let per_task = plan.units_per_task();
+    let tasks = plan.units().div_ceil(per_task);
+    let target = if plan.splits > 1 { scratch.as_mut_ptr() } else { out.as_mut_ptr() };
+    let target = Raw::new_mut(target);
+    let out = Raw::new_mut(out.as_mut_ptr());
+    pool.run(tasks * plan.splits, |task| {
+        let (split, block) = (task / tasks, task % tasks);
+        let units = block * per_task..((block + 1) * per_task).min(plan.units());
+        // SAFETY: the lengths were checked above; tasks write different units or different splits.
+        unsafe { fold_units(fold, source, plan, units, split, target.at(split * len)) };
+    });
+    if plan.splits > 1 || scale != 1.0 {
+        pool.run_ranges(len, 4096, |range| {
+            // SAFETY: ranges are disjoint; one split means that `target` is `out` itself.
+            unsafe { combine(fold, target.at(0), plan.splits, len, range, scale, out.at(0)) };
+        });
+    }
+}
+
+/// Reduces `x` as planned. `scratch` holds [`Reduction::scratch_len`] floats.
+pub fn reduce(
+    pool: &Pool,
+    fold: Fold,
+    plan: &Reduction,
+    x: &[f32],
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    assert_eq!(x.len(), plan.in_len(), "wrong number of elements");
+    let source = Plain(Raw::new(x.as_ptr()));
+    match fold {
+        Fold::Sum => reduce_source(pool, SumOp, plan, source, 1.0, out, scratch),
+        Fold::Mean => {
+            let scale = 1.0 / plan.reduced_len() as f32;
+            reduce_source(pool, SumOp, plan, source, scale, out, scratch);
+        }
+        Fold::Max => reduce_source(pool, MaxOp, plan, source, 1.0, out, scratch),
+        Fold::Min => reduce_source(pool, MinOp, plan, source, 1.0, out, scratch),
+        Fold::Prod => reduce_source(pool, ProdOp, plan, source, 1.0, out, scratch),
+    }
+}
+
+kernel! {
+    unsafe fn fold_run<S, F: FoldOp, M: Source>(
+        s: S, fold: F, source: M, start: usize, len: usize,
+    ) -> f64 {
+        let _ = fold;
+        run::<S, F, M>(s, source, start, len)
+    }
+}
+
+/// The fold of everything, in f64 across blocks.
+fn fold_all<F: FoldOp, M: Source>(pool: &Pool, fold: F, source: M, len: usize) -> f64 {
+    let grain = (2 * TASK_ELEMENTS).max(len.div_ceil(SPLITS_MAX));
+    let mut partial = [f64::from(F::IDENTITY); SPLITS_MAX];
+    let slots = Raw::new_mut(partial.as_mut_ptr());
+    pool.run_ranges(len, grain, |range| {
+        // SAFETY: there are at most SPLITS_MAX ranges, each with its own slot.
+        unsafe {
+            let total = fold_run(fold, source, range.start, range.len());
+            *slots.at(range.start / grain) = total;
+        }
+    });
+    partial.into_iter().fold(f64::from(F::IDENTITY), F::fold_f64)
+}
+
+/// The sum of everything, in f64 across blocks of lanes.
+pub fn sum_all(pool: &Pool, x: &[f32]) -> f64 {
+    fold_all(pool, SumOp, Plain(Raw::new(x.as_ptr())), x.len())
+}
+
+/// The sum of squares.
+pub fn squared_norm(pool: &Pool, x: &[f32]) -> f64 {
+    let raw = Raw::new(x.as_ptr());
+    fold_all(pool, SumOp, Product(raw, raw), x.len())
+}
+
+/// The sum of products.
+pub fn dot(pool: &Pool, x: &[f32], y: &[f32]) -> f64 {
+    assert_eq!(x.len(), y.len(), "vectors differ in length");
+    fold_all(pool, SumOp, Product(Raw::new(x.as_ptr()), Raw::new(y.as_ptr())), x.len())
+}
+
+kernel! {
+    unsafe fn has_nonfinite<S>(s: S, x: *const f32, len: usize) -> bool {
+        let exponent = s.splat_i(0x7f80_0000);
+        let bad = |x: S::F| s.eq_i(s.and_i(s.bits_of(x), exponent), exponent);
+        let mut i = 0;
+        while i < len {
+            // Blocks, so that the branch is rare.
+            let end = (i + 1024).min(len);
+            let mut any = bad(s.zero());
+            while i + S::LANES <= end {
+                any = s.or_m(any, bad(s.load(x.add(i))));
+                i += S::LANES;
+            }
+            if i < end {
+                any = s.or_m(any, bad(s.load_part(x.add(i), end - i)));
+                i = end;
+            }
+            if s.any(any) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Whether any number is infinite or NaN.
+pub fn any_nonfinite(pool: &Pool, x: &[f32]) -> bool {
+    let found = AtomicBool::new(false);
+    let raw = Raw::new(x.as_ptr());
+    pool.run_ranges(x.len(), TASK_ELEMENTS, |range| {
+        // SAFETY: the range is inside `x`.
+        if !found.load(Relaxed) && unsafe { has_nonfinite(raw.at(range.start), range.len()) } {
+            found.store(true, Relaxed);
+        }
+    });
+    found.into_inner()
+}
+
+/// Which extreme [`arg_extreme`] looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extreme {
+    Max,
+    Min,
+}
+
+kernel! {
+    /// The index of the first extreme along the middle axis of `[outer, len, inner]`, for the
+    /// results `range` of the flat `[outer, inner]`. `sign` is -1 for minima.
+    unsafe fn arg_kernel<S>(
+        s: S, x: *const f32, len: usize, inner: usize, range: Range<usize>, sign: f32, out: *mut i64,
+    ) {
+        let sign_v = s.splat(sign);
+        if inner == 1 {
+            for o in range {
+                let row = x.add(o * len);
+                *out.add(o) = arg_row(s, row, len, sign_v) as i64;
+            }
+            return;
+        }
+        let mut i = range.start;
+        while i < range.end {
+            let (o, c) = (i / inner, i % inner);
+            let n = S::LANES.min(inner - c).min(range.end - i);
+            let first = x.add(o * len * inner + c);
+            let mut best = s.mul(s.load_part(first, n), sign_v);
+            let mut index = s.splat_i(0);
+            for k in 1..len {
+                let value = s.mul(s.load_part(first.add(k * inner), n), sign_v);
+                let better = s.gt(value, best);
+                best = s.select(better, value, best);
+                index = s.select_i(better, s.splat_i(k as i32), index);
+            }
+            let mut lanes = [0f32; 16];
+            s.store(lanes.as_mut_ptr(), s.of_bits(index));
+            for k in 0..n {
+                *out.add(i + k) = i64::from(lanes[k].to_bits());
+            }
+            i += n;
+        }
+    }
+}
+
+/// The first index of the largest of `sign * row`.
+#[inline(always)]
+unsafe fn arg_row<S: Simd>(s: S, row: *const f32, len: usize, sign: S::F) -> usize {
+    let mut lanes = [0f32; 16];
+    let mut indices = [0f32; 16];
+    let (mut best, mut best_index) = (f32::NEG_INFINITY, 0);
+    let whole = len / S::LANES * S::LANES;
+    // SAFETY: `whole <= len`, and no register is longer than 16 lanes.
+    unsafe {
+        if whole > 0 {
+            let mut max = s.mul(s.load(row), sign);
+            let mut step = s.splat_i(0);
+            for k in 1..whole / S::LANES {
+                let value = s.mul(s.load(row.add(k * S::LANES)), sign);
+                let better = s.gt(value, max);
+                max = s.select(better, value, max);
+                step = s.select_i(better, s.splat_i(k as i32), step);
+            }
+            s.store(lanes.as_mut_ptr(), max);
+            s.store(indices.as_mut_ptr(), s.of_bits(step));
+            for k in 0..S::LANES {
+                let index = indices[k].to_bits() as usize * S::LANES + k;
+                if lanes[k] > best || (lanes[k] == best && index < best_index) {
+                    (best, best_index) = (lanes[k], index);
+                }
+            }
+        }
+        s.store(lanes.as_mut_ptr(), sign);
+        for i in whole..len {
+            let value = *row.add(i) * lanes[0];
+            if value > best {
+                (best, best_index) = (value, i);
+            }
+        }
+    }
+    best_index
+}
+
+/// The index of the first largest (smallest) element along the middle axis of `[outer, len, inner]`,
+/// as `[outer, inner]`. NaN never wins.
+pub fn arg_extreme(
+    pool: &Pool,
+    extreme: Extreme,
+    x: &[f32],
+    outer: usize,
+    len: usize,
+    inner: usize,
+    out: &mut [i64],
+) {
+    assert_eq!(x.len(), outer * len * inner, "wrong number of elements");
+    assert_eq!(out.len(), outer * inner, "wrong number of results");
+    if len == 0 {
+        out.fill(0);
+        return;
+    }
+    let sign = if extreme == Extreme::Max { 1.0 } else { -1.0 };
+    let grain = (TASK_ELEMENTS / len).max(1);
+    let (x, out_raw) = (Raw::new(x.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    pool.run_ranges(out.len(), grain, |range| {
+        // SAFETY: ranges are disjoint and inside the results; the sizes were checked above.
+        unsafe { arg_kernel(x.at(0), len, inner, range, sign, out_raw.at(0)) };
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::at_every_level;
+    use fleet_base::rng::Sequence;
+
+    fn numbers(len: usize) -> Vec<f32> {
+        let mut random = Sequence::new(1, len as u64);
+        (0..len).map(|_| (random.unit() * 2.0 - 0.7) as f32).collect()
+    }
+
+    fn run_plan(pool: &Pool, fold: Fold, shape: &[usize], axes: &[usize], x: &[f32]) -> Vec<f32> {
+        let plan = Reduction::new(shape, axes);
+        let mut out = vec![f32::NAN; plan.out_len()];
+        let mut scratch = vec![f32::NAN; plan.scratch_len()];
+        reduce(pool, fold, &plan, x, &mut out, &mut scratch);
+        out
+    }
+
+    fn reference(fold: Fold, shape: &[usize], axes: &[usize], x: &[f32]) -> Vec<f64> {
+        let identity = match fold {
+            Fold::Sum | Fold::Mean => 0.0,
+            Fold::Max => f64::NEG_INFINITY,
+            Fold::Min => f64::INFINITY,
+            Fold::Prod => 1.0,
+        };
+        let kept = |axis: &usize| !axes.contains(axis);
+        let out_len = (0..shape.len()).filter(kept).map(|axis| shape[axis]).product();
+        let mut out = vec![identity; out_len];
+        let count = x.len() as f64 / out_len as f64;
+        for (i, value) in x.iter().enumerate() {
+            let (mut rest, mut slot, mut stride) = (i, 0, 1);
+            for axis in (0..shape.len()).rev() {
+                if kept(&axis) {
+                    slot += rest % shape[axis] * stride;
+                    stride *= shape[axis];
+                }
+                rest /= shape[axis];
+            }
+            let value = f64::from(*value);
+            out[slot] = match fold {
+                Fold::Sum => out[slot] + value,
+                Fold::Mean => out[slot] + value / count,
+                Fold::Max => out[slot].max(value),
+                Fold::Min => out[slot].min(value),
+                Fold::Prod => out[slot] * value,
+            };
+        }
+        out
+    }
+
+    fn check(shape: &[usize], axes: &[usize]) {
+        let x = numbers(shape.iter().product());
+        for fold in [Fold::Sum, Fold::Mean, Fold::Max, Fold::Min, Fold::Prod] {
+            let expected = reference(fold, shape, axes, &x);
+            at_every_level(|level| {
+                let got = run_plan(&Pool::new(1), fold, shape, axes, &x);
+                assert_eq!(got.len(), expected.len());
+                let count = (x.len() / got.len().max(1)) as f64;
+                for (got, expected) in got.iter().zip(&expected) {
+                    let bound = match fold {
+                        Fold::Sum => 1e-7 * count.max(8.0).sqrt() * (2.0 + expected.abs()),
+                        Fold::Mean => 1e-6,
+                        Fold::Prod => 1e-6 * count.sqrt() * expected.abs() + 1e-37,
+                        _ => 0.0,
+                    };
+                    assert!(
+                        (f64::from(*got) - expected).abs() <= bound,
+                        "{fold:?} of {shape:?} over {axes:?} at {level:?}: {got} for {expected}"
+                    );
+                }
+            });
+            let one = run_plan(&Pool::new(1), fold, shape, axes, &x);
+            assert!(one == run_plan(&Pool::new(3), fold, shape, axes, &x), "threads matter");
+        }
+    }
+
+    #[test]
+    fn any_axes_of_any_shape() {
+        check(&[1], &[0]);
+        check(&[17], &[]);
+        check(&[17], &[0]);
+        check(&[300_001], &[0]);
+        check(&[5, 129], &[1]);
+        check(&[1000, 3], &[1]);
+        check(&[2048, 40], &[0]);
+        check(&[1031, 400], &[0]);
+        check(&[3, 5000], &[0]);
+        check(&[100_003, 3], &[0]);
+        check(&[100, 17], &[0, 1]);
+        check(&[4, 6, 35], &[0, 2]);
+        check(&[4, 6, 35], &[1]);
+        check(&[3, 4, 5, 6, 7], &[0, 2, 4]);
+        check(&[3, 4, 5, 6, 7], &[1, 3]);
+        check(&[2, 1, 70_000, 1, 2], &[0, 2]);
+        check(&[9, 2, 70_000], &[0, 2]);
+    }
+
+    #[test]
+    fn totals() {
+        let x = numbers(1_000_003);
+        let expected: f64 = x.iter().map(|x| f64::from(*x)).sum();
+        let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+        for threads in [1, 3] {
+            let pool = Pool::new(threads);
+            assert!((sum_all(&pool, &x) - expected).abs() < 0.05);
+            assert!((squared_norm(&pool, &x) / squares - 1.0).abs() < 1e-6);
+            assert_eq!(squared_norm(&pool, &x), squared_norm(&Pool::new(1), &x));
+            assert_eq!(dot(&pool, &x, &x), squared_norm(&pool, &x));
+        }
+        assert_eq!(sum_all(&Pool::new(1), &[]), 0.0);
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_found_anywhere() {
+        at_every_level(|_| {
+            let pool = Pool::new(1);
+            let mut x = numbers(5001);
+            assert!(!any_nonfinite(&pool, &x));
+            for place in [0, 1023, 1024, 4999, 5000] {
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let old = std::mem::replace(&mut x[place], bad);
+                    assert!(any_nonfinite(&pool, &x), "{bad} at {place}");
+                    x[place] = old;
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn first_extremes() {
+        at_every_level(|level| {
+            for (outer, len, inner) in [(3, 50, 1), (70, 7, 1), (2, 9, 19), (5, 33, 4), (1, 1, 1)] {
+                // Few distinct values, so that ties are common.
+                let mut random = Sequence::new(2, len as u64);
+                let x: Vec<f32> =
+                    (0..outer * len * inner).map(|_| random.below(6) as f32).collect();
+                for extreme in [Extreme::Max, Extreme::Min] {
+                    let mut out = vec![-1; outer * inner];
+                    arg_extreme(&Pool::new(1), extreme, &x, outer, len, inner, &mut out);
+                    for o in 0..outer {
+                        for c in 0..inner {
+                            let at = |k: usize| x[(o * len + k) * inner + c];
+                            let best = (0..len).fold(0, |best, k| {
+                                let better = match extreme {
+                                    Extreme::Max => at(k) > at(best),
+                                    Extreme::Min => at(k) < at(best),
+                                };
+                                if better { k } else { best }
+                            });
+                            assert_eq!(out[o * inner + c], best as i64, "{level:?} {o} {c}");
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
