@@ -17,12 +17,13 @@ struct Bench {
 impl Bench {
     /// Runs `body` until half a second is gone (at least 5 times) and prints the median.
     /// `work` is bytes or operations: `unit` says which.
-    fn time(&self, name: &str, work: f64, unit: &str, mut body: impl FnMut(&Pool)) {
+    fn time(&self, name: &str, work: f64, unit: &str, mut body: impl FnMut(&Pool)) -> [f64; 2] {
         if self.filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str())) {
-            return;
+            return [0.0; 2];
         }
+        let mut medians = [0.0; 2];
         let mut line = format!("{name:44}");
-        for pool in &self.pools {
+        for (pool, out) in self.pools.iter().zip(&mut medians) {
             body(pool);
             let begin = Instant::now();
             let mut times = Vec::new();
@@ -33,9 +34,11 @@ impl Bench {
             }
             times.sort_by(f64::total_cmp);
             let median = times[times.len() / 2];
+            *out = median;
             line += &format!("  {:9.3} ms {:7.1} {unit}", median * 1e3, work / median / 1e9);
         }
         println!("{line}");
+        medians
     }
 }
 
@@ -68,6 +71,103 @@ fn main() {
     let bench = Bench { filter: std::env::args().nth(1), pools: [Pool::new(1), Pool::new(2)] };
     println!("{:44}  {:>22}  {:>22}", "", "1 thread", "2 threads");
     embeddings(&bench);
+    batch_norms(&bench);
+}
+
+/// Batch norms of ResNet-50, batch 16: (plane, channels, how many with ReLU only, how many with a
+/// residual and ReLU, how many bare).
+const RESNET50: [(usize, usize, usize, usize, usize); 12] = [
+    (112 * 112, 64, 1, 0, 0),
+    (56 * 56, 64, 6, 0, 0),
+    (56 * 56, 256, 0, 3, 1),
+    (56 * 56, 128, 1, 0, 0),
+    (28 * 28, 128, 7, 0, 0),
+    (28 * 28, 512, 0, 4, 1),
+    (28 * 28, 256, 1, 0, 0),
+    (14 * 14, 256, 11, 0, 0),
+    (14 * 14, 1024, 0, 6, 1),
+    (14 * 14, 512, 1, 0, 0),
+    (7 * 7, 512, 5, 0, 0),
+    (7 * 7, 2048, 0, 3, 1),
+];
+
+fn batch_norms(bench: &Bench) {
+    use fleet_kernels::batch_norm::*;
+    let batch = 16;
+    let cold = 3;
+    let mut total = [0.0; 2];
+    for (plane, channels, relu, residual, bare) in RESNET50 {
+        let dims = Dims { batch, plane, channels, order: Order::ChannelsLast };
+        // Several sets of buffers, so that none is still in a cache when its turn comes.
+        let sets = cold.max((400usize << 20) / (dims.len() * 16)).min(40);
+        let mut x: Vec<Vec<f32>> = (0..sets).map(|i| floats(dims.len(), i as u64)).collect();
+        let mut y = x.clone();
+        let mut dy = x.clone();
+        let skip = x.clone();
+        let [gamma, beta, mean, inv] = [1.0, 0.1, 0.0, 3.4].map(|v| vec![v; channels]);
+        let (mut m, mut v) = (mean.clone(), mean.clone());
+        let (mut d_gamma, mut d_beta) = (mean.clone(), mean.clone());
+        let mut scratch = vec![0.0; scratch_len(&dims)];
+        let bytes = (dims.len() * 4) as f64;
+        let mut turn = 0;
+        let mut next = || {
+            turn = (turn + 1) % sets;
+            turn
+        };
+        let name = |what: &str| format!("bn {what} {plane}x{channels}");
+        bench.time(&name("statistics"), bytes, "GB/s", |pool| {
+            statistics(pool, &dims, &x[next()], &mut scratch, &mut m, &mut v);
+        });
+        let mut forward = |with_residual: bool, pool: &Pool, turn: usize| {
+            let skip = with_residual.then_some(&skip[turn][..]);
+            let act = if bare == 0 || with_residual { Act::Relu } else { Act::None };
+            let (x, y) = (Operand::Read(&x[turn]), Output::New(&mut y[turn]));
+            normalise(pool, &dims, x, (&mean, &inv), (&gamma, &beta), skip, act, y, &mut scratch);
+        };
+        let mut times = [0.0; 2];
+        let count = (relu + bare) as f64;
+        if count > 0.0 {
+            let got = bench
+                .time(&name("forward"), 2.0 * bytes, "GB/s", |pool| forward(false, pool, next()));
+            times = [0, 1].map(|i| times[i] + count * got[i]);
+        }
+        if residual > 0 {
+            let name = name("forward + residual");
+            let got = bench.time(&name, 3.0 * bytes, "GB/s", |pool| forward(true, pool, next()));
+            times = [0, 1].map(|i| times[i] + residual as f64 * got[i]);
+        }
+        let mut back = |with_residual: bool, pool: &Pool, turn: usize| {
+            let args = Backward {
+                dy: Operand::Reuse(&mut dy[turn]),
+                addend: None,
+                mask: if with_residual { Mask::FromOutput(&y[turn]) } else { Mask::FromInput },
+                masked: if with_residual { Masked::OverDy } else { Masked::Drop },
+                x: Operand::Reuse(&mut x[turn]),
+                dx: if with_residual { InputGradient::OverX } else { InputGradient::OverDy },
+                mean: &mean,
+                inv_std: &inv,
+                gamma: &gamma,
+                beta: &beta,
+                is_frozen: false,
+                d_gamma: &mut d_gamma,
+                d_beta: &mut d_beta,
+            };
+            backward(pool, &dims, args, &mut scratch);
+        };
+        if count > 0.0 {
+            let got = bench
+                .time(&name("backward"), 5.0 * bytes, "GB/s", |pool| back(false, pool, next()));
+            times = [0, 1].map(|i| times[i] + count * got[i]);
+        }
+        if residual > 0 {
+            let name = name("backward + residual");
+            let got = bench.time(&name, 7.0 * bytes, "GB/s", |pool| back(true, pool, next()));
+            times = [0, 1].map(|i| times[i] + residual as f64 * got[i]);
+        }
+        total = [0, 1].map(|i| total[i] + times[i]);
+    }
+    let [one, two] = total.map(|seconds| seconds * 1e3);
+    println!("bn of ResNet-50, batch 16, statistics given: {one:.1} ms, {two:.1} ms");
 }
 
 fn embeddings(bench: &Bench) {
