@@ -9,6 +9,7 @@ pub mod embedding;
 pub mod gemm;
 pub mod micro;
 pub mod elementwise;
+pub mod binary;
 pub mod pool;
 pub mod reduce;
 pub mod simd;
