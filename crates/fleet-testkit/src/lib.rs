@@ -1,0 +1,28 @@
+//! What tests use; never part of a release.
+//!
+//! * [`Case`]: one op with inputs and attributes, run alone. Every run is really several: one thread
+//!   against three, in place against not, over memory full of garbage, counting allocations.
+//! * [`Case::check_grad`]: the op's gradient rule against finite differences.
+//! * [`filetest`]: cases as text, with numbers made by an oracle.
+//!
+//! A test binary that wants allocations counted installs [`CountingAllocator`].
+//!
+//! ```
+//! use fleet_testkit::{Case, Value};
+//! let case = Case::named("scale").unwrap().input("X", Value::f32([2], &[1.0, 2.0])).attr("scale", 3.0);
+//! let outputs = case.run().unwrap();
+//! assert_eq!(outputs.f32("Out"), [3.0, 6.0]);
+//! case.check_grad(&["X"]).unwrap();
+//! ```
+
+mod alloc;
+mod case;
+pub mod filetest;
+mod grad;
+mod machine;
+mod value;
+
+pub use alloc::{CountingAllocator, allocations};
+pub use case::{Case, Outputs, check_grad, run_op};
+pub use machine::{How, Machine};
+pub use value::{Value, to_filter64};

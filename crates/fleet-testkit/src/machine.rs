@@ -1,0 +1,267 @@
+//! Runs single ops of a program over values, one at a time, obviously.
+
+use crate::{Value, allocations};
+use fleet_base::{Error, Result};
+use fleet_ir::{Op, OpId, Program, VarId, VarKind};
+use fleet_kernels::pool::Pool;
+use fleet_ops::{Arg, InferCtx, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, RowsArg};
+use fleet_tensor::{Buffer, Layout};
+use std::collections::HashMap;
+
+/// A program and the values of its variables.
+pub struct Machine {
+    pub program: Program,
+    pub registry: Registry,
+    pub values: HashMap<VarId, Value>,
+    /// Layouts that outputs are wanted in; row-major if not named.
+    pub layouts: HashMap<VarId, Layout>,
+    /// (output slot, input slot) of the op under test that are one variable.
+    pub same: Vec<(String, String)>,
+    pub step: u64,
+}
+
+/// How to run an op.
+pub struct How<'a> {
+    pub pool: &'a Pool,
+    /// What fills the outputs and the scratch before the kernel runs.
+    pub garbage: u8,
+    /// Pairs of output and input slot that share memory.
+    pub share: Vec<(String, String)>,
+}
+
+impl Machine {
+    pub fn new(def: &'static OpDef, seed: u64) -> Machine {
+        let mut program = Program::new();
+        program.set_seed(seed);
+        Machine {
+            program,
+            registry: Registry::with(&[def]),
+            values: HashMap::new(),
+            layouts: HashMap::new(),
+            same: Vec::new(),
+            step: 0,
+        }
+    }
+
+    /// Runs the op in every way that must make no difference, and keeps its outputs.
+    pub fn run(&mut self, id: OpId) -> Result<()> {
+        let op = self.program.op(id).clone();
+        let def = self.registry.get(op.name())?;
+        let (one, three) = (Pool::new(1), Pool::new(3));
+        let share = self.same_of(&op);
+        let base = self.execute(id, &How { pool: &one, garbage: 0xff, share: share.clone() })?;
+        let other = self.execute(id, &How { pool: &three, garbage: 0x55, share: share.clone() })?;
+        check_equal(&op, &base, &other, "on 3 threads, or where the kernel wrote nothing")?;
+        for (output, input) in def.traits.inplace.iter().chain(&def.traits.view) {
+            if !self.can_share(&op, output, input) || share.iter().any(|pair| pair.0 == *output) {
+                continue;
+            }
+            let mut share = share.clone();
+            share.push((output.to_string(), input.to_string()));
+            let shared = self.execute(id, &How { pool: &three, garbage: 0x55, share })?;
+            check_equal(&op, &base, &shared, &format!("when {output} lies in {input}"))?;
+        }
+        for (vars, values) in op.outputs.iter().zip(base) {
+            self.values.extend(vars.iter().copied().zip(values));
+        }
+        Ok(())
+    }
+
+    fn same_of(&self, op: &Op) -> Vec<(String, String)> {
+        let known = |pair: &&(String, String)| {
+            !op.output(&pair.0).is_empty() && !op.input(&pair.1).is_empty()
+        };
+        self.same.iter().filter(known).cloned().collect()
+    }
+
+    fn can_share(&self, op: &Op, output: &str, input: &str) -> bool {
+        let (Some(out), Some(arg)) = (op.output(output).first(), op.input(input).first()) else {
+            return false;
+        };
+        let (out, arg) = (self.meta(*out), self.meta(*arg));
+        out.kind == VarKind::Dense && arg.kind == out.kind && out.bytes() == arg.bytes()
+    }
+
+    /// Of the value if there is one: it knows the room of sparse rows.
+    fn meta(&self, var: VarId) -> Meta {
+        match self.values.get(&var) {
+            Some(value) => value.meta(),
+            None => fleet_ops::meta(&self.program, var),
+        }
+    }
+
+    /// Runs the op once and returns its outputs by slot; the machine's values stay as they are.
+    pub fn execute(&self, id: OpId, how: &How<'_>) -> Result<Vec<Vec<Value>>> {
+        let op = self.program.op(id);
+        let def = self.registry.get(op.name())?;
+        let place = |error: Error| error.at(op.name());
+        let mut ctx = InferCtx::new(op, |var| self.meta(var));
+        (def.infer)(&mut ctx).map_err(place)?;
+        let metas = ctx.into_outputs();
+        let mut inputs = self.copy_inputs(op)?;
+        let mut outputs = self.make_outputs(op, &metas, how.garbage)?;
+        let kernel = self.prepare(def, op, &inputs, &outputs, how.pool).map_err(place)?;
+        let mut scratch = Buffer::zeroed(kernel.scratch_bytes)?;
+        scratch.as_mut_slice().fill(how.garbage);
+
+        let mut counts = Vec::new();
+        let input_args = args_of(&mut inputs, &mut counts);
+        let mut output_args = args_of(&mut outputs, &mut counts);
+        for (output, input) in &how.share {
+            let slots = (op.spec.output_index(output), op.spec.input_index(input));
+            let (Some(to), Some(from)) = slots else {
+                return Err(Error::invalid(format!("{output} and {input} cannot share memory")));
+            };
+            for (out, arg) in output_args[to].iter_mut().zip(&input_args[from]) {
+                out.ptr = arg.ptr;
+            }
+        }
+        let input_slots: Vec<&[Arg]> = input_args.iter().map(Vec::as_slice).collect();
+        let output_slots: Vec<&[Arg]> = output_args.iter().map(Vec::as_slice).collect();
+        let ctx = KernelCtx {
+            inputs: &input_slots,
+            outputs: &output_slots,
+            scratch: scratch.as_ptr(),
+            scratch_bytes: kernel.scratch_bytes,
+            pool: how.pool,
+            step: self.step,
+            seed: self.program.seed(),
+        };
+        let before = allocations();
+        let outcome = (kernel.run)(&ctx);
+        let allocated = allocations() - before;
+        outcome.map_err(place)?;
+        if allocated > 0 {
+            return Err(Error::internal(format!(
+                "the kernel of {} allocated memory {allocated} times",
+                op.name()
+            )));
+        }
+        take_counts(&mut outputs, inputs.iter().flatten().filter(is_rows).count(), &counts);
+        for (output, input) in &how.share {
+            let (to, from) = (op.spec.output_index(output), op.spec.input_index(input));
+            if let (Some(to), Some(from)) = (to, from) {
+                for (out, arg) in outputs[to].iter_mut().zip(&inputs[from]) {
+                    out.tensor_mut().as_bytes_mut().copy_from_slice(arg.tensor().as_bytes());
+                }
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn copy_inputs(&self, op: &Op) -> Result<Vec<Vec<Value>>> {
+        let copy = |var: &VarId| match self.values.get(var) {
+            Some(value) => value.try_clone(),
+            None => Err(Error::internal(format!(
+                "{} reads '{}', which has no value",
+                op.name(),
+                self.program.var_name(*var)
+            ))),
+        };
+        op.inputs.iter().map(|slot| slot.iter().map(copy).collect()).collect()
+    }
+
+    fn make_outputs(&self, op: &Op, metas: &[Vec<Meta>], garbage: u8) -> Result<Vec<Vec<Value>>> {
+        let make = |(var, meta): (&VarId, &Meta)| {
+            let layout = self.layouts.get(var).copied().unwrap_or_default();
+            let mut value = Value::zeros(meta, layout)?;
+            value.poison(garbage);
+            Ok(value)
+        };
+        let slots = op.outputs.iter().zip(metas);
+        slots.map(|(vars, metas)| vars.iter().zip(metas).map(make).collect()).collect()
+    }
+
+    fn prepare(
+        &self,
+        def: &OpDef,
+        op: &Op,
+        inputs: &[Vec<Value>],
+        outputs: &[Vec<Value>],
+        pool: &Pool,
+    ) -> Result<Kernel> {
+        let metas = |slots: &[Vec<Value>]| -> Vec<Vec<Meta>> {
+            slots.iter().map(|slot| slot.iter().map(Value::meta).collect()).collect()
+        };
+        let layouts = |slots: &[Vec<Value>]| -> Vec<Vec<Layout>> {
+            slots.iter().map(|slot| slot.iter().map(|v| v.tensor().layout()).collect()).collect()
+        };
+        (def.cpu)(&PrepareCtx {
+            op,
+            inputs: &metas(inputs),
+            outputs: &metas(outputs),
+            input_layouts: &layouts(inputs),
+            output_layouts: &layouts(outputs),
+            threads: pool.threads(),
+            seed: self.program.seed(),
+        })
+    }
+}
+
+fn is_rows(value: &&Value) -> bool {
+    matches!(value, Value::Rows(_))
+}
+
+/// The arguments of a kernel; the counters of sparse rows lie in `counts`, in order.
+fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<Box<u64>>) -> Vec<Vec<Arg>> {
+    let mut arg = |value: &mut Value| {
+        let meta = value.meta();
+        let rows = match value {
+            Value::Dense(_) => None,
+            Value::Rows(rows) => {
+                counts.push(Box::new(rows.count as u64));
+                let count =
+                    counts.last_mut().map_or(std::ptr::null_mut(), |count| &raw mut **count);
+                let capacity = rows.rows.physical_len();
+                Some(RowsArg { rows: rows.rows.as_ptr().cast(), count, capacity })
+            }
+        };
+        let tensor = value.tensor();
+        Arg {
+            ptr: tensor.as_ptr(),
+            dtype: meta.dtype,
+            shape: meta.shape,
+            layout: tensor.layout(),
+            rows,
+        }
+    };
+    slots.iter_mut().map(|slot| slot.iter_mut().map(&mut arg).collect()).collect()
+}
+
+fn take_counts(outputs: &mut [Vec<Value>], skip: usize, counts: &[Box<u64>]) {
+    let mut counts = counts[skip..].iter();
+    for value in outputs.iter_mut().flatten() {
+        if let Value::Rows(rows) = value
+            && let Some(count) = counts.next()
+        {
+            rows.count = **count as usize;
+        }
+    }
+}
+
+fn check_equal(op: &Op, base: &[Vec<Value>], other: &[Vec<Value>], when: &str) -> Result<()> {
+    for (slot, (base, other)) in op.spec.outputs.iter().zip(base.iter().zip(other)) {
+        for (base, other) in base.iter().zip(other) {
+            let ((base_ids, base_bytes), (other_ids, other_bytes)) =
+                (base.content(), other.content());
+            if base_ids == other_ids && base_bytes == other_bytes {
+                continue;
+            }
+            let size = base.meta().dtype.size();
+            let at = base_bytes.iter().zip(other_bytes).position(|(a, b)| a != b).unwrap_or(0);
+            return Err(Error::internal(format!(
+                "output '{}' of {} differs at element {} {when}",
+                slot.name,
+                op.name(),
+                at / size
+            ))
+            .expected(show(base, at / size))
+            .got(show(other, at / size)));
+        }
+    }
+    Ok(())
+}
+
+fn show(value: &Value, at: usize) -> String {
+    value.numbers().get(at).map_or_else(|| "nothing".to_string(), f64::to_string)
+}
