@@ -411,6 +411,13 @@ impl<'a> KernelCtx<'a> {
         // SAFETY: the plan gives each running kernel its own scratch of this size, 64-byte aligned.
         unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), len) }
     }
+
+    /// The scratch as 64-bit words, for kernels that sort ids.
+    pub fn scratch_words(&self) -> &'a mut [u64] {
+        let words = self.scratch::<i64>();
+        // SAFETY: the same words, without a sign.
+        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+    }
 }
 
 impl Arg {

@@ -8,7 +8,10 @@ mod emit;
 mod grad;
 mod registry;
 
+pub mod control;
+pub mod loss;
 pub mod math;
+pub mod nn;
 
 pub use def::{
     AmpClass, Arg, Cost, CostCtx, Grad, InferCtx, Kernel, KernelCtx, KernelFn, Lane, Meta, OpDef,
@@ -34,6 +37,37 @@ mod prelude {
 
 /// Every op, by family.
 pub static OPS: &[&OpDef] = &[
+    // control
+    &control::conditional_block::DEF,
     // math
     &math::scale::DEF,
+    // nn
+    &nn::batch_norm::DEF,
+    &nn::batch_norm::GRAD,
+    &nn::fused_batch_norm_act::DEF,
+    &nn::fused_batch_norm_act::GRAD,
+    &nn::fused_bn_add_activation::DEF,
+    &nn::fused_bn_add_activation::GRAD,
+    &nn::lookup_table_v2::DEF,
+    &nn::lookup_table_v2::GRAD,
+    &nn::lookup_table_v2::OLD,
+    &nn::lookup_table_v2::OLD_GRAD,
+    // loss
+    &loss::cross_entropy::DEF,
+    &loss::cross_entropy::GRAD,
+    &loss::huber_loss::DEF,
+    &loss::huber_loss::GRAD,
+    &loss::kldiv_loss::DEF,
+    &loss::kldiv_loss::GRAD,
+    &loss::label_smooth::DEF,
+    &loss::log_loss::DEF,
+    &loss::log_loss::GRAD,
+    &loss::nll_loss::DEF,
+    &loss::nll_loss::GRAD,
+    &loss::sigmoid_cross_entropy_with_logits::DEF,
+    &loss::sigmoid_cross_entropy_with_logits::GRAD,
+    &loss::smooth_l1_loss::DEF,
+    &loss::smooth_l1_loss::GRAD,
+    &loss::square_error_cost::DEF,
+    &loss::square_error_cost::GRAD,
 ];

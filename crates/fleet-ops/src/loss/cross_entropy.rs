@@ -1,0 +1,116 @@
+//! Cross entropy of probabilities: `Y = -ln X[label]`, or `-sum(Label * ln X)` with `soft_label`; f32.
+//!
+//! Classes lie along the last dimension. Y has one number a row. Rows whose label is `ignore_index`
+//! give 0. Logarithms are kept above -1e20, as the documented op does, so that a probability of 0
+//! gives a large loss and not infinity.
+
+use super::labels::{Classes, Split, check_label};
+use super::pointwise::{fill, set_grad};
+use crate::prelude::*;
+use fleet_ir::AttrSpec;
+
+const X: usize = 0;
+const LABEL: usize = 1;
+const DY: usize = 2;
+const LOG_MIN: f32 = -1e20;
+
+const ATTRS: &[AttrSpec] = &[attr("soft_label", Bool(false)), attr("ignore_index", Int(-100))];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "cross_entropy",
+        inputs: &[one("X"), one("Label")],
+        outputs: &[one("Y")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        let loss = check(i)?;
+        i.set("Y", DType::F32, loss);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, label, dy) = (g.x("X")?, g.x("Label")?, g.dy("Y")?);
+        let (soft, ignore) = (g.op.attr_bool("soft_label"), g.op.attr_int("ignore_index"));
+        if let Some(dx) = g.dx("X")? {
+            g.op(&GRAD)
+                .input("X", x)
+                .input("Label", label)
+                .input("Y@GRAD", dy)
+                .attr("soft_label", soft)
+                .attr("ignore_index", ignore)
+                .output("X@GRAD", dx)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu: |p| {
+        let (split, soft, ignore) = prepare(p);
+        Ok(Kernel::new(move |k| {
+            let x = k.input::<f32>(X);
+            let log = |index: usize| x[index].ln().max(LOG_MIN);
+            if soft {
+                let z = k.input::<f32>(LABEL);
+                fill(k.pool, k.output(0), |row| {
+                    let start = row * split.classes;
+                    -(start..start + split.classes).map(|at| z[at] * log(at)).sum::<f32>()
+                });
+                return Ok(());
+            }
+            let labels = Classes::of(k, LABEL);
+            labels.check(split.classes, ignore)?;
+            fill(k.pool, k.output(0), |row| match labels.at(row) {
+                label if label == ignore => 0.0,
+                label => -log(row * split.classes + label as usize),
+            });
+            Ok(())
+        }))
+    },
+    traits: OpTraits::amp(AmpClass::Black),
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "cross_entropy_grad",
+        inputs: &[one("X"), one("Label"), one("Y@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        check(i)?;
+        set_grad(i, "X", "X@GRAD")
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let (split, soft, ignore) = prepare(p);
+        Ok(Kernel::new(move |k| {
+            let (x, dy) = (k.input::<f32>(X), k.input::<f32>(DY));
+            if soft {
+                let z = k.input::<f32>(LABEL);
+                fill(k.pool, k.output(0), |i| -dy[i / split.classes] * z[i] / x[i]);
+                return Ok(());
+            }
+            let labels = Classes::of(k, LABEL);
+            labels.check(split.classes, ignore)?;
+            fill(k.pool, k.output(0), |i| {
+                let row = i / split.classes;
+                let label = labels.at(row);
+                let hit = label != ignore && label as usize == i % split.classes;
+                if hit { -dy[row] / x[i] } else { 0.0 }
+            });
+            Ok(())
+        }))
+    },
+    traits: OpTraits::amp(AmpClass::Black),
+};
+
+fn check(i: &InferCtx<'_>) -> Result<Shape> {
+    i.check_dtype("X", &[DType::F32])?;
+    let axis = i.input("X")?.shape.axis(-1)?;
+    check_label(i, "X", "Label", axis, i.op.attr_bool("soft_label"))
+}
+
+fn prepare(p: &PrepareCtx<'_>) -> (Split, bool, i64) {
+    let shape = p.input("X").shape;
+    let split = Split::new(&shape, shape.rank() - 1);
+    (split, p.op.attr_bool("soft_label"), p.op.attr_int("ignore_index"))
+}

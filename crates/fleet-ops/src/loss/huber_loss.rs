@@ -1,0 +1,74 @@
+//! Huber loss of predictions X and labels Y: with `r = Y - X`, `r^2 / 2` up to `|r| = delta`, then
+//! `delta * (|r| - delta / 2)`; f32.
+
+use super::pointwise::{check_pair, fill, infer_pair, set_grad};
+use crate::prelude::*;
+
+const X: usize = 0;
+const Y: usize = 1;
+const DY: usize = 2;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "huber_loss",
+        inputs: &[one("X"), one("Y")],
+        outputs: &[one("Out")],
+        attrs: &[attr("delta", Float(1.0))],
+    },
+    infer: |i| infer_pair(i, "X", "Y", "Out"),
+    grad: Grad::Rule(|g| {
+        let (x, y, dy, delta) = (g.x("X")?, g.x("Y")?, g.dy("Out")?, g.op.attr_float("delta"));
+        let (dx, d_label) = (g.dx("X")?, g.dx("Y")?);
+        if dx.is_some() || d_label.is_some() {
+            g.op(&GRAD)
+                .input("X", x)
+                .input("Y", y)
+                .input("Out@GRAD", dy)
+                .attr("delta", delta)
+                .maybe_output("X@GRAD", dx)
+                .maybe_output("Y@GRAD", d_label)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu: |p| {
+        let delta = p.op.attr_float("delta") as f32;
+        Ok(Kernel::new(move |k| {
+            let (x, y) = (k.input::<f32>(X), k.input::<f32>(Y));
+            fill(k.pool, k.output(0), |i| {
+                let size = (y[i] - x[i]).abs();
+                if size <= delta { 0.5 * size * size } else { delta * (size - 0.5 * delta) }
+            });
+            Ok(())
+        }))
+    },
+    traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "huber_loss_grad",
+        inputs: &[one("X"), one("Y"), one("Out@GRAD")],
+        outputs: &[optional("X@GRAD"), optional("Y@GRAD")],
+        attrs: &[attr("delta", Float(1.0))],
+    },
+    infer: |i| {
+        check_pair(i, "X", "Y")?;
+        set_grad(i, "X", "X@GRAD")?;
+        set_grad(i, "Y", "Y@GRAD")
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let delta = p.op.attr_float("delta") as f32;
+        Ok(Kernel::new(move |k| {
+            let (x, y, dy) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DY));
+            for (slot, sign) in [(0, 1.0), (1, -1.0)] {
+                if let Some(out) = k.optional_output::<f32>(slot) {
+                    fill(k.pool, out, |i| sign * (x[i] - y[i]).clamp(-delta, delta) * dy[i]);
+                }
+            }
+            Ok(())
+        }))
+    },
+    traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Black) },
+};

@@ -1,0 +1,115 @@
+//! Class labels: which shapes fit which predictions, and how they are read.
+
+use crate::prelude::*;
+
+/// Element types of class numbers.
+pub(super) const CLASS_TYPES: &[DType] = &[DType::I64, DType::I32];
+
+/// Class numbers of either width.
+#[derive(Clone, Copy)]
+pub(super) enum Classes<'a> {
+    I64(&'a [i64]),
+    I32(&'a [i32]),
+}
+
+impl<'a> Classes<'a> {
+    pub(super) fn of(k: &KernelCtx<'a>, slot: usize) -> Classes<'a> {
+        match k.arg(slot).dtype {
+            DType::I32 => Classes::I32(k.input(slot)),
+            _ => Classes::I64(k.input(slot)),
+        }
+    }
+
+    #[inline]
+    pub(super) fn at(&self, index: usize) -> i64 {
+        match self {
+            Classes::I64(labels) => labels[index],
+            Classes::I32(labels) => i64::from(labels[index]),
+        }
+    }
+
+    /// Refuses a label that is neither a class nor `ignore`.
+    pub(super) fn check(&self, classes: usize, ignore: i64) -> Result<()> {
+        let wrong = |label: i64| label != ignore && !(0..classes as i64).contains(&label);
+        let found = match self {
+            Classes::I64(labels) => labels.iter().position(|label| wrong(*label)),
+            Classes::I32(labels) => labels.iter().position(|label| wrong(i64::from(*label))),
+        };
+        match found {
+            None => Ok(()),
+            Some(index) => Err(Error::invalid(format!("label at position {index} is no class"))
+                .expected(format!("0 to {}", classes.saturating_sub(1)))
+                .got(self.at(index))),
+        }
+    }
+}
+
+/// Checks `label` against predictions whose classes lie along `axis`, and returns the shape of the
+/// loss: that of the predictions with one number along `axis`.
+pub(super) fn check_label(
+    i: &InferCtx<'_>,
+    predictions: &str,
+    label: &str,
+    axis: usize,
+    soft: bool,
+) -> Result<Shape> {
+    let shape = i.input(predictions)?.shape;
+    let mut loss = shape;
+    loss.dims_mut()[axis] = 1;
+    if soft {
+        i.check_dtype(label, &[i.input(predictions)?.dtype])?;
+        i.check_shape(label, shape)?;
+        return Ok(loss);
+    }
+    i.check_dtype(label, CLASS_TYPES)?;
+    let found = i.input(label)?.shape;
+    let mut without = Shape::SCALAR;
+    for (at, dim) in shape.iter().enumerate() {
+        if at != axis {
+            without.push(*dim)?;
+        }
+    }
+    if found.agrees(&loss) || found.agrees(&without) {
+        return Ok(loss);
+    }
+    Err(i
+        .error(label, "does not fit the predictions")
+        .expected(format!("{loss} or {without}"))
+        .got(found))
+}
+
+/// Where the classes lie: `outer` blocks of `classes` groups of `inner` numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Split {
+    pub outer: usize,
+    pub classes: usize,
+    pub inner: usize,
+}
+
+impl Split {
+    pub(super) fn new(shape: &Shape, axis: usize) -> Split {
+        Split {
+            outer: shape.product(0..axis),
+            classes: shape.at(axis),
+            inner: shape.product(axis + 1..shape.rank()),
+        }
+    }
+
+    /// Predictions, which are also numbers of the loss.
+    pub(super) fn rows(&self) -> usize {
+        self.outer * self.inner
+    }
+
+    /// Where prediction `row` has its number of class 0; the next class is `inner` further.
+    #[inline]
+    pub(super) fn start(&self, row: usize) -> usize {
+        row / self.inner * self.classes * self.inner + row % self.inner
+    }
+
+    /// The class numbers of the prediction that element `index` belongs to, and its class.
+    #[inline]
+    pub(super) fn row_and_class(&self, index: usize) -> (usize, usize) {
+        let outer = index / (self.classes * self.inner);
+        (outer * self.inner + index % self.inner, index / self.inner % self.classes)
+    }
+}

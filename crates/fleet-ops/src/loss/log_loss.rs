@@ -1,0 +1,69 @@
+//! `Loss = -y ln(p + epsilon) - (1 - y) ln(1 - p + epsilon)` of probabilities and 0/1 labels; f32.
+//! No gradient flows to the labels.
+
+use super::pointwise::{check_pair, fill, infer_pair, set_grad};
+use crate::prelude::*;
+
+const P: usize = 0;
+const Y: usize = 1;
+const DY: usize = 2;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "log_loss",
+        inputs: &[one("Predicted"), one("Labels")],
+        outputs: &[one("Loss")],
+        attrs: &[attr("epsilon", Float(1e-4))],
+    },
+    infer: |i| infer_pair(i, "Predicted", "Labels", "Loss"),
+    grad: Grad::Rule(|g| {
+        let (p, y, dy) = (g.x("Predicted")?, g.x("Labels")?, g.dy("Loss")?);
+        let epsilon = g.op.attr_float("epsilon");
+        if let Some(dp) = g.dx("Predicted")? {
+            g.op(&GRAD)
+                .input("Predicted", p)
+                .input("Labels", y)
+                .input("Loss@GRAD", dy)
+                .attr("epsilon", epsilon)
+                .output("Predicted@GRAD", dp)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu: |p| {
+        let epsilon = p.op.attr_float("epsilon") as f32;
+        Ok(Kernel::new(move |k| {
+            let (p, y) = (k.input::<f32>(P), k.input::<f32>(Y));
+            fill(k.pool, k.output(0), |i| {
+                -y[i] * (p[i] + epsilon).ln() - (1.0 - y[i]) * (1.0 - p[i] + epsilon).ln()
+            });
+            Ok(())
+        }))
+    },
+    traits: OpTraits::amp(AmpClass::Black),
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "log_loss_grad",
+        inputs: &[one("Predicted"), one("Labels"), one("Loss@GRAD")],
+        outputs: &[one("Predicted@GRAD")],
+        attrs: &[attr("epsilon", Float(1e-4))],
+    },
+    infer: |i| {
+        check_pair(i, "Predicted", "Labels")?;
+        set_grad(i, "Predicted", "Predicted@GRAD")
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let epsilon = p.op.attr_float("epsilon") as f32;
+        Ok(Kernel::new(move |k| {
+            let (p, y, dy) = (k.input::<f32>(P), k.input::<f32>(Y), k.input::<f32>(DY));
+            fill(k.pool, k.output(0), |i| {
+                dy[i] * ((1.0 - y[i]) / (1.0 - p[i] + epsilon) - y[i] / (p[i] + epsilon))
+            });
+            Ok(())
+        }))
+    },
+    traits: OpTraits::amp(AmpClass::Black),
+};

@@ -1,0 +1,66 @@
+//! What losses of the form "one number an element" share: the loop over the pool, the shape rule of
+//! a pair, the gradient rule of a pair. Not for ops that deserve vector code; those have kernels.
+
+use crate::prelude::*;
+
+/// Elements of one task: some 50 us of logarithms.
+const GRAIN: usize = 8192;
+
+/// `out[i] = f(i)`, in parallel.
+pub(super) fn fill(pool: &Pool, out: &mut [f32], f: impl Fn(usize) -> f32 + Sync) {
+    let len = out.len();
+    let out = Shareable::new(out);
+    pool.run_ranges(len, GRAIN, |range| {
+        // SAFETY: ranges are disjoint and inside.
+        let part = unsafe { out.slice(range.start, range.len()) };
+        for (index, value) in range.zip(part) {
+            *value = f(index);
+        }
+    });
+}
+
+/// The sum of `f(i)` for `i < len`, in f64 and in a fixed order.
+pub(super) fn sum(
+    pool: &Pool,
+    len: usize,
+    partial: &mut [f64],
+    f: impl Fn(usize) -> f64 + Sync,
+) -> f64 {
+    let blocks = partial_len(len);
+    let shared = Shareable::new(&mut partial[..blocks]);
+    pool.run_ranges(len, GRAIN, |range| {
+        // SAFETY: one number a range.
+        let cell = unsafe { shared.slice(range.start / GRAIN, 1) };
+        cell[0] = range.map(&f).sum();
+    });
+    partial[..blocks].iter().sum()
+}
+
+/// Numbers of scratch that [`sum`] wants.
+pub(super) fn partial_len(len: usize) -> usize {
+    len.div_ceil(GRAIN)
+}
+
+/// Both inputs are f32 of one shape; the output is that shape.
+pub(super) fn infer_pair(i: &mut InferCtx<'_>, x: &str, y: &str, out: &str) -> Result<()> {
+    check_pair(i, x, y)?;
+    let meta = i.input(x)?;
+    i.set(out, meta.dtype, meta.shape);
+    Ok(())
+}
+
+/// As [`infer_pair`], without an output.
+pub(super) fn check_pair(i: &InferCtx<'_>, x: &str, y: &str) -> Result<()> {
+    i.check_dtype(x, &[DType::F32])?;
+    i.check_dtype(y, &[DType::F32])?;
+    i.check_shape(y, i.input(x)?.shape)
+}
+
+/// Pushes the gradient of an input slot where the op has it as an output.
+pub(super) fn set_grad(i: &mut InferCtx<'_>, slot: &str, grad: &str) -> Result<()> {
+    if !i.op.output(grad).is_empty() {
+        let meta = i.input(slot)?;
+        i.set(grad, meta.dtype, meta.shape);
+    }
+    Ok(())
+}

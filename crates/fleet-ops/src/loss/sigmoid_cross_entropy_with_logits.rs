@@ -1,0 +1,97 @@
+//! `Out = max(x, 0) - x * z + ln(1 + exp(-|x|))`: the cross entropy of sigmoid(X) and Label, without
+//! ever forming the sigmoid; f32.
+//!
+//! Elements whose label equals `ignore_index` count nothing; with `normalize` the rest is divided by
+//! their number.
+
+use super::pointwise::{check_pair, fill, infer_pair, partial_len, set_grad, sum};
+use crate::prelude::*;
+use fleet_ir::AttrSpec;
+
+const X: usize = 0;
+const LABEL: usize = 1;
+const DY: usize = 2;
+
+const ATTRS: &[AttrSpec] = &[attr("ignore_index", Int(-100)), attr("normalize", Bool(false))];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "sigmoid_cross_entropy_with_logits",
+        inputs: &[one("X"), one("Label")],
+        outputs: &[one("Out")],
+        attrs: ATTRS,
+    },
+    infer: |i| infer_pair(i, "X", "Label", "Out"),
+    grad: Grad::Rule(|g| {
+        let (x, label, dy) = (g.x("X")?, g.x("Label")?, g.dy("Out")?);
+        let (ignore, normalize) = (g.op.attr_int("ignore_index"), g.op.attr_bool("normalize"));
+        if let Some(dx) = g.dx("X")? {
+            g.op(&GRAD)
+                .input("X", x)
+                .input("Label", label)
+                .input("Out@GRAD", dy)
+                .attr("ignore_index", ignore)
+                .attr("normalize", normalize)
+                .output("X@GRAD", dx)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu: |p| {
+        kernel(p, |k, scale, ignore| {
+            let (x, z) = (k.input::<f32>(X), k.input::<f32>(LABEL));
+            fill(k.pool, k.output(0), |i| match z[i] == ignore {
+                true => 0.0,
+                false => scale * (x[i].max(0.0) - x[i] * z[i] + (-x[i].abs()).exp().ln_1p()),
+            });
+        })
+    },
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "sigmoid_cross_entropy_with_logits_grad",
+        inputs: &[one("X"), one("Label"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        check_pair(i, "X", "Label")?;
+        set_grad(i, "X", "X@GRAD")
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        kernel(p, |k, scale, ignore| {
+            let (x, z, dy) = (k.input::<f32>(X), k.input::<f32>(LABEL), k.input::<f32>(DY));
+            fill(k.pool, k.output(0), |i| match z[i] == ignore {
+                true => 0.0,
+                false => scale * dy[i] * (1.0 / (1.0 + (-x[i]).exp()) - z[i]),
+            });
+        })
+    },
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+/// Runs `body(k, scale, ignore)`, the scale being one over the number of elements that count.
+fn kernel(p: &PrepareCtx<'_>, body: fn(&KernelCtx<'_>, f32, f32)) -> Result<Kernel> {
+    let ignore = p.op.attr_int("ignore_index") as f32;
+    let normalize = p.op.attr_bool("normalize");
+    let len = p.input("X").numel();
+    let kernel = Kernel::new(move |k| {
+        let mut scale = 1.0;
+        if normalize {
+            let z = k.input::<f32>(LABEL);
+            let counted = sum(k.pool, len, k.scratch(), |i| f64::from(u8::from(z[i] != ignore)));
+            scale = (1.0 / counted.max(1.0)) as f32;
+        }
+        body(k, scale, ignore);
+        Ok(())
+    });
+    Ok(if normalize { kernel.scratch::<f64>(partial_len(len)) } else { kernel })
+}
+
+/// An exponential and a logarithm are about 20 flops each.
+fn cost(c: &CostCtx<'_>) -> Cost {
+    Cost { flops: 40.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
+}

@@ -1,0 +1,129 @@
+//! Smooth L1 loss of predictions X and labels Y, one number a row: with `s = sigma^2` and
+//! `d = InsideWeight * (X - Y)`, the sum over a row of
+//! `OutsideWeight * (|d| < 1/s ? s * d^2 / 2 : |d| - 1/(2 s))`; f32.
+//!
+//! Diff holds `d` for the gradient. No gradient flows to the weights.
+
+use super::pointwise::{check_pair, fill, set_grad};
+use crate::prelude::*;
+
+const X: usize = 0;
+const Y: usize = 1;
+const INSIDE: usize = 2;
+const OUTSIDE: usize = 3;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "smooth_l1_loss",
+        inputs: &[one("X"), one("Y"), optional("InsideWeight"), optional("OutsideWeight")],
+        outputs: &[one("Diff"), one("Out")],
+        attrs: &[attr("sigma", Float(1.0))],
+    },
+    infer: |i| {
+        check_pair(i, "X", "Y")?;
+        let x = i.input("X")?.shape;
+        if x.rank() == 0 {
+            return Err(i.error("X", "has no rows").expected("[N, ...]").got(x));
+        }
+        for slot in ["InsideWeight", "OutsideWeight"] {
+            if i.optional(slot).is_some() {
+                check_pair(i, "X", slot)?;
+            }
+        }
+        i.set("Diff", DType::F32, x);
+        i.set("Out", DType::F32, [x[0], 1]);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, y, diff, dy) = (g.x("X")?, g.x("Y")?, g.y("Diff")?, g.dy("Out")?);
+        let (inside, outside) = (g.maybe_x("InsideWeight"), g.maybe_x("OutsideWeight"));
+        let sigma = g.op.attr_float("sigma");
+        let (dx, d_label) = (g.dx("X")?, g.dx("Y")?);
+        if dx.is_some() || d_label.is_some() {
+            g.op(&GRAD)
+                .input("X", x)
+                .input("Y", y)
+                .maybe("InsideWeight", inside)
+                .maybe("OutsideWeight", outside)
+                .input("Diff", diff)
+                .input("Out@GRAD", dy)
+                .attr("sigma", sigma)
+                .maybe_output("X@GRAD", dx)
+                .maybe_output("Y@GRAD", d_label)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu: |p| {
+        let (square, width) = prepare(p);
+        Ok(Kernel::new(move |k| {
+            let (x, y) = (k.input::<f32>(X), k.input::<f32>(Y));
+            let inside = k.optional::<f32>(INSIDE);
+            let outside = k.optional::<f32>(OUTSIDE);
+            let diff = k.output::<f32>(0);
+            fill(k.pool, diff, |i| inside.map_or(1.0, |weight| weight[i]) * (x[i] - y[i]));
+            let diff = &*diff;
+            fill(k.pool, k.output(1), |row| {
+                let loss = |i: usize| {
+                    let size = diff[i].abs();
+                    let loss = match size < 1.0 / square {
+                        true => 0.5 * square * size * size,
+                        false => size - 0.5 / square,
+                    };
+                    outside.map_or(1.0, |weight| weight[i]) * loss
+                };
+                (row * width..(row + 1) * width).map(loss).sum()
+            });
+            Ok(())
+        }))
+    },
+    traits: OpTraits::plain(),
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "smooth_l1_loss_grad",
+        inputs: &[
+            one("X"),
+            one("Y"),
+            optional("InsideWeight"),
+            optional("OutsideWeight"),
+            one("Diff"),
+            one("Out@GRAD"),
+        ],
+        outputs: &[optional("X@GRAD"), optional("Y@GRAD")],
+        attrs: &[attr("sigma", Float(1.0))],
+    },
+    infer: |i| {
+        check_pair(i, "X", "Y")?;
+        set_grad(i, "X", "X@GRAD")?;
+        set_grad(i, "Y", "Y@GRAD")
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let (square, width) = prepare(p);
+        Ok(Kernel::new(move |k| {
+            let inside = k.optional::<f32>(INSIDE);
+            let outside = k.optional::<f32>(OUTSIDE);
+            let (diff, dy) = (k.input::<f32>(4), k.input::<f32>(5));
+            for (slot, sign) in [(0, 1.0), (1, -1.0)] {
+                let Some(out) = k.optional_output::<f32>(slot) else { continue };
+                fill(k.pool, out, |i| {
+                    let slope = (square * diff[i]).clamp(-1.0, 1.0);
+                    let weight =
+                        inside.map_or(1.0, |w| w[i]) * outside.map_or(1.0, |weight| weight[i]);
+                    sign * slope * weight * dy[i / width]
+                });
+            }
+            Ok(())
+        }))
+    },
+    traits: OpTraits::plain(),
+};
+
+/// Sigma squared and the elements of a row.
+fn prepare(p: &PrepareCtx<'_>) -> (f32, usize) {
+    let sigma = p.op.attr_float("sigma") as f32;
+    let shape = p.input("X").shape;
+    (sigma * sigma, shape.product(1..shape.rank()).max(1))
+}

@@ -1,0 +1,337 @@
+//! Batch normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over all dimensions
+//! but the channels; f32.
+//!
+//! In training, mean and biased variance are those of the batch, and the running ones move:
+//! `running = running * momentum + batch * (1 - momentum)`. MeanOut and VarianceOut are the variables
+//! Mean and Variance. With `is_test` or `use_global_stats` the running ones are used and stay.
+//! SavedMean and SavedVariance (the inverse deviation) are what the gradient needs. Stats are partial
+//! sums `[blocks, 2, C]` that the producing convolution took, which spares a pass over X.
+//!
+//! The bodies here also serve the fused forms, which add a residual Z and a ReLU.
+
+use crate::prelude::*;
+use fleet_ir::AttrSpec;
+use fleet_kernels::batch_norm::{
+    self, Act, Backward, Dims, InputGradient, Mask, Masked, Operand, Order, Output, Partials,
+    Training,
+};
+
+pub(super) const ATTRS: &[AttrSpec] = &[
+    attr("momentum", Float(0.9)),
+    attr("epsilon", Float(1e-5)),
+    attr("is_test", Bool(false)),
+    attr("use_global_stats", Bool(false)),
+    attr("data_layout", Str("NCHW")),
+];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "batch_norm",
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("Mean"),
+            one("Variance"),
+            optional("Stats"),
+        ],
+        outputs: &[
+            one("Y"),
+            one("MeanOut"),
+            one("VarianceOut"),
+            one("SavedMean"),
+            one("SavedVariance"),
+        ],
+        attrs: ATTRS,
+    },
+    infer,
+    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    cpu: |p| forward(p, Act::None),
+    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "batch_norm_grad",
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("SavedMean"),
+            one("SavedVariance"),
+            one("Y@GRAD"),
+            optional("Addend"),
+        ],
+        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: |p| backward(p, Act::None),
+    traits: OpTraits {
+        inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
+};
+
+// Slots, the same in the fused forms.
+const X: usize = 0;
+const SCALE: usize = 1;
+const BIAS: usize = 2;
+const MEAN: usize = 3;
+const VARIANCE: usize = 4;
+const STATS: usize = 5;
+const Z: usize = 6;
+const Y: usize = 0;
+const MEAN_OUT: usize = 1;
+const VARIANCE_OUT: usize = 2;
+const SAVED_MEAN: usize = 3;
+const SAVED_INV_STD: usize = 4;
+// Slots of the gradients.
+const DY: usize = 5;
+const ADDEND: usize = 6;
+const Y_SAVED: usize = 7;
+const DX: usize = 0;
+const DSCALE: usize = 1;
+const DBIAS: usize = 2;
+const DZ: usize = 3;
+
+pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let (x, channels) = check(i)?;
+    for slot in ["Scale", "Bias", "Mean", "Variance"] {
+        i.check_dtype(slot, &[DType::F32])?;
+        i.check_shape(slot, [channels])?;
+    }
+    if i.optional("Z").is_some() {
+        i.check_dtype("Z", &[DType::F32])?;
+        i.check_shape("Z", x)?;
+    }
+    if i.optional("Stats").is_some() {
+        i.check_dtype("Stats", &[DType::F32])?;
+        i.check_shape("Stats", [-1, 2, channels])?;
+    }
+    i.set("Y", DType::F32, x);
+    for slot in ["MeanOut", "VarianceOut", "SavedMean", "SavedVariance"] {
+        i.set(slot, DType::F32, [channels]);
+    }
+    Ok(())
+}
+
+pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
+    let (x, channels) = check(i)?;
+    i.check_shape("Y@GRAD", x)?;
+    for (slot, shape) in [
+        ("X@GRAD", x),
+        ("Z@GRAD", x),
+        ("Scale@GRAD", [channels].into()),
+        ("Bias@GRAD", [channels].into()),
+    ] {
+        if !i.op.output(slot).is_empty() {
+            i.set(slot, DType::F32, shape);
+        }
+    }
+    Ok(())
+}
+
+/// The shape of X and its number of channels.
+fn check(i: &InferCtx<'_>) -> Result<(Shape, i64)> {
+    i.check_dtype("X", &[DType::F32])?;
+    let x = i.input("X")?.shape;
+    if !(2..=5).contains(&x.rank()) {
+        return Err(i
+            .error("X", "has the wrong number of dimensions")
+            .expected("2 to 5")
+            .got(format!("{} (shape {x})", x.rank())));
+    }
+    Ok((x, x[channel_axis(i.op, &x)?]))
+}
+
+fn channel_axis(op: &fleet_ir::Op, x: &Shape) -> Result<usize> {
+    match op.attr_str("data_layout") {
+        "NCHW" | "AnyLayout" => Ok(1),
+        "NHWC" => Ok(x.rank() - 1),
+        other => Err(Error::invalid(format!("unknown data_layout of {}", op.name()))
+            .expected("NCHW or NHWC")
+            .got(other)),
+    }
+}
+
+/// Emits `grad` with the slots that it has.
+pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
+    let (x, scale, bias) = (g.x("X")?, g.x("Scale")?, g.x("Bias")?);
+    let (mean, inv_std, dy) = (g.y("SavedMean")?, g.y("SavedVariance")?, g.dy("Y")?);
+    let y = grad.spec.input_index("Y").map(|_| g.y("Y")).transpose()?;
+    let (dx, dz) = (g.dx("X")?, g.dx("Z")?);
+    let (dscale, dbias) = (g.dx("Scale")?, g.dx("Bias")?);
+    if [dx, dz, dscale, dbias].iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let attrs = g.op.attrs.clone();
+    let names: Vec<&str> = g.op.spec.attrs.iter().map(|attr| attr.name).collect();
+    let mut call = g
+        .op(grad)
+        .input("X", x)
+        .input("Scale", scale)
+        .input("Bias", bias)
+        .input("SavedMean", mean)
+        .input("SavedVariance", inv_std)
+        .input("Y@GRAD", dy)
+        .maybe("Y", y)
+        .maybe_output("X@GRAD", dx)
+        .maybe_output("Scale@GRAD", dscale)
+        .maybe_output("Bias@GRAD", dbias)
+        .maybe_output("Z@GRAD", dz);
+    for (name, value) in names.into_iter().zip(attrs) {
+        call = call.attr(name, value);
+    }
+    call.done()?;
+    Ok(())
+}
+
+fn dims(p: &PrepareCtx<'_>) -> Result<Dims> {
+    let x = p.input("X").shape;
+    let axis = channel_axis(p.op, &x)?;
+    let last = axis == x.rank() - 1;
+    Ok(Dims {
+        batch: x.at(0),
+        plane: if last { x.product(1..axis) } else { x.product(axis + 1..x.rank()) },
+        channels: x.at(axis),
+        order: if last { Order::ChannelsLast } else { Order::ChannelsFirst },
+    })
+}
+
+fn is_frozen(p: &PrepareCtx<'_>) -> bool {
+    p.op.attr_bool("is_test") || p.op.attr_bool("use_global_stats")
+}
+
+pub(super) fn forward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
+    let dims = dims(p)?;
+    let training = Training {
+        momentum: p.op.attr_float("momentum") as f32,
+        epsilon: p.op.attr_float("epsilon") as f32,
+    };
+    let has_z = p.optional("Z").is_some();
+    let frozen = is_frozen(p);
+    if dims.is_empty() && !frozen {
+        return Err(Error::invalid("batch_norm cannot train on an empty batch")
+            .got(p.input("X").shape)
+            .help("use is_test to run it with the running statistics"));
+    }
+    let kernel = Kernel::new(move |k| {
+        let scratch = k.scratch::<f32>();
+        let mean = k.output::<f32>(SAVED_MEAN);
+        let inv_std = k.output::<f32>(SAVED_INV_STD);
+        take_over(k, MEAN_OUT, MEAN);
+        take_over(k, VARIANCE_OUT, VARIANCE);
+        let running_mean = k.output::<f32>(MEAN_OUT);
+        let running_variance = k.output::<f32>(VARIANCE_OUT);
+        if frozen {
+            mean.copy_from_slice(running_mean);
+            inv_std.copy_from_slice(running_variance);
+        } else {
+            match k.optional::<f32>(STATS) {
+                Some(sums) => {
+                    let partials = Partials { sums, shift: None };
+                    batch_norm::statistics_of_partials(dims.rows(), partials, mean, inv_std);
+                }
+                None => {
+                    let x = k.input::<f32>(X);
+                    batch_norm::statistics(k.pool, &dims, x, scratch, mean, inv_std);
+                }
+            }
+            batch_norm::update_running(training.momentum, mean, running_mean);
+            batch_norm::update_running(training.momentum, inv_std, running_variance);
+        }
+        batch_norm::invert_deviation(training.epsilon, inv_std);
+        let affine = (k.input::<f32>(SCALE), k.input::<f32>(BIAS));
+        let residual = if has_z { Some(k.input::<f32>(Z)) } else { None };
+        let (x, y) = match k.same(Y, X) {
+            true => (Operand::Reuse(k.output(Y)), Output::OverX),
+            false => (Operand::Read(k.input(X)), Output::New(k.output(Y))),
+        };
+        let given = (&*mean, &*inv_std);
+        batch_norm::normalise(k.pool, &dims, x, given, affine, residual, act, y, scratch);
+        Ok(())
+    });
+    Ok(kernel.scratch::<f32>(batch_norm::scratch_len(&dims)))
+}
+
+/// Lets an output that continues an input start from its value, where the two are not one variable.
+fn take_over(k: &KernelCtx<'_>, output: usize, input: usize) {
+    if !k.same(output, input) {
+        k.output::<f32>(output).copy_from_slice(k.input(input));
+    }
+}
+
+pub(super) fn backward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
+    let dims = dims(p)?;
+    let is_frozen = is_frozen(p);
+    let has_y = p.op.spec.input_index("Y").is_some();
+    let has_z = p.optional_output("Z@GRAD").is_some();
+    let own = batch_norm::scratch_len(&dims);
+    let c = dims.channels;
+    // Gradients that nobody asked for still have to go somewhere.
+    let spare = if p.optional_output("X@GRAD").is_some() { 0 } else { dims.len() };
+    let kernel = Kernel::new(move |k| {
+        let (scratch, spare_x) = k.scratch::<f32>().split_at_mut(own + 2 * c);
+        let (scratch, spare_c) = scratch.split_at_mut(own);
+        let (spare_scale, spare_bias) = spare_c.split_at_mut(c);
+        let (dx_over_dy, dx_over_x) = (k.same(DX, DY), k.same(DX, X));
+        let dz_over_dy = has_z && k.same(DZ, DY);
+        let dy = match dx_over_dy || dz_over_dy {
+            true => Operand::Reuse(k.arg(DY).slice_mut()),
+            false => Operand::Read(k.input(DY)),
+        };
+        let x = match dx_over_x {
+            true => Operand::Reuse(k.arg(X).slice_mut()),
+            false => Operand::Read(k.input(X)),
+        };
+        let dx = match () {
+            () if dx_over_dy => InputGradient::OverDy,
+            () if dx_over_x => InputGradient::OverX,
+            () => InputGradient::New(k.optional_output(DX).unwrap_or(&mut spare_x[..spare])),
+        };
+        let masked = match () {
+            () if dz_over_dy => Masked::OverDy,
+            () if has_z => Masked::New(k.output(DZ)),
+            () => Masked::Drop,
+        };
+        let mask = match act {
+            Act::None => Mask::None,
+            Act::Relu if has_y => Mask::FromOutput(k.input(Y_SAVED)),
+            Act::Relu => Mask::FromInput,
+        };
+        let args = Backward {
+            dy,
+            addend: k.optional(ADDEND),
+            mask,
+            masked,
+            x,
+            dx,
+            mean: k.input(MEAN),
+            inv_std: k.input(VARIANCE),
+            gamma: k.input(SCALE),
+            beta: k.input(BIAS),
+            is_frozen,
+            d_gamma: k.optional_output(DSCALE).unwrap_or(spare_scale),
+            d_beta: k.optional_output(DBIAS).unwrap_or(spare_bias),
+        };
+        batch_norm::backward(k.pool, &dims, args, scratch);
+        Ok(())
+    });
+    Ok(kernel.scratch::<f32>(own + 2 * c + spare))
+}
+
+/// Two flops an element for the statistics, two to normalise, one each for residual and ReLU.
+pub(super) fn cost(c: &CostCtx<'_>) -> Cost {
+    let x = c.input("X").map_or(0, Meta::bytes) as f64;
+    let passes = if c.input("Stats").is_some() { 0.0 } else { 1.0 };
+    Cost { flops: 6.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() + passes * x }
+}
+
+pub(super) fn cost_grad(c: &CostCtx<'_>) -> Cost {
+    let x = c.input("X").map_or(0, Meta::bytes) as f64;
+    // Both passes read x and the gradient.
+    Cost { flops: 9.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() + 2.0 * x }
+}

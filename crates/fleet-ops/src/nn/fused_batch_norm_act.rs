@@ -1,0 +1,76 @@
+//! `Y = relu(batch_norm(X))` in the passes over memory of batch norm alone; made by a pass.
+//!
+//! The gradient recomputes the ReLU's mask from X, so that Y is not read again.
+
+use super::batch_norm::{ATTRS, backward, cost, cost_grad, forward, infer, infer_grad, rule};
+use crate::prelude::*;
+use fleet_ir::{AttrSpec, Op};
+use fleet_kernels::batch_norm::Act;
+
+/// Those of batch_norm, then `act_type`.
+pub(super) const FUSED_ATTRS: &[AttrSpec] =
+    &[ATTRS[0], ATTRS[1], ATTRS[2], ATTRS[3], ATTRS[4], attr("act_type", Str("relu"))];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fused_batch_norm_act",
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("Mean"),
+            one("Variance"),
+            optional("Stats"),
+        ],
+        outputs: &[
+            one("Y"),
+            one("MeanOut"),
+            one("VarianceOut"),
+            one("SavedMean"),
+            one("SavedVariance"),
+        ],
+        attrs: FUSED_ATTRS,
+    },
+    infer: |i| {
+        act_of(i.op)?;
+        infer(i)
+    },
+    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    cpu: |p| forward(p, act_of(p.op)?),
+    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fused_batch_norm_act_grad",
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("SavedMean"),
+            one("SavedVariance"),
+            one("Y@GRAD"),
+            optional("Addend"),
+        ],
+        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        attrs: FUSED_ATTRS,
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: |p| backward(p, act_of(p.op)?),
+    traits: OpTraits {
+        inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
+};
+
+pub(super) fn act_of(op: &Op) -> Result<Act> {
+    match op.attr_str("act_type") {
+        "relu" => Ok(Act::Relu),
+        "" => Ok(Act::None),
+        other => Err(Error::unsupported(format!("{} has no such activation", op.name()))
+            .expected("relu")
+            .got(other)),
+    }
+}

@@ -1,0 +1,67 @@
+//! `Y = relu(batch_norm(X) + Z)`, the end of a residual block, in one pass behind the statistics; made
+//! by a pass. Z@GRAD is the gradient of Y where Y is positive, and may lie over Y@GRAD.
+
+use super::batch_norm::{backward, cost, cost_grad, forward, infer, infer_grad, rule};
+use super::fused_batch_norm_act::{FUSED_ATTRS, act_of};
+use crate::prelude::*;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fused_bn_add_activation",
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("Mean"),
+            one("Variance"),
+            optional("Stats"),
+            one("Z"),
+        ],
+        outputs: &[
+            one("Y"),
+            one("MeanOut"),
+            one("VarianceOut"),
+            one("SavedMean"),
+            one("SavedVariance"),
+        ],
+        attrs: FUSED_ATTRS,
+    },
+    infer: |i| {
+        act_of(i.op)?;
+        infer(i)
+    },
+    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    cpu: |p| forward(p, act_of(p.op)?),
+    traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fused_bn_add_activation_grad",
+        inputs: &[
+            one("X"),
+            one("Scale"),
+            one("Bias"),
+            one("SavedMean"),
+            one("SavedVariance"),
+            one("Y@GRAD"),
+            optional("Addend"),
+            one("Y"),
+        ],
+        outputs: &[
+            optional("X@GRAD"),
+            optional("Scale@GRAD"),
+            optional("Bias@GRAD"),
+            optional("Z@GRAD"),
+        ],
+        attrs: FUSED_ATTRS,
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: |p| backward(p, act_of(p.op)?),
+    traits: OpTraits {
+        inplace: &[("Z@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::White)
+    },
+};

@@ -1,0 +1,241 @@
+//! Rows of an embedding table by id: `Out[..., :] = W[Ids[...], :]`, zeros where the id is
+//! `padding_idx`; f32 rows, i64 ids. `lookup_table` is the old form whose ids end in a dimension of 1.
+//!
+//! The gradient of W is dense, or with `is_sparse` the rows in use: row numbers are the ids in order,
+//! values are the rows of the output's gradient, duplicates included (the optimizer merges them). The
+//! values then usually share the output gradient's memory and nothing is copied. `is_distributed`,
+//! `entry` and `table_class` are for the rewrite that moves the table to parameter servers.
+
+use crate::prelude::*;
+use fleet_ir::AttrSpec;
+use fleet_kernels::embedding::{self, Grid, Source};
+
+const W: usize = 0;
+const IDS: usize = 1;
+const DY: usize = 2;
+
+const ATTRS: &[AttrSpec] = &[
+    attr("padding_idx", Int(-1)),
+    attr("is_sparse", Bool(false)),
+    attr("is_distributed", Bool(false)),
+    attr("entry", Str("")),
+    attr("table_class", Str("")),
+];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "lookup_table_v2",
+        inputs: &[one("W"), one("Ids")],
+        outputs: &[one("Out")],
+        attrs: ATTRS,
+    },
+    infer: |i| infer(i, false),
+    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "lookup_table_v2_grad",
+        inputs: &[one("W"), one("Ids"), one("Out@GRAD")],
+        outputs: &[one("W@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits {
+        inplace: &[("W@GRAD", "Out@GRAD")],
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Black)
+    },
+};
+
+/// The old form.
+pub static OLD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "lookup_table",
+        inputs: &[one("W"), one("Ids")],
+        outputs: &[one("Out")],
+        attrs: ATTRS,
+    },
+    infer: |i| infer(i, true),
+    grad: Grad::Rule(|g| rule(g, &OLD_GRAD)),
+    cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static OLD_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "lookup_table_grad",
+        inputs: &[one("W"), one("Ids"), one("Out@GRAD")],
+        outputs: &[one("W@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits {
+        inplace: &[("W@GRAD", "Out@GRAD")],
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Black)
+    },
+};
+
+fn infer(i: &mut InferCtx<'_>, old: bool) -> Result<()> {
+    let w = check(i)?;
+    let ids = i.input("Ids")?.shape;
+    let mut out = ids;
+    if old {
+        if ids.last().is_none_or(|last| *last != 1 && *last >= 0) {
+            return Err(i
+                .error("Ids", "does not end in a dimension of 1")
+                .expected("[..., 1]")
+                .got(ids)
+                .help("lookup_table_v2 takes ids of any shape"));
+        }
+        let last = ids.rank() - 1;
+        out.dims_mut()[last] = w[1];
+    } else {
+        out.push(w[1])?;
+    }
+    i.set("Out", DType::F32, out);
+    Ok(())
+}
+
+fn check(i: &InferCtx<'_>) -> Result<Shape> {
+    i.check_dtype("W", &[DType::F32])?;
+    i.check_dtype("Ids", &[DType::I64])?;
+    i.check_rank("W", 2)
+}
+
+fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
+    let (w, ids, dy) = (g.x("W")?, g.x("Ids")?, g.dy("Out")?);
+    if !g.wants("W") {
+        return Ok(());
+    }
+    let sparse = g.op.attr_bool("is_sparse");
+    let kind = if sparse { VarKind::SparseRows } else { VarKind::Dense };
+    let padding = g.op.attr_int("padding_idx");
+    let distributed = g.op.attr_bool("is_distributed");
+    let entry = g.op.attr_str("entry").to_string();
+    let table_class = g.op.attr_str("table_class").to_string();
+    let dw = g.dx_of(w, kind)?;
+    g.op(grad)
+        .input("W", w)
+        .input("Ids", ids)
+        .input("Out@GRAD", dy)
+        .attr("padding_idx", padding)
+        .attr("is_sparse", sparse)
+        .attr("is_distributed", distributed)
+        .attr("entry", entry)
+        .attr("table_class", table_class)
+        .output("W@GRAD", dw)
+        .done()?;
+    Ok(())
+}
+
+fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
+    let shape = check(i)?;
+    let ids = i.input("Ids")?.shape;
+    let meta = match i.op.attr_bool("is_sparse") {
+        true => Meta::sparse(DType::F32, shape, ids.numel().unwrap_or(0)),
+        false => Meta::dense(DType::F32, shape),
+    };
+    i.push("W@GRAD", meta);
+    Ok(())
+}
+
+/// The padding row; a negative attribute means none.
+fn padding(p: &PrepareCtx<'_>) -> Option<i64> {
+    Some(p.op.attr_int("padding_idx")).filter(|row| *row >= 0)
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let dim = p.input("W").shape.at(1);
+    let padding = padding(p);
+    Ok(Kernel::new(move |k| {
+        let (w, ids) = (k.input::<f32>(W), k.input::<i64>(IDS));
+        embedding::lookup(k.pool, w, dim, ids, padding, Grid::packed(dim), k.output(0))?;
+        Ok(())
+    }))
+}
+
+fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let [height, dim] = [p.input("W").shape.at(0), p.input("W").shape.at(1)];
+    let padding = padding(p);
+    let count = p.input("Ids").numel();
+    if p.output("W@GRAD").kind == VarKind::SparseRows {
+        return Ok(Kernel::new(move |k| sparse_grad(k, height, dim, padding)));
+    }
+    Ok(Kernel::new(move |k| {
+        let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
+        let groups = embedding::group(k.pool, ids, Some(height), padding, k.scratch_words())?;
+        let source = Source::Grid { data: dy, grid: Grid::packed(dim) };
+        embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
+        Ok(())
+    })
+    .scratch::<u64>(embedding::group_scratch_len(count)))
+}
+
+/// Row numbers and values, without padding rows. Values may already be where they belong.
+fn sparse_grad(k: &KernelCtx<'_>, height: usize, dim: usize, padding: Option<i64>) -> Result<()> {
+    let ids = k.input::<i64>(IDS);
+    if let Some(position) = ids.iter().position(|id| !(0..height as i64).contains(id)) {
+        return Err(embedding::BadId { position, id: ids[position], rows: height }.into());
+    }
+    let out = k.out_arg(0);
+    let rows = out.row_ids_mut();
+    let keeps_all = padding.is_none_or(|row| !ids.contains(&row));
+    if keeps_all {
+        rows[..ids.len()].copy_from_slice(ids);
+        out.set_row_count(ids.len());
+        if !k.same(0, DY) {
+            copy(k.pool, k.input(DY), &mut k.output(0)[..ids.len() * dim]);
+        }
+        return Ok(());
+    }
+    let mut count = 0;
+    for (position, id) in ids.iter().enumerate() {
+        if Some(*id) == padding {
+            continue;
+        }
+        rows[count] = *id;
+        if k.same(0, DY) {
+            // Rows only move forward, so a row is read before anything is written over it.
+            k.output::<f32>(0).copy_within(position * dim..(position + 1) * dim, count * dim);
+        } else {
+            let row = &k.input::<f32>(DY)[position * dim..][..dim];
+            k.output::<f32>(0)[count * dim..][..dim].copy_from_slice(row);
+        }
+        count += 1;
+    }
+    out.set_row_count(count);
+    Ok(())
+}
+
+/// Floats that one task copies.
+const COPY_GRAIN: usize = 1 << 15;
+
+fn copy(pool: &Pool, from: &[f32], to: &mut [f32]) {
+    let len = to.len();
+    let to = Shareable::new(to);
+    pool.run_ranges(len, COPY_GRAIN, |range| {
+        // SAFETY: ranges are disjoint and inside.
+        unsafe { to.slice(range.start, range.len()) }.copy_from_slice(&from[range]);
+    });
+}
+
+/// Only the rows in use move.
+fn cost(c: &CostCtx<'_>) -> Cost {
+    let out = c.output("Out").map_or(0, Meta::bytes) as f64;
+    let ids = c.input("Ids").map_or(0, Meta::bytes) as f64;
+    Cost { flops: 0.0, bytes: 2.0 * out + ids }
+}
+
+fn cost_grad(c: &CostCtx<'_>) -> Cost {
+    let dy = c.input("Out@GRAD");
+    let moved = dy.map_or(0, Meta::bytes) + c.output("W@GRAD").map_or(0, Meta::bytes);
+    Cost { flops: dy.map_or(0, Meta::numel) as f64, bytes: moved as f64 }
+}

@@ -1,0 +1,148 @@
+//! Sliding windows of convolution and pooling: reading the attributes, padding rules, output sizes.
+
+use crate::prelude::*;
+use fleet_ir::Op;
+
+/// Height and width of everything about a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    pub kernel: [usize; 2],
+    pub strides: [usize; 2],
+    pub dilations: [usize; 2],
+    /// Before and after, for each of height and width.
+    pub paddings: [[usize; 2]; 2],
+}
+
+/// Where channels, height and width stand in a tensor of rank 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Axes {
+    pub channels: usize,
+    pub height: usize,
+}
+
+impl Axes {
+    /// From `data_format` (or `data_layout`): "NCHW", "NHWC", or "AnyLayout", which means NCHW.
+    pub(super) fn of(op: &Op, attr: &str) -> Result<Axes> {
+        match op.attr_str(attr) {
+            "NCHW" | "AnyLayout" => Ok(Axes { channels: 1, height: 2 }),
+            "NHWC" => Ok(Axes { channels: 3, height: 1 }),
+            other => Err(Error::invalid(format!("unknown {attr} of {}", op.name()))
+                .expected("NCHW or NHWC")
+                .got(other)),
+        }
+    }
+
+    pub(super) fn is_nhwc(self) -> bool {
+        self.channels == 3
+    }
+
+    pub(super) fn spatial(self, shape: &Shape) -> [i64; 2] {
+        [shape[self.height], shape[self.height + 1]]
+    }
+
+    /// `[n, c, h, w]` in this order.
+    pub(super) fn shape(self, n: i64, c: i64, [h, w]: [i64; 2]) -> Shape {
+        if self.is_nhwc() { Shape::from([n, h, w, c]) } else { Shape::from([n, c, h, w]) }
+    }
+}
+
+/// One value for both, or one each, at least `min`.
+pub(super) fn pair(op: &Op, attr: &str, min: i64) -> Result<[usize; 2]> {
+    let values = op.attr_ints(attr);
+    match values {
+        [one] if *one >= min => Ok([*one as usize; 2]),
+        [h, w] if *h >= min && *w >= min => Ok([*h as usize, *w as usize]),
+        _ => Err(Error::invalid(format!("attribute '{attr}' of {} is wrong", op.name()))
+            .expected(format!("1 or 2 numbers of at least {min}"))
+            .got(format!("{values:?}"))),
+    }
+}
+
+/// The window of an op over an image of `image` (height, width; -1 unknown), paddings resolved.
+///
+/// `padding_algorithm` "SAME" pads so that the output is the input over the stride, rounded up (and
+/// takes dilations as 1, as the documented op does); "VALID" pads nothing. "SAME" over an unknown
+/// size leaves the paddings 0: the size is known when it matters.
+pub(super) fn window(
+    op: &Op,
+    kernel: [usize; 2],
+    dilations: [usize; 2],
+    image: [i64; 2],
+) -> Result<Window> {
+    let strides = pair(op, "strides", 1)?;
+    let mut window = Window { kernel, strides, dilations, paddings: [[0; 2]; 2] };
+    match op.attr_str("padding_algorithm") {
+        "VALID" => {}
+        "SAME" => {
+            window.dilations = [1, 1];
+            for axis in 0..2 {
+                if image[axis] >= 0 {
+                    window.paddings[axis] =
+                        same_padding(image[axis] as usize, kernel[axis], strides[axis]);
+                }
+            }
+        }
+        "EXPLICIT" => window.paddings = explicit(op)?,
+        other => {
+            return Err(Error::invalid(format!("unknown padding_algorithm of {}", op.name()))
+                .expected("EXPLICIT, SAME or VALID")
+                .got(other));
+        }
+    }
+    Ok(window)
+}
+
+/// One number for all sides, two for height and width, or four: top, bottom, left, right.
+fn explicit(op: &Op) -> Result<[[usize; 2]; 2]> {
+    let values = op.attr_ints("paddings");
+    if values.iter().all(|value| *value >= 0) {
+        let at = |index: usize| values[index] as usize;
+        match values.len() {
+            1 => return Ok([[at(0); 2]; 2]),
+            2 => return Ok([[at(0); 2], [at(1); 2]]),
+            4 => return Ok([[at(0), at(1)], [at(2), at(3)]]),
+            _ => {}
+        }
+    }
+    Err(Error::invalid(format!("attribute 'paddings' of {} is wrong", op.name()))
+        .expected("1, 2 or 4 numbers of at least 0")
+        .got(format!("{values:?}")))
+}
+
+fn same_padding(image: usize, kernel: usize, stride: usize) -> [usize; 2] {
+    let outputs = image.div_ceil(stride);
+    let total = (outputs.max(1) - 1) * stride + kernel;
+    let total = total.saturating_sub(image);
+    [total / 2, total - total / 2]
+}
+
+impl Window {
+    /// Output height and width; -1 where the image's is unknown or "SAME" fixes it later.
+    pub(super) fn outputs(&self, op: &Op, image: [i64; 2], ceil: bool) -> Result<[i64; 2]> {
+        let same = op.attr_str("padding_algorithm") == "SAME";
+        let mut outputs = [-1; 2];
+        for axis in 0..2 {
+            if image[axis] < 0 {
+                continue;
+            }
+            let (size, stride) = (image[axis] as usize, self.strides[axis]);
+            if same {
+                outputs[axis] = size.div_ceil(stride) as i64;
+                continue;
+            }
+            let reach = self.dilations[axis] * (self.kernel[axis] - 1) + 1;
+            let padded = size + self.paddings[axis][0] + self.paddings[axis][1];
+            if padded < reach {
+                return Err(Error::invalid(format!(
+                    "the window of {} does not fit the image",
+                    op.name()
+                ))
+                .expected(format!("at least {reach} {}", ["rows", "columns"][axis]))
+                .got(format!("{padded}, padding included")));
+            }
+            let round_up = if ceil { stride - 1 } else { 0 };
+            outputs[axis] = ((padded - reach + round_up) / stride + 1) as i64;
+        }
+        Ok(outputs)
+    }
+}
