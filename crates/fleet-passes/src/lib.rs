@@ -1,5 +1,8 @@
 //! Rewrites of programs. A pass sees ops and shapes, never values, clocks or the environment.
 
 mod backward;
+mod dce;
+mod pipeline;
 
 pub use backward::{BackwardOptions, append_backward, gradients};
+pub use pipeline::{BuildOptions, optimize};

@@ -23,12 +23,17 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
+    /// No memory at all.
+    pub fn empty() -> Buffer {
+        Buffer { ptr: NonNull::<Aligned>::dangling().cast(), bytes: 0 }
+    }
+
     /// `bytes` zero bytes, or an error when the machine has not that much.
     pub fn zeroed(bytes: usize) -> Result<Buffer> {
         let refused =
             || Error::exhausted(format!("cannot allocate {} of memory", text::bytes(bytes as u64)));
         if bytes == 0 {
-            return Ok(Buffer { ptr: NonNull::<Aligned>::dangling().cast(), bytes });
+            return Ok(Buffer::empty());
         }
         let align = if bytes >= HUGE_PAGE_BYTES_MIN { HUGE_PAGE_BYTES_ALIGN } else { ALIGN };
         let layout = AllocLayout::from_size_align(bytes, align).map_err(|_| refused())?;

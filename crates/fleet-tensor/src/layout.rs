@@ -21,7 +21,10 @@ impl Layout {
     pub fn physical_len(self, shape: &Shape) -> usize {
         match self {
             Layout::RowMajor => shape.len(),
-            Layout::Filter64 => shape.at(0).div_ceil(64) * 64 * shape.product(1..shape.rank()),
+            Layout::Filter64 => {
+                assert_eq!(shape.rank(), 4, "a filter has four dimensions");
+                shape.at(0).div_ceil(64) * 64 * shape.product(1..4)
+            }
         }
     }
 }

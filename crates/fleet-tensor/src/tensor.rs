@@ -24,6 +24,12 @@ impl Tensor {
         Self::zeros_in(dtype, shape.into(), Layout::RowMajor)
     }
 
+    /// A tensor of no elements that holds no memory.
+    pub fn empty() -> Tensor {
+        let (dtype, shape, layout) = (DType::F32, Shape::from([0]), Layout::RowMajor);
+        Tensor { dtype, shape, layout, data: Buffer::empty() }
+    }
+
     /// A zero tensor in another physical layout.
     pub fn zeros_in(dtype: DType, shape: Shape, layout: Layout) -> Result<Tensor> {
         let too_large = || Error::invalid("shape has no size in bytes").got(shape);
@@ -132,6 +138,32 @@ impl Tensor {
         Ok(copy)
     }
 
+    /// A copy in another physical layout.
+    pub fn to_layout(&self, layout: Layout) -> Result<Tensor> {
+        if self.layout == layout {
+            return self.try_clone();
+        }
+        let mut moved = Tensor::zeros_in(self.dtype, self.shape, layout)?;
+        let size = self.dtype.size();
+        let [c_out, c_in, taps] =
+            [self.shape.at(0), self.shape.at(1), self.shape.product(2..self.shape.rank())];
+        let (from, to) = (self.data.as_slice(), moved.data.as_mut_slice());
+        for o in 0..c_out {
+            for i in 0..c_in {
+                for tap in 0..taps {
+                    let row = (o * c_in + i) * taps + tap;
+                    let packed = ((o / 64 * taps + tap) * c_in + i) * 64 + o % 64;
+                    let (a, b) = match layout {
+                        Layout::Filter64 => (row, packed),
+                        Layout::RowMajor => (packed, row),
+                    };
+                    to[b * size..][..size].copy_from_slice(&from[a * size..][..size]);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
     fn check_type<T: Element>(&self) -> Result<()> {
         if T::reads(self.dtype) {
             Ok(())
@@ -164,4 +196,22 @@ pub struct SparseRows {
     pub count: usize,
     /// Rows of the whole matrix.
     pub height: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_survives_packing() {
+        let shape = Shape::from([70, 3, 2, 2]);
+        let values: Vec<f32> = (0..shape.len()).map(|i| i as f32).collect();
+        let filter = Tensor::from_slice(&values, shape).unwrap();
+        let packed = filter.to_layout(Layout::Filter64).unwrap();
+        assert_eq!(packed.physical_len(), 128 * 12);
+        // Output channel 65, input channel 1, row 1, column 0.
+        let at = ((4 + 2) * 3 + 1) * 64 + 1;
+        assert_eq!(packed.as_slice::<f32>().unwrap()[at], values[(65 * 3 + 1) * 4 + 2]);
+        assert_eq!(packed.to_layout(Layout::RowMajor).unwrap().to_vec::<f32>().unwrap(), values);
+    }
 }

@@ -1,0 +1,168 @@
+//! Binding a plan: turning places into addresses, for a scope, an arena and the fed tensors.
+
+use crate::Scope;
+use crate::plan::{Place, Plan, ROWS_HEADER_BYTES, StepKind};
+use fleet_base::{Error, Result};
+use fleet_ops::Arg;
+use fleet_tensor::{Shape, Tensor};
+use std::sync::Arc;
+
+/// The addresses that a plan was last bound to.
+#[derive(Default)]
+pub(crate) struct Binding {
+    scope: Option<Arc<()>>,
+    arena: usize,
+    bases: Vec<usize>,
+    feeds: Vec<usize>,
+    /// For each feed, the arguments (step, argument) that point to it.
+    feed_args: Vec<Vec<(usize, usize)>>,
+}
+
+impl Binding {
+    /// Points every argument of `plan` to its memory. Cheap when nothing moved since the last run.
+    pub fn bind(
+        &mut self,
+        plan: &mut Plan,
+        scope: &mut Scope,
+        arena: *mut u8,
+        feeds: &[&Tensor],
+    ) -> Result<()> {
+        let same_scope = self.scope.as_ref().is_some_and(|token| Arc::ptr_eq(token, scope.token()));
+        if !same_scope || self.arena != arena as usize {
+            self.bind_all(plan, scope, arena, feeds)?;
+        }
+        for (index, feed) in feeds.iter().enumerate() {
+            let address = feed.as_ptr() as usize;
+            if self.feeds[index] == address {
+                continue;
+            }
+            self.feeds[index] = address;
+            for (step, arg) in &self.feed_args[index] {
+                if let StepKind::Run(instr) = &mut plan.steps[*step].kind {
+                    instr.args[*arg].ptr = address as *mut u8;
+                }
+            }
+            for fetch in &mut plan.fetches {
+                if plan.places[fetch.places.0] == (Place::Feed { index }) {
+                    fetch.arg.ptr = address as *mut u8;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bind_all(
+        &mut self,
+        plan: &mut Plan,
+        scope: &mut Scope,
+        arena: *mut u8,
+        feeds: &[&Tensor],
+    ) -> Result<()> {
+        self.scope = None;
+        let mut addresses = Vec::with_capacity(plan.scope_vars.len());
+        for var in &plan.scope_vars {
+            prepare_scope_var(scope, var)?;
+        }
+        for var in &plan.scope_vars {
+            addresses.push(scope.raw(&var.name)?.as_ptr());
+        }
+        let base = |place: &Place| match place {
+            Place::Arena { offset } => arena.wrapping_add(*offset),
+            Place::Scope { index } => addresses[*index],
+            Place::Feed { index } => feeds[*index].as_ptr(),
+        };
+        self.bases = plan.places.iter().map(|place| base(place) as usize).collect();
+        self.feeds = feeds.iter().map(|feed| feed.as_ptr() as usize).collect();
+        self.feed_args = vec![Vec::new(); feeds.len()];
+        for (at, step) in plan.steps.iter_mut().enumerate() {
+            let StepKind::Run(instr) = &mut step.kind else { continue };
+            for (index, (arg, places)) in instr.args.iter_mut().zip(&instr.arg_places).enumerate() {
+                point(arg, &self.bases, *places);
+                if let Place::Feed { index: feed } = plan.places[places.0] {
+                    self.feed_args[feed].push((at, index));
+                }
+            }
+        }
+        for fetch in &mut plan.fetches {
+            point(&mut fetch.arg, &self.bases, fetch.places);
+        }
+        self.arena = arena as usize;
+        self.scope = Some(Arc::clone(scope.token()));
+        Ok(())
+    }
+
+    /// The address of a place.
+    pub fn base(&self, place: usize) -> *mut u8 {
+        self.bases[place] as *mut u8
+    }
+}
+
+fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>)) {
+    arg.ptr = bases[values] as *mut u8;
+    if let (Some(place), Some(rows)) = (rows, &mut arg.rows) {
+        rows.count = bases[place] as *mut u64;
+        rows.rows = (bases[place] + ROWS_HEADER_BYTES) as *mut i64;
+    }
+}
+
+fn prepare_scope_var(scope: &mut Scope, var: &crate::plan::ScopeVar) -> Result<()> {
+    match scope.meta(&var.name) {
+        None if var.created => {
+            scope.set(&var.name, Tensor::zeros_in(var.dtype, var.shape, var.layout)?);
+            Ok(())
+        }
+        // The error that says what to do.
+        None => scope.raw(&var.name).map(|_| ()),
+        Some((dtype, shape)) if dtype == var.dtype && shape == var.shape => {
+            scope.ensure_layout(&var.name, var.layout)
+        }
+        Some((dtype, shape)) => Err(Error::invalid(format!(
+            "variable '{}' in the scope is not what the program was planned for",
+            var.name
+        ))
+        .expected(format!("{}{}", var.dtype, var.shape))
+        .got(format!("{dtype}{shape}"))),
+    }
+}
+
+/// Copies what an argument points to into a row-major tensor (sparse rows become dense).
+pub(crate) fn copy_out(arg: &Arg, into: Option<Tensor>) -> Result<Tensor> {
+    let fits = |tensor: &Tensor| {
+        tensor.dtype() == arg.dtype && *tensor.shape() == arg.shape && tensor.layout() == arg.layout
+    };
+    let mut tensor = match into.filter(fits) {
+        Some(tensor) => tensor,
+        None => Tensor::zeros_in(arg.dtype, arg.shape, arg.layout)?,
+    };
+    if arg.rows.is_some() {
+        densify(arg, &mut tensor)?;
+    } else {
+        tensor.as_bytes_mut().copy_from_slice(arg.bytes());
+    }
+    match tensor.layout() {
+        fleet_tensor::Layout::RowMajor => Ok(tensor),
+        _ => tensor.to_layout(fleet_tensor::Layout::RowMajor),
+    }
+}
+
+fn densify(arg: &Arg, tensor: &mut Tensor) -> Result<()> {
+    let (height, width) = (arg.shape.at(0), arg.row_len());
+    let values: &[f32] = match arg.dtype {
+        fleet_tensor::DType::F32 => arg.slice(),
+        other => {
+            return Err(Error::unsupported("sparse rows of this type cannot be fetched").got(other));
+        }
+    };
+    let dense = tensor.as_mut_slice::<f32>()?;
+    dense.fill(0.0);
+    for (row, id) in arg.row_ids().iter().enumerate() {
+        let Some(id) = usize::try_from(*id).ok().filter(|id| *id < height) else {
+            return Err(Error::invalid("row number outside the matrix")
+                .expected(Shape::from_usize(&[height, width]))
+                .got(id));
+        };
+        let from = &values[row * width..][..width];
+        dense[id * width..][..width].iter_mut().zip(from).for_each(|(to, from)| *to += from);
+    }
+    Ok(())
+}

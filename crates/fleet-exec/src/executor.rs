@@ -1,0 +1,335 @@
+//! The executor: plans once, runs many.
+
+use crate::bind::{Binding, copy_out};
+use crate::lanes::{Lanes, RunContext};
+use crate::plan::{Plan, PlanRequest, PlanSummary, StepKind};
+use crate::{Device, ExecOptions, Scope};
+use fleet_base::{Error, Result, text};
+use fleet_ir::{Program, VarId};
+use fleet_kernels::pool::Pool;
+use fleet_ops::{Meta, Registry};
+use fleet_tensor::{Buffer, DType, Shape, Tensor};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Runs programs fast.
+///
+/// The first run of a program with given shapes plans it; later runs with the same shapes allocate
+/// nothing but what is fetched ([`Executor::run_into`] not even that).
+pub struct Executor {
+    registry: &'static Registry,
+    options: ExecOptions,
+    pool: Pool,
+    arena: Buffer,
+    lanes: Lanes,
+    plans: HashMap<u128, Planned>,
+    runs: u64,
+}
+
+struct Planned {
+    plan: Plan,
+    binding: Binding,
+    /// For each fed tensor of the plan, its position among the feeds of the call.
+    order: Vec<usize>,
+    last_run: u64,
+    times: Vec<AtomicUsize>,
+}
+
+impl Executor {
+    pub fn new(options: ExecOptions) -> Executor {
+        Self::with_registry(options, Registry::standard())
+    }
+
+    /// An executor that knows other ops than the standard ones.
+    pub fn with_registry(options: ExecOptions, registry: &'static Registry) -> Executor {
+        let pool = Pool::new(options.thread_count());
+        Executor {
+            registry,
+            pool,
+            options,
+            arena: Buffer::empty(),
+            lanes: Lanes::default(),
+            plans: HashMap::new(),
+            runs: 0,
+        }
+    }
+
+    pub fn options(&self) -> &ExecOptions {
+        &self.options
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Runs `program` on `scope` and returns the fetched variables, row-major.
+    pub fn run(
+        &mut self,
+        program: &Program,
+        scope: &mut Scope,
+        feed: &[(&str, &Tensor)],
+        fetch: &[&str],
+    ) -> Result<Vec<Tensor>> {
+        let mut out = Vec::with_capacity(fetch.len());
+        self.run_into(program, scope, feed, fetch, &mut out)?;
+        Ok(out)
+    }
+
+    /// As [`Executor::run`]; tensors in `out` that have the right type and shape are written over.
+    pub fn run_into(
+        &mut self,
+        program: &Program,
+        scope: &mut Scope,
+        feed: &[(&str, &Tensor)],
+        fetch: &[&str],
+        out: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        if self.options.device == Device::Null {
+            return Err(Error::unsupported("the null device plans programs and runs none")
+                .help("use Executor::plan, or another device"));
+        }
+        let key = request_key(
+            program,
+            feed.iter().map(|(name, tensor)| (*name, tensor.dtype(), *tensor.shape())),
+            fetch,
+        );
+        if !self.plans.contains_key(&key) {
+            let metas: Vec<(&str, DType, Shape)> =
+                feed.iter().map(|(name, t)| (*name, t.dtype(), *t.shape())).collect();
+            let planned = self.make_plan(program, scope, &metas, fetch)?;
+            self.plans.insert(key, planned);
+        }
+        for _ in 0..self.options.num_iteration_per_run.max(1) {
+            self.run_planned(key, scope, feed)?;
+        }
+        self.fetch(key, out)?;
+        self.drop_unused_plans();
+        Ok(())
+    }
+
+    /// Plans without running: what a program would need for these feeds.
+    pub fn plan(
+        &mut self,
+        program: &Program,
+        scope: &Scope,
+        feed: &[(&str, DType, Shape)],
+        fetch: &[&str],
+    ) -> Result<PlanSummary> {
+        Ok(self.make_plan(program, scope, feed, fetch)?.plan.summary)
+    }
+
+    /// The program as it was planned, after the executor's rewrites.
+    pub fn planned_program(
+        &mut self,
+        program: &Program,
+        scope: &Scope,
+        feed: &[(&str, DType, Shape)],
+        fetch: &[&str],
+    ) -> Result<Program> {
+        Ok(self.make_plan(program, scope, feed, fetch)?.plan.program)
+    }
+
+    /// Plans that are kept.
+    pub fn plan_count(&self) -> usize {
+        self.plans.len()
+    }
+
+    /// Time spent in each kind of op since the start, longest first: (op, calls, seconds). Needs
+    /// [`ExecOptions::profile`].
+    pub fn profile(&self) -> Vec<(String, usize, f64)> {
+        let mut by_op: HashMap<String, (usize, f64)> = HashMap::new();
+        for planned in self.plans.values() {
+            for (step, nanos) in planned.plan.steps.iter().zip(&planned.times) {
+                if let StepKind::Run(_) = step.kind {
+                    let name = planned.plan.program.op(step.op).name().to_string();
+                    let entry = by_op.entry(name).or_default();
+                    entry.0 += 1;
+                    entry.1 += nanos.load(Ordering::Relaxed) as f64 * 1e-9;
+                }
+            }
+        }
+        let mut rows: Vec<_> =
+            by_op.into_iter().map(|(name, (calls, seconds))| (name, calls, seconds)).collect();
+        rows.sort_by(|a, b| b.2.total_cmp(&a.2));
+        rows
+    }
+
+    /// As [`Executor::profile`], op by op: (op as errors name it, seconds).
+    pub fn profile_ops(&self) -> Vec<(String, f64)> {
+        let mut rows: Vec<(String, f64)> = self
+            .plans
+            .values()
+            .flat_map(|planned| {
+                planned.plan.steps.iter().zip(&planned.times).map(|(step, nanos)| {
+                    let seconds = nanos.load(Ordering::Relaxed) as f64 * 1e-9;
+                    (planned.plan.program.describe_op(step.op), seconds)
+                })
+            })
+            .collect();
+        rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+        rows
+    }
+
+    fn make_plan(
+        &self,
+        program: &Program,
+        scope: &Scope,
+        feed: &[(&str, DType, Shape)],
+        fetch: &[&str],
+    ) -> Result<Planned> {
+        let fetches: Vec<VarId> =
+            fetch.iter().map(|name| fetchable(program, name)).collect::<Result<_>>()?;
+        let feeds: Vec<(VarId, Meta)> =
+            feed.iter().map(|fed| feedable(program, fed)).collect::<Result<_>>()?;
+        check_no_double(feed)?;
+        let rewritten =
+            fleet_passes::optimize(program, self.registry, &fetches, &self.options.build)?;
+        let plan = Plan::build(PlanRequest {
+            program: rewritten,
+            registry: self.registry,
+            feeds: &feeds,
+            fetches: &fetches,
+            scope_meta: &|name| scope.meta(name),
+            options: &self.options,
+        })?;
+        let order = plan
+            .feeds
+            .iter()
+            .map(|slot| {
+                feed.iter().position(|(name, ..)| *name == slot.name).ok_or_else(|| {
+                    Error::invalid(format!("no value was fed for '{}'", slot.name))
+                        .expected(format!("{}{}", slot.meta.dtype, slot.meta.shape))
+                })
+            })
+            .collect::<Result<_>>()?;
+        let times = match self.options.profile {
+            true => plan.steps.iter().map(|_| AtomicUsize::new(0)).collect(),
+            false => Vec::new(),
+        };
+        Ok(Planned { plan, binding: Binding::default(), order, last_run: self.runs, times })
+    }
+
+    fn run_planned(
+        &mut self,
+        key: u128,
+        scope: &mut Scope,
+        feed: &[(&str, &Tensor)],
+    ) -> Result<()> {
+        let Some(planned) = self.plans.get_mut(&key) else {
+            return Err(Error::internal("plan is gone"));
+        };
+        let summary = &planned.plan.summary;
+        let wanted = summary.arena_bytes + summary.scratch_bytes;
+        if self.arena.bytes() < wanted {
+            self.arena = Buffer::empty();
+            self.arena = Buffer::zeroed(wanted)?;
+        }
+        self.runs += 1;
+        planned.last_run = self.runs;
+        let arena = self.arena.as_ptr();
+        let mut fed: [&Tensor; FEEDS_MAX];
+        let ordered: &[&Tensor] = match feed.first() {
+            None => &[],
+            Some((_, any)) => {
+                fed = [any; FEEDS_MAX];
+                for (slot, index) in fed.iter_mut().zip(&planned.order) {
+                    *slot = feed[*index].1;
+                }
+                &fed[..planned.order.len()]
+            }
+        };
+        planned.binding.bind(&mut planned.plan, scope, arena, ordered)?;
+        let context = RunContext {
+            arena,
+            pool: &self.pool,
+            step: scope.step(),
+            check_nan_inf: self.options.check_nan_inf,
+            times: self.options.profile.then_some(&planned.times[..]),
+        };
+        scope.set_step(scope.step() + 1);
+        self.lanes.run(&planned.plan, &planned.binding, context)
+    }
+
+    fn fetch(&self, key: u128, out: &mut Vec<Tensor>) -> Result<()> {
+        let Some(planned) = self.plans.get(&key) else {
+            return Err(Error::internal("plan is gone"));
+        };
+        let fetches = &planned.plan.fetches;
+        out.truncate(fetches.len());
+        for (index, fetch) in fetches.iter().enumerate() {
+            let place = |error: Error| error.at(format!("fetching '{}'", fetch.name));
+            if index < out.len() {
+                // The old tensor is taken out first and put back written over.
+                let old = std::mem::replace(&mut out[index], Tensor::empty());
+                out[index] = copy_out(&fetch.arg, Some(old)).map_err(place)?;
+            } else {
+                out.push(copy_out(&fetch.arg, None).map_err(place)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_unused_plans(&mut self) {
+        let limit = self.options.num_iteration_per_drop_scope as u64;
+        let runs = self.runs;
+        if limit > 0 && self.plans.values().any(|planned| planned.last_run + limit <= runs) {
+            self.plans.retain(|_, planned| planned.last_run + limit > runs);
+        }
+    }
+}
+
+/// Tensors that can be fed to one program: far more than any network that we know has.
+const FEEDS_MAX: usize = 256;
+
+fn request_key<'a>(
+    program: &Program,
+    feed: impl Iterator<Item = (&'a str, DType, Shape)> + Clone,
+    fetch: &[&str],
+) -> u128 {
+    let half = |salt: u64| {
+        let mut hasher = DefaultHasher::new();
+        (salt, program.fingerprint()).hash(&mut hasher);
+        feed.clone().for_each(|fed| fed.hash(&mut hasher));
+        fetch.hash(&mut hasher);
+        u128::from(hasher.finish())
+    };
+    half(1) << 64 | half(2)
+}
+
+fn fetchable(program: &Program, name: &str) -> Result<VarId> {
+    program.var_named(name).map_err(|error| error.at("the fetch list"))
+}
+
+fn feedable(
+    program: &Program,
+    (name, dtype, shape): &(&str, DType, Shape),
+) -> Result<(VarId, Meta)> {
+    let data = || program.vars().filter(|(_, var)| var.is_data).map(|(_, var)| var.name.as_str());
+    let id = program.find_var(name).filter(|id| program.var(*id).is_data).ok_or_else(|| {
+        let hint = text::did_you_mean(name, data());
+        Error::invalid(format!("the program takes no input '{name}'{hint}"))
+            .expected(format!("one of {}", data().collect::<Vec<_>>().join(", ")))
+    })?;
+    let var = program.var(id);
+    if var.dtype != *dtype || !var.shape.agrees(shape) {
+        return Err(Error::invalid(format!("the value fed for '{name}' does not fit"))
+            .expected(format!("{}{}", var.dtype, var.shape))
+            .got(format!("{dtype}{shape}")));
+    }
+    Ok((id, Meta::dense(*dtype, *shape)))
+}
+
+fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
+    if feed.len() > FEEDS_MAX {
+        return Err(Error::exhausted("too many inputs are fed")
+            .expected(FEEDS_MAX)
+            .got(feed.len()));
+    }
+    for (index, (name, ..)) in feed.iter().enumerate() {
+        if feed[..index].iter().any(|(other, ..)| other == name) {
+            return Err(Error::invalid(format!("'{name}' is fed twice")));
+        }
+    }
+    Ok(())
+}

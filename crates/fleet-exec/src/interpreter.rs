@@ -1,0 +1,217 @@
+//! The interpreter: one op at a time, each output in fresh memory, one thread, no rewrite.
+//!
+//! It exists to be obviously right; the executor is held to its results.
+
+use crate::Scope;
+use crate::bind::copy_out;
+use crate::lanes::first_non_finite;
+use crate::plan::CONDITIONAL;
+use fleet_base::{Error, Result};
+use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
+use fleet_kernels::pool::Pool;
+use fleet_ops::{Arg, InferCtx, KernelCtx, Meta, PrepareCtx, Registry, RowsArg};
+use fleet_tensor::{Buffer, Layout, Tensor};
+use std::collections::HashMap;
+
+/// Runs programs plainly.
+pub struct Interpreter {
+    registry: &'static Registry,
+    pool: Pool,
+    pub check_nan_inf: bool,
+}
+
+impl Default for Interpreter {
+    fn default() -> Self {
+        Interpreter::new()
+    }
+}
+
+/// The memory of a variable.
+struct Value {
+    meta: Meta,
+    /// None for what lives in the scope or was fed.
+    data: Option<Buffer>,
+    address: *mut u8,
+    rows: Option<(Buffer, Buffer)>,
+}
+
+struct Frame<'a> {
+    program: &'a Program,
+    scope: &'a mut Scope,
+    values: HashMap<VarId, Value>,
+    step: u64,
+}
+
+impl Interpreter {
+    pub fn new() -> Interpreter {
+        Self::with_registry(Registry::standard())
+    }
+
+    pub fn with_registry(registry: &'static Registry) -> Interpreter {
+        Interpreter { registry, pool: Pool::new(1), check_nan_inf: false }
+    }
+
+    /// As [`Executor::run`](crate::Executor::run).
+    pub fn run(
+        &self,
+        program: &Program,
+        scope: &mut Scope,
+        feed: &[(&str, &Tensor)],
+        fetch: &[&str],
+    ) -> Result<Vec<Tensor>> {
+        let step = scope.step();
+        let mut frame = Frame { program, scope, values: HashMap::new(), step };
+        for (name, tensor) in feed {
+            let id = program.var_named(name)?;
+            let meta = Meta::dense(tensor.dtype(), *tensor.shape());
+            let value = Value { meta, data: None, address: tensor.as_ptr(), rows: None };
+            frame.values.insert(id, value);
+        }
+        self.run_block(&mut frame, Program::ROOT)?;
+        let out = fetch.iter().map(|name| frame.fetch(name)).collect();
+        scope.set_step(step + 1);
+        out
+    }
+
+    fn run_block(&self, frame: &mut Frame<'_>, block: BlockId) -> Result<()> {
+        let program = frame.program;
+        for (id, op) in program.block_ops(block) {
+            if op.name() != CONDITIONAL {
+                self.run_op(frame, id).map_err(|error| error.at(program.describe_op(id)))?;
+                continue;
+            }
+            let (Some(inner), Some(condition)) = (op.sub_block(), op.input("Cond").first()) else {
+                return Err(Error::invalid("conditional_block without condition or block"));
+            };
+            if frame.arg(*condition)?.slice::<u8>().first() == Some(&1) {
+                self.run_block(frame, inner)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_op(&self, frame: &mut Frame<'_>, id: OpId) -> Result<()> {
+        let op = frame.program.op(id);
+        let def = self.registry.get(op.name())?;
+        let arg_slots = |frame: &mut Frame<'_>, slots: &[Vec<VarId>]| -> Result<Vec<Vec<Arg>>> {
+            slots.iter().map(|vars| vars.iter().map(|var| frame.arg(*var)).collect()).collect()
+        };
+        let inputs = arg_slots(frame, &op.inputs)?;
+        let metas: HashMap<VarId, Meta> =
+            op.all_inputs().map(|var| (var, frame.meta(var))).collect();
+        let mut infer = InferCtx::new(op, |var| metas[&var]);
+        (def.infer)(&mut infer)?;
+        let made = infer.into_outputs();
+        for (vars, metas) in op.outputs.iter().zip(&made) {
+            for (var, meta) in vars.iter().zip(metas) {
+                frame.make(*var, *meta)?;
+            }
+        }
+        let outputs = arg_slots(frame, &op.outputs)?;
+        let slot_metas = |slots: &[Vec<VarId>]| -> Vec<Vec<Meta>> {
+            slots.iter().map(|vars| vars.iter().map(|var| frame.meta(*var)).collect()).collect()
+        };
+        let layouts = |slots: &[Vec<VarId>]| -> Vec<Vec<Layout>> {
+            slots.iter().map(|vars| vec![Layout::RowMajor; vars.len()]).collect()
+        };
+        let kernel = (def.cpu)(&PrepareCtx {
+            op,
+            inputs: &slot_metas(&op.inputs),
+            outputs: &slot_metas(&op.outputs),
+            input_layouts: &layouts(&op.inputs),
+            output_layouts: &layouts(&op.outputs),
+            threads: 1,
+            seed: frame.program.seed(),
+        })?;
+        let scratch = Buffer::zeroed(kernel.scratch_bytes)?;
+        let input_slots: Vec<&[Arg]> = inputs.iter().map(Vec::as_slice).collect();
+        let output_slots: Vec<&[Arg]> = outputs.iter().map(Vec::as_slice).collect();
+        (kernel.run)(&KernelCtx {
+            inputs: &input_slots,
+            outputs: &output_slots,
+            scratch: scratch.as_ptr(),
+            scratch_bytes: kernel.scratch_bytes,
+            pool: &self.pool,
+            step: frame.step,
+            seed: frame.program.seed(),
+        })?;
+        if self.check_nan_inf {
+            for (arg, var) in outputs.iter().flatten().zip(op.all_outputs()) {
+                if let Some((position, value)) = first_non_finite(arg) {
+                    let name = frame.program.var_name(var);
+                    return Err(Error::numeric(format!("output '{name}' is not finite"))
+                        .got(format!("{value} at element {position}")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Frame<'_> {
+    fn meta(&self, var: VarId) -> Meta {
+        self.values[&var].meta
+    }
+
+    /// The argument for a variable; what lives in the scope is looked up there first.
+    fn arg(&mut self, id: VarId) -> Result<Arg> {
+        let var = self.program.var(id);
+        if !self.values.contains_key(&id) {
+            if !var.persistable {
+                let what = if var.is_data { "no value was fed for" } else { "no op has written" };
+                return Err(Error::invalid(format!("{what} '{}'", var.name)));
+            }
+            self.scope.ensure_layout(&var.name, Layout::RowMajor)?;
+            let held = self.scope.raw(&var.name)?;
+            let meta = Meta::dense(held.dtype(), *held.shape());
+            let value = Value { meta, data: None, address: held.as_ptr(), rows: None };
+            self.values.insert(id, value);
+        }
+        let value = &self.values[&id];
+        Ok(Arg {
+            ptr: value.data.as_ref().map_or(value.address, Buffer::as_ptr),
+            dtype: value.meta.dtype,
+            shape: value.meta.shape,
+            layout: Layout::RowMajor,
+            rows: value.rows.as_ref().map(|(rows, count)| RowsArg {
+                rows: rows.as_ptr().cast(),
+                count: count.as_ptr().cast(),
+                capacity: value.meta.rows,
+            }),
+        })
+    }
+
+    /// Fresh memory for an output, or the scope's for what lives there.
+    fn make(&mut self, id: VarId, meta: Meta) -> Result<()> {
+        let var = self.program.var(id);
+        if !meta.shape.is_known() {
+            return Err(
+                Error::invalid(format!("the shape of '{}' is not known", var.name)).got(meta.shape)
+            );
+        }
+        if var.persistable {
+            match self.scope.meta(&var.name) {
+                Some(held) if held == (meta.dtype, meta.shape) => {}
+                Some((dtype, shape)) => {
+                    return Err(Error::invalid(format!("'{}' has another shape", var.name))
+                        .expected(format!("{dtype}{shape}"))
+                        .got(format!("{}{}", meta.dtype, meta.shape)));
+                }
+                None => self.scope.set(&var.name, Tensor::zeros(meta.dtype, meta.shape)?),
+            }
+            return Ok(());
+        }
+        let rows = match meta.kind {
+            VarKind::SparseRows => Some((Buffer::zeroed(meta.rows * 8)?, Buffer::zeroed(8)?)),
+            _ => None,
+        };
+        let data = Some(Buffer::zeroed(meta.bytes())?);
+        self.values.insert(id, Value { meta, data, address: std::ptr::null_mut(), rows });
+        Ok(())
+    }
+
+    fn fetch(&mut self, name: &str) -> Result<Tensor> {
+        let id = self.program.var_named(name)?;
+        copy_out(&self.arg(id)?, None)
+    }
+}

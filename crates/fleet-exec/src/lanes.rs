@@ -1,0 +1,332 @@
+//! Running the steps of a plan, each lane in its own order.
+//!
+//! The calling thread runs the compute lane; every other lane has a thread that lives as long as the
+//! executor. A step that depends on another lane waits for that lane's count of finished steps: it
+//! spins briefly and then sleeps.
+
+use crate::bind::Binding;
+use crate::plan::{Instr, Plan, Step, StepKind};
+use fleet_base::{Error, Result};
+use fleet_kernels::pool::Pool;
+use fleet_ops::{Arg, KernelCtx};
+use fleet_tensor::DType;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Slots that an op may have on one side; the planner's ops have fewer.
+const SLOTS_MAX: usize = 16;
+
+/// Tries before a waiting lane sleeps.
+const SPINS_BEFORE_SLEEP: u32 = 2000;
+
+/// One run of a plan, seen by all lanes.
+pub(crate) struct Run<'a> {
+    pub plan: &'a Plan,
+    pub binding: &'a Binding,
+    pub arena: *mut u8,
+    pub pool: &'a Pool,
+    pub step: u64,
+    pub check_nan_inf: bool,
+    /// Nanoseconds by step, where times are wanted.
+    pub times: Option<&'a [AtomicUsize]>,
+    progress: &'a Progress,
+}
+
+// SAFETY: the raw pointer is the arena, whose bytes the plan divides among lanes and steps.
+unsafe impl Send for Run<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Run<'_> {}
+
+/// How far each lane is.
+#[derive(Default)]
+pub(crate) struct Progress {
+    done: Vec<AtomicUsize>,
+    failed: AtomicBool,
+    error: Mutex<Option<Error>>,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Progress {
+    fn reset(&mut self, lanes: usize) {
+        if self.done.len() != lanes {
+            self.done = (0..lanes).map(|_| AtomicUsize::new(0)).collect();
+        }
+        self.done.iter().for_each(|done| done.store(0, SeqCst));
+        self.failed.store(false, SeqCst);
+        *lock(&self.error) = None;
+    }
+
+    fn finish_step(&self, lane: usize) {
+        self.done[lane].fetch_add(1, SeqCst);
+        if self.done.len() > 1 {
+            drop(lock(&self.sleep));
+            self.wake.notify_all();
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        lock(&self.error).get_or_insert(error);
+        self.failed.store(true, SeqCst);
+        drop(lock(&self.sleep));
+        self.wake.notify_all();
+    }
+
+    /// Whether the lane got so far; false when the run failed meanwhile.
+    fn wait(&self, lane: usize, count: usize) -> bool {
+        let ready = || self.done[lane].load(SeqCst) >= count;
+        for _ in 0..SPINS_BEFORE_SLEEP {
+            if self.failed.load(SeqCst) {
+                return false;
+            }
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = lock(&self.sleep);
+        while !ready() {
+            if self.failed.load(SeqCst) {
+                return false;
+            }
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        true
+    }
+}
+
+/// The threads of the lanes beside compute.
+#[derive(Default)]
+pub(crate) struct Lanes {
+    threads: Vec<LaneThread>,
+    progress: Progress,
+}
+
+struct LaneThread {
+    mailbox: Arc<Mailbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Mailbox {
+    state: Mutex<Mail>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum Mail {
+    #[default]
+    Empty,
+    /// The address of a [`Run`] that outlives the work, and the lane.
+    Work(usize, usize),
+    Stop,
+}
+
+/// What a run needs besides the plan.
+pub(crate) struct RunContext<'a> {
+    pub arena: *mut u8,
+    pub pool: &'a Pool,
+    pub step: u64,
+    pub check_nan_inf: bool,
+    pub times: Option<&'a [AtomicUsize]>,
+}
+
+impl Lanes {
+    /// Runs the plan once; returns when every lane is done or has stopped.
+    pub fn run(&mut self, plan: &Plan, binding: &Binding, context: RunContext<'_>) -> Result<()> {
+        self.progress.reset(plan.lanes.len());
+        while self.threads.len() + 1 < plan.lanes.len() {
+            self.threads.push(LaneThread::start(self.threads.len() + 1)?);
+        }
+        let RunContext { arena, pool, step, check_nan_inf, times } = context;
+        let progress = &self.progress;
+        let run = Run { plan, binding, arena, pool, step, check_nan_inf, times, progress };
+        let sides = &self.threads[..plan.lanes.len() - 1];
+        let address = &raw const run as usize;
+        for (index, side) in sides.iter().enumerate() {
+            side.mailbox.put(Mail::Work(address, index + 1));
+        }
+        run.run_lane(0, pool);
+        for side in sides {
+            side.mailbox.await_empty();
+        }
+        match lock(&progress.error).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl LaneThread {
+    fn start(lane: usize) -> Result<LaneThread> {
+        let mailbox = Arc::new(Mailbox::default());
+        let theirs = Arc::clone(&mailbox);
+        let thread = std::thread::Builder::new()
+            .name(format!("fleet-lane-{lane}"))
+            .spawn(move || theirs.serve())
+            .map_err(|error| Error::exhausted(format!("cannot start a lane's thread: {error}")))?;
+        Ok(LaneThread { mailbox, thread: Some(thread) })
+    }
+}
+
+impl Drop for LaneThread {
+    fn drop(&mut self) {
+        self.mailbox.put(Mail::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Mailbox {
+    fn put(&self, mail: Mail) {
+        *lock(&self.state) = mail;
+        self.changed.notify_all();
+    }
+
+    fn await_empty(&self) {
+        let mut state = lock(&self.state);
+        while !matches!(*state, Mail::Empty) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn serve(&self) {
+        let serial = Pool::new(1);
+        loop {
+            let mut state = lock(&self.state);
+            let (address, lane) = loop {
+                match *state {
+                    Mail::Stop => return,
+                    Mail::Work(address, lane) => break (address, lane),
+                    Mail::Empty => {
+                        state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    }
+                }
+            };
+            drop(state);
+            // SAFETY: the run lives on the stack of `Lanes::run`, which waits until this mailbox is
+            // empty again before it returns.
+            let run = unsafe { &*(address as *const Run<'_>) };
+            run.run_lane(lane, &serial);
+            self.put(Mail::Empty);
+        }
+    }
+}
+
+impl Run<'_> {
+    fn run_lane(&self, lane: usize, pool: &Pool) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_steps(lane, pool)));
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.progress.fail(error),
+            Err(panic) => {
+                self.progress.fail(Error::internal("a kernel panicked").got(said(&*panic)))
+            }
+        }
+    }
+
+    fn run_steps(&self, lane: usize, pool: &Pool) -> Result<()> {
+        let steps = &self.plan.lanes[lane].steps;
+        let mut next = 0;
+        while next < steps.len() {
+            let at = steps[next];
+            let step = &self.plan.steps[at];
+            if !step.waits.iter().all(|(other, count)| self.progress.wait(*other, *count)) {
+                return Ok(());
+            }
+            next += 1;
+            match &step.kind {
+                StepKind::JumpUnless { condition, to } => {
+                    // SAFETY: the condition is a planned tensor of one byte.
+                    let holds = unsafe { *self.binding.base(*condition) } != 0;
+                    while !holds && next < steps.len() && steps[next] < *to {
+                        next += 1;
+                        self.progress.finish_step(lane);
+                    }
+                }
+                StepKind::Run(instr) => self.run_step(at, step, instr, pool)?,
+            }
+            self.progress.finish_step(lane);
+        }
+        Ok(())
+    }
+
+    fn run_step(&self, at: usize, step: &Step, instr: &Instr, pool: &Pool) -> Result<()> {
+        let lane = &self.plan.lanes[step.lane];
+        let mut inputs: [&[Arg]; SLOTS_MAX] = [&[]; SLOTS_MAX];
+        let mut outputs: [&[Arg]; SLOTS_MAX] = [&[]; SLOTS_MAX];
+        for (slot, range) in inputs.iter_mut().zip(&instr.inputs) {
+            *slot = &instr.args[range.clone()];
+        }
+        for (slot, range) in outputs.iter_mut().zip(&instr.outputs) {
+            *slot = &instr.args[range.clone()];
+        }
+        let ctx = KernelCtx {
+            inputs: &inputs[..instr.inputs.len()],
+            outputs: &outputs[..instr.outputs.len()],
+            scratch: self.arena.wrapping_add(lane.scratch_offset),
+            scratch_bytes: instr.scratch_bytes,
+            pool,
+            step: self.step,
+            seed: self.plan.program.seed(),
+        };
+        let begin = self.times.map(|_| Instant::now());
+        (instr.run)(&ctx).map_err(|error| error.at(self.plan.program.describe_op(step.op)))?;
+        if let (Some(times), Some(begin)) = (self.times, begin) {
+            times[at].fetch_add(begin.elapsed().as_nanos() as usize, SeqCst);
+        }
+        if self.check_nan_inf {
+            self.check_finite(step, instr)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_finite(&self, step: &Step, instr: &Instr) -> Result<()> {
+        let op = self.plan.program.op(step.op);
+        for (slot, range) in instr.outputs.iter().enumerate() {
+            for (index, arg) in instr.args[range.clone()].iter().enumerate() {
+                if let Some((position, value)) = first_non_finite(arg) {
+                    let name = self.plan.program.var_name(op.outputs[slot][index]);
+                    return Err(Error::numeric(format!(
+                        "output '{name}' of {} is not finite",
+                        op.name()
+                    ))
+                    .got(format!("{value} at element {position} of shape {}", arg.shape))
+                    .at(self.plan.program.describe_op(step.op)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn first_non_finite(arg: &Arg) -> Option<(usize, f64)> {
+    let in_use = if arg.rows.is_some() { arg.row_count() * arg.row_len() } else { arg.len() };
+    let find = |values: &mut dyn Iterator<Item = f64>| {
+        values.take(in_use).enumerate().find(|(_, value)| !value.is_finite())
+    };
+    match arg.dtype {
+        DType::F32 => find(&mut arg.slice::<f32>().iter().map(|v| f64::from(*v))),
+        DType::F64 => find(&mut arg.slice::<f64>().iter().copied()),
+        DType::F16 => find(&mut arg.slice::<fleet_tensor::f16>().iter().map(|v| v.to_f64())),
+        DType::BF16 => find(&mut arg.slice::<fleet_tensor::bf16>().iter().map(|v| v.to_f64())),
+        _ => None,
+    }
+}
+
+fn said(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| text.to_string())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,90 @@
+//! Arena packing: offsets for buffers whose lifetimes are known.
+
+/// A buffer to place: `bytes`, live from step `start` to step `end`, both included.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub bytes: usize,
+    pub start: usize,
+    pub end: usize,
+}
+
+/// Every offset is a multiple of this: a cache line.
+const ALIGN: usize = 64;
+
+/// Offsets of the blocks and the size of the arena. Larger blocks are placed first, each at the
+/// lowest offset that no block of overlapping lifetime covers: within a few per cent of the lower
+/// bound for the programs that we know, and never two live blocks on the same bytes.
+pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
+    let mut order: Vec<usize> = (0..blocks.len()).collect();
+    order.sort_by_key(|index| (std::cmp::Reverse(blocks[*index].bytes), blocks[*index].start));
+    let mut offsets = vec![0usize; blocks.len()];
+    let mut placed: Vec<usize> = Vec::with_capacity(blocks.len());
+    let mut total = 0;
+    let mut taken: Vec<(usize, usize)> = Vec::new();
+    for index in order {
+        let block = &blocks[index];
+        if block.bytes == 0 {
+            continue;
+        }
+        taken.clear();
+        taken.extend(
+            placed
+                .iter()
+                .filter(|other| overlap(block, &blocks[**other]))
+                .map(|other| (offsets[*other], offsets[*other] + blocks[*other].bytes)),
+        );
+        taken.sort_unstable();
+        let mut offset = 0;
+        for (from, to) in &taken {
+            if offset + block.bytes <= *from {
+                break;
+            }
+            offset = offset.max(to.next_multiple_of(ALIGN));
+        }
+        offsets[index] = offset;
+        total = total.max(offset + block.bytes);
+        placed.push(index);
+    }
+    (offsets, total.next_multiple_of(ALIGN))
+}
+
+fn overlap(a: &Block, b: &Block) -> bool {
+    a.start <= b.end && b.start <= a.end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_base::rng::Sequence;
+
+    #[test]
+    fn no_two_live_blocks_share_bytes() {
+        let mut rng = Sequence::new(7, 0);
+        for _ in 0..200 {
+            let blocks: Vec<Block> = (0..rng.below(60))
+                .map(|_| {
+                    let start = rng.below(40) as usize;
+                    let bytes = rng.below(5000) as usize;
+                    Block { bytes, start, end: start + rng.below(20) as usize }
+                })
+                .collect();
+            let (offsets, total) = pack(&blocks);
+            for i in 0..blocks.len() {
+                assert!(offsets[i] % ALIGN == 0 && offsets[i] + blocks[i].bytes <= total);
+                for j in 0..i {
+                    let apart = offsets[i] + blocks[i].bytes <= offsets[j]
+                        || offsets[j] + blocks[j].bytes <= offsets[i];
+                    let empty = blocks[i].bytes == 0 || blocks[j].bytes == 0;
+                    assert!(apart || empty || !overlap(&blocks[i], &blocks[j]));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_chain_needs_two_buffers() {
+        let blocks: Vec<Block> =
+            (0..10).map(|i| Block { bytes: 640, start: i, end: i + 1 }).collect();
+        assert_eq!(pack(&blocks).1, 1280);
+    }
+}

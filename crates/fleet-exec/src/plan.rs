@@ -1,0 +1,820 @@
+//! Plans: a program for known shapes, as a list of ready kernels over planned memory.
+//!
+//! Planning walks the ops in order and
+//! 1. infers every shape from the fed ones;
+//! 2. joins variables that may share memory (views, in-place pairs) into *places*;
+//! 3. packs places that live in the arena by their lifetimes;
+//! 4. makes the kernels, and the waits between lanes from what ops read and write.
+//!
+//! What a plan promises to kernels: no two lanes touch the same bytes at once, and an output shares
+//! memory with an input only as the op's definition allows.
+
+use crate::memory::{self, Block};
+use crate::options::{Device, ExecOptions};
+use fleet_base::{Error, Result};
+use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
+use fleet_ops::{
+    Arg, CostCtx, InferCtx, Kernel, KernelFn, Lane, Meta, OpDef, PrepareCtx, Registry, RowsArg,
+};
+use fleet_tensor::{DType, Layout, Shape};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// The op that runs its sub-block when its condition holds: the planner's own business.
+pub(crate) const CONDITIONAL: &str = "conditional_block";
+
+/// Lanes that a plan may have; ops name theirs by a small number.
+pub(crate) const LANES_MAX: usize = 16;
+
+/// Numbers about a plan, for people and tests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PlanSummary {
+    pub op_count: usize,
+    /// Temporaries, packed.
+    pub arena_bytes: usize,
+    /// Temporaries if nothing were shared.
+    pub arena_bytes_unshared: usize,
+    pub scratch_bytes: usize,
+    /// Variables that live in the scope.
+    pub persistable_bytes: usize,
+    pub feed_bytes: usize,
+    pub flops: f64,
+    /// Bytes that the ops read and write.
+    pub bytes_moved: f64,
+}
+
+/// A program planned for known shapes.
+pub(crate) struct Plan {
+    pub steps: Vec<Step>,
+    pub places: Vec<Place>,
+    pub feeds: Vec<FeedSlot>,
+    pub scope_vars: Vec<ScopeVar>,
+    pub fetches: Vec<Fetch>,
+    pub lanes: Vec<LanePlan>,
+    pub summary: PlanSummary,
+    pub program: Program,
+}
+
+/// One thing to do.
+pub(crate) struct Step {
+    pub kind: StepKind,
+    pub op: OpId,
+    pub lane: usize,
+    /// For each other lane, how many of its steps must be done before this one starts.
+    pub waits: Vec<(usize, usize)>,
+}
+
+pub(crate) enum StepKind {
+    Run(Instr),
+    /// Skips to another position when the condition (a byte) is 0.
+    JumpUnless {
+        condition: usize,
+        to: usize,
+    },
+}
+
+/// A kernel and its arguments.
+pub(crate) struct Instr {
+    pub run: KernelFn,
+    pub scratch_bytes: usize,
+    pub args: Vec<Arg>,
+    /// The place of each argument's values, and of its row numbers.
+    pub arg_places: Vec<(usize, Option<usize>)>,
+    pub inputs: Vec<Range<usize>>,
+    pub outputs: Vec<Range<usize>>,
+}
+
+/// Where a piece of memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Arena { offset: usize },
+    Scope { index: usize },
+    Feed { index: usize },
+}
+
+pub(crate) struct FeedSlot {
+    pub name: String,
+    pub meta: Meta,
+}
+
+pub(crate) struct ScopeVar {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+    pub layout: Layout,
+    /// Written before it is read: made when it is not there.
+    pub created: bool,
+}
+
+pub(crate) struct Fetch {
+    pub name: String,
+    pub arg: Arg,
+    pub places: (usize, Option<usize>),
+}
+
+/// The steps of one lane, in order, as positions in [`Plan::steps`].
+pub(crate) struct LanePlan {
+    pub steps: Vec<usize>,
+    /// Where the lane's scratch starts in the arena.
+    pub scratch_offset: usize,
+    pub scratch_bytes: usize,
+}
+
+/// What to plan.
+pub(crate) struct PlanRequest<'a> {
+    pub program: Program,
+    pub registry: &'a Registry,
+    pub feeds: &'a [(VarId, Meta)],
+    pub fetches: &'a [VarId],
+    pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
+    pub options: &'a ExecOptions,
+}
+
+impl Plan {
+    pub fn build(request: PlanRequest<'_>) -> Result<Plan> {
+        let mut builder = Builder::new(&request)?;
+        builder.flatten(Program::ROOT)?;
+        builder.infer()?;
+        builder.find_lifetimes();
+        builder.join_places();
+        builder.finish()
+    }
+}
+
+/// The flat order: ops and jumps.
+enum Flat {
+    Op(OpId, &'static OpDef),
+    Jump { op: OpId, condition: VarId, to: usize },
+}
+
+struct Builder<'a> {
+    request: &'a PlanRequest<'a>,
+    program: &'a Program,
+    flat: Vec<Flat>,
+    metas: HashMap<VarId, Meta>,
+    op_metas: Vec<(Vec<Vec<Meta>>, Vec<Vec<Meta>>)>,
+    /// First definition and last use, as positions in `flat`.
+    life: HashMap<VarId, (usize, usize)>,
+    /// Positions at which a variable is written.
+    writes: HashMap<VarId, Vec<usize>>,
+    /// Union-find over variables: the representative owns the memory.
+    parent: HashMap<VarId, VarId>,
+    /// Last use of any member, by representative.
+    group_end: HashMap<VarId, usize>,
+    group_members: HashMap<VarId, Vec<VarId>>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(request: &'a PlanRequest<'a>) -> Result<Self> {
+        let program = &request.program;
+        let mut metas: HashMap<VarId, Meta> = request.feeds.iter().copied().collect();
+        for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
+            let meta = match (request.scope_meta)(&var.name) {
+                Some((dtype, shape)) => {
+                    if dtype != var.dtype || !shape.agrees(&var.shape) {
+                        return Err(Error::invalid(format!(
+                            "variable '{}' in the scope is not what the program states",
+                            var.name
+                        ))
+                        .expected(format!("{}{}", var.dtype, var.shape))
+                        .got(format!("{dtype}{shape}")));
+                    }
+                    Meta::dense(dtype, shape)
+                }
+                None => Meta::dense(var.dtype, var.shape),
+            };
+            metas.insert(id, meta);
+        }
+        Ok(Builder {
+            request,
+            program,
+            flat: Vec::new(),
+            metas,
+            op_metas: Vec::new(),
+            life: HashMap::new(),
+            writes: HashMap::new(),
+            parent: HashMap::new(),
+            group_end: HashMap::new(),
+            group_members: HashMap::new(),
+        })
+    }
+
+    /// Lists the ops of a block, sub-blocks in place behind a jump.
+    fn flatten(&mut self, block: BlockId) -> Result<()> {
+        for (id, op) in self.program.block_ops(block) {
+            if op.name() != CONDITIONAL {
+                let def = self.request.registry.get(op.name())?;
+                self.flat.push(Flat::Op(id, def));
+                continue;
+            }
+            let (Some(inner), Some(condition)) = (op.sub_block(), op.input("Cond").first()) else {
+                return Err(Error::invalid("conditional_block without condition or block")
+                    .at(self.program.describe_op(id)));
+            };
+            let jump = self.flat.len();
+            self.flat.push(Flat::Jump { op: id, condition: *condition, to: 0 });
+            self.flatten(inner)?;
+            let end = self.flat.len();
+            if let Flat::Jump { to, .. } = &mut self.flat[jump] {
+                *to = end;
+            }
+        }
+        Ok(())
+    }
+
+    fn infer(&mut self) -> Result<()> {
+        for flat in &self.flat {
+            let Flat::Op(id, def) = flat else {
+                self.op_metas.push(Default::default());
+                continue;
+            };
+            let op = self.program.op(*id);
+            let place = |error: Error| error.at(self.program.describe_op(*id));
+            for var in op.all_inputs() {
+                self.check_known(var).map_err(place)?;
+            }
+            let mut ctx = InferCtx::new(op, |var| self.metas[&var]);
+            (def.infer)(&mut ctx).map_err(place)?;
+            let outputs = ctx.into_outputs();
+            let mut planned = Vec::with_capacity(outputs.len());
+            for (vars, metas) in op.outputs.iter().zip(outputs) {
+                let mut slot = Vec::with_capacity(vars.len());
+                for (index, var) in vars.iter().enumerate() {
+                    let made = metas.get(index).copied().ok_or_else(|| {
+                        place(
+                            Error::internal("shape rule says nothing of an output")
+                                .got(self.program.var_name(*var)),
+                        )
+                    })?;
+                    slot.push(settle(self.program, &mut self.metas, *var, made).map_err(place)?);
+                }
+                planned.push(slot);
+            }
+            let inputs = op
+                .inputs
+                .iter()
+                .map(|slot| slot.iter().map(|var| self.metas[var]).collect())
+                .collect();
+            self.op_metas.push((inputs, planned));
+        }
+        self.request.fetches.iter().try_for_each(|var| self.check_known(*var))
+    }
+
+    fn check_known(&self, id: VarId) -> Result<()> {
+        let var = self.program.var(id);
+        match self.metas.get(&id) {
+            Some(meta) if meta.shape.is_known() => Ok(()),
+            Some(meta) => Err(Error::invalid(format!("the shape of '{}' is not known", var.name))
+                .got(meta.shape)
+                .help("run the startup program, or load the variable, before this program")),
+            None if var.is_data => {
+                Err(Error::invalid(format!("no value was fed for '{}'", var.name))
+                    .expected(format!("{}{}", var.dtype, var.shape)))
+            }
+            None => Err(Error::invalid(format!("'{}' is read before it is written", var.name))),
+        }
+    }
+
+    fn find_lifetimes(&mut self) {
+        for (at, flat) in self.flat.iter().enumerate() {
+            let (reads, writes): (Vec<VarId>, Vec<VarId>) = match flat {
+                Flat::Op(id, _) => {
+                    let op = self.program.op(*id);
+                    (op.all_inputs().collect(), op.all_outputs().collect())
+                }
+                Flat::Jump { condition, .. } => (vec![*condition], Vec::new()),
+            };
+            for var in reads.iter().chain(&writes) {
+                let life = self.life.entry(*var).or_insert((at, at));
+                life.1 = at;
+            }
+            for var in writes {
+                self.writes.entry(var).or_default().push(at);
+            }
+        }
+        let end = self.flat.len();
+        for var in self.request.fetches {
+            self.life.entry(*var).or_insert((0, end)).1 = end;
+        }
+        self.keep_for_side_lanes(end);
+        self.keep_over_jumps();
+        let vars: Vec<(VarId, usize)> =
+            self.life.iter().map(|(var, life)| (*var, life.1)).collect();
+        for (var, last) in vars {
+            self.parent.insert(var, var);
+            self.group_end.insert(var, last);
+            self.group_members.insert(var, vec![var]);
+        }
+    }
+
+    /// What another lane touches stays until the end: that lane may be late.
+    fn keep_for_side_lanes(&mut self, end: usize) {
+        if self.request.options.build.enable_sequential_execution {
+            return;
+        }
+        for flat in &self.flat {
+            if let Flat::Op(id, def) = flat
+                && def.traits.lane != Lane::Compute
+            {
+                let op = self.program.op(*id);
+                for var in op.all_inputs().chain(op.all_outputs()) {
+                    if let Some(life) = self.life.get_mut(&var) {
+                        life.1 = end;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A variable that is touched inside a conditional part and outside of it keeps its memory over
+    /// the whole part, whether it runs or not.
+    fn keep_over_jumps(&mut self) {
+        for (at, flat) in self.flat.iter().enumerate() {
+            let Flat::Jump { to, .. } = flat else { continue };
+            for life in self.life.values_mut() {
+                let inside = |position: usize| position > at && position < *to;
+                if inside(life.0) && !inside(life.1) {
+                    life.0 = at;
+                }
+                if inside(life.1) && !inside(life.0) {
+                    life.1 = *to;
+                }
+            }
+        }
+    }
+
+    fn root(&self, var: VarId) -> VarId {
+        let mut at = var;
+        while self.parent[&at] != at {
+            at = self.parent[&at];
+        }
+        at
+    }
+
+    /// Lets outputs share the memory of inputs: views always where nothing is overwritten meanwhile,
+    /// in-place pairs where the input ends here.
+    fn join_places(&mut self) {
+        if !self.request.options.build.enable_inplace {
+            return;
+        }
+        for at in 0..self.flat.len() {
+            let Flat::Op(id, def) = &self.flat[at] else { continue };
+            let (id, def) = (*id, *def);
+            let op = self.program.op(id);
+            if let Some((out, input)) = def.traits.view
+                && let (Some(out), Some(input)) = (op.output(out).first(), op.input(input).first())
+                && self.may_view(at, *out, *input)
+            {
+                self.join(*input, *out);
+                continue;
+            }
+            let mut taken: Vec<VarId> = Vec::new();
+            for (out, input) in def.traits.inplace {
+                if let (Some(out), Some(input)) = (op.output(out).first(), op.input(input).first())
+                    && !taken.contains(&self.root(*input))
+                    && self.may_overwrite(at, *out, *input)
+                {
+                    taken.push(self.root(*input));
+                    self.join(*input, *out);
+                }
+            }
+        }
+    }
+
+    fn join(&mut self, owner: VarId, member: VarId) {
+        let (owner, member) = (self.root(owner), self.root(member));
+        if owner == member {
+            return;
+        }
+        let end = self.group_end[&owner].max(self.group_end[&member]);
+        let members = self.group_members.remove(&member).unwrap_or_default();
+        self.parent.insert(member, owner);
+        self.group_end.insert(owner, end);
+        self.group_members.entry(owner).or_default().extend(members);
+    }
+
+    fn may_view(&self, at: usize, out: VarId, input: VarId) -> bool {
+        let plain = |var: VarId| self.program.var(var).kind == VarKind::Dense;
+        if self.program.var(out).persistable || self.written_twice(out) || !plain(input) {
+            return false;
+        }
+        // Nobody may write to the shared memory while either name is in use.
+        let until = self.group_end[&self.root(out)].max(self.group_end[&self.root(input)]);
+        self.group_members[&self.root(input)].iter().all(|member| {
+            self.writes.get(member).is_none_or(|list| !list.iter().any(|w| *w > at && *w <= until))
+        })
+    }
+
+    fn may_overwrite(&self, at: usize, out: VarId, input: VarId) -> bool {
+        if out == input {
+            return false;
+        }
+        let (a, b) = (self.program.var(out), self.program.var(input));
+        let root = self.root(input);
+        let owner = self.program.var(root);
+        let in_arena = !owner.persistable && !owner.is_data && !a.persistable;
+        let fits = b.kind == VarKind::Dense
+            && self.metas[&out].bytes() == self.metas[&input].bytes()
+            && a.layout == b.layout;
+        let ends_here = self.group_end[&root] == at;
+        in_arena && fits && ends_here && !self.written_twice(out)
+    }
+
+    fn written_twice(&self, var: VarId) -> bool {
+        self.writes.get(&var).is_some_and(|list| list.len() > 1)
+    }
+
+    fn layout(&self, var: VarId) -> Layout {
+        self.program.var(var).layout
+    }
+
+    fn bytes(&self, var: VarId) -> usize {
+        let meta = self.metas[&var];
+        match meta.kind {
+            VarKind::SparseRows => meta.bytes(),
+            _ => self.layout(var).physical_len(&meta.shape) * meta.dtype.size(),
+        }
+    }
+
+    fn finish(self) -> Result<Plan> {
+        let mut places = Places::default();
+        let mut blocks: Vec<Block> = Vec::new();
+        let mut block_place: Vec<usize> = Vec::new();
+        let mut scope_vars = Vec::new();
+        let mut feeds = Vec::new();
+        let mut used: Vec<VarId> = self.life.keys().copied().collect();
+        used.sort_unstable();
+        let mut unshared = 0;
+        for var in &used {
+            let root = self.root(*var);
+            let it = self.program.var(*var);
+            if !it.persistable && !it.is_data {
+                unshared += self.bytes(*var);
+            }
+            if self.metas[var].kind == VarKind::SparseRows {
+                let (start, _) = self.life[var];
+                let bytes = ROWS_HEADER_BYTES + self.metas[var].rows * size_of::<i64>();
+                let place = places.add_rows(*var);
+                blocks.push(Block { bytes, start, end: self.group_end[&root] });
+                block_place.push(place);
+            }
+            if root != *var {
+                continue;
+            }
+            let place = places.add(root);
+            if it.persistable {
+                let meta = self.metas[var];
+                if !meta.shape.is_known() {
+                    self.check_known(*var)?;
+                }
+                places.list[place] = Place::Scope { index: scope_vars.len() };
+                scope_vars.push(ScopeVar {
+                    name: it.name.clone(),
+                    dtype: meta.dtype,
+                    shape: meta.shape,
+                    layout: it.layout,
+                    created: self.written_before_read(*var),
+                });
+            } else if it.is_data {
+                places.list[place] = Place::Feed { index: feeds.len() };
+                feeds.push(FeedSlot { name: it.name.clone(), meta: self.metas[var] });
+            } else {
+                let members = &self.group_members[&root];
+                let start = members.iter().map(|m| self.life[m].0).min().unwrap_or(0);
+                let bytes = members.iter().map(|m| self.bytes(*m)).max().unwrap_or(0);
+                blocks.push(Block { bytes, start, end: self.group_end[&root] });
+                block_place.push(place);
+            }
+        }
+        let (offsets, arena_bytes) = memory::pack(&blocks);
+        for (place, offset) in block_place.iter().zip(&offsets) {
+            places.list[*place] = Place::Arena { offset: *offset };
+        }
+        let mut plan = Plan {
+            steps: Vec::with_capacity(self.flat.len()),
+            places: Vec::new(),
+            feeds,
+            scope_vars,
+            fetches: Vec::new(),
+            lanes: Vec::new(),
+            summary: PlanSummary {
+                op_count: self.flat.len(),
+                arena_bytes,
+                arena_bytes_unshared: unshared,
+                ..PlanSummary::default()
+            },
+            program: Program::new(),
+        };
+        self.make_steps(&mut plan, &places)?;
+        self.make_lanes(&mut plan, arena_bytes);
+        let extents: Vec<(VarId, usize)> =
+            used.iter().map(|var| (*var, self.bytes(*var))).collect();
+        make_waits(&mut plan, &places, &extents);
+        for var in self.request.fetches {
+            let arg = self.arg(*var);
+            let at = (places.of(self.root(*var)), places.rows.get(var).copied());
+            let name = self.program.var(*var).name.clone();
+            plan.fetches.push(Fetch { name, arg, places: at });
+        }
+        plan.summary.persistable_bytes = plan
+            .scope_vars
+            .iter()
+            .map(|var| var.layout.physical_len(&var.shape) * var.dtype.size())
+            .sum();
+        plan.summary.feed_bytes = plan.feeds.iter().map(|feed| feed.meta.bytes()).sum();
+        plan.places = places.list;
+        plan.program = self.program.clone();
+        Ok(plan)
+    }
+
+    fn written_before_read(&self, var: VarId) -> bool {
+        for flat in &self.flat {
+            if let Flat::Op(id, _) = flat {
+                let op = self.program.op(*id);
+                if op.all_inputs().any(|other| other == var) {
+                    return false;
+                }
+                if op.all_outputs().any(|other| other == var) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn make_steps(&self, plan: &mut Plan, places: &Places) -> Result<()> {
+        let mut lane_of: HashMap<Lane, usize> = HashMap::from([(Lane::Compute, 0)]);
+        for (at, flat) in self.flat.iter().enumerate() {
+            let step = match flat {
+                Flat::Jump { op, condition, to } => Step {
+                    kind: StepKind::JumpUnless {
+                        condition: places.of(self.root(*condition)),
+                        to: *to,
+                    },
+                    op: *op,
+                    lane: 0,
+                    waits: Vec::new(),
+                },
+                Flat::Op(id, def) => {
+                    let instr = self.make_instr(plan, places, at, *id, def)?;
+                    let lane = self.lane(def, &mut lane_of)?;
+                    Step { kind: StepKind::Run(instr), op: *id, lane, waits: Vec::new() }
+                }
+            };
+            plan.steps.push(step);
+        }
+        Ok(())
+    }
+
+    fn lane(&self, def: &OpDef, lane_of: &mut HashMap<Lane, usize>) -> Result<usize> {
+        let conditional = self.flat.iter().any(|flat| matches!(flat, Flat::Jump { .. }));
+        if self.request.options.build.enable_sequential_execution || conditional {
+            return Ok(0);
+        }
+        let next = lane_of.len();
+        let lane = *lane_of.entry(def.traits.lane).or_insert(next);
+        if lane >= LANES_MAX {
+            return Err(Error::exhausted("too many lanes").expected(LANES_MAX).got(lane + 1));
+        }
+        Ok(lane)
+    }
+
+    fn make_instr(
+        &self,
+        plan: &mut Plan,
+        places: &Places,
+        at: usize,
+        id: OpId,
+        def: &OpDef,
+    ) -> Result<Instr> {
+        let op = self.program.op(id);
+        let (inputs, outputs) = &self.op_metas[at];
+        let layouts = |slots: &[Vec<VarId>]| -> Vec<Vec<Layout>> {
+            slots.iter().map(|vars| vars.iter().map(|var| self.layout(*var)).collect()).collect()
+        };
+        let (input_layouts, output_layouts) = (layouts(&op.inputs), layouts(&op.outputs));
+        let cost = (def.traits.cost)(&CostCtx { op, inputs, outputs });
+        plan.summary.flops += cost.flops;
+        plan.summary.bytes_moved += cost.bytes;
+        let prepare = PrepareCtx {
+            op,
+            inputs,
+            outputs,
+            input_layouts: &input_layouts,
+            output_layouts: &output_layouts,
+            threads: self.request.options.thread_count(),
+            seed: self.program.seed(),
+        };
+        let kernel = match self.request.options.device {
+            Device::Cpu => {
+                (def.cpu)(&prepare).map_err(|error| error.at(self.program.describe_op(id)))?
+            }
+            Device::Null => Kernel::new(|_| Ok(())),
+        };
+        let mut instr = Instr {
+            run: kernel.run,
+            scratch_bytes: kernel.scratch_bytes,
+            args: Vec::new(),
+            arg_places: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        };
+        for (slots, ranges) in [(&op.inputs, &mut instr.inputs), (&op.outputs, &mut instr.outputs)]
+        {
+            for vars in slots {
+                let start = instr.args.len();
+                for var in vars {
+                    instr.args.push(self.arg(*var));
+                    instr
+                        .arg_places
+                        .push((places.of(self.root(*var)), places.rows.get(var).copied()));
+                }
+                ranges.push(start..instr.args.len());
+            }
+        }
+        Ok(instr)
+    }
+
+    /// An argument whose addresses are filled in later.
+    fn arg(&self, var: VarId) -> Arg {
+        let meta = self.metas[&var];
+        let rows = (meta.kind == VarKind::SparseRows).then_some(RowsArg {
+            rows: std::ptr::null_mut(),
+            count: std::ptr::null_mut(),
+            capacity: meta.rows,
+        });
+        Arg {
+            ptr: std::ptr::null_mut(),
+            dtype: meta.dtype,
+            shape: meta.shape,
+            layout: self.layout(var),
+            rows,
+        }
+    }
+
+    /// Lists the steps of each lane and gives each lane its scratch behind the arena.
+    fn make_lanes(&self, plan: &mut Plan, arena_bytes: usize) {
+        let count = plan.steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
+        let mut offset = arena_bytes;
+        for lane in 0..count {
+            let steps: Vec<usize> = plan
+                .steps
+                .iter()
+                .enumerate()
+                .filter(|(_, step)| step.lane == lane)
+                .map(|(position, _)| position)
+                .collect();
+            let scratch_bytes = steps
+                .iter()
+                .map(|position| match &plan.steps[*position].kind {
+                    StepKind::Run(instr) => instr.scratch_bytes,
+                    StepKind::JumpUnless { .. } => 0,
+                })
+                .max()
+                .unwrap_or(0)
+                .next_multiple_of(64);
+            plan.lanes.push(LanePlan { steps, scratch_offset: offset, scratch_bytes });
+            plan.summary.scratch_bytes += scratch_bytes;
+            offset += scratch_bytes;
+        }
+    }
+}
+
+/// Sparse rows keep their count in front of the row numbers, on a cache line of its own.
+pub(crate) const ROWS_HEADER_BYTES: usize = 64;
+
+#[derive(Default)]
+struct Places {
+    list: Vec<Place>,
+    by_root: HashMap<VarId, usize>,
+    rows: HashMap<VarId, usize>,
+}
+
+impl Places {
+    fn add(&mut self, root: VarId) -> usize {
+        self.list.push(Place::Arena { offset: 0 });
+        self.by_root.insert(root, self.list.len() - 1);
+        self.list.len() - 1
+    }
+
+    fn add_rows(&mut self, var: VarId) -> usize {
+        self.list.push(Place::Arena { offset: 0 });
+        self.rows.insert(var, self.list.len() - 1);
+        self.list.len() - 1
+    }
+
+    fn of(&self, root: VarId) -> usize {
+        self.by_root[&root]
+    }
+}
+
+/// Fits what a shape rule says of an output to what is known of the variable.
+fn settle(
+    program: &Program,
+    metas: &mut HashMap<VarId, Meta>,
+    id: VarId,
+    made: Meta,
+) -> Result<Meta> {
+    let var = program.var(id);
+    let wrong = |held: Meta| {
+        Error::invalid(format!("output '{}' has another type or shape than stated", var.name))
+            .expected(format!("{}{}", held.dtype, held.shape))
+            .got(format!("{}{}", made.dtype, made.shape))
+    };
+    if var.dtype != made.dtype || !var.shape.agrees(&made.shape) {
+        return Err(wrong(Meta::dense(var.dtype, var.shape)));
+    }
+    if !made.shape.is_known() {
+        return Err(Error::invalid(format!("the shape of '{}' cannot be planned", var.name))
+            .expected("a shape that follows from what is fed")
+            .got(made.shape));
+    }
+    if var.persistable {
+        if let Some(held) = metas.get(&id)
+            && held.shape.is_known()
+            && held.shape != made.shape
+        {
+            return Err(wrong(*held));
+        }
+        let meta = Meta::dense(made.dtype, made.shape);
+        metas.insert(id, meta);
+        return Ok(meta);
+    }
+    metas.insert(id, made);
+    Ok(made)
+}
+
+/// Waits between lanes: a step waits for every earlier step of another lane that touches the same
+/// bytes, if one of the two writes.
+fn make_waits(plan: &mut Plan, places: &Places, extents: &[(VarId, usize)]) {
+    if plan.lanes.len() < 2 {
+        return;
+    }
+    let mut place_bytes = vec![0usize; places.list.len()];
+    for (var, bytes) in extents {
+        if let Some(place) = places.by_root.get(var) {
+            place_bytes[*place] = place_bytes[*place].max(*bytes);
+        }
+        if let Some(place) = places.rows.get(var) {
+            place_bytes[*place] = ROWS_HEADER_BYTES;
+        }
+    }
+    let touches: Vec<(Vec<usize>, Vec<usize>)> = plan.steps.iter().map(step_places).collect();
+    let mut done_in_lane = vec![0usize; plan.lanes.len()];
+    let mut position_in_lane = vec![0usize; plan.steps.len()];
+    for (at, step) in plan.steps.iter().enumerate() {
+        done_in_lane[step.lane] += 1;
+        position_in_lane[at] = done_in_lane[step.lane];
+    }
+    let clash = |a: usize, b: usize| {
+        if a == b {
+            return true;
+        }
+        match (places.list[a], places.list[b]) {
+            (Place::Arena { offset: x }, Place::Arena { offset: y }) => {
+                x < y + place_bytes[b] && y < x + place_bytes[a]
+            }
+            _ => false,
+        }
+    };
+    let any_clash =
+        |xs: &[usize], ys: &[usize]| xs.iter().any(|x| ys.iter().any(|y| clash(*x, *y)));
+    for at in 0..plan.steps.len() {
+        let lane = plan.steps[at].lane;
+        for other_lane in 0..plan.lanes.len() {
+            if other_lane == lane {
+                continue;
+            }
+            let earlier = plan.lanes[other_lane].steps.iter().rev().find(|earlier| {
+                **earlier < at && {
+                    let ((r1, w1), (r2, w2)) = (&touches[at], &touches[**earlier]);
+                    any_clash(w1, w2) || any_clash(w1, r2) || any_clash(r1, w2)
+                }
+            });
+            if let Some(earlier) = earlier {
+                let count = position_in_lane[*earlier];
+                plan.steps[at].waits.push((other_lane, count));
+            }
+        }
+    }
+}
+
+/// Places that a step reads and writes.
+fn step_places(step: &Step) -> (Vec<usize>, Vec<usize>) {
+    match &step.kind {
+        StepKind::JumpUnless { condition, .. } => (vec![*condition], Vec::new()),
+        StepKind::Run(instr) => {
+            let list = |ranges: &[Range<usize>]| {
+                let mut places = Vec::new();
+                for (values, rows) in
+                    ranges.iter().flat_map(|range| &instr.arg_places[range.clone()])
+                {
+                    places.push(*values);
+                    places.extend(*rows);
+                }
+                places
+            };
+            (list(&instr.inputs), list(&instr.outputs))
+        }
+    }
+}

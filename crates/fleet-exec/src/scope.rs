@@ -1,0 +1,133 @@
+//! Named tensors that live from one run to the next: parameters, optimizer state, statistics.
+
+use fleet_base::{Error, Result, text};
+use fleet_tensor::{DType, Layout, Shape, Tensor};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Named tensors.
+///
+/// The executor may keep a tensor in another physical layout; [`Scope::tensor`] always gives the
+/// row-major form.
+///
+/// ```
+/// use fleet_exec::Scope;
+/// use fleet_tensor::Tensor;
+/// let mut scope = Scope::new();
+/// scope.set("w", Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap());
+/// assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
+/// assert!(scope.tensor("v").is_err());
+/// ```
+#[derive(Debug)]
+pub struct Scope {
+    vars: BTreeMap<String, Tensor>,
+    /// Replaced whenever an address may have changed, so that a plan knows when to look again.
+    token: Arc<()>,
+    /// Runs so far: part of the random state.
+    step: u64,
+}
+
+impl Default for Scope {
+    fn default() -> Self {
+        Scope { vars: BTreeMap::new(), token: Arc::new(()), step: 0 }
+    }
+}
+
+impl Scope {
+    pub fn new() -> Scope {
+        Scope::default()
+    }
+
+    /// Sets or replaces a tensor.
+    pub fn set(&mut self, name: impl Into<String>, tensor: Tensor) {
+        self.vars.insert(name.into(), tensor);
+        self.token = Arc::new(());
+    }
+
+    /// Writes `tensor` over the one that is there, which must have its type and shape, and keeps its
+    /// address and layout.
+    pub fn assign(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        let held = self.raw(name)?;
+        if held.dtype() != tensor.dtype() || held.shape() != tensor.shape() {
+            return Err(Error::invalid(format!("'{name}' cannot take this value"))
+                .expected(format!("{}{}", held.dtype(), held.shape()))
+                .got(format!("{}{}", tensor.dtype(), tensor.shape())));
+        }
+        let layout = held.layout();
+        let converted = tensor.to_layout(layout)?;
+        if let Some(held) = self.vars.get_mut(name) {
+            held.as_bytes_mut().copy_from_slice(converted.as_bytes());
+        }
+        Ok(())
+    }
+
+    pub fn remove(&mut self, name: &str) -> Option<Tensor> {
+        self.token = Arc::new(());
+        self.vars.remove(name)
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.vars.contains_key(name)
+    }
+
+    /// A row-major copy.
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        self.raw(name)?.to_layout(Layout::RowMajor)
+    }
+
+    /// Type and shape.
+    pub fn meta(&self, name: &str) -> Option<(DType, Shape)> {
+        self.vars.get(name).map(|tensor| (tensor.dtype(), *tensor.shape()))
+    }
+
+    /// Names in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.vars.keys().map(String::as_str)
+    }
+
+    pub fn len(&self) -> usize {
+        self.vars.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.vars.is_empty()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.vars.values().map(|tensor| tensor.as_bytes().len()).sum()
+    }
+
+    /// How many runs this scope has seen. Saved with a checkpoint, it makes the random numbers of a
+    /// resumed job those of the uninterrupted one.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    pub fn set_step(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    /// The tensor as it lies in memory.
+    pub(crate) fn raw(&self, name: &str) -> Result<&Tensor> {
+        self.vars.get(name).ok_or_else(|| {
+            let hint = text::did_you_mean(name, self.vars.keys().map(String::as_str));
+            Error::invalid(format!("the scope has no variable '{name}'{hint}"))
+                .help("run the startup program first, or load the variable")
+        })
+    }
+
+    /// Puts the tensor into `layout` if it is not there already.
+    pub(crate) fn ensure_layout(&mut self, name: &str, layout: Layout) -> Result<()> {
+        let held = self.raw(name)?;
+        if held.layout() != layout {
+            let moved = held.to_layout(layout)?;
+            self.set(name, moved);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn token(&self) -> &Arc<()> {
+        &self.token
+    }
+}

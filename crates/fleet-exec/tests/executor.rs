@@ -1,0 +1,308 @@
+//! The executor on small programs of its own ops: memory sharing, lanes, errors, allocations.
+
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_exec::{Device, ExecOptions, Executor, Interpreter, Scope};
+use fleet_ir::{AttrConst, Op, OpRole, OpSpec, Program, Var, VarId, attr, one};
+use fleet_ops::{Emit, Grad, InferCtx, Kernel, Lane, OpDef, OpTraits, Registry};
+use fleet_tensor::{DType, Tensor};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn same_shape(i: &mut InferCtx<'_>) -> Result<()> {
+    let x = i.input("X")?;
+    i.set("Out", x.dtype, x.shape);
+    Ok(())
+}
+
+const fn side_op(
+    name: &'static str,
+    lane: Lane,
+    cpu: fn(&fleet_ops::PrepareCtx<'_>) -> Result<Kernel>,
+) -> OpDef {
+    let mut traits = OpTraits::plain();
+    traits.lane = lane;
+    OpDef {
+        spec: OpSpec {
+            name,
+            inputs: const { &[one("X")] },
+            outputs: const { &[one("Out")] },
+            attrs: const { &[attr("k", AttrConst::Float(1.0))] },
+        },
+        infer: same_shape,
+        grad: Grad::None,
+        cpu,
+        traits,
+    }
+}
+
+fn add_k(p: &fleet_ops::PrepareCtx<'_>) -> Result<Kernel> {
+    let add = p.op.attr_float("k") as f32;
+    Ok(Kernel::new(move |k| {
+        k.input::<f32>(0).iter().zip(k.output::<f32>(0)).for_each(|(x, y)| *y = x + add);
+        Ok(())
+    }))
+}
+
+/// Late on purpose: without its waits, readers would see stale memory.
+fn late_add_k(p: &fleet_ops::PrepareCtx<'_>) -> Result<Kernel> {
+    let add = p.op.attr_float("k") as f32;
+    Ok(Kernel::new(move |k| {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        k.input::<f32>(0).iter().zip(k.output::<f32>(0)).for_each(|(x, y)| *y = x + add);
+        Ok(())
+    }))
+}
+
+static ADD: OpDef = side_op("test_add", Lane::Compute, add_k);
+static SIDE: OpDef = side_op("test_side_add", Lane::Side(0), late_add_k);
+static OTHER: OpDef = side_op("test_other_add", Lane::Side(1), late_add_k);
+static FAIL: OpDef = side_op("test_fail", Lane::Side(0), |_| {
+    Ok(Kernel::new(|_| Err(Error::unavailable("the peer is gone"))))
+});
+static PANIC: OpDef = side_op("test_panic", Lane::Compute, |_| Ok(Kernel::new(|_| panic!("boom"))));
+static INF: OpDef = side_op("test_inf", Lane::Compute, |_| {
+    Ok(Kernel::new(|k| {
+        k.output::<f32>(0).fill(0.0);
+        k.output::<f32>(0)[1] = f32::INFINITY;
+        Ok(())
+    }))
+});
+
+fn registry() -> &'static Registry {
+    static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    REGISTRY.get_or_init(|| Registry::with(&[&ADD, &SIDE, &OTHER, &FAIL, &PANIC, &INF]))
+}
+
+/// A program of `x` and a chain of (op, k), each step reading the one before.
+fn chain(ops: &[(&str, f64)]) -> Program {
+    let mut program = Program::new();
+    let mut at = program.add_var(Program::ROOT, Var::data("x", DType::F32, [-1])).unwrap();
+    for (index, (name, k)) in ops.iter().enumerate() {
+        at = call(&mut program, name, at, *k, &format!("y{index}"));
+    }
+    program
+}
+
+fn call(program: &mut Program, op: &str, x: VarId, k: f64, out: &str) -> VarId {
+    let shape = program.var(x).shape;
+    let out = program.add_var(Program::ROOT, Var::new(out, DType::F32, shape)).unwrap();
+    let mut emit = Emit::new(program, registry(), OpRole::FORWARD);
+    emit.named_op(op).unwrap().input("X", x).attr("k", k).output("Out", out).done().unwrap();
+    emit.append();
+    out
+}
+
+fn executor(options: ExecOptions) -> Executor {
+    Executor::with_registry(options, registry())
+}
+
+fn vector(values: &[f32]) -> Tensor {
+    Tensor::from_slice(values, [values.len() as i64]).unwrap()
+}
+
+#[test]
+fn executor_equals_interpreter_on_every_lane() {
+    let ops = [("test_add", 1.0), ("test_side_add", 10.0), ("test_add", 100.0)];
+    let mut program = chain(&ops);
+    let x = program.find_var("x").unwrap();
+    // Two more branches that meet nothing but memory, to make reuse dangerous.
+    let mut branch = x;
+    for i in 0..6 {
+        let op = ["test_other_add", "test_add", "test_side_add"][i % 3];
+        branch = call(&mut program, op, branch, 0.5, &format!("z{i}"));
+    }
+    let (y, z) = ("y2", "z5");
+    let feed = vector(&[1.0, 2.0, 3.0]);
+    let expected = Interpreter::with_registry(registry())
+        .run(&program, &mut Scope::new(), &[("x", &feed)], &[y, z])
+        .unwrap();
+    for sequential in [false, true] {
+        let mut options = ExecOptions::threads(2);
+        options.build.enable_sequential_execution = sequential;
+        let mut exe = executor(options);
+        let mut scope = Scope::new();
+        for _ in 0..20 {
+            let got = exe.run(&program, &mut scope, &[("x", &feed)], &[y, z]).unwrap();
+            for (a, b) in got.iter().zip(&expected) {
+                assert_eq!(a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_chain_of_temporaries_needs_two_buffers() {
+    let program = chain(&[("test_add", 1.0); 12]);
+    let mut exe = executor(ExecOptions::default());
+    let summary =
+        exe.plan(&program, &Scope::new(), &[("x", DType::F32, [1600].into())], &["y11"]).unwrap();
+    assert_eq!(summary.arena_bytes_unshared, 12 * 6400);
+    assert_eq!(summary.arena_bytes, 2 * 6400);
+    let mut null = executor(ExecOptions { device: Device::Null, ..ExecOptions::default() });
+    let planned =
+        null.plan(&program, &Scope::new(), &[("x", DType::F32, [1600].into())], &["y11"]).unwrap();
+    assert_eq!(planned, summary);
+    let error = null.run(&program, &mut Scope::new(), &[("x", &vector(&[1.0]))], &["y11"]);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn what_nobody_reads_is_not_run() {
+    let mut program = chain(&[("test_add", 1.0)]);
+    let x = program.find_var("x").unwrap();
+    call(&mut program, "test_panic", x, 0.0, "unused");
+    let out = executor(ExecOptions::default())
+        .run(&program, &mut Scope::new(), &[("x", &vector(&[1.0]))], &["y0"])
+        .unwrap();
+    assert_eq!(out[0].to_vec::<f32>().unwrap(), [2.0]);
+}
+
+#[test]
+fn a_steady_step_allocates_nothing() {
+    let program = chain(&[("test_add", 1.0), ("test_add", 2.0)]);
+    let mut exe = executor(ExecOptions::threads(1));
+    let mut scope = Scope::new();
+    let feed = vector(&[0.0; 256]);
+    let mut out = Vec::new();
+    for _ in 0..3 {
+        exe.run_into(&program, &mut scope, &[("x", &feed)], &["y1"], &mut out).unwrap();
+    }
+    let before = ALLOCATIONS.get();
+    for _ in 0..100 {
+        exe.run_into(&program, &mut scope, &[("x", &feed)], &["y1"], &mut out).unwrap();
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+}
+
+#[test]
+fn persistable_variables_live_in_the_scope() {
+    let mut program = Program::new();
+    let w = program.add_var(Program::ROOT, Var::persistable("w", DType::F32, [2])).unwrap();
+    let op = Op::build(&ADD.spec).input("X", w).output("Out", w).attr("k", 1.5).finish().unwrap();
+    program.append_op(Program::ROOT, op);
+    let mut exe = executor(ExecOptions { num_iteration_per_run: 3, ..ExecOptions::default() });
+    let mut scope = Scope::new();
+    let error = exe.run(&program, &mut scope, &[], &[]).unwrap_err().to_string();
+    assert!(error.contains("no variable 'w'") && error.contains("startup"), "{error}");
+    scope.set("w", vector(&[1.0, 2.0]));
+    exe.run(&program, &mut scope, &[], &[]).unwrap();
+    assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [5.5, 6.5]);
+    // Another tensor under the same name moves the address; another shape is refused.
+    scope.set("w", vector(&[0.0, 0.0]));
+    exe.run(&program, &mut scope, &[], &[]).unwrap();
+    assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [4.5, 4.5]);
+    scope.set("w", vector(&[0.0]));
+    let error = exe.run(&program, &mut scope, &[], &[]).unwrap_err().to_string();
+    assert!(error.contains("expected f32[2], got f32[1]"), "{error}");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let program = chain(&[("test_add", 1.0)]);
+    let mut exe = executor(ExecOptions::default());
+    let mut scope = Scope::new();
+    let feed = vector(&[1.0]);
+    let ints = Tensor::from_slice(&[1i64], [1]).unwrap();
+    let cases: [(&[(&str, &Tensor)], &str, &str); 5] = [
+        (&[], "y0", "no value was fed for 'x': expected f32[-1]"),
+        (&[("xx", &feed)], "y0", "takes no input 'xx'; did you mean 'x'?"),
+        (&[("x", &ints)], "y0", "expected f32[-1], got i64[1]"),
+        (&[("x", &feed), ("x", &feed)], "y0", "'x' is fed twice"),
+        (&[("x", &feed)], "y1", "no variable 'y1'; did you mean 'y0'?"),
+    ];
+    for (feed, fetch, message) in cases {
+        let error = exe.run(&program, &mut scope, feed, &[fetch]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(message), "{error}");
+    }
+}
+
+#[test]
+fn a_failing_lane_stops_the_run_and_the_executor_lives_on() {
+    let failing = chain(&[("test_add", 1.0), ("test_fail", 0.0), ("test_add", 1.0)]);
+    let panicking = chain(&[("test_side_add", 1.0), ("test_panic", 0.0), ("test_add", 1.0)]);
+    let fine = chain(&[("test_side_add", 1.0)]);
+    let mut exe = executor(ExecOptions::default());
+    let mut scope = Scope::new();
+    let feed = vector(&[1.0]);
+    let error = exe.run(&failing, &mut scope, &[("x", &feed)], &["y2"]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("op 1 test_fail(X: %y0)"), "{error}");
+    let error = exe.run(&panicking, &mut scope, &[("x", &feed)], &["y2"]).unwrap_err();
+    assert!(error.to_string().contains("boom"), "{error}");
+    let out = exe.run(&fine, &mut scope, &[("x", &feed)], &["y0"]).unwrap();
+    assert_eq!(out[0].to_vec::<f32>().unwrap(), [2.0]);
+}
+
+#[test]
+fn the_first_infinity_is_named() {
+    let program = chain(&[("test_add", 1.0), ("test_inf", 0.0), ("test_add", 1.0)]);
+    let options = ExecOptions { check_nan_inf: true, ..ExecOptions::default() };
+    let feed = vector(&[1.0, 2.0]);
+    let error =
+        executor(options).run(&program, &mut Scope::new(), &[("x", &feed)], &["y2"]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Numeric);
+    let text = error.to_string();
+    assert!(text.contains("output 'y1' of test_inf") && text.contains("element 1"), "{text}");
+}
+
+#[test]
+fn a_conditional_block_runs_when_its_condition_holds() {
+    let mut program = Program::new();
+    let root = Program::ROOT;
+    let cond = program.add_var(root, Var::data("cond", DType::Bool, [1])).unwrap();
+    let w = program.add_var(root, Var::persistable("w", DType::F32, [1])).unwrap();
+    let inner = program.add_block(root);
+    let add = Op::build(&ADD.spec).input("X", w).output("Out", w).finish().unwrap();
+    program.append_op(inner, add);
+    let spec = &registry().get("conditional_block").unwrap().spec;
+    let block = Op::build(spec).input("Cond", cond).attr("sub_block", inner).finish().unwrap();
+    program.append_op(root, block);
+    let mut scope = Scope::new();
+    scope.set("w", vector(&[0.0]));
+    let mut exe = executor(ExecOptions::default());
+    let interpreter = Interpreter::with_registry(registry());
+    for (round, holds) in [true, false, true, true, false].into_iter().enumerate() {
+        let cond = Tensor::from_bools(&[holds], [1]).unwrap();
+        match round % 2 {
+            0 => exe.run(&program, &mut scope, &[("cond", &cond)], &[]).unwrap(),
+            _ => interpreter.run(&program, &mut scope, &[("cond", &cond)], &[]).unwrap(),
+        };
+    }
+    assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [3.0]);
+}
+
+#[test]
+fn unused_plans_are_dropped() {
+    let program = chain(&[("test_add", 1.0)]);
+    let options = ExecOptions { num_iteration_per_drop_scope: 2, ..ExecOptions::default() };
+    let mut exe = executor(options);
+    let mut scope = Scope::new();
+    for len in 1..6 {
+        exe.run(&program, &mut scope, &[("x", &vector(&vec![0.0; len]))], &["y0"]).unwrap();
+        assert!(exe.plan_count() <= 2);
+    }
+}

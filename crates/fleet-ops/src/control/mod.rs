@@ -1,0 +1,3 @@
+//! Control flow.
+
+pub mod conditional_block;

