@@ -10,6 +10,7 @@ pub mod gemm;
 pub mod micro;
 pub mod elementwise;
 pub mod binary;
+pub mod chain;
 pub mod pool;
 pub mod reduce;
 pub mod simd;

@@ -586,6 +586,29 @@ pub fn reduce(
 }
 
 kernel! {
+    /// Adds the column sums of a contiguous `[rows, width]` to `acc`.
+    ///
+    /// # Safety
+    /// `x` holds the matrix, `acc` one row.
+    pub(crate) unsafe fn add_columns<S>(
+        s: S, x: *const f32, rows: usize, width: usize, acc: *mut f32,
+    ) {
+        columns::<S, SumOp, Plain>(s, Plain(Raw::new(x)), 0, rows, width, width, acc);
+    }
+}
+
+/// `out` is the sum of the rows of partial results `[parts, out.len()]`, in order.
+pub(crate) fn add_partials(pool: &Pool, partials: &[f32], out: &mut [f32]) {
+    let len = out.len();
+    let parts = partials.len() / len.max(1);
+    let (partials, out) = (Raw::new(partials.as_ptr()), Raw::new_mut(out.as_mut_ptr()));
+    pool.run_ranges(len, 4096, |range| {
+        // SAFETY: ranges are disjoint; there are `parts` rows of `len`.
+        unsafe { combine(SumOp, partials.at(0), parts, len, range, 1.0, out.at(0)) };
+    });
+}
+
+kernel! {
     unsafe fn fold_run<S, F: FoldOp, M: Source>(
         s: S, fold: F, source: M, start: usize, len: usize,
     ) -> f64 {

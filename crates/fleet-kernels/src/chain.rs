@@ -1,0 +1,597 @@
+//! Several elementwise steps in one pass over memory: a tiny interpreter that runs them tile by tile
+//! in L1, forward and backward.
+//!
+//! A [`Chain`] carries one value through its steps; a step is a function of it or joins it with an
+//! operand that is as long as the value or repeated along it (a bias row, a channel, a scalar).
+//! [`bias_activation_grad`] is the backward pass of the most common chain with the sum over the bias
+//! in the same sweep. Not for trees of values: a chain has one value alive.
+//!
+//! ```
+//! use fleet_kernels::chain::{Chain, Layout, Step};
+//! use fleet_kernels::{binary::Binary, elementwise::Unary, pool::Pool};
+//! let chain = Chain::new(vec![
+//!     Step::Join { op: Binary::Add, operand: 0, layout: Layout::row(2), value_right: false },
+//!     Step::Map(Unary::Relu),
+//! ]).unwrap();
+//! let mut out = [0.0; 4];
+//! chain.forward(&Pool::new(1), &[1.0, -3.0, -2.0, 5.0], &[&[1.0, 2.0]], &mut out);
+//! assert_eq!(out, [2.0, 0.0, 0.0, 7.0]);
+//! ```
+
+use std::ops::Range;
+
+use fleet_base::{Error, Result};
+
+use crate::binary::{Binary, binary_grad_tile, binary_tile};
+use crate::elementwise::{GRAIN, Saved, Unary, backward_tile, forward_tile};
+use crate::pool::Pool;
+use crate::reduce::{add_columns, add_partials};
+use crate::simd::Raw;
+
+/// How an operand lies along the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// As long as the value.
+    Full,
+    /// Element `i / inner % channels` meets element `i` of the value.
+    Repeated { inner: usize, channels: usize },
+}
+
+impl Layout {
+    /// A row of `columns` repeated for every row of the value.
+    pub fn row(columns: usize) -> Self {
+        Layout::Repeated { inner: 1, channels: columns }
+    }
+
+    /// One number for each of `rows` rows of `columns`.
+    pub fn column(rows: usize, columns: usize) -> Self {
+        Layout::Repeated { inner: columns, channels: rows }
+    }
+
+    /// One number for all.
+    pub fn scalar() -> Self {
+        Layout::Repeated { inner: 1, channels: 1 }
+    }
+
+    /// The length of an operand that meets a value of `len` elements.
+    pub fn operand_len(self, len: usize) -> usize {
+        match self {
+            Layout::Full => len,
+            Layout::Repeated { channels, .. } => channels,
+        }
+    }
+}
+
+/// One step of a chain.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    Map(Unary),
+    /// `value op operand`, or `operand op value` if `value_right`.
+    Join {
+        op: Binary,
+        operand: usize,
+        layout: Layout,
+        value_right: bool,
+    },
+}
+
+/// Steps of a chain at most: what the backward pass keeps on the stack.
+pub const STEPS_MAX: usize = 8;
+/// Floats of a tile: all of a backward pass fits into L2, a forward pass into L1.
+const TILE: usize = 1024;
+
+type Tile = [f32; TILE];
+
+/// A checked list of steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chain {
+    steps: Vec<Step>,
+}
+
+/// What [`Chain::backward`] reads besides the operands and the gradient of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainSaved {
+    /// The input of the chain; values in between are computed again.
+    Input,
+    /// The output of the chain.
+    Output,
+    Nothing,
+}
+
+impl Chain {
+    /// Refuses an empty chain, one of more than [`STEPS_MAX`] steps, and operands that repeat nothing.
+    pub fn new(steps: Vec<Step>) -> Result<Self> {
+        if steps.is_empty() || steps.len() > STEPS_MAX {
+            return Err(Error::invalid("a chain has a wrong number of steps")
+                .expected(format!("1 to {STEPS_MAX}"))
+                .got(steps.len()));
+        }
+        let void = |step: &Step| match step {
+            Step::Join { layout: Layout::Repeated { inner, channels }, .. } => {
+                *inner == 0 || *channels == 0
+            }
+            _ => false,
+        };
+        if steps.iter().any(void) {
+            return Err(Error::invalid("an operand of a chain has no elements"));
+        }
+        Ok(Chain { steps })
+    }
+
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// What the backward pass needs.
+    pub fn saved(&self) -> ChainSaved {
+        let last = self.steps.len() - 1;
+        let mut saved = ChainSaved::Nothing;
+        for (k, step) in self.steps.iter().enumerate() {
+            let need = match step {
+                Step::Join { op: Binary::Add | Binary::Sub, .. } => Saved::Nothing,
+                Step::Join { .. } => Saved::Input,
+                Step::Map(op) => op.saved(),
+            };
+            match need {
+                Saved::Nothing => {}
+                Saved::Output if k == last => saved = ChainSaved::Output,
+                // One value in between is wanted: all are computed again, the output included.
+                _ => return ChainSaved::Input,
+            }
+        }
+        saved
+    }
+
+    fn check_operands(&self, operands: &[&[f32]], len: usize) {
+        for step in &self.steps {
+            if let Step::Join { operand, layout, .. } = step {
+                assert_eq!(operands[*operand].len(), layout.operand_len(len), "operand length");
+            }
+        }
+    }
+
+    /// `out` is the chain applied to `x`. Panics if an operand is missing or of a wrong length.
+    pub fn forward(&self, pool: &Pool, x: &[f32], operands: &[&[f32]], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "input and output differ in length");
+        self.check_operands(operands, x.len());
+        let operand = |k: usize| operands[k].as_ptr();
+        // SAFETY: the lengths were checked; `out` is exclusive.
+        unsafe { self.forward_raw(pool, x.as_ptr(), &operand, out.as_mut_ptr(), out.len()) }
+    }
+
+    /// [`Chain::forward`] over pointers.
+    ///
+    /// # Safety
+    /// `x` and `out` hold `len` floats and every operand what its layout says; `out` is disjoint
+    /// from each of them, or equal to one of length `len`.
+    pub unsafe fn forward_raw(
+        &self,
+        pool: &Pool,
+        x: *const f32,
+        operand: &(dyn Fn(usize) -> *const f32 + Sync),
+        out: *mut f32,
+        len: usize,
+    ) {
+        let (x, out) = (Raw::new(x), Raw::new_mut(out));
+        pool.run_ranges(len, GRAIN, |range| {
+            let mut joined: Tile = [0.0; TILE];
+            let mut value: Tile = [0.0; TILE];
+            for_tiles(range, |start, n| {
+                let last = self.steps.len() - 1;
+                // SAFETY: tiles are disjoint; the output is written by the last step only, when
+                // everything at these places has been read.
+                unsafe {
+                    let mut from = x.at(start).cast_const();
+                    for (k, step) in self.steps.iter().enumerate() {
+                        let to = if k == last { out.at(start) } else { value.as_mut_ptr() };
+                        run_step(step, operand, start, n, from, to, &mut joined);
+                        from = value.as_ptr();
+                    }
+                }
+            });
+        });
+    }
+
+    /// The gradient `dx` of the input, and of those operands for which `operand_grads` holds a slice
+    /// (one slot an operand). The gradient of a repeated operand is written for every element of the
+    /// value, to be summed by the caller (see [`crate::reduce`]). `saved` is what [`Chain::saved`]
+    /// says, or any slice of the length of the value.
+    pub fn backward(
+        &self,
+        pool: &Pool,
+        saved: &[f32],
+        operands: &[&[f32]],
+        dy: &[f32],
+        dx: &mut [f32],
+        operand_grads: &mut [Option<&mut [f32]>],
+    ) {
+        let len = dx.len();
+        assert_eq!(saved.len(), len, "saved values and gradient differ in length");
+        assert_eq!(dy.len(), len, "the gradients differ in length");
+        self.check_operands(operands, len);
+        let mut grads = [const { None }; STEPS_MAX];
+        for (k, step) in self.steps.iter().enumerate() {
+            if let Step::Join { operand, .. } = step
+                && let Some(Some(slice)) = operand_grads.get_mut(*operand)
+            {
+                assert_eq!(slice.len(), len, "the gradient of an operand has the value's length");
+                grads[k] = Some(Raw::new_mut(slice.as_mut_ptr()));
+            }
+        }
+        let operand = |k: usize| operands[k].as_ptr();
+        let (saved, dy, dx) =
+            (Raw::new(saved.as_ptr()), Raw::new(dy.as_ptr()), Raw::new_mut(dx.as_mut_ptr()));
+        pool.run_ranges(len, GRAIN, |range| {
+            // SAFETY: ranges are disjoint; all lengths were checked.
+            unsafe { self.backward_range(range, saved, &operand, dy, dx, &grads) };
+        });
+    }
+
+    unsafe fn backward_range(
+        &self,
+        range: Range<usize>,
+        saved: Raw<f32>,
+        operand: &(dyn Fn(usize) -> *const f32 + Sync),
+        dy: Raw<f32>,
+        dx: Raw<f32>,
+        grads: &[Option<Raw<f32>>; STEPS_MAX],
+    ) {
+        let again = self.saved() == ChainSaved::Input;
+        let mut values: [Tile; STEPS_MAX] = [[0.0; TILE]; STEPS_MAX];
+        let mut joined: Tile = [0.0; TILE];
+        let mut grad: Tile = [0.0; TILE];
+        for_tiles(range, |start, n| {
+            // SAFETY: promised by the caller; tiles are disjoint.
+            unsafe {
+                let whole = saved.at(start).cast_const();
+                if again {
+                    let mut from = whole;
+                    for (k, step) in self.steps.iter().enumerate() {
+                        let to = values[k].as_mut_ptr();
+                        run_step(step, operand, start, n, from, to, &mut joined);
+                        from = to;
+                    }
+                }
+                std::ptr::copy_nonoverlapping(dy.at(start).cast_const(), grad.as_mut_ptr(), n);
+                for (k, step) in self.steps.iter().enumerate().rev() {
+                    let input = if again && k > 0 { values[k - 1].as_ptr() } else { whole };
+                    let output = if again { values[k].as_ptr() } else { whole };
+                    let to = if k == 0 { dx.at(start) } else { grad.as_mut_ptr() };
+                    match step {
+                        Step::Map(op) => {
+                            let kept = if op.saved() == Saved::Output { output } else { input };
+                            backward_tile(*op, kept, grad.as_ptr(), to, n);
+                        }
+                        Step::Join { op, operand: index, layout, value_right } => {
+                            let other = expand(operand(*index), *layout, start, n, &mut joined);
+                            let (a, b) = if *value_right { (other, input) } else { (input, other) };
+                            if let Some(slot) = grads[k] {
+                                let slot = slot.at(start);
+                                binary_grad_tile(*op, *value_right, a, b, grad.as_ptr(), slot, n);
+                            }
+                            binary_grad_tile(*op, !*value_right, a, b, grad.as_ptr(), to, n);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+fn for_tiles(range: Range<usize>, mut body: impl FnMut(usize, usize)) {
+    let mut start = range.start;
+    while start < range.end {
+        let n = TILE.min(range.end - start);
+        body(start, n);
+        start += n;
+    }
+}
+
+/// # Safety
+/// As [`Chain::forward_raw`], for the tile of `n` floats at `start`.
+unsafe fn run_step(
+    step: &Step,
+    operand: &(dyn Fn(usize) -> *const f32 + Sync),
+    start: usize,
+    n: usize,
+    from: *const f32,
+    to: *mut f32,
+    joined: &mut Tile,
+) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        match step {
+            Step::Map(op) => forward_tile(*op, from, to, n),
+            Step::Join { op, operand: index, layout, value_right } => {
+                let other = expand(operand(*index), *layout, start, n, joined);
+                let (a, b) = if *value_right { (other, from) } else { (from, other) };
+                binary_tile(*op, a, b, to, n);
+            }
+        }
+    }
+}
+
+/// The operand along the tile: itself, or written out into `joined`.
+unsafe fn expand(
+    operand: *const f32,
+    layout: Layout,
+    start: usize,
+    n: usize,
+    joined: &mut Tile,
+) -> *const f32 {
+    // SAFETY: the operand is as long as its layout says.
+    unsafe {
+        let Layout::Repeated { inner, channels } = layout else { return operand.add(start) };
+        let mut i = 0;
+        let mut channel = start / inner % channels;
+        let mut inside = start % inner;
+        while i < n {
+            if inner == 1 {
+                let run = (channels - channel).min(n - i);
+                if channels == 1 {
+                    joined[..n].fill(*operand);
+                    break;
+                }
+                std::ptr::copy_nonoverlapping(
+                    operand.add(channel),
+                    joined.as_mut_ptr().add(i),
+                    run,
+                );
+                (i, channel) = (i + run, 0);
+            } else {
+                let run = (inner - inside).min(n - i);
+                joined[i..i + run].fill(*operand.add(channel));
+                (i, inside) = (i + run, 0);
+                channel = (channel + 1) % channels;
+            }
+        }
+    }
+    joined.as_ptr()
+}
+
+/// Rows that a task of [`bias_activation_grad`] takes, by shape.
+fn bias_rows(rows: usize, columns: usize) -> usize {
+    (GRAIN / columns.max(1)).max(rows.div_ceil(BIAS_BLOCKS_MAX)).max(1)
+}
+
+/// Blocks of partial bias gradients at most.
+const BIAS_BLOCKS_MAX: usize = 128;
+
+/// Floats of scratch that [`bias_activation_grad`] needs.
+pub fn bias_activation_grad_scratch_len(rows: usize, columns: usize) -> usize {
+    rows.div_ceil(bias_rows(rows, columns)) * columns
+}
+
+/// The backward pass of `y = op(x + bias)` over `[rows, columns]`: `dx`, and its column sums in
+/// `dbias`, in one sweep. `saved` is what `op` saves ([`Unary::saved`]); `None` for `op` means that
+/// the gradient passes through. `dx` may be `dy` itself: see [`bias_activation_grad_raw`].
+pub fn bias_activation_grad(
+    pool: &Pool,
+    op: Option<Unary>,
+    saved: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    dbias: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let columns = dbias.len();
+    assert!(columns > 0 && dx.len().is_multiple_of(columns), "not a whole number of rows");
+    assert_eq!(dy.len(), dx.len(), "the gradients differ in length");
+    assert_eq!(saved.len(), dx.len(), "saved values and gradient differ in length");
+    let rows = dx.len() / columns;
+    // SAFETY: slices of these lengths, the outputs exclusive.
+    unsafe {
+        bias_activation_grad_raw(
+            pool,
+            op,
+            saved.as_ptr(),
+            dy.as_ptr(),
+            dx.as_mut_ptr(),
+            rows,
+            dbias,
+            scratch,
+        );
+    }
+}
+
+/// [`bias_activation_grad`] over pointers.
+///
+/// # Safety
+/// `saved`, `dy` and `dx` hold `rows` times the length of `dbias`; `dx` is equal to or disjoint from
+/// each of the others.
+pub unsafe fn bias_activation_grad_raw(
+    pool: &Pool,
+    op: Option<Unary>,
+    saved: *const f32,
+    dy: *const f32,
+    dx: *mut f32,
+    rows: usize,
+    dbias: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let columns = dbias.len();
+    let block = bias_rows(rows, columns);
+    assert!(scratch.len() >= bias_activation_grad_scratch_len(rows, columns), "too little scratch");
+    let (saved, dy, dx) = (Raw::new(saved), Raw::new(dy), Raw::new_mut(dx));
+    let partial = Raw::new_mut(scratch.as_mut_ptr());
+    let blocks = rows.div_ceil(block);
+    pool.run_ranges(rows, block, |range| {
+        // SAFETY: every range has its own rows and its own row of partial sums. A few rows at a time
+        // stay in L1 between the two passes over them.
+        unsafe {
+            let sums = partial.at(range.start / block * columns);
+            std::slice::from_raw_parts_mut(sums, columns).fill(0.0);
+            let step = (TILE * 4 / columns).max(1);
+            let mut row = range.start;
+            while row < range.end {
+                let count = step.min(range.end - row);
+                let (i, n) = (row * columns, count * columns);
+                match op {
+                    Some(op) => backward_tile(op, saved.at(i), dy.at(i), dx.at(i), n),
+                    None => std::ptr::copy(dy.at(i).cast_const(), dx.at(i), n),
+                }
+                add_columns(dx.at(i), count, columns, sums);
+                row += count;
+            }
+        }
+    });
+    add_partials(pool, &scratch[..blocks * columns], dbias);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elementwise::{unary, unary_grad};
+    use crate::simd::at_every_level;
+    use fleet_base::rng::Sequence;
+
+    fn numbers(len: usize, salt: u64) -> Vec<f32> {
+        let mut random = Sequence::new(4, salt);
+        (0..len).map(|_| (random.unit() * 2.0 - 1.0) as f32).collect()
+    }
+
+    fn join(op: Binary, operand: usize, layout: Layout, value_right: bool) -> Step {
+        Step::Join { op, operand, layout, value_right }
+    }
+
+    fn chains(rows: usize, columns: usize) -> Vec<Chain> {
+        [
+            vec![join(Binary::Add, 0, Layout::row(columns), false), Step::Map(Unary::Relu)],
+            vec![join(Binary::Add, 0, Layout::row(columns), false), Step::Map(Unary::Gelu)],
+            vec![join(Binary::Add, 1, Layout::Full, false), Step::Map(Unary::Tanh)],
+            vec![
+                join(Binary::Mul, 2, Layout::column(rows, columns), true),
+                join(Binary::Sub, 1, Layout::Full, true),
+                Step::Map(Unary::Sigmoid),
+                join(Binary::Div, 3, Layout::scalar(), false),
+                Step::Map(Unary::Square),
+            ],
+            vec![Step::Map(Unary::Neg), join(Binary::Add, 1, Layout::Full, false)],
+        ]
+        .map(|steps| Chain::new(steps).unwrap())
+        .into()
+    }
+
+    #[test]
+    fn saved_values_are_as_few_as_can_be() {
+        let saved: Vec<_> = chains(2, 3).iter().map(Chain::saved).collect();
+        use ChainSaved::{Input, Nothing, Output};
+        assert_eq!(saved, [Output, Input, Output, Input, Nothing]);
+    }
+
+    #[test]
+    fn chains_agree_with_single_steps_and_differences() {
+        let (rows, columns) = (41, 77);
+        let len = rows * columns;
+        let x = numbers(len, 0);
+        let dy = numbers(len, 9);
+        let (row, full, column) = (numbers(columns, 1), numbers(len, 2), numbers(rows, 3));
+        let scalar = [1.7];
+        let operands: [&[f32]; 4] = [&row, &full, &column, &scalar];
+        at_every_level(|_| {
+            let pool = Pool::new(1);
+            for chain in chains(rows, columns) {
+                let forward = |x: &[f32], operands: &[&[f32]]| {
+                    let mut y = vec![f32::NAN; len];
+                    chain.forward(&pool, x, operands, &mut y);
+                    y
+                };
+                let y = forward(&x, &operands);
+                let value = |i: usize| {
+                    chain.steps().iter().fold(f64::from(x[i]), |v, step| match step {
+                        Step::Map(op) => {
+                            let mut out = [0.0];
+                            unary(&pool, *op, &[v as f32], &mut out);
+                            f64::from(out[0])
+                        }
+                        Step::Join { op, operand, layout, value_right } => {
+                            let k = match layout {
+                                Layout::Full => i,
+                                Layout::Repeated { inner, channels } => i / inner % channels,
+                            };
+                            let other = f64::from(operands[*operand][k]);
+                            let (a, b) = if *value_right { (other, v) } else { (v, other) };
+                            match op {
+                                Binary::Add => a + b,
+                                Binary::Sub => a - b,
+                                Binary::Mul => a * b,
+                                _ => a / b,
+                            }
+                        }
+                    })
+                };
+                for i in 0..len {
+                    assert!((f64::from(y[i]) - value(i)).abs() < 1e-5, "{chain:?}");
+                }
+                let saved = if chain.saved() == ChainSaved::Output { &y } else { &x };
+                let mut dx = vec![f32::NAN; len];
+                let mut dfull = vec![0.0; len];
+                let mut dcolumn = vec![0.0; len];
+                let mut slots = [None, Some(&mut dfull[..]), Some(&mut dcolumn[..]), None];
+                chain.backward(&pool, saved, &operands, &dy, &mut dx, &mut slots);
+                let check = |got: &[f32], up: &[f32], down: &[f32], h: f32| {
+                    for i in 0..len {
+                        let expected = (up[i] - down[i]) / (2.0 * h) * dy[i];
+                        assert!((got[i] - expected).abs() < 5e-3, "{chain:?} {i}");
+                    }
+                };
+                let h = 1e-3;
+                let moved = |v: &[f32], h: f32| v.iter().map(|v| v + h).collect::<Vec<_>>();
+                if chain.steps()[1..] != [Step::Map(Unary::Relu)] {
+                    check(
+                        &dx,
+                        &forward(&moved(&x, h), &operands),
+                        &forward(&moved(&x, -h), &operands),
+                        h,
+                    );
+                }
+                let with = |k: usize, v: &[f32]| {
+                    let mut operands = operands.map(<[f32]>::to_vec);
+                    operands[k] = v.to_vec();
+                    let slices: Vec<&[f32]> = operands.iter().map(|v| &v[..]).collect();
+                    forward(&x, &slices)
+                };
+                check(&dfull, &with(1, &moved(&full, h)), &with(1, &moved(&full, -h)), h);
+                check(&dcolumn, &with(2, &moved(&column, h)), &with(2, &moved(&column, -h)), h);
+            }
+        });
+    }
+
+    #[test]
+    fn bias_gradients_are_column_sums() {
+        for (rows, columns) in [(1, 1), (7, 400), (3000, 33), (5, 20_000)] {
+            let (y, dy) = (numbers(rows * columns, 5), numbers(rows * columns, 6));
+            let mut expected = vec![0.0; y.len()];
+            unary_grad(&Pool::new(1), Unary::Relu, &y, &dy, &mut expected);
+            let run = |threads| {
+                let mut dx = vec![f32::NAN; y.len()];
+                let mut dbias = vec![f32::NAN; columns];
+                let mut scratch = vec![0.0; bias_activation_grad_scratch_len(rows, columns)];
+                bias_activation_grad(
+                    &Pool::new(threads),
+                    Some(Unary::Relu),
+                    &y,
+                    &dy,
+                    &mut dx,
+                    &mut dbias,
+                    &mut scratch,
+                );
+                (dx, dbias)
+            };
+            let (dx, dbias) = run(1);
+            assert_eq!(dx, expected);
+            for c in 0..columns {
+                let sum: f64 = (0..rows).map(|r| f64::from(expected[r * columns + c])).sum();
+                assert!((f64::from(dbias[c]) - sum).abs() < 1e-4, "{sum} {}", dbias[c]);
+            }
+            assert!((dx, dbias) == run(3), "threads matter");
+        }
+    }
+
+    #[test]
+    fn wrong_chains_are_refused() {
+        assert!(Chain::new(Vec::new()).is_err());
+        assert!(Chain::new(vec![Step::Map(Unary::Relu); STEPS_MAX + 1]).is_err());
+        assert!(Chain::new(vec![join(Binary::Add, 0, Layout::row(0), false)]).is_err());
+    }
+}
