@@ -36,6 +36,8 @@ pub struct OpTraits {
     /// (output slot, input slot): the output is the input's bytes under another shape. The planner
     /// lets the two share memory always, and the kernel copies only when they could not.
     pub view: Option<(&'static str, &'static str)>,
+    /// Input slots of which only type and shape matter: their bytes need not be kept for this op.
+    pub shape_only: &'static [&'static str],
     /// Draws random numbers: two equal ops are not the same value.
     pub random: bool,
     /// Does something besides writing its outputs: never removed as dead.
@@ -83,6 +85,7 @@ impl OpTraits {
             amp: AmpClass::Unlisted,
             inplace: &[],
             view: None,
+            shape_only: &[],
             random: false,
             effect: false,
             elementwise: false,

@@ -99,6 +99,11 @@ impl Machine {
         (def.infer)(&mut ctx).map_err(place)?;
         let metas = ctx.into_outputs();
         let mut inputs = self.copy_inputs(op)?;
+        for slot in def.traits.shape_only.iter().filter_map(|slot| op.spec.input_index(slot)) {
+            inputs[slot]
+                .iter_mut()
+                .for_each(|value| value.tensor_mut().as_bytes_mut().fill(how.garbage));
+        }
         let mut outputs = self.make_outputs(op, &metas, how.garbage)?;
         let kernel = self.prepare(def, op, &inputs, &outputs, how.pool).map_err(place)?;
         let mut scratch = Buffer::zeroed(kernel.scratch_bytes)?;
