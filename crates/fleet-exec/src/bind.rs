@@ -14,6 +14,7 @@ pub(crate) struct Binding {
     arena: usize,
     bases: Vec<usize>,
     feeds: Vec<usize>,
+    feed_places: Vec<usize>,
     /// For each feed, the arguments (step, argument) that point to it.
     feed_args: Vec<Vec<(usize, usize)>>,
 }
@@ -37,6 +38,7 @@ impl Binding {
                 continue;
             }
             self.feeds[index] = address;
+            self.bases[self.feed_places[index]] = address;
             for (step, arg) in &self.feed_args[index] {
                 if let StepKind::Run(instr) = &mut plan.steps[*step].kind {
                     instr.args[*arg].ptr = address as *mut u8;
@@ -73,6 +75,12 @@ impl Binding {
         };
         self.bases = plan.places.iter().map(|place| base(place) as usize).collect();
         self.feeds = feeds.iter().map(|feed| feed.as_ptr() as usize).collect();
+        self.feed_places = vec![0; feeds.len()];
+        for (place, at) in plan.places.iter().enumerate() {
+            if let Place::Feed { index } = at {
+                self.feed_places[*index] = place;
+            }
+        }
         self.feed_args = vec![Vec::new(); feeds.len()];
         for (at, step) in plan.steps.iter_mut().enumerate() {
             let StepKind::Run(instr) = &mut step.kind else { continue };
