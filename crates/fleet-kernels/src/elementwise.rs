@@ -143,6 +143,11 @@ unary_functions! {
     |s, x| vmath::sigmoid(s, x);
     |s, y, g| s.mul(g, s.neg_fma(y, y, y));
 
+    /// ln(sigmoid(x)).
+    LogSigmoid saves Input;
+    |s, x| s.neg(vmath::softplus(s, s.neg(x)));
+    |s, x, g| s.mul(g, vmath::sigmoid(s, s.neg(x)));
+
     Tanh saves Output;
     |s, x| vmath::tanh(s, x);
     |s, y, g| s.mul(g, s.neg_fma(y, y, s.splat(1.0)));
@@ -470,6 +475,7 @@ mod tests {
             (Unary::Relu6, |x| x.clamp(0.0, 6.0)),
             (Unary::LeakyRelu { slope: 0.1 }, |x| if x > 0.0 { x } else { f64::from(0.1f32) * x }),
             (Unary::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+            (Unary::LogSigmoid, |x| -(-x).exp().ln_1p()),
             (Unary::Tanh, f64::tanh),
             (Unary::Gelu, |x| 0.5 * x * (1.0 + erf_f64(x / 2f64.sqrt()))),
             (Unary::GeluTanh, |x| {
