@@ -92,7 +92,7 @@ pub static GRAD: OpDef = OpDef {
             Ok(())
         }))
     },
-    traits: OpTraits::plain(),
+    traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
 };
 
 /// Whether the loss is one number, and what its sum is multiplied by.

@@ -123,7 +123,7 @@ pub static GRAD: OpDef = OpDef {
             Ok(())
         }))
     },
-    traits: OpTraits::amp(AmpClass::Black),
+    traits: OpTraits { shape_only: &["X"], ..OpTraits::amp(AmpClass::Black) },
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]

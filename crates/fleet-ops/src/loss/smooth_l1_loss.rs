@@ -118,7 +118,7 @@ pub static GRAD: OpDef = OpDef {
             Ok(())
         }))
     },
-    traits: OpTraits::plain(),
+    traits: OpTraits { shape_only: &["X", "Y"], ..OpTraits::plain() },
 };
 
 /// Sigma squared and the elements of a row.

@@ -47,6 +47,7 @@ pub static GRAD: OpDef = OpDef {
     cpu: cpu_grad,
     traits: OpTraits {
         inplace: &[("W@GRAD", "Out@GRAD")],
+        shape_only: &["W"],
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Black)
     },
@@ -78,6 +79,7 @@ pub static OLD_GRAD: OpDef = OpDef {
     cpu: cpu_grad,
     traits: OpTraits {
         inplace: &[("W@GRAD", "Out@GRAD")],
+        shape_only: &["W"],
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Black)
     },
