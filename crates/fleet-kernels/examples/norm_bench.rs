@@ -72,6 +72,49 @@ fn main() {
     println!("{:44}  {:>22}  {:>22}", "", "1 thread", "2 threads");
     embeddings(&bench);
     batch_norms(&bench);
+    attentions(&bench);
+}
+
+fn attentions(bench: &Bench) {
+    use fleet_kernels::attention::*;
+    let bert = Attention {
+        batch: 8,
+        heads: 12,
+        queries: 128,
+        keys: 128,
+        dim: 64,
+        scale: 0.125,
+        is_causal: false,
+        dropout: None,
+    };
+    let dropout = Some(Dropout { probability: 0.1, seed: 1, stream: 2 });
+    let long = Attention { batch: 1, queries: 1024, keys: 1024, ..bert };
+    for (name, shape) in [
+        ("bert", bert),
+        ("bert dropout", Attention { dropout, ..bert }),
+        ("1024", long),
+        ("1024 causal", Attention { is_causal: true, ..long }),
+    ] {
+        let Attention { batch, heads, queries: time, dim, .. } = shape;
+        let qkv = floats(batch * time * 3 * heads * dim, 1);
+        let mut gradient = qkv.clone();
+        let mut out = floats(batch * time * heads * dim, 2);
+        let d_out = out.clone();
+        let mut lse = vec![0.0; shape.lse_len()];
+        let mut scratch =
+            vec![0.0; shape.forward_scratch_len(2).max(shape.backward_scratch_len(2))];
+        let strides = Strides::dense(time, heads, dim);
+        let [q, k, v] = Heads::split(&qkv, time, heads, dim);
+        bench.time(&format!("attention forward {name}"), shape.flops(), "GF/s", |pool| {
+            let out = HeadsMut::new(&mut out, strides);
+            shape.forward(pool, q, k, v, None, out, &mut lse, &mut scratch);
+        });
+        bench.time(&format!("attention backward {name}"), 2.5 * shape.flops(), "GF/s", |pool| {
+            let [dq, dk, dv] = HeadsMut::split(&mut gradient, time, heads, dim);
+            let outs = (Heads::new(&out, strides), Heads::new(&d_out, strides));
+            shape.backward(pool, (q, k, v), None, outs, &lse, (dq, dk, dv), &mut scratch);
+        });
+    }
 }
 
 /// Batch norms of ResNet-50, batch 16: (plane, channels, how many with ReLU only, how many with a

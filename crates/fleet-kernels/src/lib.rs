@@ -4,6 +4,7 @@
 //! does not depend on the number of threads. Nothing here allocates once a plan runs: scratch is
 //! passed in.
 
+pub mod attention;
 pub mod batch_norm;
 pub mod embedding;
 pub mod gemm;
@@ -11,6 +12,8 @@ pub mod micro;
 pub mod elementwise;
 pub mod binary;
 pub mod chain;
+pub mod softmax;
+pub mod layer_norm;
 pub mod pool;
 pub mod reduce;
 pub mod simd;
