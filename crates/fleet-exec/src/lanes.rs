@@ -27,7 +27,6 @@ pub(crate) struct Run<'a> {
     pub plan: &'a Plan,
     pub binding: &'a Binding,
     pub arena: *mut u8,
-    pub pool: &'a Pool,
     pub step: u64,
     pub check_nan_inf: bool,
     /// Nanoseconds by step, where times are wanted.
@@ -143,7 +142,7 @@ impl Lanes {
         }
         let RunContext { arena, pool, step, check_nan_inf, times } = context;
         let progress = &self.progress;
-        let run = Run { plan, binding, arena, pool, step, check_nan_inf, times, progress };
+        let run = Run { plan, binding, arena, step, check_nan_inf, times, progress };
         let sides = &self.threads[..plan.lanes.len() - 1];
         let address = &raw const run as usize;
         for (index, side) in sides.iter().enumerate() {

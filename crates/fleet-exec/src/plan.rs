@@ -117,7 +117,6 @@ pub(crate) struct LanePlan {
     pub steps: Vec<usize>,
     /// Where the lane's scratch starts in the arena.
     pub scratch_offset: usize,
-    pub scratch_bytes: usize,
 }
 
 /// What to plan.
@@ -141,6 +140,8 @@ impl Plan {
     }
 }
 
+type SlotMetas = Vec<Vec<Meta>>;
+
 /// The flat order: ops and jumps.
 enum Flat {
     Op(OpId, &'static OpDef),
@@ -152,7 +153,8 @@ struct Builder<'a> {
     program: &'a Program,
     flat: Vec<Flat>,
     metas: HashMap<VarId, Meta>,
-    op_metas: Vec<(Vec<Vec<Meta>>, Vec<Vec<Meta>>)>,
+    /// Inputs and outputs of each step, by slot.
+    op_metas: Vec<(SlotMetas, SlotMetas)>,
     /// First definition and last use, as positions in `flat`.
     life: HashMap<VarId, (usize, usize)>,
     /// Positions at which a variable is written.
@@ -277,13 +279,7 @@ impl<'a> Builder<'a> {
 
     fn find_lifetimes(&mut self) {
         for (at, flat) in self.flat.iter().enumerate() {
-            let (reads, writes): (Vec<VarId>, Vec<VarId>) = match flat {
-                Flat::Op(id, _) => {
-                    let op = self.program.op(*id);
-                    (op.all_inputs().collect(), op.all_outputs().collect())
-                }
-                Flat::Jump { condition, .. } => (vec![*condition], Vec::new()),
-            };
+            let (reads, writes) = self.touched(flat);
             for var in reads.iter().chain(&writes) {
                 let life = self.life.entry(*var).or_insert((at, at));
                 life.1 = at;
@@ -305,6 +301,24 @@ impl<'a> Builder<'a> {
             self.group_end.insert(var, last);
             self.group_members.insert(var, vec![var]);
         }
+    }
+
+    /// Variables whose bytes a step reads and writes. What is read for its shape alone counts only
+    /// where nothing else has made it known.
+    fn touched(&self, flat: &Flat) -> (Vec<VarId>, Vec<VarId>) {
+        let (id, def) = match flat {
+            Flat::Op(id, def) => (*id, *def),
+            Flat::Jump { condition, .. } => return (vec![*condition], Vec::new()),
+        };
+        let op = self.program.op(id);
+        let mut reads = Vec::new();
+        for (slot, vars) in op.spec.inputs.iter().zip(&op.inputs) {
+            let shape_only = def.traits.shape_only.contains(&slot.name);
+            reads.extend(
+                vars.iter().filter(|var| !shape_only || !self.life.contains_key(var)).copied(),
+            );
+        }
+        (reads, op.all_outputs().collect())
     }
 
     /// What another lane touches stays until the end: that lane may be late.
@@ -673,7 +687,7 @@ impl<'a> Builder<'a> {
                 .max()
                 .unwrap_or(0)
                 .next_multiple_of(64);
-            plan.lanes.push(LanePlan { steps, scratch_offset: offset, scratch_bytes });
+            plan.lanes.push(LanePlan { steps, scratch_offset: offset });
             plan.summary.scratch_bytes += scratch_bytes;
             offset += scratch_bytes;
         }

@@ -2,6 +2,8 @@
 
 mod backward;
 mod dce;
+mod fuse;
+mod layout;
 mod pipeline;
 
 pub use backward::{BackwardOptions, append_backward, gradients};

@@ -1,5 +1,6 @@
 //! What the executor does to a program before it plans: the one list of passes.
 
+use crate::{dce, fuse, layout};
 use fleet_base::Result;
 use fleet_ir::{Program, VarId};
 use fleet_ops::Registry;
@@ -63,13 +64,42 @@ impl BuildOptions {
 
 /// The program that the executor plans: `program` rewritten for speed, with everything that neither
 /// `keep` nor the scope needs left out.
+///
+/// Order: dead ops first, so that no fusion is held up by a reader that nobody reads. Batch norm
+/// before the plain `act(x + y)`, which would take its sum away. Layouts after the fusions, which then
+/// need to know no format; the convolution's statistics after the layouts, because only the
+/// channels-last kernel takes them.
 pub fn optimize(
     program: &Program,
     registry: &Registry,
     keep: &[VarId],
-    _options: &BuildOptions,
+    options: &BuildOptions,
 ) -> Result<Program> {
-    let mut rewritten = program.clone();
-    crate::dce::run(&mut rewritten, registry, keep)?;
-    Ok(rewritten)
+    let mut p = program.clone();
+    dce::run(&mut p, registry, keep)?;
+    if options.fuse_bn_act_ops || options.fuse_bn_add_act_ops {
+        let which = fuse::batch_norm::Which {
+            act: options.fuse_bn_act_ops,
+            add_act: options.fuse_bn_add_act_ops,
+        };
+        fuse::batch_norm::run(&mut p, registry, keep, &which)?;
+    }
+    if options.fuse_elewise_add_act_ops {
+        fuse::gemm_epilogue::run(&mut p, registry, keep)?;
+        fuse::elementwise_act::run(&mut p, registry, keep)?;
+    }
+    if options.fuse_relu_depthwise_conv {
+        fuse::relu_depthwise::run(&mut p, registry, keep)?;
+    }
+    if options.enable_addto {
+        fuse::batch_norm::add_on_arrival(&mut p, keep)?;
+    }
+    if options.fuse_all_optimizer_ops {
+        fuse::optimizer::run(&mut p, registry)?;
+    }
+    if options.choose_layout && layout::run(&mut p, registry, keep)? {
+        fuse::batch_norm::take_stats(&mut p, keep)?;
+        dce::run(&mut p, registry, keep)?;
+    }
+    Ok(p)
 }

@@ -1,0 +1,87 @@
+//! `relu(x + y)` in one pass over memory, forward and backward, for operands of one shape.
+
+use super::{Edit, Graph, emit_like, only};
+use fleet_base::Result;
+use fleet_ir::{OpId, Program, VarId};
+use fleet_ops::Registry;
+
+pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
+    if registry.find("fused_elemwise_activation").is_none() {
+        return Ok(false);
+    }
+    let graph = Graph::new(program, keep);
+    let sums: Vec<OpId> = program
+        .root_ops()
+        .filter(|(_, op)| op.name() == "elementwise_add")
+        .map(|(id, _)| id)
+        .collect();
+    let mut edit = Edit::default();
+    for add in sums {
+        fuse(program, registry, &graph, &mut edit, add)?;
+    }
+    Ok(edit.apply(program))
+}
+
+fn fuse(
+    program: &mut Program,
+    registry: &Registry,
+    graph: &Graph,
+    edit: &mut Edit,
+    add: OpId,
+) -> Result<()> {
+    let op = program.op(add).clone();
+    let (Some(x), Some(y), Some(sum)) = (only(&op, "X"), only(&op, "Y"), only(&op, "Out")) else {
+        return Ok(());
+    };
+    if program.var(x).shape != program.var(y).shape {
+        return Ok(());
+    }
+    let Some(act) = graph.user(program, sum, "relu", "X") else { return Ok(()) };
+    let Some(out) = only(program.op(act), "Out") else { return Ok(()) };
+    let act_grad = graph.user(program, out, "relu_grad", "Out");
+    let mut ops = vec![add, act];
+    let mut backward = None;
+    if let Some(act_grad) = act_grad {
+        let grad = program.op(act_grad);
+        let (Some(arriving), Some(dy)) = (only(grad, "X@GRAD"), only(grad, "Out@GRAD")) else {
+            return Ok(());
+        };
+        let Some(add_grad) = graph.user(program, arriving, "elementwise_add_grad", "Out@GRAD")
+        else {
+            return Ok(());
+        };
+        ops.extend([act_grad, add_grad]);
+        if !graph.private(program, arriving, &ops) {
+            return Ok(());
+        }
+        backward = Some((act_grad, add_grad, dy));
+    }
+    if !graph.private(program, sum, &ops) || !edit.is_free(&ops) {
+        return Ok(());
+    }
+    let functors = vec!["relu".to_string(), "elementwise_add".to_string()];
+    let mut emit = emit_like(program, registry, act);
+    emit.named_op("fused_elemwise_activation")?
+        .input("X", x)
+        .input("Y", y)
+        .attr("functor_list", fleet_ir::Attr::Strs(functors.clone()))
+        .output("Out", out)
+        .done()?;
+    let new = std::mem::take(&mut emit.ops);
+    edit.replace(&[add, act], act, new);
+    let Some((act_grad, add_grad, dy)) = backward else { return Ok(()) };
+    let grad = program.op(add_grad).clone();
+    let mut emit = emit_like(program, registry, add_grad);
+    emit.named_op("fused_elemwise_activation_grad")?
+        .input("X", x)
+        .input("Y", y)
+        .input("Out", out)
+        .input("Out@GRAD", dy)
+        .attr("functor_list", fleet_ir::Attr::Strs(functors))
+        .maybe_output("X@GRAD", only(&grad, "X@GRAD"))
+        .maybe_output("Y@GRAD", only(&grad, "Y@GRAD"))
+        .done()?;
+    let new = std::mem::take(&mut emit.ops);
+    edit.replace(&[act_grad, add_grad], add_grad, new);
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! `act(x * w + b)` as one op: the bias and the activation are applied while the product's tile is in
+//! registers, and the backward pass makes the gradient of the bias on its way.
+//!
+//! Takes `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`) followed by an
+//! `elementwise_add` of a row and, if there is one, an activation.
+
+use super::{Edit, Graph, emit_like, only};
+use fleet_base::Result;
+use fleet_ir::{Op, OpId, Program, VarId};
+use fleet_ops::Registry;
+
+const ACTIVATIONS: [&str; 4] = ["relu", "gelu", "tanh", "sigmoid"];
+
+/// The ops of one match.
+struct Match {
+    product: OpId,
+    add: OpId,
+    act: Option<OpId>,
+    product_grad: Option<OpId>,
+    add_grad: Option<OpId>,
+    act_grad: Option<OpId>,
+}
+
+pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
+    if registry.find("fused_gemm_epilogue").is_none() {
+        return Ok(false);
+    }
+    let graph = Graph::new(program, keep);
+    let products: Vec<OpId> = program
+        .root_ops()
+        .filter(|(_, op)| row_product(program, op).is_some())
+        .map(|(id, _)| id)
+        .collect();
+    let mut edit = Edit::default();
+    for product in products {
+        if let Some(found) = find(program, &graph, product)
+            && edit.is_free(&found.all())
+        {
+            replace(program, registry, &mut edit, &found)?;
+        }
+    }
+    Ok(edit.apply(program))
+}
+
+impl Match {
+    fn all(&self) -> Vec<OpId> {
+        let maybe = [self.act, self.product_grad, self.add_grad, self.act_grad];
+        [self.product, self.add].into_iter().chain(maybe.into_iter().flatten()).collect()
+    }
+}
+
+/// For a product of rows with a matrix, how many leading dimensions are rows.
+fn row_product(program: &Program, op: &Op) -> Option<i64> {
+    let rank = |slot| only(op, slot).map(|var| program.var(var).shape.rank() as i64);
+    match op.name() {
+        "mul" if rank("Y") == Some(2) => Some(op.attr_int("x_num_col_dims")),
+        "matmul_v2"
+            if rank("Y") == Some(2)
+                && rank("X") >= Some(2)
+                && !op.attr_bool("trans_x")
+                && !op.attr_bool("trans_y")
+                && op.attr_float("alpha") == 1.0 =>
+        {
+            rank("X").map(|rank| rank - 1)
+        }
+        _ => None,
+    }
+}
+
+fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
+    let op = program.op(product);
+    let (x, w) = (only(op, "X")?, only(op, "Y")?);
+    let sum_in = only(op, "Out")?;
+    let add = graph.user(program, sum_in, "elementwise_add", "X")?;
+    let add_op = program.op(add);
+    let (bias, sum_out) = (only(add_op, "Y")?, only(add_op, "Out")?);
+    let axis = add_op.attr_int("axis");
+    let shape = program.var(bias).shape;
+    let width = program.var(w).shape[1];
+    let rows = row_product(program, op)?;
+    if bias == sum_in || shape.rank() != 1 || shape[0] != width || (axis != -1 && axis != rows) {
+        return None;
+    }
+    let act = ACTIVATIONS.iter().find_map(|act| graph.user(program, sum_out, act, "X"));
+    let mut found = Match { product, add, act, product_grad: None, add_grad: None, act_grad: None };
+    // The gradient of the sum, if the program has a backward part.
+    let mut arriving = None;
+    if let Some(act) = act {
+        let name = format!("{}_grad", program.op(act).name());
+        let out = only(program.op(act), "Out")?;
+        found.act_grad = graph
+            .user(program, out, &name, "Out")
+            .or_else(|| graph.user(program, sum_out, &name, "X"));
+        if let Some(id) = found.act_grad {
+            arriving = Some(only(program.op(id), "X@GRAD")?);
+        }
+    }
+    let add_grads = |id: &OpId| {
+        let op = program.op(*id);
+        op.name() == "elementwise_add_grad"
+            && match arriving {
+                Some(var) => op.input("Out@GRAD").contains(&var),
+                None => op.input("X").contains(&sum_in) && op.input("Y").contains(&bias),
+            }
+    };
+    let candidates = match arriving {
+        Some(var) => graph.users(var),
+        None => graph.users(bias),
+    };
+    found.add_grad = candidates.iter().copied().find(add_grads);
+    if let Some(id) = found.add_grad {
+        let before = only(program.op(id), "X@GRAD")?;
+        let name = format!("{}_grad", op.name());
+        let grad = graph.user(program, before, &name, "Out@GRAD")?;
+        let grad_op = program.op(grad);
+        if only(grad_op, "X") != Some(x) || only(grad_op, "Y") != Some(w) {
+            return None;
+        }
+        found.product_grad = Some(grad);
+        let ops = found.all();
+        if !graph.private(program, before, &ops)
+            || arriving.is_some_and(|var| !graph.private(program, var, &ops))
+        {
+            return None;
+        }
+    } else if found.act_grad.is_some() {
+        return None;
+    }
+    let ops = found.all();
+    let inner_private = graph.private(program, sum_in, &ops)
+        && (act.is_none() || graph.private(program, sum_out, &ops));
+    inner_private.then_some(found)
+}
+
+fn replace(
+    program: &mut Program,
+    registry: &Registry,
+    edit: &mut Edit,
+    found: &Match,
+) -> Result<()> {
+    let product = program.op(found.product).clone();
+    let add = program.op(found.add).clone();
+    let rows = row_product(program, &product).unwrap_or(1);
+    let act = found.act.map(|id| program.op(id).clone());
+    let name = act.as_ref().map_or("", |op| op.name());
+    let last = found.act.unwrap_or(found.add);
+    let (Some(x), Some(w), Some(bias)) =
+        (only(&product, "X"), only(&product, "Y"), only(&add, "Y"))
+    else {
+        return Ok(());
+    };
+    let Some(out) = only(act.as_ref().unwrap_or(&add), "Out") else { return Ok(()) };
+    // gelu has to see its input again in the backward pass.
+    let pre_act = (name == "gelu" && found.act_grad.is_some()).then(|| only(&add, "Out")).flatten();
+    let approximate =
+        act.as_ref().filter(|op| op.name() == "gelu").is_some_and(|op| op.attr_bool("approximate"));
+    let mut emit = emit_like(program, registry, last);
+    emit.named_op("fused_gemm_epilogue")?
+        .input("X", x)
+        .input("Y", w)
+        .input("Bias", bias)
+        .attr("x_num_col_dims", rows)
+        .attr("activation", name)
+        .attr("approximate", approximate)
+        .output("Out", out)
+        .maybe_output("PreAct", pre_act)
+        .done()?;
+    let new = std::mem::take(&mut emit.ops);
+    let forward: Vec<OpId> =
+        [Some(found.product), Some(found.add), found.act].into_iter().flatten().collect();
+    edit.replace(&forward, last, new);
+    let (Some(product_grad), Some(add_grad)) = (found.product_grad, found.add_grad) else {
+        return Ok(());
+    };
+    let product_grad_op = program.op(product_grad).clone();
+    let add_grad_op = program.op(add_grad).clone();
+    let first = program.op(found.act_grad.unwrap_or(add_grad));
+    let Some(dy) = only(first, "Out@GRAD") else { return Ok(()) };
+    let mut emit = emit_like(program, registry, product_grad);
+    emit.named_op("fused_gemm_epilogue_grad")?
+        .input("X", x)
+        .input("Y", w)
+        .input("Out", out)
+        .maybe("PreAct", pre_act)
+        .input("Out@GRAD", dy)
+        .attr("x_num_col_dims", rows)
+        .attr("activation", name)
+        .attr("approximate", approximate)
+        .maybe_output("X@GRAD", only(&product_grad_op, "X@GRAD"))
+        .maybe_output("Y@GRAD", only(&product_grad_op, "Y@GRAD"))
+        .maybe_output("Bias@GRAD", only(&add_grad_op, "Y@GRAD"))
+        .done()?;
+    let new = std::mem::take(&mut emit.ops);
+    let backward: Vec<OpId> =
+        [Some(product_grad), Some(add_grad), found.act_grad].into_iter().flatten().collect();
+    edit.replace(&backward, product_grad, new);
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Fusions: several ops become one that passes over memory less often. Results are kept.
+//!
+//! A fusion finds a forward pattern together with the gradient ops that belong to it, and replaces
+//! both, so that nothing in between has to be stored. Each pass is one file; what they share is here.
+
+pub(crate) mod batch_norm;
+pub(crate) mod elementwise_act;
+pub(crate) mod gemm_epilogue;
+pub(crate) mod optimizer;
+pub(crate) mod relu_depthwise;
+
+use fleet_ir::{Op, OpId, Program, VarId};
+use std::collections::{HashMap, HashSet};
+
+/// Who makes and who uses each variable of the root block.
+pub(crate) struct Graph {
+    users: HashMap<VarId, Vec<OpId>>,
+    keep: HashSet<VarId>,
+}
+
+impl Graph {
+    pub fn new(program: &Program, keep: &[VarId]) -> Graph {
+        let mut users: HashMap<VarId, Vec<OpId>> = HashMap::new();
+        for (id, _) in program.root_ops() {
+            let mut reads = HashSet::new();
+            program.reads_of(id, &mut reads);
+            for var in reads {
+                users.entry(var).or_default().push(id);
+            }
+        }
+        Graph { users, keep: keep.iter().copied().collect() }
+    }
+
+    /// Ops that read the variable, in program order.
+    pub fn users(&self, var: VarId) -> &[OpId] {
+        self.users.get(&var).map_or(&[], Vec::as_slice)
+    }
+
+    /// The first op called `name` that reads `var` in `slot`.
+    pub fn user(&self, program: &Program, var: VarId, name: &str, slot: &str) -> Option<OpId> {
+        self.users(var).iter().copied().find(|id| {
+            let op = program.op(*id);
+            op.name() == name && op.input(slot).contains(&var)
+        })
+    }
+
+    /// Whether the variable is a temporary that nobody but `ops` reads.
+    pub fn private(&self, program: &Program, var: VarId, ops: &[OpId]) -> bool {
+        !self.keep.contains(&var)
+            && !program.var(var).persistable
+            && self.users(var).iter().all(|user| ops.contains(user))
+    }
+}
+
+/// The only variable of a slot.
+pub(crate) fn only(op: &Op, slot: &str) -> Option<VarId> {
+    let of = |vars: &[VarId]| match vars {
+        [one] => Some(*one),
+        _ => None,
+    };
+    of(op.input(slot)).or_else(|| of(op.output(slot)))
+}
+
+/// Ops to be taken out and, for some of them, what stands there instead.
+#[derive(Default)]
+pub(crate) struct Edit {
+    removed: HashSet<OpId>,
+    replaced: HashMap<OpId, Vec<OpId>>,
+}
+
+impl Edit {
+    pub fn is_free(&self, ops: &[OpId]) -> bool {
+        ops.iter().all(|op| !self.removed.contains(op))
+    }
+
+    /// Takes `ops` out and puts `new` where the op `at` (one of them) stood.
+    pub fn replace(&mut self, ops: &[OpId], at: OpId, new: Vec<OpId>) {
+        self.removed.extend(ops);
+        self.replaced.insert(at, new);
+    }
+
+    /// Applies the edit to the root block; whether anything changed.
+    pub fn apply(self, program: &mut Program) -> bool {
+        if self.removed.is_empty() {
+            return false;
+        }
+        let mut ops = Vec::with_capacity(program.block(Program::ROOT).ops().len());
+        for id in program.block(Program::ROOT).ops() {
+            match self.replaced.get(id) {
+                Some(new) => ops.extend(new),
+                None if self.removed.contains(id) => {}
+                None => ops.push(*id),
+            }
+        }
+        program.set_block_ops(Program::ROOT, ops);
+        true
+    }
+}
+
+/// Starts an emission with the role and labels of an op that it replaces.
+pub(crate) fn emit_like<'p>(
+    program: &'p mut Program,
+    registry: &'p fleet_ops::Registry,
+    like: OpId,
+) -> fleet_ops::Emit<'p> {
+    let op = program.op(like);
+    let (role, device, source) = (op.role, op.device.clone(), op.source.clone());
+    let mut emit = fleet_ops::Emit::new(program, registry, role);
+    emit.device = device;
+    emit.source = source;
+    emit
+}

@@ -1,0 +1,345 @@
+//! Chooses how images and filters lie in memory.
+//!
+//! Users write NCHW; the convolution kernels want channels last and filters packed. Starting from the
+//! image ops, the pass finds every four-dimensional variable that is reached through ops which work
+//! element by element, gives each a channels-last twin, and moves those ops over to the twins. Where
+//! another op reads or writes such a variable, a transpose stands in between (a mere view where the
+//! image is 1x1). Filters whose every user is a convolution or works element by element (gradient,
+//! optimizer state) are kept packed in the scope.
+
+use fleet_base::Result;
+use fleet_ir::{Attr, Op, OpId, Program, Var, VarId, VarKind};
+use fleet_ops::{Emit, Registry};
+use fleet_tensor::{DType, Layout, Shape};
+use std::collections::{HashMap, HashSet};
+
+/// Ops with a data format, the attribute that states it, and their image slots.
+const IMAGE_OPS: [(&str, &str, &[&str]); 6] = [
+    ("conv2d", "data_format", &["Input", "Output", "ResidualData"]),
+    ("depthwise_conv2d", "data_format", &["Input", "Output"]),
+    ("pool2d", "data_format", &["X", "Out", "Mask"]),
+    ("batch_norm", "data_layout", &["X", "Y", "Addend"]),
+    ("fused_batch_norm_act", "data_layout", &["X", "Y", "Addend"]),
+    ("fused_bn_add_activation", "data_layout", &["X", "Z", "Y", "Addend"]),
+];
+
+/// Ops that treat every element alike and do not say so in their traits, because they do so only for
+/// operands of one shape.
+const ALIKE: [&str; 8] = [
+    "sum",
+    "elementwise_add",
+    "elementwise_add_grad",
+    "elementwise_sub",
+    "elementwise_mul",
+    "elementwise_mul_grad",
+    "fused_elemwise_activation",
+    "fused_elemwise_activation_grad",
+];
+
+pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
+    let mut images = seeds(program);
+    if images.is_empty() {
+        return Ok(false);
+    }
+    spread(program, registry, &mut images);
+    let twins = make_twins(program, &images)?;
+    rewrite(program, registry, keep, &twins)?;
+    pack_filters(program, registry, keep);
+    Ok(true)
+}
+
+/// The image slots of an op, with `@GRAD` forms, and its format attribute.
+fn image_slots(op: &Op) -> Option<(&'static str, &'static [&'static str])> {
+    let name = op.name().strip_suffix("_grad").unwrap_or(op.name());
+    IMAGE_OPS.iter().find(|(image, ..)| *image == name).map(|(_, attr, slots)| (*attr, *slots))
+}
+
+fn is_image_slot(slots: &[&str], slot: &str) -> bool {
+    slots.contains(&slot.strip_suffix("@GRAD").unwrap_or(slot))
+}
+
+fn is_nchw_op(op: &Op) -> bool {
+    image_slots(op).is_some_and(|(attr, _)| op.attr_str(attr) == "NCHW")
+}
+
+fn is_image(program: &Program, var: VarId) -> bool {
+    let var = program.var(var);
+    var.shape.rank() == 4 && !var.persistable && var.kind == VarKind::Dense
+}
+
+/// Variables in the image slots of NCHW ops.
+fn seeds(program: &Program) -> HashSet<VarId> {
+    let mut images = HashSet::new();
+    for (_, op) in program.root_ops() {
+        if !is_nchw_op(op) {
+            continue;
+        }
+        images.extend(image_vars(op).into_iter().filter(|var| is_image(program, *var)));
+    }
+    images
+}
+
+fn image_vars(op: &Op) -> Vec<VarId> {
+    let Some((_, slots)) = image_slots(op) else { return Vec::new() };
+    let of = |specs: &[fleet_ir::SlotSpec], vars: &[Vec<VarId>]| -> Vec<VarId> {
+        specs
+            .iter()
+            .zip(vars)
+            .filter(|(slot, _)| is_image_slot(slots, slot.name))
+            .flat_map(|(_, vars)| vars.clone())
+            .collect()
+    };
+    let mut vars = of(op.spec.inputs, &op.inputs);
+    vars.extend(of(op.spec.outputs, &op.outputs));
+    vars
+}
+
+/// Whether the op works element by element on images of one shape.
+fn treats_alike(program: &Program, registry: &Registry, op: &Op) -> bool {
+    let by_trait = registry.find(op.name()).is_some_and(|def| def.traits.elementwise);
+    if !by_trait && !ALIKE.contains(&op.name()) {
+        return false;
+    }
+    let mut vars = op.all_inputs().chain(op.all_outputs());
+    let Some(first) = vars.next() else { return false };
+    let shape = program.var(first).shape;
+    is_image(program, first)
+        && vars.all(|var| is_image(program, var) && program.var(var).shape == shape)
+}
+
+/// Adds what is reached from the images through ops that treat elements alike.
+fn spread(program: &Program, registry: &Registry, images: &mut HashSet<VarId>) {
+    let alike: Vec<&Op> = program
+        .root_ops()
+        .map(|(_, op)| op)
+        .filter(|op| treats_alike(program, registry, op))
+        .collect();
+    loop {
+        let before = images.len();
+        for op in &alike {
+            let vars: Vec<VarId> = op.all_inputs().chain(op.all_outputs()).collect();
+            if vars.iter().any(|var| images.contains(var)) {
+                images.extend(vars);
+            }
+        }
+        if images.len() == before {
+            return;
+        }
+    }
+}
+
+fn nhwc(shape: Shape) -> Shape {
+    Shape::from([shape[0], shape[2], shape[3], shape[1]])
+}
+
+fn make_twins(program: &mut Program, images: &HashSet<VarId>) -> Result<HashMap<VarId, VarId>> {
+    let mut order: Vec<VarId> = images.iter().copied().collect();
+    order.sort_unstable();
+    let mut twins = HashMap::new();
+    for id in order {
+        let var = program.var(id);
+        let (dtype, shape) = (var.dtype, nhwc(var.shape));
+        let name = format!("{}@NHWC", var.name);
+        let name = program.fresh_name(&name);
+        let twin = program.add_var(Program::ROOT, Var::new(name, dtype, shape))?;
+        twins.insert(id, twin);
+    }
+    Ok(twins)
+}
+
+/// Which form of an image holds its value at some point of the program.
+#[derive(Clone, Copy, Default)]
+struct Valid {
+    original: bool,
+    twin: bool,
+}
+
+fn rewrite(
+    program: &mut Program,
+    registry: &Registry,
+    keep: &[VarId],
+    twins: &HashMap<VarId, VarId>,
+) -> Result<()> {
+    let ops: Vec<OpId> = program.block(Program::ROOT).ops().to_vec();
+    let mut valid: HashMap<VarId, Valid> = twins
+        .keys()
+        .map(|id| (*id, Valid { original: program.var(*id).is_data, twin: false }))
+        .collect();
+    let mut out = Vec::with_capacity(ops.len());
+    for id in ops {
+        let op = program.op(id).clone();
+        let moved: Vec<VarId> = if is_nchw_op(&op) {
+            image_vars(&op).into_iter().filter(|var| twins.contains_key(var)).collect()
+        } else if treats_alike(program, registry, &op)
+            && op.all_inputs().chain(op.all_outputs()).all(|var| twins.contains_key(&var))
+        {
+            op.all_inputs().chain(op.all_outputs()).collect()
+        } else {
+            Vec::new()
+        };
+        for var in op.all_inputs().filter(|var| twins.contains_key(var)) {
+            let wants_twin = moved.contains(&var);
+            convert(program, registry, &op, var, twins[&var], wants_twin, &mut valid, &mut out)?;
+        }
+        if !moved.is_empty() {
+            move_op(program, id, &op, &moved, twins)?;
+        }
+        for var in op.all_outputs().filter(|var| twins.contains_key(var)) {
+            let twin = moved.contains(&var);
+            valid.insert(var, Valid { original: !twin, twin });
+        }
+        out.push(id);
+    }
+    for var in keep.iter().filter(|var| twins.contains_key(var)) {
+        let Some(last) = out.last().map(|id| program.op(*id).clone()) else { continue };
+        convert(program, registry, &last, *var, twins[var], false, &mut valid, &mut out)?;
+    }
+    program.set_block_ops(Program::ROOT, out);
+    Ok(())
+}
+
+/// Makes the form of an image that is wanted, if it is not there yet.
+fn convert(
+    program: &mut Program,
+    registry: &Registry,
+    like: &Op,
+    original: VarId,
+    twin: VarId,
+    wants_twin: bool,
+    valid: &mut HashMap<VarId, Valid>,
+    out: &mut Vec<OpId>,
+) -> Result<()> {
+    let held = valid.get(&original).copied().unwrap_or_default();
+    let (have, there) =
+        if wants_twin { (held.twin, held.original) } else { (held.original, held.twin) };
+    // A variable that nothing has written yet is the planner's to complain about.
+    if have || !there {
+        return Ok(());
+    }
+    let (from, to) = if wants_twin { (original, twin) } else { (twin, original) };
+    let shape = program.var(original).shape;
+    let axes: [i64; 4] = if wants_twin { [0, 2, 3, 1] } else { [0, 3, 1, 2] };
+    let is_point = (shape[2], shape[3]) == (1, 1);
+    let wanted = program.var(to).shape;
+    let mut emit = Emit::new(program, registry, like.role);
+    emit.source.clone_from(&like.source);
+    emit.device.clone_from(&like.device);
+    if is_point {
+        let dims = vec![0, wanted[1], wanted[2], wanted[3]];
+        emit.named_op("reshape2")?.input("X", from).attr("shape", dims).output("Out", to).done()?;
+    } else {
+        let axes = axes.to_vec();
+        emit.named_op("transpose2")?
+            .input("X", from)
+            .attr("axis", axes)
+            .output("Out", to)
+            .done()?;
+    }
+    out.append(&mut emit.ops);
+    valid.insert(original, Valid { original: true, twin: true });
+    Ok(())
+}
+
+fn move_op(
+    program: &mut Program,
+    id: OpId,
+    op: &Op,
+    moved: &[VarId],
+    twins: &HashMap<VarId, VarId>,
+) -> Result<()> {
+    let format = image_slots(op);
+    let target = program.op_mut(id);
+    let image_only = |slot: &str| format.is_none_or(|(_, slots)| is_image_slot(slots, slot));
+    for (spec, vars) in op.spec.inputs.iter().zip(&mut target.inputs) {
+        if image_only(spec.name) {
+            vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = twins[var]);
+        }
+    }
+    for (spec, vars) in op.spec.outputs.iter().zip(&mut target.outputs) {
+        if image_only(spec.name) {
+            vars.iter_mut().filter(|var| moved.contains(var)).for_each(|var| *var = twins[var]);
+        }
+    }
+    if let Some((attr, _)) = format {
+        target.set_attr(attr, Attr::Str("NHWC".to_string()))?;
+    }
+    Ok(())
+}
+
+/// Ops that read whole tensors in any order: padding zeros do not show.
+const ORDERLESS: [&str; 3] = ["squared_l2_norm", "clip_by_norm", "sum"];
+
+/// Marks filters, their gradients and their optimizer state as packed where every user allows it.
+fn pack_filters(program: &mut Program, registry: &Registry, keep: &[VarId]) {
+    let kept: HashSet<VarId> = keep.iter().copied().collect();
+    let filters: Vec<VarId> = program
+        .root_ops()
+        .filter(|(_, op)| op.name() == "conv2d" && op.attr_str("data_format") == "NHWC")
+        .filter(|(_, op)| op.attr_int("groups") == 1)
+        .flat_map(|(_, op)| op.input("Filter").to_vec())
+        .filter(|var| program.var(*var).persistable && program.var(*var).dtype == DType::F32)
+        .collect();
+    for filter in filters {
+        if program.var(filter).layout == Layout::RowMajor
+            && let Some(group) = packable_group(program, registry, &kept, filter)
+        {
+            for var in group {
+                program.var_mut(var).layout = Layout::Filter64;
+            }
+        }
+    }
+}
+
+/// The filter and all variables of its shape that ops tie to it, or nothing if some op minds.
+fn packable_group(
+    program: &Program,
+    registry: &Registry,
+    kept: &HashSet<VarId>,
+    filter: VarId,
+) -> Option<Vec<VarId>> {
+    let shape = program.var(filter).shape;
+    let mut group: Vec<VarId> = vec![filter];
+    let mut done = 0;
+    while done < group.len() {
+        let var = group[done];
+        done += 1;
+        let it = program.var(var);
+        if (kept.contains(&var) && !it.persistable) || it.is_data || it.kind != VarKind::Dense {
+            return None;
+        }
+        for block in program.block_ids() {
+            for (_, op) in program.block_ops(block) {
+                if !op.all_inputs().chain(op.all_outputs()).any(|other| other == var) {
+                    continue;
+                }
+                let is_conv = matches!(op.name(), "conv2d" | "conv2d_grad")
+                    && op.attr_str("data_format") == "NHWC"
+                    && op.attr_int("groups") == 1;
+                let slots = [op.input("Filter"), op.output("Filter@GRAD")];
+                if is_conv && slots.iter().any(|slot| slot.contains(&var)) {
+                    add_new(&mut group, slots.into_iter().flatten().copied());
+                    continue;
+                }
+                let fine = registry.find(op.name()).is_some_and(|def| def.traits.elementwise)
+                    || ORDERLESS.contains(&op.name());
+                if is_conv || !fine || block != Program::ROOT {
+                    return None;
+                }
+                let alike = op
+                    .all_inputs()
+                    .chain(op.all_outputs())
+                    .filter(|other| program.var(*other).shape == shape);
+                add_new(&mut group, alike);
+            }
+        }
+    }
+    Some(group)
+}
+
+fn add_new(group: &mut Vec<VarId>, vars: impl Iterator<Item = VarId>) {
+    for var in vars {
+        if !group.contains(&var) {
+            group.push(var);
+        }
+    }
+}
