@@ -1,0 +1,244 @@
+//! `cargo xtask bench`: runs ours and the peers' in turn and prints one line a result.
+//!
+//! Each benchmark is a process of its own, ours (`fleet-bench NAME`) and the peer's script, which print
+//! one JSON line. Rounds alternate, so that both see the same weather on the machine. The ratio is of
+//! the medians over rounds; above 1 means that ours is faster.
+
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::process::Command;
+
+/// A benchmark and the scripts of its peers.
+struct Bench {
+    name: &'static str,
+    unit: &'static str,
+    peers: &'static [PeerScript],
+}
+
+struct PeerScript {
+    framework: &'static str,
+    path: &'static str,
+    args: &'static [&'static str],
+}
+
+const fn peer(framework: &'static str, path: &'static str) -> PeerScript {
+    PeerScript { framework, path, args: &[] }
+}
+
+const ADAGRAD: &[&str] = &["--optimizer", "adagrad"];
+
+const BENCHES: [Bench; 4] = [
+    Bench {
+        name: "train/wide_deep_sgd",
+        unit: "samples/s",
+        peers: &[peer("torch", "torch/wide_deep.py"), peer("paddle", "paddle/wide_deep.py")],
+    },
+    Bench {
+        name: "train/wide_deep_adagrad",
+        unit: "samples/s",
+        peers: &[
+            PeerScript { framework: "torch", path: "torch/wide_deep.py", args: ADAGRAD },
+            PeerScript { framework: "paddle", path: "paddle/wide_deep.py", args: ADAGRAD },
+        ],
+    },
+    Bench { name: "train/bert4", unit: "samples/s", peers: &[peer("torch", "torch/bert4.py")] },
+    Bench {
+        name: "train/resnet50",
+        unit: "samples/s",
+        peers: &[peer("torch", "torch/resnet50.py"), peer("paddle", "paddle/resnet50.py")],
+    },
+];
+
+struct Options {
+    names: Vec<String>,
+    json: bool,
+    threads: usize,
+    rounds: usize,
+    /// (framework, interpreter)
+    peers: Vec<(String, String)>,
+}
+
+pub fn run(root: &Path, args: &[String]) -> Result<(), String> {
+    let options = parse(args)?;
+    let wanted = |name: &str| {
+        options.names.is_empty() || options.names.iter().any(|prefix| name.starts_with(&**prefix))
+    };
+    let chosen: Vec<&Bench> = BENCHES.iter().filter(|bench| wanted(bench.name)).collect();
+    if chosen.is_empty() {
+        let known: Vec<&str> = BENCHES.iter().map(|bench| bench.name).collect();
+        return Err(format!("no benchmark of that name; there are {}", known.join(", ")));
+    }
+    build(root)?;
+    chosen.into_iter().try_for_each(|bench| run_bench(root, &options, bench))
+}
+
+fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String> {
+    let script_of = |framework: &str| bench.peers.iter().find(|peer| peer.framework == framework);
+    let peers: Vec<(&str, &PeerScript)> = options
+        .peers
+        .iter()
+        .filter_map(|(framework, python)| Some((python.as_str(), script_of(framework)?)))
+        .collect();
+    let mut ours = Vec::new();
+    let mut theirs = vec![Vec::new(); peers.len()];
+    for _ in 0..options.rounds {
+        ours.push(run_ours(root, bench.name, options.threads)?);
+        for ((python, script), values) in peers.iter().zip(&mut theirs) {
+            values.push(run_peer(root, python, script, options.threads)?);
+        }
+    }
+    let line = summary(bench, options.threads, &ours);
+    if peers.is_empty() {
+        show(options, &line);
+    }
+    for ((_, script), values) in peers.iter().zip(&theirs) {
+        show(options, &against(&line, script.framework, values));
+    }
+    Ok(())
+}
+
+fn parse(args: &[String]) -> Result<Options, String> {
+    let mut options =
+        Options { names: Vec::new(), json: false, threads: 2, rounds: 3, peers: Vec::new() };
+    let mut rest = args.iter();
+    while let Some(arg) = rest.next() {
+        let mut value = || rest.next().ok_or_else(|| format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--json" => options.json = true,
+            "--threads" => options.threads = number(arg, value()?)?,
+            "--rounds" => options.rounds = number(arg, value()?)?.max(1),
+            "--peer" => {
+                let given = value()?;
+                let (framework, python) = given
+                    .split_once('=')
+                    .ok_or_else(|| format!("--peer {given}: expected FRAMEWORK=PYTHON"))?;
+                if !["torch", "paddle"].contains(&framework) {
+                    return Err(format!("unknown peer '{framework}': expected torch or paddle"));
+                }
+                options.peers.push((framework.to_string(), python.to_string()));
+            }
+            flag if flag.starts_with('-') => return Err(format!("unknown option {flag}")),
+            name => options.names.push(name.to_string()),
+        }
+    }
+    Ok(options)
+}
+
+fn number(flag: &str, text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("{flag} {text}: expected a number"))
+}
+
+fn build(root: &Path) -> Result<(), String> {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--release", "--quiet", "--package", "fleet-bench"])
+        .current_dir(root)
+        .status()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if status.success() { Ok(()) } else { Err("the benchmarks do not build".to_string()) }
+}
+
+fn run_ours(root: &Path, name: &str, threads: usize) -> Result<Value, String> {
+    let mut command = Command::new(env!("CARGO"));
+    command
+        .args(["run", "--release", "--quiet", "--package", "fleet-bench", "--", name])
+        .args(["--threads", &threads.to_string()])
+        .current_dir(root);
+    last_json(name, &mut command)
+}
+
+fn run_peer(
+    root: &Path,
+    python: &str,
+    script: &PeerScript,
+    threads: usize,
+) -> Result<Value, String> {
+    let path = root.join("bench/peers").join(script.path);
+    let mut command = Command::new(python);
+    command.arg(path).args(script.args).args(["--threads", &threads.to_string()]).current_dir(root);
+    last_json(script.path, &mut command)
+}
+
+/// The last line of the output that is JSON.
+fn last_json(what: &str, command: &mut Command) -> Result<Value, String> {
+    let output = command.output().map_err(|error| format!("cannot start {what}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
+    match found {
+        Some(value) if output.status.success() && value["median"].is_number() => Ok(value),
+        _ => Err(format!(
+            "{what} printed no result ({}):\n{text}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
+}
+
+fn medians(values: &[Value], key: &str) -> Vec<f64> {
+    let mut list: Vec<f64> = values.iter().filter_map(|value| value[key].as_f64()).collect();
+    list.sort_by(f64::total_cmp);
+    list
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn summary(bench: &Bench, threads: usize, runs: &[Value]) -> Map<String, Value> {
+    let list = medians(runs, "median");
+    let peak = medians(runs, "peak_rss_mb");
+    let line = json!({
+        "bench": bench.name,
+        "unit": bench.unit,
+        "median": median(&list),
+        "min": list.first(),
+        "max": list.last(),
+        "runs": list.len(),
+        "threads": threads,
+        "peak_rss_mb": median(&peak),
+    });
+    line.as_object().cloned().unwrap_or_default()
+}
+
+fn against(ours: &Map<String, Value>, framework: &str, theirs: &[Value]) -> Map<String, Value> {
+    let mut line = ours.clone();
+    let list = medians(theirs, "median");
+    let peak = medians(theirs, "peak_rss_mb");
+    let mine = ours["median"].as_f64().unwrap_or(f64::NAN);
+    line.insert("peer".into(), json!(framework));
+    line.insert("peer_median".into(), json!(median(&list)));
+    line.insert("peer_min".into(), json!(list.first()));
+    line.insert("peer_max".into(), json!(list.last()));
+    line.insert("peer_peak_rss_mb".into(), json!(median(&peak)));
+    line.insert("ratio".into(), json!((mine / median(&list) * 1000.0).round() / 1000.0));
+    line
+}
+
+fn show(options: &Options, line: &Map<String, Value>) {
+    if options.json {
+        println!("{}", Value::Object(line.clone()));
+        return;
+    }
+    let number = |key: &str| line.get(key).and_then(Value::as_f64);
+    let text = |key: &str| line.get(key).and_then(Value::as_str).unwrap_or("");
+    let mut row = format!(
+        "{:<26} {:>10.1} {} ({:.1} .. {:.1}, {} runs, {} threads, {:.0} MB)",
+        text("bench"),
+        number("median").unwrap_or(f64::NAN),
+        text("unit"),
+        number("min").unwrap_or(f64::NAN),
+        number("max").unwrap_or(f64::NAN),
+        number("runs").unwrap_or(0.0),
+        number("threads").unwrap_or(0.0),
+        number("peak_rss_mb").unwrap_or(f64::NAN),
+    );
+    if let (Some(peer), Some(ratio)) = (number("peer_median"), number("ratio")) {
+        row += &format!(
+            "   {} {:.1} ({:.0} MB)   ratio {:.2}",
+            text("peer"),
+            peer,
+            number("peer_peak_rss_mb").unwrap_or(f64::NAN),
+            ratio
+        );
+    }
+    println!("{row}");
+}

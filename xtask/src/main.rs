@@ -1,0 +1,86 @@
+//! Chores of the repository. `cargo xtask help` lists them.
+
+mod bench;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+const HELP: &str = "\
+usage: cargo xtask COMMAND
+
+  ci      everything that a change must pass: format, lints, tidy, tests
+  tidy    the rules of the house that the compiler does not know (layers of crates)
+  test    the tests (arguments are handed to cargo test)
+  bless   rewrites the expectations in tests/filetests from what the code does now
+  bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
+          [--peer torch=PYTHON] [--peer paddle=PYTHON]; names may be prefixes (train, train/bert4)
+";
+
+type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match args.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", &args[..]),
+    };
+    let outcome = match command {
+        "ci" => ci(),
+        "tidy" => tidy::run(&root()),
+        "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
+        "bless" => bless(),
+        "bench" => bench::run(&root(), rest),
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => Err(format!("unknown command '{other}'\n\n{HELP}")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn ci() -> Outcome {
+    cargo("format", &["fmt", "--all", "--check"])?;
+    cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    tidy::run(&root())?;
+    cargo("tests", &["test", "--workspace"])
+}
+
+fn bless() -> Outcome {
+    let status = Command::new(env!("CARGO"))
+        .args(["test", "--workspace", "filetests"])
+        .env("FLEET_BLESS", "1")
+        .current_dir(root())
+        .status();
+    succeeded("bless", status)
+}
+
+fn cargo(what: &str, args: &[&str]) -> Outcome {
+    println!("== {what}: cargo {}", args.join(" "));
+    succeeded(what, Command::new(env!("CARGO")).args(args).current_dir(root()).status())
+}
+
+fn succeeded(what: &str, status: std::io::Result<std::process::ExitStatus>) -> Outcome {
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{what} failed ({status})")),
+        Err(error) => Err(format!("{what} could not be started: {error}")),
+    }
+}
+
+fn strs(args: &[String]) -> Vec<&str> {
+    args.iter().map(String::as_str).collect()
+}
+
+/// The root of the workspace: the parent of this crate.
+fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().map(PathBuf::from).unwrap_or(here)
+}

@@ -1,0 +1,68 @@
+//! Rules of the house that the compiler does not know.
+//!
+//! Layers: a crate may depend on crates of lower layers and on those in front of it in its own.
+
+use std::path::Path;
+
+/// Every crate, lowest first. A crate may name only crates that stand before it.
+const LAYERS: [(&str, &[&str]); 6] = [
+    ("base", &["fleet-base", "fleet-tensor"]),
+    ("kernels", &["fleet-kernels"]),
+    ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn"]),
+    ("run", &["fleet-exec", "fleet-data", "fleet-format"]),
+    ("surface", &["fleet", "fleet-cli"]),
+    ("dev", &["fleet-testkit", "fleet-bench", "xtask"]),
+];
+
+pub fn run(root: &Path) -> Result<(), String> {
+    let mut errors = Vec::new();
+    check_layers(root, &mut errors)?;
+    if errors.is_empty() {
+        println!("== tidy: fine");
+        return Ok(());
+    }
+    Err(format!("tidy found:\n  {}", errors.join("\n  ")))
+}
+
+fn rank(name: &str) -> Option<usize> {
+    LAYERS.iter().flat_map(|(_, crates)| crates.iter()).position(|known| *known == name)
+}
+
+fn check_layers(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
+    let crates = root.join("crates");
+    let entries =
+        std::fs::read_dir(&crates).map_err(|error| format!("{}: {error}", crates.display()))?;
+    for entry in entries.flatten() {
+        let manifest = entry.path().join("Cargo.toml");
+        let Ok(text) = std::fs::read_to_string(&manifest) else { continue };
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(own) = rank(&name) else {
+            errors.push(format!("crate {name} is in no layer: add it to xtask/src/tidy.rs"));
+            continue;
+        };
+        for dependency in normal_dependencies(&text) {
+            if rank(&dependency).is_some_and(|other| other >= own) {
+                errors.push(format!(
+                    "{name} may not depend on {dependency}: it is in a higher layer"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fleet crates under `[dependencies]`; what tests depend on is free.
+fn normal_dependencies(manifest: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut found = Vec::new();
+    for line in manifest.lines().map(str::trim) {
+        if line.starts_with('[') {
+            inside = line == "[dependencies]";
+        } else if inside && line.starts_with("fleet") {
+            let name: String =
+                line.chars().take_while(|c| c.is_alphanumeric() || *c == '-').collect();
+            found.push(name);
+        }
+    }
+    found
+}
