@@ -256,6 +256,11 @@ impl OpBuilder {
         self
     }
 
+    /// The first mistake so far, for readers that know the place of each part.
+    pub(crate) fn check_so_far(&mut self) -> Result<()> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+
     /// Fills in the defaults of attributes and checks slots.
     pub fn finish(self) -> Result<Op> {
         let op = self.finish_open()?;
@@ -289,7 +294,13 @@ impl OpBuilder {
 }
 
 /// Whether `count` variables fit a slot.
-fn check_arity(spec: &OpSpec, side: &str, slot: &str, arity: Arity, count: usize) -> Result<()> {
+pub(crate) fn check_arity(
+    spec: &OpSpec,
+    side: &str,
+    slot: &str,
+    arity: Arity,
+    count: usize,
+) -> Result<()> {
     let (fits, expected) = match arity {
         Arity::One => (count == 1, "1 variable"),
         Arity::Optional => (count <= 1, "at most 1 variable"),

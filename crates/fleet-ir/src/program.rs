@@ -1,5 +1,6 @@
 //! Programs, blocks and their ids.
 
+use crate::limits::NAME_BYTES_MAX;
 use crate::{Op, OpRole, Var};
 use fleet_base::{EntityMap, Error, Result, entity_id, text};
 use std::collections::{HashMap, HashSet};
@@ -126,9 +127,7 @@ impl Program {
             return Err(Error::invalid(format!("variable '{}' exists already", var.name))
                 .help("names are unique in a program; give this one another"));
         }
-        if var.name.is_empty() {
-            return Err(Error::invalid("a variable needs a name"));
-        }
+        check_name(&var.name)?;
         self.touch();
         var.block = block;
         let name = var.name.clone();
@@ -169,7 +168,8 @@ impl Program {
         if self.vars[id].name == name {
             return Ok(());
         }
-        if name.is_empty() || self.by_name.contains_key(&name) {
+        check_name(&name)?;
+        if self.by_name.contains_key(&name) {
             return Err(Error::invalid(format!("cannot rename a variable to '{name}'"))
                 .expected("a name that is not in use"));
         }
@@ -306,23 +306,42 @@ impl Program {
         Ok(test)
     }
 
-    /// The part of the root block that `targets` need.
+    /// The part of the root block that `targets` need. Blocks of ops that go away become empty.
     pub fn prune(&self, targets: &[VarId]) -> Program {
         let mut pruned = self.clone();
         let mut needed: HashSet<VarId> = targets.iter().copied().collect();
         let mut kept = Vec::new();
+        let mut writes = HashSet::new();
         for id in self.blocks[Program::ROOT].ops.iter().rev() {
-            let op = &self.ops[*id];
-            if op.all_outputs().any(|var| needed.contains(&var)) {
+            writes.clear();
+            self.writes_of(*id, &mut writes);
+            if writes.iter().any(|var| needed.contains(var)) {
                 kept.push(*id);
                 self.reads_of(*id, &mut needed);
             }
         }
         kept.reverse();
         pruned.set_block_ops(Program::ROOT, kept);
+        pruned.clear_unreachable_blocks();
         let keep: HashSet<VarId> = targets.iter().copied().collect();
         pruned.drop_vars_unless(|id, used| used || keep.contains(&id));
         pruned
+    }
+
+    /// Empties the blocks that no op leads to from the root.
+    fn clear_unreachable_blocks(&mut self) {
+        let mut reached = HashSet::from([Program::ROOT]);
+        let mut open = vec![Program::ROOT];
+        while let Some(block) = open.pop() {
+            for inner in self.block_ops(block).filter_map(|(_, op)| op.sub_block()) {
+                if reached.insert(inner) {
+                    open.push(inner);
+                }
+            }
+        }
+        for block in self.block_ids().filter(|block| !reached.contains(block)) {
+            self.blocks[block].ops.clear();
+        }
     }
 
     /// Drops variables that no op of any block touches.
@@ -385,7 +404,7 @@ impl Program {
     fn hash_content(&self, hasher: &mut impl Hasher) {
         self.seed.hash(hasher);
         for (_, block) in self.blocks.iter() {
-            block.parent.hash(hasher);
+            (block.parent, block.vars.len(), block.ops.len()).hash(hasher);
             for id in &block.vars {
                 let var = &self.vars[*id];
                 (id, &var.name, var.dtype, var.shape, var.kind, var.layout).hash(hasher);
@@ -406,12 +425,22 @@ impl Program {
 
     /// The op as errors name it: `op 3 mul(X: %x, Y: %w) at src/model.rs:10`.
     pub fn describe_op(&self, id: OpId) -> String {
-        let op = &self.ops[id];
-        let position = self
-            .blocks
-            .values()
-            .find_map(|block| block.ops.iter().position(|other| *other == id))
-            .map_or_else(|| "op".to_string(), |index| format!("op {index}"));
+        let place = self.blocks.iter().find_map(|(block, content)| {
+            content.ops.iter().position(|other| *other == id).map(|index| (block, index))
+        });
+        self.describe_op_at(id, place)
+    }
+
+    /// As [`Program::describe_op`] where the op's place is known. Copes with broken programs.
+    pub(crate) fn describe_op_at(&self, id: OpId, place: Option<(BlockId, usize)>) -> String {
+        let position = match place {
+            Some((Program::ROOT, index)) => format!("op {index}"),
+            Some((block, index)) => format!("{block} op {index}"),
+            None => "op".to_string(),
+        };
+        let Some(op) = self.ops.get(id) else {
+            return format!("{position} ({id}, which the program does not hold)");
+        };
         let slots: Vec<String> = op
             .spec
             .inputs
@@ -420,7 +449,7 @@ impl Program {
             .filter(|(_, vars)| !vars.is_empty())
             .map(|(slot, vars)| {
                 let shown: Vec<String> =
-                    vars.iter().take(4).map(|var| format!("%{}", self.vars[*var].name)).collect();
+                    vars.iter().take(4).map(|var| self.var_label(*var)).collect();
                 let more = if vars.len() > 4 { ", .." } else { "" };
                 format!("{}: {}{more}", slot.name, shown.join(", "))
             })
@@ -433,6 +462,26 @@ impl Program {
         };
         format!("{position} {}({}){role}{source}", op.name(), slots.join(", "))
     }
+
+    /// `%name`, also where the id is wrong.
+    pub(crate) fn var_label(&self, id: VarId) -> String {
+        match self.vars.get(id) {
+            Some(var) => format!("%{}", crate::text::name(&var.name)),
+            None => format!("%<no such variable: {id}>"),
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() {
+        return Err(Error::invalid("a variable needs a name"));
+    }
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Error::invalid("the name of a variable is too long")
+            .expected(format!("at most {NAME_BYTES_MAX} bytes"))
+            .got(name.len()));
+    }
+    Ok(())
 }
 
 const fn root_id() -> BlockId {

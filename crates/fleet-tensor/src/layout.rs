@@ -17,6 +17,17 @@ pub enum Layout {
 }
 
 impl Layout {
+    /// Every layout, oldest first: files refer to them by place and name.
+    pub const ALL: [Layout; 2] = [Layout::RowMajor, Layout::Filter64];
+
+    /// The name, as the text form of programs writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Layout::RowMajor => "row_major",
+            Layout::Filter64 => "filter64",
+        }
+    }
+
     /// Elements that a tensor of `shape` occupies, padding included.
     pub fn physical_len(self, shape: &Shape) -> usize {
         match self {
@@ -31,9 +42,6 @@ impl Layout {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Layout::RowMajor => "row_major",
-            Layout::Filter64 => "filter64",
-        })
+        f.write_str(self.name())
     }
 }

@@ -1,0 +1,250 @@
+//! The text form of programs: tokens with their place. It takes any bytes that are UTF-8 and never
+//! looks further ahead than it must, so that an error points to where the text stops making sense.
+
+use crate::limits::NAME_BYTES_MAX;
+use crate::text::{is_name_byte, is_word_start};
+use fleet_base::{Error, Result};
+use std::borrow::Cow;
+use std::fmt;
+
+/// A piece of text with a meaning.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Token<'t> {
+    /// A keyword, or the name of an op, slot, attribute, type, block.
+    Word(&'t str),
+    /// `%name`, without the mark.
+    Var(Cow<'t, str>),
+    /// An integer or a float, sign included, as written.
+    Number(&'t str),
+    /// What stood between quotes.
+    Text(Cow<'t, str>),
+    Mark(char),
+    End,
+}
+
+impl fmt::Display for Token<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Token::Word(word) => write!(f, "'{}'", clipped(word)),
+            Token::Var(name) => write!(f, "'%{}'", clipped(name)),
+            Token::Number(number) => write!(f, "'{}'", clipped(number)),
+            Token::Text(text) => write!(f, "{:?}", clipped(text)),
+            Token::Mark(mark) => write!(f, "'{mark}'"),
+            Token::End => f.write_str("the end of the text"),
+        }
+    }
+}
+
+/// Where a token starts, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At(pub usize);
+
+impl At {
+    /// `line 3, column 5: (Out: %y) = mul(X: %x)`, counted from 1, columns in characters.
+    pub fn place(self, text: &str) -> String {
+        let before = &text[..self.0];
+        let start = before.rfind('\n').map_or(0, |end| end + 1);
+        let line = before.matches('\n').count() + 1;
+        let column = text[start..self.0].chars().count() + 1;
+        let content = text[start..].lines().next().unwrap_or("").trim();
+        if content.is_empty() {
+            return format!("line {line}, column {column}");
+        }
+        format!("line {line}, column {column}: {}", clipped(content))
+    }
+}
+
+/// The start of a text that may be long, for messages.
+pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
+    const CHARS_MAX: usize = 100;
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => Cow::Owned(format!("{} ..", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// Cuts a text into tokens.
+pub(crate) struct Lexer<'t> {
+    text: &'t str,
+    at: usize,
+}
+
+impl<'t> Lexer<'t> {
+    pub fn new(text: &'t str) -> Lexer<'t> {
+        // Editors of some systems put a byte order mark in front.
+        let at = if text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
+        Lexer { text, at }
+    }
+
+    pub fn next(&mut self) -> Result<(At, Token<'t>)> {
+        self.skip_blank();
+        let start = At(self.at);
+        let Some(first) = self.peek() else {
+            return Ok((start, Token::End));
+        };
+        let token = match first {
+            b'%' => {
+                self.at += 1;
+                Token::Var(self.var_name(start)?)
+            }
+            b'"' => Token::Text(self.quoted()?),
+            b'-' | b'+' | b'0'..=b'9' => Token::Number(self.number(start)?),
+            byte if is_word_start(byte) => Token::Word(self.name(start)?),
+            b'{' | b'}' | b'(' | b')' | b'[' | b']' | b':' | b',' | b'=' | b'!' => {
+                self.at += 1;
+                Token::Mark(char::from(first))
+            }
+            _ => {
+                let found = self.text[self.at..].chars().next().unwrap_or(' ');
+                return Err(self.error(start, "a character that has no place in a program", found));
+            }
+        };
+        Ok((start, token))
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn skip_blank(&mut self) {
+        while let Some(byte) = self.peek() {
+            match byte {
+                b' ' | b'\t' | b'\r' | b'\n' => self.at += 1,
+                b'#' => {
+                    let rest = &self.text[self.at..];
+                    self.at += rest.find('\n').unwrap_or(rest.len());
+                }
+                _ => break,
+            }
+        }
+    }
+
+    fn var_name(&mut self, start: At) -> Result<Cow<'t, str>> {
+        let name = match self.peek() {
+            Some(b'"') => self.quoted()?,
+            byte if is_name_byte(byte.as_ref()) => Cow::Borrowed(self.name(start)?),
+            _ => {
+                return Err(
+                    Error::invalid("a variable needs a name after '%'").at(start.place(self.text))
+                );
+            }
+        };
+        self.check_length(start, &name)?;
+        Ok(name)
+    }
+
+    fn name(&mut self, start: At) -> Result<&'t str> {
+        let rest = &self.text.as_bytes()[self.at..];
+        let len = rest.iter().position(|b| !is_name_byte(Some(b))).unwrap_or(rest.len());
+        let name = &self.text[self.at..self.at + len];
+        self.check_length(start, name)?;
+        self.at += len;
+        Ok(name)
+    }
+
+    fn check_length(&self, start: At, name: &str) -> Result<()> {
+        if name.len() <= NAME_BYTES_MAX {
+            return Ok(());
+        }
+        Err(Error::invalid("a name is too long")
+            .expected(format!("at most {NAME_BYTES_MAX} bytes"))
+            .got(name.len())
+            .at(start.place(self.text)))
+    }
+
+    /// Digits with sign, point and exponent; `-inf` and `-nan` too. What it is worth is for the
+    /// parser, which knows whether an integer or a float is wanted.
+    fn number(&mut self, start: At) -> Result<&'t str> {
+        let rest = &self.text.as_bytes()[self.at..];
+        let mut len = 1;
+        while let Some(&byte) = rest.get(len) {
+            let sign = matches!(byte, b'-' | b'+') && matches!(rest[len - 1], b'e' | b'E');
+            if !(byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'_' || sign) {
+                break;
+            }
+            len += 1;
+        }
+        let number = &self.text[self.at..self.at + len];
+        if !number.parse::<f64>().is_ok() {
+            return Err(self.error(start, "this is not a number", clipped(number)));
+        }
+        self.at += len;
+        Ok(number)
+    }
+
+    fn quoted(&mut self) -> Result<Cow<'t, str>> {
+        let start = At(self.at);
+        self.at += 1;
+        let from = self.at;
+        let mut built: Option<String> = None;
+        loop {
+            let run = self.at;
+            let rest = &self.text[run..];
+            let stop = rest.find(['"', '\\', '\n']).unwrap_or(rest.len());
+            self.at += stop;
+            if let Some(built) = &mut built {
+                built.push_str(&rest[..stop]);
+            }
+            match self.peek() {
+                Some(b'"') => {
+                    let end = self.at;
+                    self.at += 1;
+                    return Ok(match built {
+                        Some(built) => Cow::Owned(built),
+                        None => Cow::Borrowed(&self.text[from..end]),
+                    });
+                }
+                Some(b'\\') => {
+                    let so_far = built.get_or_insert_with(|| self.text[from..run + stop].into());
+                    // The borrow of `built` ends before the escape is read.
+                    let mut text = std::mem::take(so_far);
+                    text.push(self.escape()?);
+                    built = Some(text);
+                }
+                _ => {
+                    return Err(Error::invalid("a quoted text does not end on its line")
+                        .expected("'\"'")
+                        .at(start.place(self.text)));
+                }
+            }
+        }
+    }
+
+    /// Reads an escape, the backslash included.
+    fn escape(&mut self) -> Result<char> {
+        let start = At(self.at);
+        let rest = &self.text[self.at + 1..];
+        let (value, len) = match rest.as_bytes().first() {
+            Some(b'"') => (Some('"'), 1),
+            Some(b'\\') => (Some('\\'), 1),
+            Some(b'n') => (Some('\n'), 1),
+            Some(b'r') => (Some('\r'), 1),
+            Some(b't') => (Some('\t'), 1),
+            Some(b'u') => unicode_escape(rest),
+            _ => (None, 0),
+        };
+        let Some(value) = value else {
+            return Err(Error::invalid("unknown escape in a quoted text")
+                .expected(r#"one of \" \\ \n \r \t \u{..}"#)
+                .at(start.place(self.text)));
+        };
+        self.at += 1 + len;
+        Ok(value)
+    }
+
+    fn error(&self, at: At, message: &str, got: impl fmt::Display) -> Error {
+        Error::invalid(message).got(format!("'{got}'")).at(at.place(self.text))
+    }
+}
+
+/// `u{1f600}` and its length.
+fn unicode_escape(rest: &str) -> (Option<char>, usize) {
+    const DIGITS_MAX: usize = 6;
+    let digits = rest.strip_prefix("u{").and_then(|rest| rest.split_once('}')).map(|it| it.0);
+    let digits = digits.filter(|it| (1..=DIGITS_MAX).contains(&it.len()));
+    let value = digits
+        .filter(|it| it.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .and_then(|it| u32::from_str_radix(it, 16).ok())
+        .and_then(char::from_u32);
+    (value, digits.map_or(0, |it| it.len() + 3))
+}

@@ -1,0 +1,716 @@
+//! The text form of programs: the reader (see [`crate::text`] for the form).
+//!
+//! Two passes: the first takes the text apart and creates blocks and variables, the second builds ops,
+//! so that an op may come before the block that it owns. An error names line and column, what was
+//! expected and what came, and the nearest known name.
+//!
+//! What comes out is well formed: names resolve, slots and attributes fit the op's spec, and blocks
+//! are a tree. Whether the program makes sense (a variable is written before it is read) is for
+//! [`Program::verify`].
+
+use crate::lex::{At, Lexer, Token, clipped};
+use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, PROGRAM_BYTES_MAX, depth};
+use crate::text::{ROLES, VERSION, implied_stop_gradient};
+use crate::{
+    Attr, AttrKind, BlockId, Dialect, Op, OpRole, Param, Program, Regularizer, Var, VarId, VarKind,
+};
+use fleet_base::{EntityRef, Error, Result, text};
+use fleet_tensor::{DType, Layout, RANK_MAX, Shape};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+impl Program {
+    /// Reads the text form. `dialect` knows the ops.
+    pub fn parse(text: &str, dialect: &dyn Dialect) -> Result<Program> {
+        if text.len() > PROGRAM_BYTES_MAX {
+            return Err(Error::invalid("the text of a program is too long")
+                .expected(format!("at most {}", text::bytes(PROGRAM_BYTES_MAX as u64)))
+                .got(text::bytes(text.len() as u64)));
+        }
+        let mut parser = Parser::new(text, dialect)?;
+        parser.header()?;
+        while parser.token != Token::End {
+            parser.block()?;
+        }
+        parser.resolve()
+    }
+}
+
+/// A value before the spec says what type it must have.
+enum Value<'t> {
+    Number(&'t str),
+    Word(&'t str),
+    Text(Cow<'t, str>),
+    List(Vec<(At, Value<'t>)>),
+}
+
+/// A named part of an op, with its place.
+struct Part<'t, T> {
+    at: At,
+    name: Cow<'t, str>,
+    value: T,
+}
+
+/// Variables by place and name.
+type Names<'t> = Vec<(At, Cow<'t, str>)>;
+
+/// An op as written.
+struct RawOp<'t> {
+    at: At,
+    block: BlockId,
+    name: Cow<'t, str>,
+    inputs: Vec<Part<'t, Names<'t>>>,
+    outputs: Vec<Part<'t, Names<'t>>>,
+    attrs: Vec<Part<'t, Value<'t>>>,
+    role: OpRole,
+    device: Option<Arc<str>>,
+    source: Option<Arc<str>>,
+}
+
+struct Parser<'t, 'd> {
+    text: &'t str,
+    lexer: Lexer<'t>,
+    dialect: &'d dyn Dialect,
+    at: At,
+    token: Token<'t>,
+    program: Program,
+    blocks_read: usize,
+    ops: Vec<RawOp<'t>>,
+    /// Labels repeat; each is kept once.
+    labels: HashMap<Cow<'t, str>, Arc<str>>,
+}
+
+impl<'t, 'd> Parser<'t, 'd> {
+    fn new(text: &'t str, dialect: &'d dyn Dialect) -> Result<Parser<'t, 'd>> {
+        let mut lexer = Lexer::new(text);
+        let (at, token) = lexer.next()?;
+        let (program, ops, labels) = (Program::new(), Vec::new(), HashMap::new());
+        Ok(Parser { text, lexer, dialect, at, token, program, blocks_read: 0, ops, labels })
+    }
+
+    // Tokens
+
+    fn advance(&mut self) -> Result<Token<'t>> {
+        let (at, token) = self.lexer.next()?;
+        self.at = at;
+        Ok(std::mem::replace(&mut self.token, token))
+    }
+
+    fn unexpected(&self, expected: impl fmt::Display) -> Error {
+        self.placed(
+            self.at,
+            Error::invalid("the program's text goes wrong here")
+                .expected(expected)
+                .got(&self.token),
+        )
+    }
+
+    fn placed(&self, at: At, error: Error) -> Error {
+        error.at(at.place(self.text))
+    }
+
+    fn is_mark(&self, mark: char) -> bool {
+        self.token == Token::Mark(mark)
+    }
+
+    fn mark(&mut self, mark: char) -> Result<()> {
+        if !self.is_mark(mark) {
+            return Err(self.unexpected(format!("'{mark}'")));
+        }
+        self.advance().map(drop)
+    }
+
+    fn take_mark(&mut self, mark: char) -> Result<bool> {
+        let found = self.is_mark(mark);
+        if found {
+            self.advance()?;
+        }
+        Ok(found)
+    }
+
+    fn keyword(&mut self, word: &str) -> Result<()> {
+        if self.token != Token::Word(word) {
+            return Err(self.unexpected(format!("'{word}'")));
+        }
+        self.advance().map(drop)
+    }
+
+    fn unsigned(&mut self, what: &str) -> Result<u64> {
+        let Token::Number(number) = self.token else {
+            return Err(self.unexpected(what));
+        };
+        let value = number.parse().map_err(|_| self.unexpected(what))?;
+        self.advance()?;
+        Ok(value)
+    }
+
+    fn float(&mut self, what: &str) -> Result<f64> {
+        let value = match self.token {
+            Token::Number(text) | Token::Word(text) => float(text),
+            _ => None,
+        };
+        let value = value.ok_or_else(|| self.unexpected(what))?;
+        self.advance()?;
+        Ok(value)
+    }
+
+    fn text(&mut self, what: &str) -> Result<Cow<'t, str>> {
+        if !matches!(self.token, Token::Text(_)) {
+            return Err(self.unexpected(what));
+        }
+        match self.advance()? {
+            Token::Text(text) => Ok(text),
+            _ => Ok(Cow::Borrowed("")),
+        }
+    }
+
+    fn label(&mut self) -> Result<Arc<str>> {
+        self.mark('=')?;
+        let text = self.text("a label in quotes")?;
+        Ok(self.labels.entry(text).or_insert_with_key(|text| Arc::from(&**text)).clone())
+    }
+
+    /// The name of an op, slot or attribute.
+    fn word(&mut self, what: &str) -> Result<Cow<'t, str>> {
+        match &self.token {
+            Token::Word(word) => {
+                let word = Cow::Borrowed(*word);
+                self.advance()?;
+                Ok(word)
+            }
+            Token::Text(text) if text.len() <= NAME_BYTES_MAX => self.text(what),
+            _ => Err(self.unexpected(what)),
+        }
+    }
+
+    // First pass
+
+    fn header(&mut self) -> Result<()> {
+        self.keyword("fleet")?;
+        self.keyword("program")?;
+        let at = self.at;
+        let version = self.unsigned("the version of the format")?;
+        if version != u64::from(VERSION) {
+            let error = Error::unsupported("the program has another version of the text format")
+                .expected(VERSION)
+                .got(version);
+            return Err(self.placed(at, error));
+        }
+        if self.token == Token::Word("seed") {
+            self.advance()?;
+            let seed = self.unsigned("a seed, 0 or more")?;
+            self.program.set_seed(seed);
+        }
+        if self.token == Token::Word("streams") {
+            self.advance()?;
+            let streams = self.unsigned("a number of streams, 0 or more")?;
+            self.program.set_streams(streams);
+        }
+        if self.token == Token::End {
+            return Err(self.unexpected("'block0'"));
+        }
+        Ok(())
+    }
+
+    fn block(&mut self) -> Result<()> {
+        let at = self.at;
+        self.keyword(&format!("block{}", self.blocks_read))?;
+        self.blocks_read += 1;
+        let id = if self.blocks_read == 1 {
+            Program::ROOT
+        } else {
+            self.keyword("in")?;
+            let parent = match self.token {
+                Token::Word(word) => block_id(word).filter(|id| self.program.has_block(*id)),
+                _ => None,
+            };
+            let parent = parent.ok_or_else(|| self.unexpected("a block that is written above"))?;
+            self.advance()?;
+            if depth(&self.program, parent) >= BLOCK_DEPTH_MAX {
+                let error = Error::invalid("blocks are nested too deeply")
+                    .expected(format!("at most {BLOCK_DEPTH_MAX} levels"));
+                return Err(self.placed(at, error));
+            }
+            self.program.add_block(parent)
+        };
+        self.mark('{')?;
+        while !self.take_mark('}')? {
+            match self.token {
+                Token::Var(_) => self.var(id)?,
+                Token::Mark('(') => self.op(id)?,
+                _ => return Err(self.unexpected("a variable, an op, or '}'")),
+            }
+        }
+        Ok(())
+    }
+
+    fn var(&mut self, block: BlockId) -> Result<()> {
+        let at = self.at;
+        let Token::Var(name) = self.advance()? else {
+            return Err(self.unexpected("a variable"));
+        };
+        self.mark(':')?;
+        let dtype = self.dtype()?;
+        let shape = self.shape()?;
+        let mut var = Var::new(name, dtype, shape);
+        let mut flags = Flags::default();
+        while let Token::Word(word) = self.token {
+            if flags.seen.contains(&word) {
+                return Err(self.unexpected("each mark of a variable once"));
+            }
+            flags.seen.push(word);
+            self.var_flag(word, &mut var, &mut flags)?;
+        }
+        if let Some(param) = &mut flags.param {
+            if !flags.seen.contains(&"param") {
+                let error = Error::invalid(format!(
+                    "'{}' is for parameters",
+                    flags.param_word.unwrap_or_default()
+                ))
+                .expected("'param' beside it");
+                return Err(self.placed(at, error));
+            }
+            var.param = Some(std::mem::take(param));
+            var.persistable = flags.persistable.unwrap_or(true);
+        } else {
+            var.persistable = flags.persistable.unwrap_or(false);
+        }
+        var.stop_gradient = flags.stop_gradient.unwrap_or_else(|| implied_stop_gradient(&var));
+        self.program.add_var(block, var).map_err(|error| self.placed(at, error))?;
+        Ok(())
+    }
+
+    fn var_flag(&mut self, word: &'t str, var: &mut Var, flags: &mut Flags<'t>) -> Result<()> {
+        if !FLAGS.contains(&word) {
+            let hint = text::did_you_mean(&clipped(word), FLAGS);
+            let error =
+                Error::invalid(format!("unknown mark '{}' of a variable{hint}", clipped(word)))
+                    .expected(format!("one of {}", FLAGS.join(", ")));
+            return Err(self.placed(self.at, error));
+        }
+        self.advance()?;
+        if PARAM_FLAGS.contains(&word) {
+            flags.param.get_or_insert_default();
+            flags.param_word.get_or_insert(word);
+        }
+        let param = flags.param.as_mut();
+        match (word, param) {
+            ("sparse_rows", _) => var.kind = VarKind::SparseRows,
+            ("tensor_array", _) => var.kind = VarKind::TensorArray,
+            ("layout", _) => {
+                self.mark('=')?;
+                var.layout = self.layout()?;
+            }
+            ("data", _) => var.is_data = true,
+            ("persistable", _) => flags.persistable = Some(self.truth()?),
+            ("stop_gradient", _) => flags.stop_gradient = Some(self.truth()?),
+            ("lod", _) => {
+                self.mark('=')?;
+                let at = self.at;
+                let levels = self.unsigned("a number of levels")?;
+                var.lod_level = u8::try_from(levels).map_err(|_| {
+                    let error = Error::invalid("too many levels").expected("at most 255");
+                    self.placed(at, error.got(levels))
+                })?;
+            }
+            ("frozen", Some(param)) => param.trainable = false,
+            ("no_clip", Some(param)) => param.need_clip = false,
+            ("distributed", Some(param)) => param.is_distributed = true,
+            ("l1" | "l2", Some(Param { regularizer: Some(_), .. })) => {
+                return Err(self.unexpected("one of 'l1' and 'l2'"));
+            }
+            ("lr" | "l1" | "l2", Some(_)) => {
+                self.mark('=')?;
+                let value = self.float("a number")?;
+                if let Some(param) = &mut flags.param {
+                    match word {
+                        "lr" => param.learning_rate = value,
+                        "l1" => param.regularizer = Some(Regularizer::L1(value)),
+                        _ => param.regularizer = Some(Regularizer::L2(value)),
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// `=true`, `=false`, or nothing, which is true.
+    fn truth(&mut self) -> Result<bool> {
+        if !self.take_mark('=')? {
+            return Ok(true);
+        }
+        let value = match self.token {
+            Token::Word("true") => true,
+            Token::Word("false") => false,
+            _ => return Err(self.unexpected("'true' or 'false'")),
+        };
+        self.advance()?;
+        Ok(value)
+    }
+
+    fn dtype(&mut self) -> Result<DType> {
+        let Token::Word(word) = self.token else {
+            return Err(self.unexpected("an element type"));
+        };
+        let dtype = DType::parse(&clipped(word)).map_err(|error| self.placed(self.at, error))?;
+        self.advance()?;
+        Ok(dtype)
+    }
+
+    fn layout(&mut self) -> Result<Layout> {
+        let found = match self.token {
+            Token::Word(word) => Layout::ALL.into_iter().find(|layout| layout.name() == word),
+            _ => None,
+        };
+        let known = || Layout::ALL.map(Layout::name).join(" or ");
+        let layout = found.ok_or_else(|| self.unexpected(known()))?;
+        self.advance()?;
+        Ok(layout)
+    }
+
+    fn shape(&mut self) -> Result<Shape> {
+        let at = self.at;
+        let mut dims = Vec::new();
+        self.mark('[')?;
+        while !self.take_mark(']')? {
+            let dim = match self.token {
+                Token::Number(number) => number.parse::<i64>().ok(),
+                _ => None,
+            };
+            dims.push(dim.ok_or_else(|| self.unexpected("a dimension (-1 for unknown)"))?);
+            self.advance()?;
+            if dims.len() > RANK_MAX {
+                break;
+            }
+            if !self.is_mark(']') {
+                self.mark(',')?;
+            }
+        }
+        Shape::new(&dims).map_err(|error| self.placed(at, error))
+    }
+
+    fn op(&mut self, block: BlockId) -> Result<()> {
+        let at = self.at;
+        self.mark('(')?;
+        let outputs = self.slots()?;
+        self.mark('=')?;
+        let name = self.word("the name of an op")?;
+        self.mark('(')?;
+        let inputs = self.slots()?;
+        let mut op = RawOp {
+            at,
+            block,
+            name,
+            inputs,
+            outputs,
+            attrs: Vec::new(),
+            role: OpRole::FORWARD,
+            device: None,
+            source: None,
+        };
+        if self.take_mark('{')? {
+            op.attrs = self.attrs()?;
+        }
+        while self.take_mark('!')? {
+            self.role(&mut op.role)?;
+        }
+        while let Token::Word(label) = self.token {
+            let target = match label {
+                "device" => &mut op.device,
+                "at" => &mut op.source,
+                _ => return Err(self.unexpected("'device' or 'at'")),
+            };
+            if target.is_some() {
+                return Err(self.unexpected("each label once"));
+            }
+            self.advance()?;
+            *target = Some(self.label()?);
+        }
+        self.ops.push(op);
+        Ok(())
+    }
+
+    /// Slots up to the closing parenthesis: `X: %a, %b, Y: %c)`.
+    fn slots(&mut self) -> Result<Vec<Part<'t, Names<'t>>>> {
+        let mut slots: Vec<Part<'t, Names<'t>>> = Vec::new();
+        while !self.take_mark(')')? {
+            let at = self.at;
+            if let (Token::Var(_), Some(slot)) = (&self.token, slots.last_mut()) {
+                if let Token::Var(name) = self.advance()? {
+                    slot.value.push((at, name));
+                }
+            } else {
+                let name = self.word("a slot")?;
+                self.mark(':')?;
+                if !matches!(self.token, Token::Var(_)) {
+                    return Err(self.unexpected("a variable"));
+                }
+                if slots.iter().any(|slot| slot.name == name) {
+                    let error = Error::invalid(format!("slot '{}' is there twice", clipped(&name)));
+                    return Err(self.placed(at, error));
+                }
+                slots.push(Part { at, name, value: Vec::new() });
+                continue;
+            }
+            if !self.is_mark(')') {
+                self.mark(',')?;
+                if self.is_mark(')') {
+                    return Err(self.unexpected("a variable or a slot"));
+                }
+            }
+        }
+        Ok(slots)
+    }
+
+    /// Attributes up to the closing brace.
+    fn attrs(&mut self) -> Result<Vec<Part<'t, Value<'t>>>> {
+        let mut attrs: Vec<Part<'t, Value<'t>>> = Vec::new();
+        while !self.take_mark('}')? {
+            let at = self.at;
+            let name = self.word("an attribute")?;
+            if attrs.iter().any(|attr| attr.name == name) {
+                let error =
+                    Error::invalid(format!("attribute '{}' is there twice", clipped(&name)));
+                return Err(self.placed(at, error));
+            }
+            self.mark(':')?;
+            let value = self.value()?;
+            attrs.push(Part { at, name, value });
+            if !self.is_mark('}') {
+                self.mark(',')?;
+            }
+        }
+        Ok(attrs)
+    }
+
+    fn value(&mut self) -> Result<Value<'t>> {
+        if !self.take_mark('[')? {
+            return self.single_value();
+        }
+        let mut values = Vec::new();
+        while !self.take_mark(']')? {
+            let at = self.at;
+            values.push((at, self.single_value()?));
+            if !self.is_mark(']') {
+                self.mark(',')?;
+            }
+        }
+        Ok(Value::List(values))
+    }
+
+    fn single_value(&mut self) -> Result<Value<'t>> {
+        if !matches!(self.token, Token::Number(_) | Token::Word(_) | Token::Text(_)) {
+            return Err(self.unexpected("a value"));
+        }
+        Ok(match self.advance()? {
+            Token::Number(number) => Value::Number(number),
+            Token::Text(text) => Value::Text(text),
+            Token::Word(word) => Value::Word(word),
+            _ => Value::List(Vec::new()),
+        })
+    }
+
+    /// What stands after '!'.
+    fn role(&mut self, role: &mut OpRole) -> Result<()> {
+        let Token::Word(word) = self.token else {
+            return Err(self.unexpected("a role"));
+        };
+        if word == "loss" && !role.is_loss() {
+            self.advance()?;
+            *role = role.with_loss();
+            return Ok(());
+        }
+        if role.0 != 0 {
+            return Err(self.unexpected("one role"));
+        }
+        if word == "role" {
+            self.advance()?;
+            self.mark('(')?;
+            let bits = self.unsigned("the bits of a role")?;
+            *role = match u32::try_from(bits) {
+                Ok(bits) => OpRole(bits).base(),
+                Err(_) => return Err(self.unexpected("32 bits").got(bits)),
+            };
+            return self.mark(')');
+        }
+        let known = || ROLES.iter().map(|(name, _)| *name).chain(["loss"]);
+        match ROLES.iter().find(|(name, _)| *name == word) {
+            Some((_, found)) => *role = *found,
+            None => {
+                let word = clipped(word);
+                let hint = text::did_you_mean(&word, known());
+                let error = Error::invalid(format!("unknown role '{word}'{hint}"))
+                    .expected(format!("one of {}", known().collect::<Vec<_>>().join(", ")));
+                return Err(self.placed(self.at, error));
+            }
+        }
+        self.advance().map(drop)
+    }
+
+    // Second pass
+
+    fn resolve(mut self) -> Result<Program> {
+        let mut owners = BlockOwners::default();
+        for raw in std::mem::take(&mut self.ops) {
+            let (block, op) = (raw.block, self.resolve_op(raw, &mut owners)?);
+            self.program.append_op(block, op);
+        }
+        Ok(self.program)
+    }
+
+    fn resolve_op(&self, raw: RawOp<'t>, owners: &mut BlockOwners) -> Result<Op> {
+        let spec = self.dialect.spec(&raw.name).ok_or_else(|| {
+            let name = clipped(&raw.name);
+            let hint = text::did_you_mean(&name, self.dialect.names());
+            self.placed(raw.at, Error::invalid(format!("unknown op '{name}'{hint}")))
+        })?;
+        let mut builder = Op::build(spec);
+        for slot in raw.inputs {
+            builder = builder.inputs(&slot.name, &self.vars(&slot.value)?);
+            builder.check_so_far().map_err(|error| self.placed(slot.at, error))?;
+        }
+        for slot in raw.outputs {
+            builder = builder.outputs(&slot.name, &self.vars(&slot.value)?);
+            builder.check_so_far().map_err(|error| self.placed(slot.at, error))?;
+        }
+        for attr in raw.attrs {
+            let kind = spec.attr_index(&attr.name).map(|index| spec.attrs[index].kind);
+            let value = self.attr_value(attr.at, attr.value, kind)?;
+            if let Attr::Block(inner) = value {
+                owners
+                    .claim(&self.program, raw.block, inner)
+                    .map_err(|error| self.placed(attr.at, error))?;
+            }
+            builder = builder.attr(&attr.name, value);
+            builder.check_so_far().map_err(|error| self.placed(attr.at, error))?;
+        }
+        builder
+            .role(raw.role)
+            .device(raw.device)
+            .source(raw.source)
+            .finish()
+            .map_err(|error| self.placed(raw.at, error))
+    }
+
+    fn vars(&self, names: &Names<'t>) -> Result<Vec<VarId>> {
+        let find = |(at, name): &(At, Cow<'t, str>)| {
+            self.program.var_named(name).map_err(|error| self.placed(*at, error))
+        };
+        names.iter().map(find).collect()
+    }
+
+    /// The value as the spec wants it; where the spec does not know the attribute, as it looks, for
+    /// the builder to refuse.
+    fn attr_value(&self, at: At, value: Value<'t>, kind: Option<AttrKind>) -> Result<Attr> {
+        let wrong = |what: &str, got: &str| {
+            let error = Error::invalid("this value is not of the attribute's type");
+            self.placed(at, error.expected(what).got(format!("'{}'", clipped(got))))
+        };
+        Ok(match value {
+            Value::Text(text) => Attr::Str(text.into_owned()),
+            Value::Number(number) if kind == Some(AttrKind::Float) => {
+                Attr::Float(float(number).ok_or_else(|| wrong("a number", number))?)
+            }
+            Value::Number(number) => match number.parse::<i64>() {
+                Ok(value) => Attr::Int(value),
+                Err(_) if kind == Some(AttrKind::Int) => {
+                    return Err(wrong("an integer of 64 bits", number));
+                }
+                Err(_) => Attr::Float(float(number).ok_or_else(|| wrong("a number", number))?),
+            },
+            Value::Word("true") => Attr::Bool(true),
+            Value::Word("false") => Attr::Bool(false),
+            Value::Word(word) => {
+                if let Some(value) = float(word) {
+                    Attr::Float(value)
+                } else if let Some(block) = block_id(word) {
+                    Attr::Block(block)
+                } else if let Ok(dtype) = DType::parse(&clipped(word)) {
+                    Attr::DType(dtype)
+                } else {
+                    let what = kind.map_or("a value", AttrKind::name);
+                    return Err(wrong(what, word).help("texts stand in quotes"));
+                }
+            }
+            Value::List(values) => self.list(values, kind)?,
+        })
+    }
+
+    fn list(&self, values: Vec<(At, Value<'t>)>, kind: Option<AttrKind>) -> Result<Attr> {
+        let element = match kind {
+            Some(AttrKind::Floats) => Some(AttrKind::Float),
+            Some(AttrKind::Strs) => Some(AttrKind::Str),
+            Some(AttrKind::Ints) => Some(AttrKind::Int),
+            _ => None,
+        };
+        let (mut ints, mut floats, mut texts) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, value) in values {
+            match self.attr_value(at, value, element)? {
+                Attr::Int(value) if floats.is_empty() && texts.is_empty() => ints.push(value),
+                Attr::Float(value) if ints.is_empty() && texts.is_empty() => floats.push(value),
+                Attr::Str(value) if ints.is_empty() && floats.is_empty() => texts.push(value),
+                other => {
+                    let what = element.map_or("values of one type", AttrKind::name);
+                    let error = Error::invalid("this value does not fit the list");
+                    return Err(self.placed(at, error.expected(what).got(other.kind())));
+                }
+            }
+        }
+        Ok(match (floats.is_empty(), texts.is_empty()) {
+            (false, _) => Attr::Floats(floats),
+            (_, false) => Attr::Strs(texts),
+            _ => Attr::Ints(ints),
+        })
+    }
+}
+
+/// What the marks of a variable say, before they are put together.
+#[derive(Default)]
+struct Flags<'t> {
+    seen: Vec<&'t str>,
+    persistable: Option<bool>,
+    stop_gradient: Option<bool>,
+    param: Option<Param>,
+    /// The first mark that is for parameters.
+    param_word: Option<&'t str>,
+}
+
+const FLAGS: [&str; 14] = [
+    "layout",
+    "data",
+    "persistable",
+    "param",
+    "frozen",
+    "lr",
+    "l1",
+    "l2",
+    "no_clip",
+    "distributed",
+    "sparse_rows",
+    "tensor_array",
+    "lod",
+    "stop_gradient",
+];
+
+const PARAM_FLAGS: [&str; 7] = ["param", "frozen", "lr", "l1", "l2", "no_clip", "distributed"];
+
+/// A number or `nan`, `inf`, `-inf`.
+fn float(text: &str) -> Option<f64> {
+    match text {
+        "nan" | "NaN" => Some(f64::NAN),
+        "inf" => Some(f64::INFINITY),
+        "-inf" => Some(f64::NEG_INFINITY),
+        // Words such as "infinity" are left to be names.
+        _ if text.bytes().any(|byte| byte.is_ascii_digit()) => text.parse().ok(),
+        _ => None,
+    }
+}
+
+/// `block3`.
+fn block_id(word: &str) -> Option<BlockId> {
+    let index: u32 = word.strip_prefix("block")?.parse().ok()?;
+    (index < u32::MAX).then(|| BlockId::from_index(index as usize))
+}

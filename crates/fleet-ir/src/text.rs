@@ -1,0 +1,310 @@
+//! The text form of programs: the writer. [`crate::parse`] reads it back, exactly.
+//!
+//! ```text
+//! fleet program 1
+//! seed 7
+//! streams 2
+//!
+//! block0 {
+//!   %x: f32[-1, 13] data
+//!   %fc_0.w_0: f32[13, 400] param lr=0.1 l2=0.0001
+//!   %fc_0.tmp_0: f32[-1, 400]
+//!   %loss: f32[]
+//!
+//!   (Out: %fc_0.tmp_0) = mul(X: %x, Y: %fc_0.w_0) device="cpu" at="src/model.rs:12"
+//!   (Out: %loss) = mean(X: %fc_0.tmp_0) !loss
+//! }
+//! ```
+//!
+//! * A variable: name, element type, shape, then what differs from a plain temporary:
+//!   `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with `frozen`, `lr=`, `l1=`, `l2=`,
+//!   `no_clip`, `distributed`; `lod=`; `stop_gradient` or `stop_gradient=false` where it is not what
+//!   the rest implies (fed and persistable variables and frozen parameters stop gradients).
+//! * An op: outputs by slot, name, inputs by slot, attributes that differ from their default, role
+//!   (`!backward`, `!optimize`, `!loss` ...; none for forward), device label, source label.
+//! * A block that belongs to an op of another names it: `block1 in block0 { .. }`; the op has it as
+//!   an attribute: `{sub_block: block1}`.
+//! * Names with unusual characters are quoted: `%"a b"`. A `#` starts a comment.
+//!
+//! Variables and ops that were taken out of a program are not written; what is read back is dense.
+
+use crate::{
+    Attr, AttrConst, Block, BlockId, Op, OpRole, Program, Regularizer, Var, VarId, VarKind,
+};
+use fleet_tensor::Layout;
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+
+/// The version that the writer writes and the reader takes.
+pub(crate) const VERSION: u32 = 1;
+
+/// Names of roles as the text form marks them, without the loss bit.
+pub(crate) const ROLES: [(&str, OpRole); 6] = [
+    ("forward", OpRole::FORWARD),
+    ("backward", OpRole::BACKWARD),
+    ("optimize", OpRole::OPTIMIZE),
+    ("rpc", OpRole::RPC),
+    ("dist", OpRole::DIST),
+    ("lr_sched", OpRole::LR_SCHED),
+];
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "fleet program {VERSION}\nseed {}", self.seed())?;
+        if self.streams() != 0 {
+            writeln!(f, "streams {}", self.streams())?;
+        }
+        for id in self.block_ids() {
+            write_block(f, self, id, self.block(id))?;
+        }
+        Ok(())
+    }
+}
+
+/// Equality of the printed form: ids that differ because of what was removed do not count.
+impl PartialEq for Program {
+    fn eq(&self, other: &Program) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+fn write_block(
+    f: &mut fmt::Formatter<'_>,
+    program: &Program,
+    id: BlockId,
+    block: &Block,
+) -> fmt::Result {
+    write!(f, "\n{id} ")?;
+    if let Some(parent) = block.parent {
+        write!(f, "in {parent} ")?;
+    }
+    f.write_str("{\n")?;
+    for var in block.vars() {
+        f.write_str("  ")?;
+        write_var(f, program.var(*var))?;
+        f.write_char('\n')?;
+    }
+    if !block.vars().is_empty() && !block.ops().is_empty() {
+        f.write_char('\n')?;
+    }
+    for (_, op) in program.block_ops(id) {
+        f.write_str("  ")?;
+        write_op(f, program, op)?;
+        f.write_char('\n')?;
+    }
+    f.write_str("}\n")
+}
+
+fn write_var(f: &mut fmt::Formatter<'_>, var: &Var) -> fmt::Result {
+    write!(f, "%{}: {}{}", name(&var.name), var.dtype, var.shape)?;
+    match var.kind {
+        VarKind::Dense => {}
+        VarKind::SparseRows => f.write_str(" sparse_rows")?,
+        VarKind::TensorArray => f.write_str(" tensor_array")?,
+    }
+    if var.layout != Layout::RowMajor {
+        write!(f, " layout={}", var.layout)?;
+    }
+    if var.is_data {
+        f.write_str(" data")?;
+    }
+    match &var.param {
+        None if var.persistable => f.write_str(" persistable")?,
+        None => {}
+        Some(param) => {
+            f.write_str(" param")?;
+            if !var.persistable {
+                f.write_str(" persistable=false")?;
+            }
+            if !param.trainable {
+                f.write_str(" frozen")?;
+            }
+            if param.learning_rate != 1.0 {
+                write!(f, " lr={}", float(param.learning_rate))?;
+            }
+            match param.regularizer {
+                None => {}
+                Some(Regularizer::L1(coeff)) => write!(f, " l1={}", float(coeff))?,
+                Some(Regularizer::L2(coeff)) => write!(f, " l2={}", float(coeff))?,
+            }
+            if !param.need_clip {
+                f.write_str(" no_clip")?;
+            }
+            if param.is_distributed {
+                f.write_str(" distributed")?;
+            }
+        }
+    }
+    if var.lod_level != 0 {
+        write!(f, " lod={}", var.lod_level)?;
+    }
+    match (var.stop_gradient, implied_stop_gradient(var)) {
+        (true, false) => f.write_str(" stop_gradient"),
+        (false, true) => f.write_str(" stop_gradient=false"),
+        _ => Ok(()),
+    }
+}
+
+/// What `stop_gradient` is unless a variable says otherwise.
+pub(crate) fn implied_stop_gradient(var: &Var) -> bool {
+    match &var.param {
+        Some(param) => var.is_data || !param.trainable,
+        None => var.is_data || var.persistable,
+    }
+}
+
+fn write_op(f: &mut fmt::Formatter<'_>, program: &Program, op: &Op) -> fmt::Result {
+    f.write_char('(')?;
+    write_slots(f, program, op.spec.outputs.iter().map(|slot| slot.name), &op.outputs)?;
+    write!(f, ") = {}(", word(op.name()))?;
+    write_slots(f, program, op.spec.inputs.iter().map(|slot| slot.name), &op.inputs)?;
+    f.write_char(')')?;
+    let mut separator = " {";
+    for (spec, value) in op.spec.attrs.iter().zip(&op.attrs) {
+        if !spec.default.is_some_and(|default| is_default(value, &default)) {
+            write!(f, "{separator}{}: ", word(spec.name))?;
+            write_attr(f, value)?;
+            separator = ", ";
+        }
+    }
+    if separator == ", " {
+        f.write_char('}')?;
+    }
+    write_role(f, op.role)?;
+    if let Some(device) = &op.device {
+        write!(f, " device={}", quoted(device))?;
+    }
+    if let Some(source) = &op.source {
+        write!(f, " at={}", quoted(source))?;
+    }
+    Ok(())
+}
+
+fn write_slots(
+    f: &mut fmt::Formatter<'_>,
+    program: &Program,
+    names: impl Iterator<Item = &'static str>,
+    slots: &[Vec<VarId>],
+) -> fmt::Result {
+    let mut separator = "";
+    for (name, vars) in names.zip(slots).filter(|(_, vars)| !vars.is_empty()) {
+        write!(f, "{separator}{}: ", word(name))?;
+        separator = "";
+        for var in vars {
+            write!(f, "{separator}{}", program.var_label(*var))?;
+            separator = ", ";
+        }
+    }
+    Ok(())
+}
+
+fn write_role(f: &mut fmt::Formatter<'_>, role: OpRole) -> fmt::Result {
+    match ROLES.iter().find(|(_, known)| *known == role.base()) {
+        Some((_, OpRole::FORWARD)) => {}
+        Some((name, _)) => write!(f, " !{name}")?,
+        None => write!(f, " !role({})", role.base().0)?,
+    }
+    if role.is_loss() { f.write_str(" !loss") } else { Ok(()) }
+}
+
+fn write_attr(f: &mut fmt::Formatter<'_>, value: &Attr) -> fmt::Result {
+    match value {
+        Attr::Int(value) => write!(f, "{value}"),
+        Attr::Float(value) => f.write_str(&float(*value)),
+        Attr::Bool(value) => write!(f, "{value}"),
+        Attr::Str(value) => f.write_str(&quoted(value)),
+        Attr::Ints(values) => write_list(f, values, |value| value.to_string()),
+        Attr::Floats(values) => write_list(f, values, |value| float(*value)),
+        Attr::Strs(values) => write_list(f, values, |value| quoted(value)),
+        Attr::DType(value) => write!(f, "{value}"),
+        Attr::Block(value) => write!(f, "{value}"),
+    }
+}
+
+fn write_list<T>(
+    f: &mut fmt::Formatter<'_>,
+    values: &[T],
+    show: impl Fn(&T) -> String,
+) -> fmt::Result {
+    f.write_char('[')?;
+    for (index, value) in values.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        write!(f, "{separator}{}", show(value))?;
+    }
+    f.write_char(']')
+}
+
+/// Bitwise for floats: -0.0 is not 0.0, and a NaN is itself.
+fn is_default(value: &Attr, default: &AttrConst) -> bool {
+    match (value, default) {
+        (Attr::Int(value), AttrConst::Int(default)) => value == default,
+        (Attr::Float(value), AttrConst::Float(default)) => value.to_bits() == default.to_bits(),
+        (Attr::Bool(value), AttrConst::Bool(default)) => value == default,
+        (Attr::Str(value), AttrConst::Str(default)) => value == default,
+        (Attr::Ints(values), AttrConst::Ints(defaults)) => values == defaults,
+        (Attr::Floats(values), AttrConst::Floats(defaults)) => {
+            values.iter().map(|v| v.to_bits()).eq(defaults.iter().map(|v| v.to_bits()))
+        }
+        (Attr::Strs(values), AttrConst::Strs(defaults)) => values == defaults,
+        (Attr::DType(value), AttrConst::DType(default)) => value == default,
+        _ => false,
+    }
+}
+
+/// The shortest text that reads back as the same number; never looks like an integer.
+fn float(value: f64) -> String {
+    if value.is_nan() { "nan".to_string() } else { format!("{value:?}") }
+}
+
+/// A variable's name, quoted if it must be.
+pub(crate) fn name(name: &str) -> Cow<'_, str> {
+    bare_or_quoted(name, is_name_byte(name.as_bytes().first()))
+}
+
+/// The name of an op, slot or attribute, quoted if it must be.
+fn word(name: &str) -> Cow<'_, str> {
+    bare_or_quoted(name, name.bytes().next().is_some_and(is_word_start))
+}
+
+fn bare_or_quoted(name: &str, starts_well: bool) -> Cow<'_, str> {
+    if starts_well && name.bytes().all(|byte| is_name_byte(Some(&byte))) {
+        Cow::Borrowed(name)
+    } else {
+        Cow::Owned(quoted(name))
+    }
+}
+
+/// Bytes that names may have without quotes.
+pub(crate) fn is_name_byte(byte: Option<&u8>) -> bool {
+    byte.is_some_and(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'@' | b'/' | b'-'))
+}
+
+pub(crate) fn is_word_start(byte: u8) -> bool {
+    byte.is_ascii_alphabetic() || byte == b'_'
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c.is_control() || is_invisible(c) => {
+                write!(out, "\\u{{{:x}}}", u32::from(c)).expect("strings take everything");
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Characters that would make a printed name look like another: marks of writing direction, joiners,
+/// the byte order mark, line separators.
+fn is_invisible(c: char) -> bool {
+    matches!(u32::from(c), 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x2069 | 0xfeff)
+}

@@ -1,0 +1,286 @@
+//! The verifier. It checks, and reports every violation with the op that has it:
+//!
+//! 1. Blocks: block 0 is the root and has no parent; every other block has one that exists, no circle,
+//!    at most 32 levels. A block belongs to at most one op, which stands in the block's parent.
+//! 2. Variables: listed in the block that they name, once; names are not empty, unique in the whole
+//!    program, and found by [`Program::find_var`]; shapes have no dimension below -1; a parameter is
+//!    persistable, a fed variable is not a parameter.
+//! 3. Ops: exist, and stand in one block, once; as many slots and attributes as the spec has;
+//!    in each slot as many variables as it takes; attributes of the spec's type.
+//! 4. Uses: every variable exists, and is listed in the op's block or one around it.
+//! 5. Order: a variable that is neither persistable nor fed (nor a tensor array, which starts empty) is
+//!    written by an earlier op before it is read; the first op that reads it too early is named. An op
+//!    with a sub-block writes what its sub-block writes; a sub-block sees what was written before its
+//!    op. Blocks that no op leads to do not run and have no order.
+//!
+//! It does not know what ops mean. Whether the declared types and shapes are what the ops make is
+//! checked by the op registry's verifier, which calls this one first.
+
+use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, depth};
+use crate::op::check_arity;
+use crate::{Attr, BlockId, Op, OpId, Program, VarId, VarKind};
+use fleet_base::{EntityRef, Error, Result};
+use std::collections::HashSet;
+
+impl Program {
+    /// Everything that is wrong with the program, in order; see the file's head for what is checked.
+    pub fn errors(&self) -> Vec<Error> {
+        let mut verifier = Verifier::new(self);
+        verifier.blocks();
+        verifier.vars();
+        verifier.ops();
+        // The walk over blocks follows ids, which must be right for it.
+        if verifier.walkable {
+            verifier.walk(Program::ROOT);
+        }
+        verifier.errors
+    }
+
+    /// Refuses a program that has [`Program::errors`], with all of them in the message.
+    pub fn verify(&self) -> Result<()> {
+        all_in_one(self.errors())
+    }
+}
+
+/// One error out of many, or none: the first, and the others in full below it.
+pub fn all_in_one(errors: Vec<Error>) -> Result<()> {
+    let count = errors.len();
+    let mut errors = errors.into_iter();
+    match (errors.next(), count) {
+        (None, _) => Ok(()),
+        (Some(only), 1) => Err(only),
+        (Some(first), _) => {
+            let rest: String = errors.map(|error| format!("\n{error}")).collect();
+            Err(Error::new(first.kind(), format!("the program has {count} errors\n{first}{rest}")))
+        }
+    }
+}
+
+struct Verifier<'p> {
+    program: &'p Program,
+    errors: Vec<Error>,
+    /// Blocks are a tree and ids exist.
+    walkable: bool,
+    /// By variable: the block that lists it.
+    listed: Vec<Option<BlockId>>,
+    /// By variable: it has a value.
+    written: Vec<bool>,
+}
+
+impl<'p> Verifier<'p> {
+    fn new(program: &'p Program) -> Verifier<'p> {
+        Verifier {
+            program,
+            errors: Vec::new(),
+            walkable: true,
+            listed: vec![None; program.var_capacity()],
+            written: vec![false; program.var_capacity()],
+        }
+    }
+
+    fn blocks(&mut self) {
+        let program = self.program;
+        if program.block_count() == 0 {
+            self.fatal(Error::invalid("the program has no root block"));
+            return;
+        }
+        for id in program.block_ids() {
+            let parent = program.block(id).parent;
+            let error = match parent {
+                None if id == Program::ROOT => continue,
+                Some(_) if id == Program::ROOT => Error::invalid("the root block has a parent"),
+                None => Error::invalid("a block has no parent").expected("only the root"),
+                Some(parent) if !program.has_block(parent) => {
+                    Error::invalid("a block's parent does not exist").got(parent)
+                }
+                Some(_) if depth(program, id) > BLOCK_DEPTH_MAX => {
+                    Error::invalid("a block is in a circle of parents, or nested too deeply")
+                        .expected(format!("at most {BLOCK_DEPTH_MAX} levels"))
+                }
+                Some(_) => continue,
+            };
+            self.fatal(error.at(id));
+        }
+    }
+
+    fn vars(&mut self) {
+        let program = self.program;
+        let mut names = HashSet::new();
+        for block in program.block_ids() {
+            for &id in program.block(block).vars() {
+                if !program.has_var(id) {
+                    self.fatal(
+                        Error::invalid(format!("the block lists {id}, which does not exist"))
+                            .at(block),
+                    );
+                    continue;
+                }
+                let var = program.var(id);
+                let mut report = |error: Error| {
+                    self.errors.push(error.at(format!("variable '{}' of {block}", var.name)));
+                };
+                if self.listed[id.index()].replace(block).is_some() {
+                    report(Error::invalid("a variable is listed twice"));
+                }
+                if var.block != block {
+                    report(
+                        Error::invalid("a variable is listed in a block that is not its own")
+                            .expected(var.block),
+                    );
+                }
+                if var.name.is_empty() {
+                    report(Error::invalid("a variable has no name"));
+                }
+                if !names.insert(&var.name) {
+                    report(Error::invalid("two variables have this name"));
+                } else if program.find_var(&var.name) != Some(id) {
+                    report(Error::invalid("a variable is not found by its name"));
+                }
+                if var.shape.iter().any(|dim| *dim < -1) {
+                    report(
+                        Error::invalid("a dimension is negative")
+                            .expected("-1 (unknown) or more")
+                            .got(var.shape),
+                    );
+                }
+                if var.is_parameter() && !var.persistable {
+                    report(Error::invalid("a parameter is not persistable"));
+                }
+                if var.is_parameter() && var.is_data {
+                    report(Error::invalid("a parameter is fed"));
+                }
+            }
+        }
+    }
+
+    fn ops(&mut self) {
+        let program = self.program;
+        let mut seen = vec![false; program.op_capacity()];
+        let mut owners = BlockOwners::default();
+        for block in program.block_ids() {
+            for (index, &id) in program.block(block).ops().iter().enumerate() {
+                let place = Some((block, index));
+                if !program.has_op(id) {
+                    let error = Error::invalid("a block lists an op that does not exist");
+                    self.fatal(error.at(program.describe_op_at(id, place)));
+                    continue;
+                }
+                let before = self.errors.len();
+                if std::mem::replace(&mut seen[id.index()], true) {
+                    self.errors.push(Error::invalid("an op is listed twice"));
+                }
+                self.slots(program.op(id));
+                self.attrs(program.op(id), block, &mut owners);
+                self.uses(program.op(id), block);
+                self.blame(before, id, block, index);
+            }
+        }
+    }
+
+    fn slots(&mut self, op: &Op) {
+        let spec = op.spec;
+        let sides = [("input", spec.inputs, &op.inputs), ("output", spec.outputs, &op.outputs)];
+        for (side, slots, vars) in sides {
+            if slots.len() != vars.len() {
+                let error = Error::invalid(format!("the op has the wrong number of {side} slots"));
+                self.errors.push(error.expected(slots.len()).got(vars.len()));
+            }
+            for (slot, vars) in slots.iter().zip(vars) {
+                self.errors
+                    .extend(check_arity(spec, side, slot.name, slot.arity, vars.len()).err());
+            }
+        }
+    }
+
+    fn attrs(&mut self, op: &Op, block: BlockId, owners: &mut BlockOwners) {
+        let specs = op.spec.attrs;
+        if specs.len() != op.attrs.len() {
+            let error = Error::invalid("the op has the wrong number of attributes");
+            self.errors.push(error.expected(specs.len()).got(op.attrs.len()));
+        }
+        for (spec, value) in specs.iter().zip(&op.attrs) {
+            if spec.kind != value.kind() {
+                let error = Error::invalid(format!("attribute '{}' has the wrong type", spec.name));
+                self.errors.push(error.expected(spec.kind).got(value.kind()));
+            }
+            if let Attr::Block(inner) = value
+                && let Err(error) = owners.claim(self.program, block, *inner)
+            {
+                self.fatal(error);
+            }
+        }
+    }
+
+    fn uses(&mut self, op: &Op, block: BlockId) {
+        let program = self.program;
+        for var in op.all_inputs().chain(op.all_outputs()) {
+            if !program.has_var(var) {
+                self.fatal(Error::invalid(format!("the op uses {var}, which does not exist")));
+                continue;
+            }
+            let name = program.var_label(var);
+            match self.listed[var.index()] {
+                None => self.errors.push(Error::invalid(format!(
+                    "the op uses {name}, which is in no block (was it removed?)"
+                ))),
+                Some(home) if !self.sees(block, home) => self.errors.push(Error::invalid(format!(
+                    "the op uses {name} of {home}, which {block} does not see"
+                ))),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Whether `home` is `block` or a block around it.
+    fn sees(&self, block: BlockId, home: BlockId) -> bool {
+        let parents = std::iter::successors(Some(block), |block| {
+            self.program.block(*block).parent.filter(|parent| self.program.has_block(*parent))
+        });
+        parents.take(BLOCK_DEPTH_MAX + 2).any(|block| block == home)
+    }
+
+    /// Follows the order in which ops run.
+    fn walk(&mut self, block: BlockId) {
+        let program = self.program;
+        for (index, (id, op)) in program.block_ops(block).enumerate() {
+            let before = self.errors.len();
+            for var in op.all_inputs() {
+                self.read(var);
+            }
+            self.blame(before, id, block, index);
+            if let Some(inner) = op.sub_block() {
+                self.walk(inner);
+            }
+            for var in op.all_outputs() {
+                self.written[var.index()] = true;
+            }
+        }
+    }
+
+    fn read(&mut self, id: VarId) {
+        let var = self.program.var(id);
+        let ready = var.persistable || var.is_data || var.kind == VarKind::TensorArray;
+        if ready || std::mem::replace(&mut self.written[id.index()], true) {
+            return;
+        }
+        let name = self.program.var_label(id);
+        self.errors.push(
+            Error::invalid(format!("{name} is read before any op writes it"))
+                .help("feed it (data), keep it between runs (persistable), or write it earlier"),
+        );
+    }
+
+    /// Says which op the errors since `before` belong to.
+    fn blame(&mut self, before: usize, id: OpId, block: BlockId, index: usize) {
+        if self.errors.len() > before {
+            let place = self.program.describe_op_at(id, Some((block, index)));
+            let errors = self.errors.split_off(before);
+            self.errors.extend(errors.into_iter().map(|error| error.at(&place)));
+        }
+    }
+
+    fn fatal(&mut self, error: Error) {
+        self.walkable = false;
+        self.errors.push(error);
+    }
+}
