@@ -8,9 +8,16 @@
 /// assert_eq!(fleet_base::text::nearest("softmax", known), None);
 /// ```
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = (name.chars().count() / 3).max(1);
+    // A slip of the hand happens in a name that a hand wrote.
+    const CHARS_MAX: usize = 100;
+    let chars = name.chars().count();
+    if chars > CHARS_MAX {
+        return None;
+    }
+    let limit = (chars / 3).max(1);
     known
         .into_iter()
+        .filter(|candidate| candidate.chars().count().abs_diff(chars) <= limit)
         .map(|candidate| (edit_distance(name, candidate), candidate))
         .filter(|(distance, _)| *distance <= limit)
         .min()

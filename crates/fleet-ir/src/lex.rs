@@ -165,7 +165,7 @@ impl<'t> Lexer<'t> {
             len += 1;
         }
         let number = &self.text[self.at..self.at + len];
-        if !number.parse::<f64>().is_ok() {
+        if number.parse::<f64>().is_err() {
             return Err(self.error(start, "this is not a number", clipped(number)));
         }
         self.at += len;
