@@ -1,0 +1,129 @@
+//! Generated data sets with known truth, for tests, demos and benchmarks.
+//!
+//! Each set is a function from (seed, sample index) to a sample: any sample can be made alone, by
+//! any thread or worker, in any order, and a stream never ends. Each knows the best score that any
+//! model could reach on it, computed from the law that made it. Logarithms and powers come from the
+//! platform's mathematical library, so that two platforms may differ in the last bit of a number,
+//! hence, very rarely, in a sample.
+//!
+//! * [`Ctr`]: click logs (13 dense inputs, 26 slots of power-law ids), best AUC and log-loss.
+//! * [`Digits`]: grey 28x28 images of handwritten-looking digits.
+//! * [`Text`]: words with hidden classes; best skip-gram, next-token and masked-token losses.
+//! * [`Blobs`]: Gaussian classes, Bayes accuracy.
+//!
+//! Training and test sets are ranges of one stream that do not overlap:
+//!
+//! ```
+//! use fleet_data::synth::{shard_range, Ctr, CtrConfig};
+//! let clicks = Ctr::new(CtrConfig::tiny())?;
+//! // The second of three workers fills a batch from its own part of a million samples.
+//! let mine = shard_range(1_000_000, 1, 3)?;
+//! let (mut dense, mut ids, mut labels) = (vec![0.0; 64 * 13], vec![0; 64 * 26], vec![0.0; 64]);
+//! clicks.fill_batch(&mut dense, &mut ids, &mut labels, mine.start)?;
+//! # Ok::<(), fleet_base::Error>(())
+//! ```
+
+mod auc;
+mod blobs;
+mod ctr;
+mod digits;
+mod power_law;
+mod text;
+
+use std::ops::Range;
+
+use fleet_base::rng::Philox;
+use fleet_base::{Error, Result};
+
+pub use auc::{auc_exact, auc_expected};
+pub use blobs::{Blobs, BlobsConfig};
+pub use ctr::{BestScores, Ctr, CtrConfig, IdLayout, IdOrder, IdSpace};
+pub use digits::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
+pub use power_law::PowerLaw;
+pub use text::{IGNORED_TARGET, Text, TextConfig};
+
+/// The samples of shard `shard` out of `shard_count`: contiguous, and the first shards take one
+/// more when the count does not divide, as file shards do.
+///
+/// ```
+/// use fleet_data::synth::shard_range;
+/// assert_eq!(shard_range(10, 0, 3)?, 0..4);
+/// assert_eq!(shard_range(10, 2, 3)?, 7..10);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn shard_range(sample_count: u64, shard: u64, shard_count: u64) -> Result<Range<u64>> {
+    if shard >= shard_count {
+        return Err(Error::invalid("shard index is out of range")
+            .expected(format!("less than the shard count {shard_count}"))
+            .got(shard));
+    }
+    let (size, rest) = (sample_count / shard_count, sample_count % shard_count);
+    let start = shard * size + shard.min(rest);
+    Ok(start..start + size + u64::from(shard < rest))
+}
+
+/// A seed for one part of a data set, so that its streams never meet those of another part.
+fn part_seed(seed: u64, part: u64) -> u64 {
+    Philox::new(seed, part).word64(0)
+}
+
+/// Maps a 64-bit word to [0, 1) with 53 random bits.
+#[inline]
+fn unit_f64(word: u64) -> f64 {
+    (word >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
+/// How many samples a buffer of `length` elements takes; an error if it is no whole number.
+fn sample_count(what: &str, length: usize, per_sample: usize) -> Result<usize> {
+    if per_sample == 0 || !length.is_multiple_of(per_sample) {
+        return Err(Error::invalid(format!("length of {what} is no whole number of samples"))
+            .expected(format!("a multiple of {per_sample}"))
+            .got(length));
+    }
+    Ok(length / per_sample)
+}
+
+/// Holds a buffer's length to what the other buffers of the batch ask for.
+fn expect_length(what: &str, length: usize, expected: usize) -> Result<()> {
+    if length == expected {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("length of {what} does not match the batch"))
+        .expected(expected)
+        .got(length))
+}
+
+/// Holds a setting to a range; the message names the setting.
+fn expect_within(what: &str, value: f64, range: Range<f64>) -> Result<()> {
+    if value >= range.start && value < range.end {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{what} is out of range"))
+        .expected(format!("at least {} and less than {}", range.start, range.end))
+        .got(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_disjoint_and_complete() {
+        for (samples, shards) in [(0, 1), (1, 3), (10, 3), (12, 4), (1001, 7)] {
+            let mut next = 0;
+            for shard in 0..shards {
+                let range = shard_range(samples, shard, shards).unwrap();
+                assert_eq!(range.start, next);
+                assert!(range.end - range.start <= samples.div_ceil(shards));
+                next = range.end;
+            }
+            assert_eq!(next, samples);
+        }
+        let error = shard_range(10, 3, 3).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "shard index is out of range: expected less than the shard count 3, got 3"
+        );
+        assert!(shard_range(10, 0, 0).is_err());
+    }
+}
