@@ -1,0 +1,102 @@
+//! Activations that layers apply to their result.
+
+use fleet_base::{Error, Result, text};
+use fleet_ir::{Attr, VarId};
+use fleet_ops::Emit;
+use std::str::FromStr;
+
+/// An activation, for the `act` option of layers.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 13], DType::F32);
+/// let y = x.fc(Fc::new(400).act(Act::Relu));
+/// assert_eq!(y.name(), "fc_0.tmp_2");
+/// assert_eq!("relu".parse::<Act>()?, Act::Relu);
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Act {
+    Relu,
+    Relu6,
+    LeakyRelu(f64),
+    Sigmoid,
+    Tanh,
+    /// The exact form, with the error function.
+    Gelu,
+    /// The usual approximation of [`Act::Gelu`] by a tanh.
+    GeluTanh,
+    Softmax,
+    Softplus,
+    Swish,
+    Silu,
+    HardSwish,
+    HardSigmoid,
+    Elu(f64),
+    Selu,
+}
+
+impl Act {
+    /// The op, and the attributes that differ from its defaults.
+    fn op(self) -> (&'static str, Option<(&'static str, Attr)>) {
+        match self {
+            Act::Relu => ("relu", None),
+            Act::Relu6 => ("relu6", None),
+            Act::LeakyRelu(alpha) => ("leaky_relu", Some(("alpha", alpha.into()))),
+            Act::Sigmoid => ("sigmoid", None),
+            Act::Tanh => ("tanh", None),
+            Act::Gelu => ("gelu", None),
+            Act::GeluTanh => ("gelu", Some(("approximate", true.into()))),
+            Act::Softmax => ("softmax", None),
+            Act::Softplus => ("softplus", None),
+            Act::Swish => ("swish", None),
+            Act::Silu => ("silu", None),
+            Act::HardSwish => ("hard_swish", None),
+            Act::HardSigmoid => ("hard_sigmoid", None),
+            Act::Elu(alpha) => ("elu", Some(("alpha", alpha.into()))),
+            Act::Selu => ("selu", None),
+        }
+    }
+
+    /// Emits the op; the result belongs to `layer`, or to the op itself.
+    pub(crate) fn emit(self, emit: &mut Emit<'_>, x: VarId, layer: Option<&str>) -> Result<VarId> {
+        let (name, attr) = self.op();
+        let mut call = emit.named_op(name)?.input("X", x);
+        if let Some(layer) = layer {
+            call = call.named(format!("{layer}.tmp"));
+        }
+        if let Some((attr, value)) = attr {
+            call = call.attr(attr, value);
+        }
+        call.one("Out")
+    }
+}
+
+impl FromStr for Act {
+    type Err = Error;
+
+    /// Reads the documented name of an activation without parameters of its own.
+    fn from_str(name: &str) -> Result<Act> {
+        const KNOWN: [(&str, Act); 14] = [
+            ("relu", Act::Relu),
+            ("relu6", Act::Relu6),
+            ("leaky_relu", Act::LeakyRelu(0.02)),
+            ("sigmoid", Act::Sigmoid),
+            ("tanh", Act::Tanh),
+            ("gelu", Act::Gelu),
+            ("softmax", Act::Softmax),
+            ("softplus", Act::Softplus),
+            ("swish", Act::Swish),
+            ("silu", Act::Silu),
+            ("hard_swish", Act::HardSwish),
+            ("hard_sigmoid", Act::HardSigmoid),
+            ("elu", Act::Elu(1.0)),
+            ("selu", Act::Selu),
+        ];
+        KNOWN.iter().find(|(known, _)| *known == name).map(|(_, act)| *act).ok_or_else(|| {
+            let hint = text::did_you_mean(name, KNOWN.iter().map(|(known, _)| *known));
+            Error::invalid(format!("unknown activation '{name}'{hint}"))
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! What can be said of a parameter.
+
+use crate::Init;
+use fleet_ir::Regularizer;
+
+/// A parameter's name, initialiser, learning-rate factor, regulariser and switches. Layers take
+/// anything that turns into one: a name, an initialiser, or a full attribute.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 13], DType::F32);
+/// let weight = ParamAttr::new()
+///     .name("w")
+///     .init(Init::normal(0.0, 0.02))
+///     .learning_rate(0.1)
+///     .regularizer(Regularizer::L2(1e-4));
+/// x.fc(Fc::new(1).weight(weight).bias(Init::Constant(1.0)));
+/// assert_eq!(net.var("w").shape(), Shape::from([13, 1]));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamAttr {
+    /// Without one, the layer's documented name (`fc_0.w_0`).
+    pub name: Option<String>,
+    /// Without one, the layer's own.
+    pub initializer: Option<Init>,
+    /// Multiplies the optimizer's learning rate.
+    pub learning_rate: f64,
+    /// Overrides the optimizer's.
+    pub regularizer: Option<Regularizer>,
+    pub trainable: bool,
+    /// Whether gradient clips include it.
+    pub need_clip: bool,
+    /// Lives on parameter servers where there are any.
+    pub is_distributed: bool,
+}
+
+impl Default for ParamAttr {
+    fn default() -> Self {
+        ParamAttr::new()
+    }
+}
+
+impl ParamAttr {
+    pub fn new() -> ParamAttr {
+        ParamAttr {
+            name: None,
+            initializer: None,
+            learning_rate: 1.0,
+            regularizer: None,
+            trainable: true,
+            need_clip: true,
+            is_distributed: false,
+        }
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    pub fn init(mut self, init: Init) -> Self {
+        self.initializer = Some(init);
+        self
+    }
+
+    pub fn learning_rate(mut self, factor: f64) -> Self {
+        self.learning_rate = factor;
+        self
+    }
+
+    pub fn regularizer(mut self, regularizer: Regularizer) -> Self {
+        self.regularizer = Some(regularizer);
+        self
+    }
+
+    pub fn trainable(mut self, trainable: bool) -> Self {
+        self.trainable = trainable;
+        self
+    }
+
+    pub fn need_clip(mut self, need_clip: bool) -> Self {
+        self.need_clip = need_clip;
+        self
+    }
+}
+
+impl From<&str> for ParamAttr {
+    fn from(name: &str) -> Self {
+        ParamAttr::new().name(name)
+    }
+}
+
+impl From<String> for ParamAttr {
+    fn from(name: String) -> Self {
+        ParamAttr::new().name(name)
+    }
+}
+
+impl From<Init> for ParamAttr {
+    fn from(init: Init) -> Self {
+        ParamAttr::new().init(init)
+    }
+}

@@ -1,0 +1,153 @@
+//! What layers are written with: both programs, names as documented, parameters with their
+//! initialisation.
+
+use crate::{Act, Init, Net, ParamAttr, Var};
+use fleet_base::{Error, Result};
+use fleet_ir::{Param, Program, VarId};
+use fleet_ops::{Call, Emit, Meta};
+use fleet_tensor::{DType, Shape};
+
+/// A layer being emitted. Its ops reach the programs when the layer is complete.
+pub(crate) struct Build<'a> {
+    pub net: &'a Net,
+    pub main: Emit<'a>,
+    pub startup: Emit<'a>,
+    pub scope: &'a str,
+}
+
+impl<'a> Build<'a> {
+    /// The handle's variable, if it is this network's.
+    pub fn id(&self, var: Var<'_>) -> Result<VarId> {
+        var.of(self.net)
+    }
+
+    pub fn ids(&self, vars: &[Var<'_>]) -> Result<Vec<VarId>> {
+        vars.iter().map(|var| self.id(*var)).collect()
+    }
+
+    pub fn op(&mut self, name: &str) -> Result<Call<'_, 'a>> {
+        self.main.named_op(name)
+    }
+
+    pub fn meta(&self, var: VarId) -> Meta {
+        self.main.meta(var)
+    }
+
+    pub fn shape(&self, var: VarId) -> Shape {
+        self.meta(var).shape
+    }
+
+    /// `fc_0`: the given name, or the next of its kind.
+    pub fn layer_name(&mut self, kind: &str, name: Option<&str>) -> String {
+        match name {
+            Some(name) => name.to_string(),
+            None => self.main.program.unique_name(&format!("{}{kind}", self.scope)),
+        }
+    }
+
+    /// Dimension `axis`, which must be known: it decides the size of a parameter.
+    pub fn known_dim(&self, what: &str, shape: &Shape, axis: i64) -> Result<i64> {
+        let dim = shape.dims()[shape.axis(axis)?];
+        if dim > 0 {
+            return Ok(dim);
+        }
+        Err(Error::invalid(format!("dimension {axis} of the input of {what} must be known"))
+            .expected("a size above 0")
+            .got(shape))
+    }
+
+    /// The product of the dimensions from `axis` on, which must be known.
+    pub fn known_tail(&self, what: &str, shape: &Shape, axis: usize) -> Result<i64> {
+        (axis..shape.rank()).try_fold(1, |product: i64, axis| {
+            let dim = self.known_dim(what, shape, axis as i64)?;
+            product.checked_mul(dim).ok_or_else(|| {
+                Error::invalid(format!("the input of {what} is too wide")).got(shape)
+            })
+        })
+    }
+
+    /// A parameter called `<layer>.<suffix>_<n>`, or as its attribute says, filled by the startup
+    /// program. A name that exists already means the same parameter.
+    pub fn parameter(
+        &mut self,
+        layer: &str,
+        suffix: &str,
+        attr: &ParamAttr,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        default: &Init,
+    ) -> Result<VarId> {
+        let shape = Shape::new(&shape.into())?;
+        let name = match &attr.name {
+            Some(name) => name.clone(),
+            None => self.main.program.unique_name(&format!("{layer}.{suffix}")),
+        };
+        if !shape.is_known() || shape.is_empty() {
+            return Err(Error::invalid(format!("the shape of parameter '{name}' must be known"))
+                .expected("sizes above 0")
+                .got(shape));
+        }
+        if let Some(found) = self.main.program.find_var(&name) {
+            return self.shared(found, &name, shape, dtype);
+        }
+        let param = Param {
+            trainable: attr.trainable,
+            learning_rate: attr.learning_rate,
+            regularizer: attr.regularizer,
+            need_clip: attr.need_clip,
+            is_distributed: attr.is_distributed,
+        };
+        let var = fleet_ir::Var::parameter(name, dtype, shape, param);
+        let filled = self.startup.program.add_var(Program::ROOT, var.clone())?;
+        attr.initializer.as_ref().unwrap_or(default).emit(&mut self.startup, filled)?;
+        self.main.program.add_var(Program::ROOT, var)
+    }
+
+    fn shared(&self, found: VarId, name: &str, shape: Shape, dtype: DType) -> Result<VarId> {
+        let var = self.main.program.var(found);
+        if var.is_parameter() && var.shape == shape && var.dtype == dtype {
+            return Ok(found);
+        }
+        let held = if var.is_parameter() { "parameter" } else { "variable" };
+        Err(Error::invalid(format!("'{name}' exists already and cannot be shared"))
+            .expected(format!("a parameter {dtype}{shape}"))
+            .got(format!("a {held} {}{}", var.dtype, var.shape)))
+    }
+
+    /// A persistable variable in both programs, filled with `value` by the startup program.
+    pub fn global_var(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        dtype: DType,
+        value: f64,
+    ) -> Result<VarId> {
+        global_var(&mut self.main, &mut self.startup, name, shape, dtype, value)
+    }
+
+    pub fn act(&mut self, x: VarId, act: Option<&Act>, layer: &str) -> Result<VarId> {
+        match act {
+            Some(act) => act.emit(&mut self.main, x, Some(layer)),
+            None => Ok(x),
+        }
+    }
+}
+
+/// See [`Build::global_var`]; optimizers, which have no network at hand, use it too.
+pub(crate) fn global_var(
+    main: &mut Emit<'_>,
+    startup: &mut Emit<'_>,
+    name: &str,
+    shape: Shape,
+    dtype: DType,
+    value: f64,
+) -> Result<VarId> {
+    let shape = Shape::new(&shape)?;
+    if !shape.is_known() {
+        return Err(Error::invalid(format!("the shape of '{name}' must be known")).got(shape));
+    }
+    let var = fleet_ir::Var::persistable(name, dtype, shape);
+    let filled = startup.program.add_var(Program::ROOT, var.clone())?;
+    Init::Constant(value).emit(startup, filled)?;
+    main.program.add_var(Program::ROOT, var)
+}

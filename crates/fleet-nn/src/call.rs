@@ -1,0 +1,142 @@
+//! Any op by name: the way to ops that have no method.
+
+use crate::{Net, Var};
+use fleet_base::Result;
+use fleet_ir::{Attr, OpId, VarId};
+use std::panic::Location;
+
+/// An op being written; see [`Net::op`].
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let logits = net.data("logits", [-1, 10], DType::F32);
+/// let label = net.data("label", [-1, 1], DType::I64);
+/// let made = net.op("softmax_with_cross_entropy").input("Logits", logits).input("Label", label).done();
+/// let (loss, softmax) = (made.one("Loss"), made.one("Softmax"));
+/// assert_eq!(softmax.shape(), Shape::from([-1, 10]));
+/// # let _ = loss;
+/// ```
+#[must_use = "the op is written by `one`, `many` or `done`"]
+pub struct OpCall<'n> {
+    net: &'n Net,
+    name: &'static str,
+    at: &'static Location<'static>,
+    inputs: Vec<(&'static str, Vec<Var<'n>>)>,
+    outputs: Vec<(&'static str, Vec<Var<'n>>)>,
+    attrs: Vec<(&'static str, Attr)>,
+    layer: Option<String>,
+}
+
+impl<'n> OpCall<'n> {
+    pub(crate) fn new(
+        net: &'n Net,
+        name: &'static str,
+        at: &'static Location<'static>,
+    ) -> OpCall<'n> {
+        OpCall {
+            net,
+            name,
+            at,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            attrs: Vec::new(),
+            layer: None,
+        }
+    }
+
+    pub fn input(self, slot: &'static str, var: Var<'n>) -> Self {
+        self.inputs(slot, &[var])
+    }
+
+    pub fn inputs(mut self, slot: &'static str, vars: &[Var<'n>]) -> Self {
+        self.inputs.push((slot, vars.to_vec()));
+        self
+    }
+
+    pub fn maybe(self, slot: &'static str, var: Option<Var<'n>>) -> Self {
+        match var {
+            Some(var) => self.input(slot, var),
+            None => self,
+        }
+    }
+
+    /// Writes into a variable that exists instead of a new one.
+    pub fn output(mut self, slot: &'static str, var: Var<'n>) -> Self {
+        self.outputs.push((slot, vec![var]));
+        self
+    }
+
+    pub fn attr(mut self, name: &'static str, value: impl Into<Attr>) -> Self {
+        self.attrs.push((name, value.into()));
+        self
+    }
+
+    /// The layer's name: results are called `<name>.tmp_0` and so on.
+    pub fn named(mut self, layer: impl Into<String>) -> Self {
+        self.layer = Some(layer.into());
+        self
+    }
+
+    /// Writes the op and returns the variable of an output slot.
+    pub fn one(self, slot: &str) -> Var<'n> {
+        self.done().one(slot)
+    }
+
+    /// Writes the op and returns the variables of an output slot, `count` of them.
+    pub fn many(self, slot: &str, count: usize) -> Vec<Var<'n>> {
+        self.done().many(slot, count)
+    }
+
+    /// Writes the op.
+    pub fn done(self) -> Outputs<'n> {
+        let net = self.net;
+        Outputs { net, op: net.attempt(self.at, |build| self.emit(build)) }
+    }
+
+    fn emit(&self, build: &mut crate::build::Build<'_>) -> Result<OpId> {
+        let ids = |slots: &[(&'static str, Vec<Var<'n>>)]| -> Result<Vec<(&str, Vec<VarId>)>> {
+            slots.iter().map(|(slot, vars)| Ok((*slot, build.ids(vars)?))).collect()
+        };
+        let (inputs, outputs) = (ids(&self.inputs)?, ids(&self.outputs)?);
+        let layer = build.layer_name(self.name, self.layer.as_deref());
+        let mut call = build.op(self.name)?.named(format!("{layer}.tmp"));
+        for (slot, vars) in inputs {
+            call = call.inputs(slot, &vars);
+        }
+        for (slot, vars) in outputs {
+            call = call.outputs(slot, &vars);
+        }
+        for (name, value) in &self.attrs {
+            call = call.attr(name, value.clone());
+        }
+        call.done()
+    }
+}
+
+/// The results of an op with several.
+#[derive(Clone, Copy)]
+pub struct Outputs<'n> {
+    net: &'n Net,
+    /// None after a mistake in the network.
+    op: Option<OpId>,
+}
+
+impl<'n> Outputs<'n> {
+    /// The first variable of an output slot.
+    pub fn one(&self, slot: &str) -> Var<'n> {
+        self.all(slot).first().copied().unwrap_or_else(|| self.net.dead())
+    }
+
+    /// The variables of an output slot, `count` of them.
+    pub fn many(&self, slot: &str, count: usize) -> Vec<Var<'n>> {
+        let mut found = self.all(slot);
+        found.resize_with(count, || self.net.dead());
+        found
+    }
+
+    fn all(&self, slot: &str) -> Vec<Var<'n>> {
+        let ids = self.op.map(|op| self.net.outputs_of(op, slot)).unwrap_or_default();
+        ids.into_iter().map(|id| self.net.handle(id)).collect()
+    }
+}

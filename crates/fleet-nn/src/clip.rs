@@ -1,0 +1,87 @@
+//! Gradient clips: between the backward pass and the regulariser.
+
+use fleet_base::Result;
+use fleet_ir::VarId;
+use fleet_ops::Emit;
+
+/// How gradients are kept small. Parameters with `need_clip` off stay out.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Sgd::new(0.1).grad_clip(GradClip::GlobalNorm(1.0)))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GradClip {
+    /// Each element held between two values (`ClipGradByValue`).
+    Value { min: f64, max: f64 },
+    /// Each gradient scaled down to this norm (`ClipGradByNorm`).
+    Norm(f64),
+    /// All gradients scaled by one factor, so that together they have at most this norm
+    /// (`ClipGradByGlobalNorm`).
+    GlobalNorm(f64),
+}
+
+/// A parameter, its gradient, and the factor to multiply the gradient by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clipped {
+    pub param: VarId,
+    pub grad: VarId,
+    pub scale: Option<VarId>,
+}
+
+impl GradClip {
+    /// Within `limit` of zero, either way.
+    ///
+    /// ```
+    /// use fleet_nn::GradClip;
+    /// assert_eq!(GradClip::value(1.0), GradClip::Value { min: -1.0, max: 1.0 });
+    /// ```
+    pub fn value(limit: f64) -> GradClip {
+        GradClip::Value { min: -limit, max: limit }
+    }
+
+    /// Emits the clip.
+    pub(crate) fn emit(&self, emit: &mut Emit<'_>, grads: &mut [Clipped]) -> Result<()> {
+        let program = &*emit.program;
+        let wanted: Vec<usize> = (0..grads.len())
+            .filter(|at| program.var(grads[*at].param).param.as_ref().is_none_or(|p| p.need_clip))
+            .collect();
+        match *self {
+            GradClip::Value { min, max } => {
+                for at in wanted {
+                    let call = emit.named_op("clip")?.input("X", grads[at].grad);
+                    grads[at].grad = call.attr("min", min).attr("max", max).one("Out")?;
+                }
+            }
+            GradClip::Norm(limit) => {
+                for at in wanted {
+                    let call = emit.named_op("clip_by_norm")?.input("X", grads[at].grad);
+                    grads[at].grad = call.attr("max_norm", limit).one("Out")?;
+                }
+            }
+            GradClip::GlobalNorm(limit) if !wanted.is_empty() => {
+                let scale = global_scale(emit, grads, &wanted, limit)?;
+                wanted.iter().for_each(|at| grads[*at].scale = Some(scale));
+            }
+            GradClip::GlobalNorm(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// `limit / max(limit, norm of all)`: update ops multiply by it, so no gradient is written twice.
+fn global_scale(
+    emit: &mut Emit<'_>,
+    grads: &[Clipped],
+    wanted: &[usize],
+    limit: f64,
+) -> Result<VarId> {
+    let mut squares = Vec::with_capacity(wanted.len());
+    for at in wanted {
+        squares.push(emit.named_op("squared_l2_norm")?.input("X", grads[*at].grad).one("Out")?);
+    }
+    emit.named_op("global_norm_scale")?.inputs("X", &squares).attr("clip_norm", limit).one("Out")
+}

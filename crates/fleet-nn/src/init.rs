@@ -1,0 +1,176 @@
+//! How parameters start: one op in the startup program each.
+
+use fleet_base::{Error, Result};
+use fleet_ir::VarId;
+use fleet_ops::Emit;
+use fleet_tensor::Shape;
+
+/// The initial value of a parameter.
+///
+/// The scaled kinds follow the number of inputs and outputs of a weight: `[in, out]` for a matrix,
+/// `[out, in, kh, kw]` for a filter, where the window multiplies both.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 13], DType::F32);
+/// x.fc(Fc::new(4).weight(Init::kaiming_normal()).bias(Init::Constant(0.1)));
+/// let (_, op) = net.build()?.startup.root_ops().next().map(|(i, op)| (i, op.clone())).unwrap();
+/// assert_eq!((op.name(), op.attr_float("std")), ("gaussian_random", (2.0f64 / 13.0).sqrt()));
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Init {
+    Constant(f64),
+    Uniform {
+        low: f64,
+        high: f64,
+    },
+    Normal {
+        mean: f64,
+        std: f64,
+    },
+    /// Normal, drawn again beyond two standard deviations.
+    TruncatedNormal {
+        mean: f64,
+        std: f64,
+    },
+    /// Uniform within `sqrt(6 / (fan_in + fan_out))`.
+    XavierUniform {
+        fan_in: Option<f64>,
+        fan_out: Option<f64>,
+    },
+    /// Normal with `sqrt(2 / (fan_in + fan_out))`.
+    XavierNormal {
+        fan_in: Option<f64>,
+        fan_out: Option<f64>,
+    },
+    /// Uniform within `sqrt(6 / fan_in)`.
+    KaimingUniform {
+        fan_in: Option<f64>,
+    },
+    /// Normal with `sqrt(2 / fan_in)`.
+    KaimingNormal {
+        fan_in: Option<f64>,
+    },
+    /// These values, row by row.
+    Assign(Vec<f64>),
+}
+
+impl Init {
+    pub(crate) const XAVIER_UNIFORM: Init = Init::XavierUniform { fan_in: None, fan_out: None };
+
+    pub fn uniform(low: f64, high: f64) -> Init {
+        Init::Uniform { low, high }
+    }
+
+    pub fn normal(mean: f64, std: f64) -> Init {
+        Init::Normal { mean, std }
+    }
+
+    pub fn truncated_normal(mean: f64, std: f64) -> Init {
+        Init::TruncatedNormal { mean, std }
+    }
+
+    pub fn xavier_uniform() -> Init {
+        Init::XAVIER_UNIFORM
+    }
+
+    pub fn xavier_normal() -> Init {
+        Init::XavierNormal { fan_in: None, fan_out: None }
+    }
+
+    pub fn kaiming_uniform() -> Init {
+        Init::KaimingUniform { fan_in: None }
+    }
+
+    pub fn kaiming_normal() -> Init {
+        Init::KaimingNormal { fan_in: None }
+    }
+
+    /// The same distribution for a weight of this shape, its scale a plain number.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let bound = (6.0f64 / 1128.0).sqrt();
+    /// let scaled = Init::xavier_uniform().scaled(&Shape::from([1000, 128]));
+    /// assert_eq!(scaled, Init::uniform(-bound, bound));
+    /// ```
+    pub fn scaled(&self, shape: &Shape) -> Init {
+        let (ins, outs) = fans(shape);
+        let xavier = |fan_in: &Option<f64>, fan_out: &Option<f64>| {
+            fan_in.unwrap_or(ins) + fan_out.unwrap_or(outs)
+        };
+        match self {
+            Init::XavierUniform { fan_in, fan_out } => {
+                let bound = (6.0 / xavier(fan_in, fan_out)).sqrt();
+                Init::uniform(-bound, bound)
+            }
+            Init::XavierNormal { fan_in, fan_out } => {
+                Init::normal(0.0, (2.0 / xavier(fan_in, fan_out)).sqrt())
+            }
+            Init::KaimingUniform { fan_in } => {
+                let bound = (6.0 / fan_in.unwrap_or(ins)).sqrt();
+                Init::uniform(-bound, bound)
+            }
+            Init::KaimingNormal { fan_in } => {
+                Init::normal(0.0, (2.0 / fan_in.unwrap_or(ins)).sqrt())
+            }
+            plain => plain.clone(),
+        }
+    }
+
+    /// Emits the op that fills `var`.
+    pub(crate) fn emit(&self, startup: &mut Emit<'_>, var: VarId) -> Result<()> {
+        let meta = startup.meta(var);
+        let shape = meta.shape.to_vec();
+        let (name, attrs): (&str, Vec<(&str, f64)>) = match self.scaled(&meta.shape) {
+            Init::Constant(value) => ("fill_constant", vec![("value", value)]),
+            Init::Uniform { low, high } => ("uniform_random", vec![("min", low), ("max", high)]),
+            Init::Normal { mean, std } => ("gaussian_random", vec![("mean", mean), ("std", std)]),
+            Init::TruncatedNormal { mean, std } => {
+                ("truncated_gaussian_random", vec![("mean", mean), ("std", std)])
+            }
+            Init::Assign(values) => return assign(startup, var, &values),
+            _ => return Err(Error::internal("an initialiser is still unscaled")),
+        };
+        let random = name != "fill_constant";
+        let stream = if random { startup.program.next_stream() } else { 0 };
+        let mut call = startup.named_op(name)?.attr("shape", shape).attr("dtype", meta.dtype);
+        for (attr, value) in attrs {
+            call = call.attr(attr, value);
+        }
+        if random {
+            call = call.attr("stream", stream as i64);
+        }
+        call.output("Out", var).done()?;
+        Ok(())
+    }
+}
+
+fn assign(startup: &mut Emit<'_>, var: VarId, values: &[f64]) -> Result<()> {
+    let meta = startup.meta(var);
+    if meta.shape.numel() != Some(values.len()) {
+        let name = startup.program.var_name(var);
+        return Err(Error::invalid(format!("wrong number of initial values for '{name}'"))
+            .expected(format!("those of shape {}", meta.shape))
+            .got(values.len()));
+    }
+    let call = startup.named_op("assign_value")?.attr("shape", meta.shape.to_vec());
+    call.attr("dtype", meta.dtype).attr("values", values.to_vec()).output("Out", var).done()?;
+    Ok(())
+}
+
+/// Inputs and outputs of one unit of a weight.
+fn fans(shape: &Shape) -> (f64, f64) {
+    let dims: Vec<f64> = shape.iter().map(|dim| *dim as f64).collect();
+    match dims.as_slice() {
+        [] => (1.0, 1.0),
+        [only] => (*only, *only),
+        [ins, outs] => (*ins, *outs),
+        [outs, ins, window @ ..] => {
+            let window: f64 = window.iter().product();
+            (ins * window, outs * window)
+        }
+    }
+}

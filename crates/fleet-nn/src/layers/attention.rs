@@ -1,0 +1,98 @@
+//! Scaled dot-product attention, fused: no matrix of scores is kept.
+
+use crate::build::Build;
+use crate::{OpCall, Var};
+use fleet_base::Result;
+use std::panic::Location;
+
+/// Options of attention.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let q = net.data("q", [-1, 128, 12, 64], DType::F32);
+/// let y = q.attention(q, q, Attention::new().causal());
+/// assert_eq!(y.shape(), Shape::from([-1, 128, 12, 64]));
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attention<'n> {
+    /// Each place sees itself and what comes before.
+    pub causal: bool,
+    /// Of the scores; 0 stands for `1 / sqrt(D)`.
+    pub scale: f64,
+    /// Added to the scores.
+    pub mask: Option<Var<'n>>,
+    /// Of the weights.
+    pub dropout: f64,
+}
+
+impl<'n> Attention<'n> {
+    pub fn new() -> Attention<'n> {
+        Attention::default()
+    }
+
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    pub fn mask(mut self, mask: Var<'n>) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
+    pub fn dropout(mut self, prob: f64) -> Self {
+        self.dropout = prob;
+        self
+    }
+
+    fn attrs(&self, call: OpCall<'n>, stream: i64) -> OpCall<'n> {
+        let call = call.maybe("Mask", self.mask).attr("scale", self.scale);
+        let call = call.attr("causal", self.causal);
+        match self.dropout {
+            0.0 => call,
+            prob => call.attr("dropout_prob", prob).attr("stream", stream),
+        }
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Attention of the queries `self` over keys and values, all `[batch, length, heads, width]`.
+    #[track_caller]
+    pub fn attention(self, key: Var<'n>, value: Var<'n>, with: Attention<'n>) -> Var<'n> {
+        let stream = self.attention_stream(&with);
+        let call = self.net.op("flash_attn").input("Q", self).input("K", key).input("V", value);
+        with.attrs(call, stream).one("Out")
+    }
+
+    /// Attention over itself, queries, keys and values in one: `[batch, length, 3, heads, width]`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let qkv = net.data("qkv", [-1, 128, 3, 12, 64], DType::F32);
+    /// let y = qkv.attention_packed(Attention::new());
+    /// assert_eq!(y.shape(), Shape::from([-1, 128, 12, 64]));
+    /// ```
+    #[track_caller]
+    pub fn attention_packed(self, with: Attention<'n>) -> Var<'n> {
+        let stream = self.attention_stream(&with);
+        let call = self.net.op("flash_attn_qkvpacked").input("QKV", self);
+        with.attrs(call, stream).one("Out")
+    }
+
+    /// A stream for the dropout of the weights, if there is any.
+    #[track_caller]
+    fn attention_stream(self, with: &Attention<'n>) -> i64 {
+        if with.dropout == 0.0 {
+            return 0;
+        }
+        let next = |b: &mut Build<'_>| -> Result<i64> { Ok(b.main.program.next_stream() as i64) };
+        self.net.attempt(Location::caller(), next).unwrap_or(0)
+    }
+}

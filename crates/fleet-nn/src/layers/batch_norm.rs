@@ -1,0 +1,151 @@
+//! Batch normalisation.
+
+use crate::build::Build;
+use crate::layers::DataFormat;
+use crate::{Act, Init, ParamAttr, Var};
+use fleet_base::Result;
+use fleet_ir::VarId;
+use std::panic::Location;
+
+/// Options of batch normalisation. Scale and shift are trained (`.w_0`, `.b_0`); the moving mean and
+/// variance (`.w_1`, `.w_2`) follow the batches.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 64, 56, 56], DType::F32);
+/// let y = x.batch_norm(BatchNorm::new().act(Act::Relu));
+/// assert_eq!(net.var("batch_norm_0.w_2").shape(), Shape::from([64]));
+/// # let _ = y;
+/// ```
+#[derive(Clone, Debug)]
+pub struct BatchNorm {
+    pub act: Option<Act>,
+    pub momentum: f64,
+    pub epsilon: f64,
+    pub scale: ParamAttr,
+    pub shift: ParamAttr,
+    pub moving_mean_name: Option<String>,
+    pub moving_variance_name: Option<String>,
+    /// Normalise by the moving averages in training too.
+    pub use_global_stats: bool,
+    pub data_format: DataFormat,
+    pub name: Option<String>,
+}
+
+impl Default for BatchNorm {
+    fn default() -> Self {
+        BatchNorm::new()
+    }
+}
+
+impl BatchNorm {
+    pub fn new() -> BatchNorm {
+        BatchNorm {
+            act: None,
+            momentum: 0.9,
+            epsilon: 1e-5,
+            scale: ParamAttr::new(),
+            shift: ParamAttr::new(),
+            moving_mean_name: None,
+            moving_variance_name: None,
+            use_global_stats: false,
+            data_format: DataFormat::Nchw,
+            name: None,
+        }
+    }
+
+    pub fn act(mut self, act: Act) -> Self {
+        self.act = Some(act);
+        self
+    }
+
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.epsilon = epsilon;
+        self
+    }
+
+    pub fn scale(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.scale = attr.into();
+        self
+    }
+
+    pub fn shift(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.shift = attr.into();
+        self
+    }
+
+    /// Names of the moving mean and variance.
+    pub fn moving(mut self, mean: impl Into<String>, variance: impl Into<String>) -> Self {
+        self.moving_mean_name = Some(mean.into());
+        self.moving_variance_name = Some(variance.into());
+        self
+    }
+
+    pub fn use_global_stats(mut self, on: bool) -> Self {
+        self.use_global_stats = on;
+        self
+    }
+
+    pub fn data_format(mut self, format: DataFormat) -> Self {
+        self.data_format = format;
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    fn emit(&self, b: &mut Build<'_>, x: VarId) -> Result<VarId> {
+        let shape = b.shape(x);
+        let channels = b.known_dim("batch_norm", &shape, self.data_format.channel_axis())?;
+        let layer = b.layer_name("batch_norm", self.name.as_deref());
+        // Statistics stay in single precision whatever the input is.
+        let dtype = fleet_tensor::DType::F32;
+        let one = Init::Constant(1.0);
+        let zero = Init::Constant(0.0);
+        let scale = b.parameter(&layer, "w", &self.scale, [channels], dtype, &one)?;
+        let shift = b.parameter(&layer, "b", &self.shift, [channels], dtype, &zero)?;
+        let moving = |name: &Option<String>| ParamAttr {
+            name: name.clone(),
+            trainable: false,
+            ..ParamAttr::new()
+        };
+        let attr = moving(&self.moving_mean_name);
+        let mean = b.parameter(&layer, "w", &attr, [channels], dtype, &zero)?;
+        let attr = moving(&self.moving_variance_name);
+        let variance = b.parameter(&layer, "w", &attr, [channels], dtype, &one)?;
+        let call = b.op("batch_norm")?.input("X", x).input("Scale", scale).input("Bias", shift);
+        let call = call.input("Mean", mean).input("Variance", variance);
+        let call = call.output("MeanOut", mean).output("VarianceOut", variance);
+        let call = call.attr("momentum", self.momentum).attr("epsilon", self.epsilon);
+        let call = call.attr("use_global_stats", self.use_global_stats);
+        let call = call.attr("data_layout", self.data_format.name());
+        let out = call.named(format!("{layer}.tmp")).one("Y")?;
+        b.act(out, self.act.as_ref(), &layer)
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Batch normalisation of the channels.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 64, 56, 56], DType::F32).batch_norm(BatchNorm::new());
+    /// assert_eq!(y.shape(), Shape::from([-1, 64, 56, 56]));
+    /// ```
+    #[track_caller]
+    pub fn batch_norm(self, with: BatchNorm) -> Var<'n> {
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            with.emit(b, x)
+        })
+    }
+}

@@ -1,0 +1,246 @@
+//! Two-dimensional convolution.
+
+use crate::build::Build;
+use crate::layers::DataFormat;
+use crate::{Act, Init, ParamAttr, Var};
+use fleet_base::{Error, Result};
+use fleet_ir::VarId;
+use std::panic::Location;
+
+/// A size along height and width; one number stands for both.
+///
+/// ```
+/// use fleet_nn::layers::Pair;
+/// assert_eq!(Pair::from(3), Pair::from([3, 3]));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair(pub [i64; 2]);
+
+impl From<i64> for Pair {
+    fn from(size: i64) -> Pair {
+        Pair([size, size])
+    }
+}
+
+impl From<i32> for Pair {
+    fn from(size: i32) -> Pair {
+        Pair::from(i64::from(size))
+    }
+}
+
+impl From<[i64; 2]> for Pair {
+    fn from(sizes: [i64; 2]) -> Pair {
+        Pair(sizes)
+    }
+}
+
+/// What stands around the image.
+///
+/// ```
+/// use fleet_nn::layers::Padding;
+/// assert_eq!(Padding::from(1), Padding::Explicit(vec![1, 1]));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Padding {
+    /// Height and width, or top, bottom, left, right.
+    Explicit(Vec<i64>),
+    /// So much that the output is the input divided by the stride.
+    Same,
+    /// None.
+    Valid,
+}
+
+impl Padding {
+    /// The attributes `paddings` and `padding_algorithm`.
+    pub(crate) fn attrs(&self) -> (Vec<i64>, &'static str) {
+        match self {
+            Padding::Explicit(sizes) => (sizes.clone(), "EXPLICIT"),
+            Padding::Same => (vec![0, 0], "SAME"),
+            Padding::Valid => (vec![0, 0], "VALID"),
+        }
+    }
+}
+
+impl From<i64> for Padding {
+    fn from(size: i64) -> Padding {
+        Padding::Explicit(vec![size, size])
+    }
+}
+
+impl From<i32> for Padding {
+    fn from(size: i32) -> Padding {
+        Padding::from(i64::from(size))
+    }
+}
+
+impl From<[i64; 2]> for Padding {
+    fn from(sizes: [i64; 2]) -> Padding {
+        Padding::Explicit(sizes.to_vec())
+    }
+}
+
+impl From<[i64; 4]> for Padding {
+    fn from(sizes: [i64; 4]) -> Padding {
+        Padding::Explicit(sizes.to_vec())
+    }
+}
+
+/// Options of a convolution.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let image = net.data("image", [-1, 3, 224, 224], DType::F32);
+/// let y = image.conv2d(Conv2d::new(64, 7).stride(2).padding(3).no_bias().act(Act::Relu));
+/// assert_eq!(y.shape(), Shape::from([-1, 64, 112, 112]));
+/// assert_eq!(net.var("conv2d_0.w_0").shape(), Shape::from([64, 3, 7, 7]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Conv2d {
+    pub num_filters: i64,
+    pub filter_size: [i64; 2],
+    pub stride: [i64; 2],
+    pub padding: Padding,
+    pub dilation: [i64; 2],
+    /// As many as there are channels: each has filters of its own.
+    pub groups: i64,
+    pub act: Option<Act>,
+    pub weight: ParamAttr,
+    pub bias: Option<ParamAttr>,
+    pub data_format: DataFormat,
+    pub name: Option<String>,
+}
+
+impl Conv2d {
+    pub fn new(num_filters: i64, filter_size: impl Into<Pair>) -> Conv2d {
+        Conv2d {
+            num_filters,
+            filter_size: filter_size.into().0,
+            stride: [1, 1],
+            padding: Padding::from(0),
+            dilation: [1, 1],
+            groups: 1,
+            act: None,
+            weight: ParamAttr::new(),
+            bias: Some(ParamAttr::new()),
+            data_format: DataFormat::Nchw,
+            name: None,
+        }
+    }
+
+    pub fn stride(mut self, stride: impl Into<Pair>) -> Self {
+        self.stride = stride.into().0;
+        self
+    }
+
+    pub fn padding(mut self, padding: impl Into<Padding>) -> Self {
+        self.padding = padding.into();
+        self
+    }
+
+    pub fn dilation(mut self, dilation: impl Into<Pair>) -> Self {
+        self.dilation = dilation.into().0;
+        self
+    }
+
+    pub fn groups(mut self, groups: i64) -> Self {
+        self.groups = groups;
+        self
+    }
+
+    pub fn act(mut self, act: Act) -> Self {
+        self.act = Some(act);
+        self
+    }
+
+    pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.weight = attr.into();
+        self
+    }
+
+    pub fn bias(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.bias = Some(attr.into());
+        self
+    }
+
+    pub fn no_bias(mut self) -> Self {
+        self.bias = None;
+        self
+    }
+
+    pub fn data_format(mut self, format: DataFormat) -> Self {
+        self.data_format = format;
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    fn emit(&self, b: &mut Build<'_>, x: VarId) -> Result<VarId> {
+        let meta = b.meta(x);
+        if meta.shape.rank() != 4 {
+            return Err(Error::invalid("conv2d wants images")
+                .expected("4 dimensions")
+                .got(meta.shape));
+        }
+        let channels = b.known_dim("conv2d", &meta.shape, self.data_format.channel_axis())?;
+        self.check(channels)?;
+        let layer = b.layer_name("conv2d", self.name.as_deref());
+        let [kh, kw] = self.filter_size;
+        let init = Init::normal(0.0, (2.0 / (kh * kw * channels) as f64).sqrt());
+        let shape = [self.num_filters, channels / self.groups, kh, kw];
+        let filter = b.parameter(&layer, "w", &self.weight, shape, meta.dtype, &init)?;
+        let bias = match &self.bias {
+            Some(attr) => {
+                let zero = Init::Constant(0.0);
+                Some(b.parameter(&layer, "b", attr, [self.num_filters], meta.dtype, &zero)?)
+            }
+            None => None,
+        };
+        let depthwise = self.groups > 1 && self.groups == channels;
+        let op = if depthwise { "depthwise_conv2d" } else { "conv2d" };
+        let (paddings, algorithm) = self.padding.attrs();
+        let call = b.op(op)?.input("Input", x).input("Filter", filter).maybe("Bias", bias);
+        let call = call.attr("strides", self.stride.to_vec()).attr("paddings", paddings);
+        let call = call.attr("padding_algorithm", algorithm);
+        let call = call.attr("dilations", self.dilation.to_vec()).attr("groups", self.groups);
+        let call = call.attr("data_format", self.data_format.name());
+        let out = call.named(format!("{layer}.tmp")).one("Output")?;
+        b.act(out, self.act.as_ref(), &layer)
+    }
+
+    fn check(&self, channels: i64) -> Result<()> {
+        if self.num_filters <= 0 || self.filter_size.iter().any(|size| *size <= 0) {
+            return Err(Error::invalid("wrong filters of conv2d")
+                .expected("1 or more, of size 1 or more")
+                .got(format!("{} of {:?}", self.num_filters, self.filter_size)));
+        }
+        let groups = self.groups;
+        if groups <= 0 || channels % groups != 0 || self.num_filters % groups != 0 {
+            return Err(Error::invalid("wrong number of groups of conv2d")
+                .expected(format!("a divisor of {channels} and of {}", self.num_filters))
+                .got(groups));
+        }
+        Ok(())
+    }
+}
+
+impl<'n> Var<'n> {
+    /// A convolution over images.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("image", [-1, 1, 28, 28], DType::F32).conv2d(Conv2d::new(6, 5).padding(2));
+    /// assert_eq!(y.shape(), Shape::from([-1, 6, 28, 28]));
+    /// ```
+    #[track_caller]
+    pub fn conv2d(self, with: Conv2d) -> Var<'n> {
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            with.emit(b, x)
+        })
+    }
+}

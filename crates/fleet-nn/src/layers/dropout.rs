@@ -1,0 +1,78 @@
+//! Dropout.
+
+use crate::Var;
+use fleet_base::Error;
+use std::panic::Location;
+
+/// Options of dropout. A plain number is the probability of a zero.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 13], DType::F32);
+/// let y = x.dropout(Dropout::new(0.5).downgrade_in_infer());
+/// assert_eq!(y.shape(), x.shape());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    pub prob: f64,
+    /// Scale at inference instead of in training.
+    pub downgrade_in_infer: bool,
+    /// Of this layer's numbers; 0 takes the program's.
+    pub seed: i64,
+}
+
+impl Dropout {
+    pub fn new(prob: f64) -> Dropout {
+        Dropout { prob, downgrade_in_infer: false, seed: 0 }
+    }
+
+    pub fn downgrade_in_infer(mut self) -> Self {
+        self.downgrade_in_infer = true;
+        self
+    }
+
+    pub fn seed(mut self, seed: i64) -> Self {
+        self.seed = seed;
+        self
+    }
+}
+
+impl From<f64> for Dropout {
+    fn from(prob: f64) -> Dropout {
+        Dropout::new(prob)
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Zeros elements at random while training, and scales the others up. Probability 0 adds no op.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 13], DType::F32).dropout(0.1);
+    /// assert_eq!(y.name(), "dropout_0.tmp_0");
+    /// ```
+    #[track_caller]
+    pub fn dropout(self, with: impl Into<Dropout>) -> Var<'n> {
+        let with = with.into();
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            if !(0.0..=1.0).contains(&with.prob) {
+                return Err(Error::invalid("wrong probability of dropout")
+                    .expected("0 to 1")
+                    .got(with.prob));
+            }
+            if with.prob == 0.0 {
+                return Ok(x);
+            }
+            let stream = b.main.program.next_stream() as i64;
+            let kind =
+                if with.downgrade_in_infer { "downgrade_in_infer" } else { "upscale_in_train" };
+            let layer = b.layer_name("dropout", None);
+            let call = b.op("dropout")?.input("X", x).attr("dropout_prob", with.prob);
+            let call = call.attr("dropout_implementation", kind).attr("seed", with.seed);
+            call.attr("stream", stream).named(format!("{layer}.tmp")).one("Out")
+        })
+    }
+}

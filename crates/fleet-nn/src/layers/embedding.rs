@@ -1,0 +1,137 @@
+//! Embedding tables that live in the program.
+
+use crate::build::Build;
+use crate::{Init, ParamAttr, Var};
+use fleet_base::{Error, Result};
+use fleet_ir::VarId;
+use fleet_tensor::DType;
+use std::panic::Location;
+
+/// Options of an embedding: a table of `[vocabulary, width]`.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let ids = net.data("ids", [-1, 26], DType::I64);
+/// let rows = ids.embedding(Embedding::new(1_000_000, 16).sparse().weight(Init::uniform(-0.01, 0.01)));
+/// assert_eq!(rows.shape(), Shape::from([-1, 26, 16]));
+/// assert_eq!(net.var("embedding_0.w_0").shape(), Shape::from([1_000_000, 16]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    pub size: [i64; 2],
+    /// The gradient is the rows in use, and only they are updated.
+    pub is_sparse: bool,
+    /// The table lives on parameter servers where there are any.
+    pub is_distributed: bool,
+    /// The id whose row is zero and stays so; negative counts from the end.
+    pub padding_idx: Option<i64>,
+    pub dtype: DType,
+    pub weight: ParamAttr,
+    pub name: Option<String>,
+}
+
+impl Embedding {
+    pub fn new(vocabulary: impl TryInto<i64>, width: impl TryInto<i64>) -> Embedding {
+        Embedding {
+            // A size that does not fit is as wrong as a negative one, and is refused with it.
+            size: [vocabulary.try_into().unwrap_or(-1), width.try_into().unwrap_or(-1)],
+            is_sparse: false,
+            is_distributed: false,
+            padding_idx: None,
+            dtype: DType::F32,
+            weight: ParamAttr::new(),
+            name: None,
+        }
+    }
+
+    pub fn sparse(mut self) -> Self {
+        self.is_sparse = true;
+        self
+    }
+
+    pub fn distributed(mut self) -> Self {
+        self.is_distributed = true;
+        self
+    }
+
+    pub fn padding_idx(mut self, id: i64) -> Self {
+        self.padding_idx = Some(id);
+        self
+    }
+
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.weight = attr.into();
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Emits the lookup; `entry` and `class` are for parameter servers.
+    pub(super) fn emit(
+        &self,
+        b: &mut Build<'_>,
+        ids: VarId,
+        kind: &str,
+        entry: &str,
+        class: &str,
+    ) -> Result<VarId> {
+        let padding = self.padding(kind)?;
+        let layer = b.layer_name(kind, self.name.as_deref());
+        let mut attr = self.weight.clone();
+        attr.is_distributed |= self.is_distributed;
+        let table =
+            b.parameter(&layer, "w", &attr, self.size, self.dtype, &Init::XAVIER_UNIFORM)?;
+        let call = b.op("lookup_table_v2")?.input("W", table).input("Ids", ids);
+        let call = call.attr("padding_idx", padding).attr("is_sparse", self.is_sparse);
+        let call = call.attr("is_distributed", self.is_distributed);
+        let call = call.attr("entry", entry).attr("table_class", class);
+        call.named(format!("{layer}.tmp")).one("Out")
+    }
+
+    /// The attribute `padding_idx`: -1 for none.
+    fn padding(&self, kind: &str) -> Result<i64> {
+        let vocabulary = self.size[0];
+        let Some(id) = self.padding_idx else { return Ok(-1) };
+        let place = if id < 0 { id + vocabulary } else { id };
+        if (0..vocabulary).contains(&place) {
+            return Ok(place);
+        }
+        Err(Error::invalid(format!("wrong padding_idx of {kind}"))
+            .expected(format!("{} to {}", -vocabulary, vocabulary - 1))
+            .got(id))
+    }
+}
+
+impl From<[i64; 2]> for Embedding {
+    fn from([vocabulary, width]: [i64; 2]) -> Embedding {
+        Embedding::new(vocabulary, width)
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Rows of a table, by id.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let rows = net.data("ids", [-1, 1], DType::I64).embedding([1000, 128]);
+    /// assert_eq!(rows.shape(), Shape::from([-1, 1, 128]));
+    /// ```
+    #[track_caller]
+    pub fn embedding(self, with: impl Into<Embedding>) -> Var<'n> {
+        let with = with.into();
+        self.net.attempt_var(Location::caller(), |b| {
+            let ids = b.id(self)?;
+            with.emit(b, ids, "embedding", "", "")
+        })
+    }
+}

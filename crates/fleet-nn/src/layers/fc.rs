@@ -1,0 +1,140 @@
+//! Fully connected layer.
+
+use crate::build::Build;
+use crate::{Act, Init, ParamAttr, Var};
+use fleet_base::{Error, Result};
+use fleet_ir::VarId;
+use std::panic::Location;
+
+/// Options of a fully connected layer: `act(x * w + b)`. A plain number is its size.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 13], DType::F32);
+/// let hidden = x.fc(Fc::new(400).act(Act::Relu).weight(Init::normal(0.0, 0.1)));
+/// let logit = hidden.fc(Fc::new(1).no_bias().name("head"));
+/// assert_eq!(logit.name(), "head.tmp_0");
+/// assert_eq!(net.var("fc_0.w_0").shape(), Shape::from([13, 400]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Fc {
+    pub size: i64,
+    /// Dimensions of the input that stay; the others are the width. Negative counts from the end.
+    pub num_flatten_dims: i64,
+    pub act: Option<Act>,
+    pub weight: ParamAttr,
+    pub bias: Option<ParamAttr>,
+    pub name: Option<String>,
+}
+
+impl Fc {
+    pub fn new(size: impl TryInto<i64>) -> Fc {
+        Fc {
+            // A size that does not fit is as wrong as a negative one, and is refused with it.
+            size: size.try_into().unwrap_or(-1),
+            num_flatten_dims: 1,
+            act: None,
+            weight: ParamAttr::new(),
+            bias: Some(ParamAttr::new()),
+            name: None,
+        }
+    }
+
+    pub fn num_flatten_dims(mut self, dims: i64) -> Self {
+        self.num_flatten_dims = dims;
+        self
+    }
+
+    pub fn act(mut self, act: Act) -> Self {
+        self.act = Some(act);
+        self
+    }
+
+    pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.weight = attr.into();
+        self
+    }
+
+    pub fn bias(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.bias = Some(attr.into());
+        self
+    }
+
+    pub fn no_bias(mut self) -> Self {
+        self.bias = None;
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    pub(crate) fn emit(&self, b: &mut Build<'_>, x: VarId, kind: &str) -> Result<VarId> {
+        if self.size <= 0 {
+            return Err(Error::invalid(format!("wrong size of {kind}"))
+                .expected("1 or more")
+                .got(self.size));
+        }
+        let layer = b.layer_name(kind, self.name.as_deref());
+        let meta = b.meta(x);
+        let rank = meta.shape.rank() as i64;
+        let kept = self.num_flatten_dims + if self.num_flatten_dims < 0 { rank } else { 0 };
+        if kept < 1 || kept >= rank {
+            return Err(Error::invalid(format!("wrong num_flatten_dims of {kind}"))
+                .expected(format!("1 to {} for an input of shape {}", rank - 1, meta.shape))
+                .got(self.num_flatten_dims));
+        }
+        let width = b.known_tail(kind, &meta.shape, kept as usize)?;
+        let shape = [width, self.size];
+        let w = b.parameter(&layer, "w", &self.weight, shape, meta.dtype, &Init::XAVIER_UNIFORM)?;
+        let stem = format!("{layer}.tmp");
+        let call = b.op("mul")?.input("X", x).input("Y", w).attr("x_num_col_dims", kept);
+        let mut out = call.named(&stem).one("Out")?;
+        if let Some(bias) = &self.bias {
+            let init = Init::Constant(0.0);
+            let bias = b.parameter(&layer, "b", bias, [self.size], meta.dtype, &init)?;
+            let call = b.op("elementwise_add")?.input("X", out).input("Y", bias);
+            out = call.attr("axis", kept).named(&stem).one("Out")?;
+        }
+        b.act(out, self.act.as_ref(), &layer)
+    }
+}
+
+impl From<usize> for Fc {
+    fn from(size: usize) -> Fc {
+        Fc::new(size)
+    }
+}
+
+impl From<i64> for Fc {
+    fn from(size: i64) -> Fc {
+        Fc::new(size)
+    }
+}
+
+impl From<i32> for Fc {
+    fn from(size: i32) -> Fc {
+        Fc::new(size)
+    }
+}
+
+impl<'n> Var<'n> {
+    /// A fully connected layer: `x.fc(400)`, or with options `x.fc(Fc::new(400).act(Act::Relu))`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 13], DType::F32).fc(400).relu();
+    /// assert_eq!(y.shape(), Shape::from([-1, 400]));
+    /// ```
+    #[track_caller]
+    pub fn fc(self, with: impl Into<Fc>) -> Var<'n> {
+        let fc = with.into();
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            fc.emit(b, x, "fc")
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! Layer normalisation.
+
+use crate::build::Build;
+use crate::{Act, Init, ParamAttr, Var};
+use fleet_base::Result;
+use fleet_ir::VarId;
+use fleet_tensor::DType;
+use std::panic::Location;
+
+/// Options of layer normalisation.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 128, 768], DType::F32);
+/// let y = x.layer_norm(LayerNorm::last().epsilon(1e-12));
+/// assert_eq!(net.var("layer_norm_0.w_0").shape(), Shape::from([768]));
+/// # let _ = y;
+/// ```
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    /// The first of the dimensions that are normalised together; negative counts from the end.
+    pub begin_norm_axis: i64,
+    pub epsilon: f64,
+    pub scale: Option<ParamAttr>,
+    pub shift: Option<ParamAttr>,
+    pub act: Option<Act>,
+    pub name: Option<String>,
+}
+
+impl Default for LayerNorm {
+    fn default() -> Self {
+        LayerNorm::new()
+    }
+}
+
+impl LayerNorm {
+    /// Over every dimension but the first.
+    pub fn new() -> LayerNorm {
+        LayerNorm {
+            begin_norm_axis: 1,
+            epsilon: 1e-5,
+            scale: Some(ParamAttr::new()),
+            shift: Some(ParamAttr::new()),
+            act: None,
+            name: None,
+        }
+    }
+
+    /// Over the last dimension.
+    pub fn last() -> LayerNorm {
+        LayerNorm { begin_norm_axis: -1, ..LayerNorm::new() }
+    }
+
+    pub fn begin_norm_axis(mut self, axis: i64) -> Self {
+        self.begin_norm_axis = axis;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.epsilon = epsilon;
+        self
+    }
+
+    pub fn scale(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.scale = Some(attr.into());
+        self
+    }
+
+    pub fn no_scale(mut self) -> Self {
+        self.scale = None;
+        self
+    }
+
+    pub fn shift(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.shift = Some(attr.into());
+        self
+    }
+
+    pub fn no_shift(mut self) -> Self {
+        self.shift = None;
+        self
+    }
+
+    pub fn act(mut self, act: Act) -> Self {
+        self.act = Some(act);
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    fn emit(&self, b: &mut Build<'_>, x: VarId) -> Result<VarId> {
+        let shape = b.shape(x);
+        let begin = shape.axis(self.begin_norm_axis)?;
+        let width = b.known_tail("layer_norm", &shape, begin)?;
+        let layer = b.layer_name("layer_norm", self.name.as_deref());
+        let mut made = [None, None];
+        let wanted = [("w", &self.scale, 1.0), ("b", &self.shift, 0.0)];
+        for (slot, (suffix, attr, start)) in made.iter_mut().zip(wanted) {
+            if let Some(attr) = attr {
+                let init = Init::Constant(start);
+                *slot = Some(b.parameter(&layer, suffix, attr, [width], DType::F32, &init)?);
+            }
+        }
+        let [scale, shift] = made;
+        let call = b.op("layer_norm")?.input("X", x).maybe("Scale", scale).maybe("Bias", shift);
+        let call = call.attr("epsilon", self.epsilon).attr("begin_norm_axis", begin);
+        let out = call.named(format!("{layer}.tmp")).one("Y")?;
+        b.act(out, self.act.as_ref(), &layer)
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Layer normalisation.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 768], DType::F32).layer_norm(LayerNorm::new());
+    /// assert_eq!(y.shape(), Shape::from([-1, 768]));
+    /// ```
+    #[track_caller]
+    pub fn layer_norm(self, with: LayerNorm) -> Var<'n> {
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            with.emit(b, x)
+        })
+    }
+}

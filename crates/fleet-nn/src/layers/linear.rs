@@ -1,0 +1,81 @@
+//! A linear map of the last dimension.
+
+use crate::layers::Fc;
+use crate::{Act, ParamAttr, Var};
+use std::panic::Location;
+
+/// Options of a linear map of the last dimension; as [`Fc`] but for inputs of any rank.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 128, 768], DType::F32);
+/// let y = x.linear(Linear::new(3072).act(Act::Gelu));
+/// assert_eq!(y.shape(), Shape::from([-1, 128, 3072]));
+/// assert_eq!(net.var("linear_0.w_0").shape(), Shape::from([768, 3072]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Linear(Fc);
+
+impl Linear {
+    pub fn new(size: impl TryInto<i64>) -> Linear {
+        Linear(Fc::new(size).num_flatten_dims(-1))
+    }
+
+    pub fn act(self, act: Act) -> Self {
+        Linear(self.0.act(act))
+    }
+
+    pub fn weight(self, attr: impl Into<ParamAttr>) -> Self {
+        Linear(self.0.weight(attr))
+    }
+
+    pub fn bias(self, attr: impl Into<ParamAttr>) -> Self {
+        Linear(self.0.bias(attr))
+    }
+
+    pub fn no_bias(self) -> Self {
+        Linear(self.0.no_bias())
+    }
+
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Linear(self.0.name(name))
+    }
+}
+
+impl From<usize> for Linear {
+    fn from(size: usize) -> Linear {
+        Linear::new(size)
+    }
+}
+
+impl From<i64> for Linear {
+    fn from(size: i64) -> Linear {
+        Linear::new(size)
+    }
+}
+
+impl From<i32> for Linear {
+    fn from(size: i32) -> Linear {
+        Linear::new(size)
+    }
+}
+
+impl<'n> Var<'n> {
+    /// A linear map of the last dimension.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 128, 768], DType::F32).linear(64);
+    /// assert_eq!(y.shape(), Shape::from([-1, 128, 64]));
+    /// ```
+    #[track_caller]
+    pub fn linear(self, with: impl Into<Linear>) -> Var<'n> {
+        let Linear(fc) = with.into();
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            fc.emit(b, x, "linear")
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! Layers: those with parameters, and those built of several ops. One file each, holding the options
+//! and the method that takes them.
+
+mod attention;
+mod batch_norm;
+mod conv2d;
+mod dropout;
+mod embedding;
+mod fc;
+mod layer_norm;
+mod linear;
+mod multi_head_attention;
+mod pool2d;
+mod sparse_embedding;
+mod transformer;
+
+pub use attention::Attention;
+pub use batch_norm::BatchNorm;
+pub use conv2d::{Conv2d, Padding, Pair};
+pub use dropout::Dropout;
+pub use embedding::Embedding;
+pub use fc::Fc;
+pub use layer_norm::LayerNorm;
+pub use linear::Linear;
+pub use multi_head_attention::MultiHeadAttention;
+pub use pool2d::Pool2d;
+pub use sparse_embedding::{Entry, SparseEmbedding};
+pub use transformer::TransformerLayer;
+
+/// Where the channels of an image stand. Kernels run in the order that suits them whatever is said
+/// here; it states the order of what is fed and fetched.
+///
+/// ```
+/// use fleet_nn::prelude::*;
+/// assert_eq!(DataFormat::default(), DataFormat::Nchw);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DataFormat {
+    #[default]
+    Nchw,
+    Nhwc,
+}
+
+impl DataFormat {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            DataFormat::Nchw => "NCHW",
+            DataFormat::Nhwc => "NHWC",
+        }
+    }
+
+    pub(crate) fn channel_axis(self) -> i64 {
+        match self {
+            DataFormat::Nchw => 1,
+            DataFormat::Nhwc => -1,
+        }
+    }
+}

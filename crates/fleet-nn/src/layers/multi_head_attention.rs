@@ -1,0 +1,120 @@
+//! Multi-head attention: projections, attention, output projection.
+
+use crate::layers::{Attention, Linear};
+use crate::{Init, ParamAttr, Var};
+use fleet_base::Error;
+use std::panic::Location;
+
+/// Options of multi-head attention.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 128, 768], DType::F32);
+/// let y = x.multi_head_attention(MultiHeadAttention::new(12).causal());
+/// assert_eq!(y.shape(), Shape::from([-1, 128, 768]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct MultiHeadAttention<'n> {
+    pub heads: i64,
+    /// Attend over this instead of the input itself.
+    pub over: Option<Var<'n>>,
+    pub causal: bool,
+    pub mask: Option<Var<'n>>,
+    /// Of the attention weights.
+    pub dropout: f64,
+    /// Of every projection's weight.
+    pub init: Option<Init>,
+    /// Projections are called `<name>_qkv_fc` (or `_query_fc`, `_key_fc`, `_value_fc`) and
+    /// `<name>_output_fc`.
+    pub name: Option<String>,
+}
+
+impl<'n> MultiHeadAttention<'n> {
+    pub fn new(heads: i64) -> MultiHeadAttention<'n> {
+        MultiHeadAttention {
+            heads,
+            over: None,
+            causal: false,
+            mask: None,
+            dropout: 0.0,
+            init: None,
+            name: None,
+        }
+    }
+
+    pub fn over(mut self, keys_and_values: Var<'n>) -> Self {
+        self.over = Some(keys_and_values);
+        self
+    }
+
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+
+    pub fn mask(mut self, mask: Var<'n>) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
+    pub fn dropout(mut self, prob: f64) -> Self {
+        self.dropout = prob;
+        self
+    }
+
+    pub fn init(mut self, init: Init) -> Self {
+        self.init = Some(init);
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    fn linear(&self, size: i64, part: &str) -> Linear {
+        let weight = ParamAttr { initializer: self.init.clone(), ..ParamAttr::new() };
+        let linear = Linear::new(size).weight(weight);
+        match &self.name {
+            Some(name) => linear.name(format!("{name}_{part}")),
+            None => linear,
+        }
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Multi-head attention of `[batch, length, hidden]`. Over itself, one product makes queries,
+    /// keys and values.
+    #[track_caller]
+    pub fn multi_head_attention(self, with: MultiHeadAttention<'n>) -> Var<'n> {
+        let shape = self.shape();
+        let hidden = shape.last().copied().unwrap_or(-1);
+        let checked = self.net.attempt(Location::caller(), |_| {
+            if shape.rank() == 3 && with.heads > 0 && hidden > 0 && hidden % with.heads == 0 {
+                return Ok(());
+            }
+            Err(Error::invalid("wrong input of multi-head attention")
+                .expected(format!("[batch, length, a multiple of {} heads]", with.heads))
+                .got(shape))
+        });
+        if checked.is_none() {
+            return self.net.dead();
+        }
+        let width = hidden / with.heads;
+        let attention =
+            Attention { causal: with.causal, scale: 0.0, mask: with.mask, dropout: with.dropout };
+        let mixed = if with.over.is_none() && with.mask.is_none() {
+            let qkv = self.linear(with.linear(3 * hidden, "qkv_fc"));
+            qkv.reshape([0, 0, 3, with.heads, width]).attention_packed(attention)
+        } else {
+            let over = with.over.unwrap_or(self);
+            let query = self.linear(with.linear(hidden, "query_fc"));
+            let key = over.linear(with.linear(hidden, "key_fc"));
+            let value = over.linear(with.linear(hidden, "value_fc"));
+            let split = [0, 0, with.heads, width];
+            query.reshape(split).attention(key.reshape(split), value.reshape(split), attention)
+        };
+        mixed.reshape([0, 0, hidden]).linear(with.linear(hidden, "output_fc"))
+    }
+}

@@ -1,0 +1,133 @@
+//! Two-dimensional pooling.
+
+use crate::Var;
+use crate::layers::{DataFormat, Padding, Pair};
+
+/// Options of a pooling layer.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let image = net.data("image", [-1, 64, 112, 112], DType::F32);
+/// let y = image.pool2d(Pool2d::max(3).stride(2).padding(1));
+/// assert_eq!(y.shape(), Shape::from([-1, 64, 56, 56]));
+/// assert_eq!(y.pool2d(Pool2d::global_avg()).shape(), Shape::from([-1, 64, 1, 1]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Pool2d {
+    pub pool_type: &'static str,
+    pub pool_size: [i64; 2],
+    pub stride: [i64; 2],
+    pub padding: Padding,
+    /// One window over the whole image.
+    pub global: bool,
+    /// As many windows as `pool_size` says, over the whole image.
+    pub adaptive: bool,
+    pub ceil_mode: bool,
+    /// Padding does not count in averages.
+    pub exclusive: bool,
+    pub data_format: DataFormat,
+    pub name: Option<String>,
+}
+
+impl Pool2d {
+    /// The largest element of each window.
+    pub fn max(size: impl Into<Pair>) -> Pool2d {
+        Pool2d::of("max", size.into())
+    }
+
+    /// The mean of each window.
+    pub fn avg(size: impl Into<Pair>) -> Pool2d {
+        Pool2d::of("avg", size.into())
+    }
+
+    /// The mean of each channel.
+    pub fn global_avg() -> Pool2d {
+        Pool2d { global: true, ..Pool2d::avg(1) }
+    }
+
+    /// The mean of each of `size` windows that cover the image.
+    pub fn adaptive_avg(size: impl Into<Pair>) -> Pool2d {
+        Pool2d { adaptive: true, ..Pool2d::avg(size) }
+    }
+
+    fn of(pool_type: &'static str, size: Pair) -> Pool2d {
+        Pool2d {
+            pool_type,
+            pool_size: size.0,
+            stride: [1, 1],
+            padding: Padding::from(0),
+            global: false,
+            adaptive: false,
+            ceil_mode: false,
+            exclusive: true,
+            data_format: DataFormat::Nchw,
+            name: None,
+        }
+    }
+
+    pub fn stride(mut self, stride: impl Into<Pair>) -> Self {
+        self.stride = stride.into().0;
+        self
+    }
+
+    pub fn padding(mut self, padding: impl Into<Padding>) -> Self {
+        self.padding = padding.into();
+        self
+    }
+
+    pub fn ceil_mode(mut self, on: bool) -> Self {
+        self.ceil_mode = on;
+        self
+    }
+
+    pub fn exclusive(mut self, on: bool) -> Self {
+        self.exclusive = on;
+        self
+    }
+
+    pub fn data_format(mut self, format: DataFormat) -> Self {
+        self.data_format = format;
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Pooling over images.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("image", [-1, 6, 28, 28], DType::F32).pool2d(Pool2d::max(2).stride(2));
+    /// assert_eq!(y.shape(), Shape::from([-1, 6, 14, 14]));
+    /// ```
+    #[track_caller]
+    pub fn pool2d(self, with: Pool2d) -> Var<'n> {
+        let (paddings, algorithm) = with.padding.attrs();
+        let mut call = self
+            .net
+            .op("pool2d")
+            .input("X", self)
+            .attr("pooling_type", with.pool_type)
+            .attr("ksize", with.pool_size.to_vec())
+            .attr("strides", with.stride.to_vec())
+            .attr("paddings", paddings)
+            .attr("global_pooling", with.global)
+            .attr("adaptive", with.adaptive)
+            .attr("ceil_mode", with.ceil_mode)
+            .attr("exclusive", with.exclusive)
+            .attr("data_format", with.data_format.name());
+        if algorithm != "EXPLICIT" {
+            call = call.attr("padding_algorithm", algorithm);
+        }
+        match with.name {
+            Some(name) => call.named(name).one("Out"),
+            None => call.one("Out"),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Embedding tables that parameter servers hold, row by row as ids come. In one process they behave
+//! as sparse embeddings of the given size.
+
+use crate::layers::Embedding;
+use crate::{ParamAttr, Var};
+use fleet_base::{Error, Result};
+use fleet_tensor::DType;
+use std::panic::Location;
+
+/// Which ids get a row on the server.
+///
+/// ```
+/// use fleet_nn::prelude::*;
+/// assert_eq!(Entry::Count(10).describe().unwrap(), "count_filter_entry:10");
+/// assert_eq!(Entry::Probability(0.5).describe().unwrap(), "probability_entry:0.5");
+/// assert!(Entry::Probability(1.5).describe().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Entry {
+    /// Those seen so many times.
+    Count(i64),
+    /// Those that win a draw with this probability.
+    Probability(f64),
+    /// Names of the variables that hold shows and clicks.
+    ShowClick { show: String, click: String },
+}
+
+impl Entry {
+    /// The text that table descriptions use.
+    pub fn describe(&self) -> Result<String> {
+        match self {
+            Entry::Count(count) if *count >= 0 => Ok(format!("count_filter_entry:{count}")),
+            Entry::Count(count) => {
+                Err(Error::invalid("count_filter must be a valid integer greater or equal than 0")
+                    .got(count))
+            }
+            Entry::Probability(p) if *p > 0.0 && *p < 1.0 => Ok(format!("probability_entry:{p}")),
+            Entry::Probability(p) => {
+                Err(Error::invalid("probability must be a float in (0,1)").got(p))
+            }
+            Entry::ShowClick { show, click } => Ok(format!("show_click_entry:{show}:{click}")),
+        }
+    }
+}
+
+/// Options of an embedding on parameter servers.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let ids = net.data("ids", [-1, 1], DType::I64);
+/// let rows = ids.sparse_embedding(SparseEmbedding::new(1_000_000, 9).entry(Entry::Count(10)));
+/// assert_eq!(rows.shape(), Shape::from([-1, 1, 9]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct SparseEmbedding {
+    table: Embedding,
+    pub entry: Option<Entry>,
+    pub table_class: String,
+}
+
+impl SparseEmbedding {
+    pub fn new(vocabulary: impl TryInto<i64>, width: impl TryInto<i64>) -> SparseEmbedding {
+        SparseEmbedding {
+            table: Embedding::new(vocabulary, width).sparse().distributed(),
+            entry: None,
+            table_class: "MemorySparseTable".to_string(),
+        }
+    }
+
+    pub fn entry(mut self, entry: Entry) -> Self {
+        self.entry = Some(entry);
+        self
+    }
+
+    pub fn table_class(mut self, class: impl Into<String>) -> Self {
+        self.table_class = class.into();
+        self
+    }
+
+    pub fn padding_idx(mut self, id: i64) -> Self {
+        self.table = self.table.padding_idx(id);
+        self
+    }
+
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.table = self.table.dtype(dtype);
+        self
+    }
+
+    pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
+        self.table = self.table.weight(attr);
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.table = self.table.name(name);
+        self
+    }
+}
+
+impl From<[i64; 2]> for SparseEmbedding {
+    fn from([vocabulary, width]: [i64; 2]) -> SparseEmbedding {
+        SparseEmbedding::new(vocabulary, width)
+    }
+}
+
+impl<'n> Var<'n> {
+    /// Rows of a table on parameter servers, by id.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let rows = net.data("ids", [-1, 1], DType::I64).sparse_embedding([1000, 128]);
+    /// assert_eq!(net.var("sparse_embedding_0.w_0").shape(), Shape::from([1000, 128]));
+    /// # let _ = rows;
+    /// ```
+    #[track_caller]
+    pub fn sparse_embedding(self, with: impl Into<SparseEmbedding>) -> Var<'n> {
+        let with = with.into();
+        self.net.attempt_var(Location::caller(), |b| {
+            let ids = b.id(self)?;
+            let entry = with.entry.as_ref().map(Entry::describe).transpose()?.unwrap_or_default();
+            with.table.emit(b, ids, "sparse_embedding", &entry, &with.table_class)
+        })
+    }
+}

@@ -1,0 +1,152 @@
+//! A layer of a transformer: attention and a feed-forward net, each with a residual and a norm.
+
+use crate::layers::{LayerNorm, Linear, MultiHeadAttention};
+use crate::{Act, Init, ParamAttr, Var};
+
+/// Options of a transformer layer: post-norm and GELU, as BERT has it, unless said otherwise.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 128, 768], DType::F32);
+/// let y = x.transformer_layer(TransformerLayer::new(12, 3072).pre_norm().causal().dropout(0.1));
+/// assert_eq!(y.shape(), Shape::from([-1, 128, 768]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct TransformerLayer<'n> {
+    pub heads: i64,
+    /// Width of the feed-forward net.
+    pub ffn: i64,
+    /// Norms before the two parts (GPT) instead of behind them (BERT).
+    pub pre_norm: bool,
+    pub act: Act,
+    pub causal: bool,
+    pub mask: Option<Var<'n>>,
+    /// Of what the two parts add.
+    pub dropout: f64,
+    /// Of the attention weights.
+    pub attention_dropout: f64,
+    pub epsilon: f64,
+    /// Of every weight.
+    pub init: Option<Init>,
+    /// Prefix of the names of its parts.
+    pub name: Option<String>,
+}
+
+impl<'n> TransformerLayer<'n> {
+    pub fn new(heads: i64, ffn: i64) -> TransformerLayer<'n> {
+        TransformerLayer {
+            heads,
+            ffn,
+            pre_norm: false,
+            act: Act::Gelu,
+            causal: false,
+            mask: None,
+            dropout: 0.0,
+            attention_dropout: 0.0,
+            epsilon: 1e-5,
+            init: None,
+            name: None,
+        }
+    }
+
+    pub fn pre_norm(mut self) -> Self {
+        self.pre_norm = true;
+        self
+    }
+
+    pub fn act(mut self, act: Act) -> Self {
+        self.act = act;
+        self
+    }
+
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+
+    pub fn mask(mut self, mask: Var<'n>) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
+    pub fn dropout(mut self, prob: f64) -> Self {
+        self.dropout = prob;
+        self
+    }
+
+    pub fn attention_dropout(mut self, prob: f64) -> Self {
+        self.attention_dropout = prob;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.epsilon = epsilon;
+        self
+    }
+
+    pub fn init(mut self, init: Init) -> Self {
+        self.init = Some(init);
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    fn part(&self, part: &str) -> Option<String> {
+        self.name.as_ref().map(|name| format!("{name}_{part}"))
+    }
+
+    fn attention(&self) -> MultiHeadAttention<'n> {
+        MultiHeadAttention {
+            heads: self.heads,
+            over: None,
+            causal: self.causal,
+            mask: self.mask,
+            dropout: self.attention_dropout,
+            init: self.init.clone(),
+            name: self.part("multi_head_att"),
+        }
+    }
+
+    fn norm(&self, part: &str) -> LayerNorm {
+        let norm = LayerNorm::last().epsilon(self.epsilon);
+        LayerNorm { name: self.part(part), ..norm }
+    }
+
+    fn linear(&self, size: i64, part: &str) -> Linear {
+        let weight = ParamAttr { initializer: self.init.clone(), ..ParamAttr::new() };
+        let linear = Linear::new(size).weight(weight);
+        match self.part(part) {
+            Some(name) => linear.name(name),
+            None => linear,
+        }
+    }
+
+    #[track_caller]
+    fn feed_forward(&self, x: Var<'n>, hidden: i64) -> Var<'n> {
+        let wide = x.linear(self.linear(self.ffn, "ffn_fc_0").act(self.act));
+        wide.linear(self.linear(hidden, "ffn_fc_1"))
+    }
+}
+
+impl<'n> Var<'n> {
+    /// A transformer layer over `[batch, length, hidden]`.
+    #[track_caller]
+    pub fn transformer_layer(self, with: TransformerLayer<'n>) -> Var<'n> {
+        let hidden = self.shape().last().copied().unwrap_or(-1);
+        if with.pre_norm {
+            let normed = self.layer_norm(with.norm("pre_att_layer_norm"));
+            let x = self + normed.multi_head_attention(with.attention()).dropout(with.dropout);
+            let normed = x.layer_norm(with.norm("pre_ffn_layer_norm"));
+            x + with.feed_forward(normed, hidden).dropout(with.dropout)
+        } else {
+            let mixed = self.multi_head_attention(with.attention()).dropout(with.dropout);
+            let x = (self + mixed).layer_norm(with.norm("post_att_layer_norm"));
+            let wide = with.feed_forward(x, hidden).dropout(with.dropout);
+            (x + wide).layer_norm(with.norm("post_ffn_layer_norm"))
+        }
+    }
+}

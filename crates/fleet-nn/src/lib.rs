@@ -1,0 +1,80 @@
+//! Networks in a few lines: layers over programs, initialisers, losses, metrics, optimizers,
+//! learning-rate schedules, and a zoo of models. Nothing here runs a program.
+//!
+//! A [`Net`] holds the two programs that describe a model (the main one, which trains, and the
+//! startup one, which fills parameters) and hands out [`Var`] handles, on which layers are methods.
+//! Shapes are checked as the network is written. The first mistake is kept, with the line that made
+//! it, and comes out where the network is used: at [`Net::minimize`] or [`Net::build`].
+//!
+//! ```
+//! use fleet_nn::prelude::*;
+//!
+//! let net = Net::new();
+//! let image = net.data("image", [-1, 784], DType::F32);
+//! let label = net.data("label", [-1, 1], DType::I64);
+//! let hidden = image.fc(Fc::new(128).act(Act::Relu)).dropout(0.1);
+//! let logits = hidden.fc(10);
+//! let loss = logits.cross_entropy(label);
+//! let accuracy = logits.accuracy(label, 1);
+//! net.minimize(loss, Adam::new(1e-3))?;
+//!
+//! let programs = net.build()?;
+//! assert!(programs.main.find_var("fc_1.w_0").is_some());
+//! # let _ = accuracy;
+//! # Ok::<(), fleet_nn::Error>(())
+//! ```
+
+mod activation;
+mod attr;
+mod build;
+mod call;
+mod clip;
+mod init;
+mod loss;
+mod lr;
+mod math;
+mod metric;
+mod net;
+mod operators;
+mod tensor;
+mod var;
+
+pub mod layers;
+pub mod models;
+pub mod optimizer;
+
+pub use activation::Act;
+pub use attr::ParamAttr;
+pub use call::{OpCall, Outputs};
+pub use clip::GradClip;
+pub use init::Init;
+pub use loss::{CrossEntropy, Reduction};
+pub use lr::{HostFn, LearningRate, LrSchedule};
+pub use math::Elementwise;
+pub use metric::{Auc, AucVars};
+pub use net::{Gradients, Guard, Minimized, Net, Programs};
+pub use operators::Operand;
+pub use var::Var;
+
+pub use fleet_base::{Error, Result};
+pub use fleet_ir::Regularizer;
+pub use fleet_tensor::{DType, Shape};
+
+/// Everything that a file which describes networks wants in scope.
+///
+/// ```
+/// use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let _x = net.data("x", [-1, 13], DType::F32);
+/// ```
+pub mod prelude {
+    pub use crate::layers::*;
+    pub use crate::optimizer::{
+        Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, LarsMomentum, Momentum, OptimizerDesc,
+        RmsProp, Sgd,
+    };
+    pub use crate::{
+        Act, Auc, CrossEntropy, DType, Elementwise, GradClip, Init, LearningRate, LrSchedule, Net,
+        ParamAttr, Reduction, Regularizer, Shape, Var,
+    };
+}

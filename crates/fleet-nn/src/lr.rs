@@ -1,0 +1,416 @@
+//! Learning rates: numbers and schedules.
+//!
+//! A schedule becomes ops of the main program: a counter that lives from step to step, one
+//! `lr_schedule` op, or two when warm-up wraps another schedule. [`LrSchedule::value_at`] is the same
+//! function in plain Rust.
+
+use fleet_base::{Error, Result};
+use fleet_ir::{OpRole, VarId};
+use fleet_ops::Emit;
+use fleet_tensor::{DType, Shape};
+use std::fmt;
+use std::sync::Arc;
+
+/// The counter that schedules share: 0 in the first step.
+pub(crate) const COUNTER: &str = "@LR_DECAY_COUNTER@";
+
+/// A learning rate: a number, or a schedule.
+///
+/// ```
+/// use fleet_nn::{LearningRate, LrSchedule};
+/// assert_eq!(LearningRate::from(0.1).value_at(7), 0.1);
+/// assert_eq!(LearningRate::from(LrSchedule::exponential(0.1, 0.5)).value_at(1), 0.05);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum LearningRate {
+    Constant(f64),
+    Schedule(LrSchedule),
+}
+
+impl From<f64> for LearningRate {
+    fn from(rate: f64) -> Self {
+        LearningRate::Constant(rate)
+    }
+}
+
+impl From<LrSchedule> for LearningRate {
+    fn from(schedule: LrSchedule) -> Self {
+        LearningRate::Schedule(schedule)
+    }
+}
+
+impl LearningRate {
+    /// The rate of a step, counted from 0.
+    pub fn value_at(&self, step: u64) -> f64 {
+        match self {
+            LearningRate::Constant(rate) => *rate,
+            LearningRate::Schedule(schedule) => schedule.value_at(step),
+        }
+    }
+}
+
+/// A function of the step that the host computes.
+///
+/// ```
+/// let halves = fleet_nn::HostFn::new(|step| 0.5f64.powi(step as i32));
+/// assert_eq!(halves.call(2), 0.25);
+/// ```
+#[derive(Clone)]
+pub struct HostFn(Arc<dyn Fn(u64) -> f64 + Send + Sync>);
+
+impl HostFn {
+    pub fn new(function: impl Fn(u64) -> f64 + Send + Sync + 'static) -> HostFn {
+        HostFn(Arc::new(function))
+    }
+
+    pub fn call(&self, step: u64) -> f64 {
+        (self.0)(step)
+    }
+}
+
+impl PartialEq for HostFn {
+    fn eq(&self, other: &HostFn) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for HostFn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostFn")
+    }
+}
+
+/// How the learning rate changes with the step.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let schedule = LrSchedule::cosine(0.1, 90).warmup(5, 0.0, 0.1);
+/// assert_eq!(schedule.value_at(0), 0.0);
+/// assert_eq!(schedule.value_at(5), 0.1);
+///
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Momentum::new(schedule, 0.9))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum LrSchedule {
+    /// `rate * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`.
+    Noam { learning_rate: f64, d_model: f64, warmup_steps: f64 },
+    /// `rate * gamma^step`.
+    Exponential { learning_rate: f64, gamma: f64 },
+    /// `rate * exp(-gamma * step)`.
+    NaturalExp { learning_rate: f64, gamma: f64 },
+    /// `rate / (1 + gamma * step)`.
+    InverseTime { learning_rate: f64, gamma: f64 },
+    /// `values[i]` before step `boundaries[i]`, the last value behind them.
+    Piecewise { boundaries: Vec<u64>, values: Vec<f64> },
+    /// From `learning_rate` to `end` within `decay_steps`; with `cycle` again and again, each time
+    /// longer.
+    Polynomial { learning_rate: f64, decay_steps: f64, end: f64, power: f64, cycle: bool },
+    /// Half a cosine wave from `learning_rate` to `eta_min` in `t_max` steps.
+    Cosine { learning_rate: f64, t_max: f64, eta_min: f64 },
+    /// From `start` to `end` in a straight line, then what `after` says, counted from there.
+    LinearWarmup { after: Box<LearningRate>, warmup_steps: u64, start: f64, end: f64 },
+    /// `rate * gamma^(step / step_size)`, rounded down.
+    Step { learning_rate: f64, step_size: u64, gamma: f64 },
+    /// `rate * gamma^(number of milestones passed)`.
+    MultiStep { learning_rate: f64, milestones: Vec<u64>, gamma: f64 },
+    /// `rate * factor(step)`, computed by the host, which sets `learning_rate_0` before each step.
+    Lambda { learning_rate: f64, factor: HostFn },
+}
+
+impl LrSchedule {
+    pub fn noam(d_model: f64, warmup_steps: f64) -> LrSchedule {
+        LrSchedule::Noam { learning_rate: 1.0, d_model, warmup_steps }
+    }
+
+    pub fn exponential(learning_rate: f64, gamma: f64) -> LrSchedule {
+        LrSchedule::Exponential { learning_rate, gamma }
+    }
+
+    pub fn natural_exp(learning_rate: f64, gamma: f64) -> LrSchedule {
+        LrSchedule::NaturalExp { learning_rate, gamma }
+    }
+
+    pub fn inverse_time(learning_rate: f64, gamma: f64) -> LrSchedule {
+        LrSchedule::InverseTime { learning_rate, gamma }
+    }
+
+    pub fn piecewise(boundaries: impl Into<Vec<u64>>, values: impl Into<Vec<f64>>) -> LrSchedule {
+        LrSchedule::Piecewise { boundaries: boundaries.into(), values: values.into() }
+    }
+
+    /// To 0.0001 in a straight line.
+    pub fn polynomial(learning_rate: f64, decay_steps: u64) -> LrSchedule {
+        let decay_steps = decay_steps as f64;
+        LrSchedule::Polynomial { learning_rate, decay_steps, end: 1e-4, power: 1.0, cycle: false }
+    }
+
+    pub fn cosine(learning_rate: f64, t_max: u64) -> LrSchedule {
+        LrSchedule::Cosine { learning_rate, t_max: t_max as f64, eta_min: 0.0 }
+    }
+
+    pub fn step(learning_rate: f64, step_size: u64) -> LrSchedule {
+        LrSchedule::Step { learning_rate, step_size, gamma: 0.1 }
+    }
+
+    pub fn multi_step(learning_rate: f64, milestones: impl Into<Vec<u64>>) -> LrSchedule {
+        LrSchedule::MultiStep { learning_rate, milestones: milestones.into(), gamma: 0.1 }
+    }
+
+    pub fn lambda(
+        learning_rate: f64,
+        factor: impl Fn(u64) -> f64 + Send + Sync + 'static,
+    ) -> LrSchedule {
+        LrSchedule::Lambda { learning_rate, factor: HostFn::new(factor) }
+    }
+
+    /// A straight line from `start` to `end` before anything else.
+    pub fn linear_warmup(
+        after: impl Into<LearningRate>,
+        warmup_steps: u64,
+        start: f64,
+        end: f64,
+    ) -> LrSchedule {
+        LrSchedule::LinearWarmup { after: Box::new(after.into()), warmup_steps, start, end }
+    }
+
+    /// This schedule behind a warm-up.
+    pub fn warmup(self, warmup_steps: u64, start: f64, end: f64) -> LrSchedule {
+        LrSchedule::linear_warmup(self, warmup_steps, start, end)
+    }
+
+    /// The rate of a step, counted from 0.
+    pub fn value_at(&self, step: u64) -> f64 {
+        let at = step as f64;
+        match self {
+            LrSchedule::Noam { learning_rate, d_model, warmup_steps } => {
+                let falling = if step == 0 { 1.0 } else { at.powf(-0.5) };
+                let rising = at * warmup_steps.powf(-1.5);
+                learning_rate * d_model.powf(-0.5) * falling.min(rising)
+            }
+            LrSchedule::Exponential { learning_rate, gamma } => learning_rate * gamma.powf(at),
+            LrSchedule::NaturalExp { learning_rate, gamma } => learning_rate * (-gamma * at).exp(),
+            LrSchedule::InverseTime { learning_rate, gamma } => learning_rate / (1.0 + gamma * at),
+            LrSchedule::Piecewise { boundaries, values } => {
+                let index = boundaries.iter().position(|boundary| step < *boundary);
+                let index = index.unwrap_or(boundaries.len());
+                values.get(index).or(values.last()).copied().unwrap_or(0.0)
+            }
+            LrSchedule::Polynomial { learning_rate, decay_steps, end, power, cycle } => {
+                let (at, steps) = if *cycle {
+                    (at, decay_steps * (at / decay_steps).ceil().max(1.0))
+                } else {
+                    (at.min(*decay_steps), *decay_steps)
+                };
+                (learning_rate - end) * (1.0 - at / steps).powf(*power) + end
+            }
+            LrSchedule::Cosine { learning_rate, t_max, eta_min } => {
+                let wave = (std::f64::consts::PI * at / t_max).cos();
+                eta_min + (learning_rate - eta_min) * (1.0 + wave) / 2.0
+            }
+            LrSchedule::LinearWarmup { after, warmup_steps, start, end } => {
+                if step < *warmup_steps {
+                    start + (end - start) * at / *warmup_steps as f64
+                } else {
+                    after.value_at(step - warmup_steps)
+                }
+            }
+            LrSchedule::Step { learning_rate, step_size, gamma } => {
+                learning_rate * gamma.powf((step / (*step_size).max(1)) as f64)
+            }
+            LrSchedule::MultiStep { learning_rate, milestones, gamma } => {
+                let passed = milestones.iter().filter(|milestone| step >= **milestone).count();
+                learning_rate * gamma.powf(passed as f64)
+            }
+            LrSchedule::Lambda { learning_rate, factor } => learning_rate * factor.call(step),
+        }
+    }
+
+    /// Whether the host must set the rate before each step.
+    pub fn is_host_side(&self) -> bool {
+        match self {
+            LrSchedule::Lambda { .. } => true,
+            LrSchedule::LinearWarmup { after, .. } => match after.as_ref() {
+                LearningRate::Schedule(inner) => inner.is_host_side(),
+                LearningRate::Constant(_) => false,
+            },
+            _ => false,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let wrong = |what: &str, expected: &str| {
+            Err(Error::invalid(format!("wrong {what} of a learning-rate schedule"))
+                .expected(expected)
+                .got(format!("{self:?}")))
+        };
+        match self {
+            LrSchedule::Noam { d_model, warmup_steps, .. }
+                if *d_model <= 0.0 || *warmup_steps <= 0.0 =>
+            {
+                wrong("d_model or warmup_steps", "numbers above 0")
+            }
+            LrSchedule::Piecewise { boundaries, values }
+                if values.len() != boundaries.len() + 1 || !boundaries.is_sorted() =>
+            {
+                wrong("boundaries", "rising ones, and one value more")
+            }
+            LrSchedule::Polynomial { decay_steps, .. } if *decay_steps <= 0.0 => {
+                wrong("decay_steps", "a number above 0")
+            }
+            LrSchedule::Cosine { t_max, .. } if *t_max <= 0.0 => wrong("t_max", "1 or more"),
+            LrSchedule::Step { step_size: 0, .. } => wrong("step_size", "1 or more"),
+            LrSchedule::MultiStep { milestones, .. } if !milestones.is_sorted() => {
+                wrong("milestones", "rising ones")
+            }
+            LrSchedule::LinearWarmup { after, .. } => match after.as_ref() {
+                LearningRate::Schedule(inner) => inner.check(),
+                LearningRate::Constant(_) => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+impl LearningRate {
+    /// Makes `learning_rate_<n>` and, for a schedule, the ops that set it in each step.
+    pub(crate) fn emit(&self, main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
+        if let LearningRate::Schedule(schedule) = self {
+            schedule.check()?;
+        }
+        let name = main.program.unique_name("learning_rate");
+        let one = Shape::from([1]);
+        let start = self.value_at(0);
+        let rate = crate::build::global_var(main, startup, &name, one, DType::F32, start)?;
+        if let LearningRate::Schedule(schedule) = self
+            && !schedule.is_host_side()
+        {
+            let role = std::mem::replace(&mut main.role, OpRole::LR_SCHED);
+            let step = counter(main, startup)?;
+            schedule.emit(main, step, 0, Some(rate))?;
+            main.role = role;
+        }
+        Ok(rate)
+    }
+}
+
+/// The shared counter, made and counted up once.
+fn counter(main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
+    if let Some(found) = main.program.find_var(COUNTER) {
+        return Ok(found);
+    }
+    let one = Shape::from([1]);
+    let step = crate::build::global_var(main, startup, COUNTER, one, DType::I64, -1.0)?;
+    main.named_op("increment")?.input("X", step).attr("step", 1.0).output("Out", step).done()?;
+    Ok(step)
+}
+
+impl LrSchedule {
+    /// Emits the schedule, counted from step `since`, into `out` or a new variable.
+    fn emit(
+        &self,
+        main: &mut Emit<'_>,
+        step: VarId,
+        since: u64,
+        out: Option<VarId>,
+    ) -> Result<VarId> {
+        let inner = match self {
+            LrSchedule::LinearWarmup { after, warmup_steps, .. } => {
+                let since = since + warmup_steps;
+                Some(match after.as_ref() {
+                    LearningRate::Schedule(inner) => inner.emit(main, step, since, None)?,
+                    LearningRate::Constant(rate) => {
+                        let flat = Terms { kind: "constant", params: vec![*rate], ..Terms::new() };
+                        flat.emit(main, step, 0, None, None)?
+                    }
+                })
+            }
+            _ => None,
+        };
+        self.terms().emit(main, step, since, inner, out)
+    }
+
+    fn terms(&self) -> Terms {
+        let plain = |kind: &'static str, params: &[f64]| Terms {
+            kind,
+            params: params.to_vec(),
+            ..Terms::new()
+        };
+        let steps = |steps: &[u64]| steps.iter().map(|step| *step as f64).collect();
+        match self {
+            LrSchedule::Noam { learning_rate, d_model, warmup_steps } => {
+                plain("noam", &[*learning_rate, *d_model, *warmup_steps])
+            }
+            LrSchedule::Exponential { learning_rate, gamma } => {
+                plain("exponential", &[*learning_rate, *gamma])
+            }
+            LrSchedule::NaturalExp { learning_rate, gamma } => {
+                plain("natural_exp", &[*learning_rate, *gamma])
+            }
+            LrSchedule::InverseTime { learning_rate, gamma } => {
+                plain("inverse_time", &[*learning_rate, *gamma])
+            }
+            LrSchedule::Piecewise { boundaries, values } => Terms {
+                boundaries: steps(boundaries),
+                values: values.clone(),
+                ..plain("piecewise", &[])
+            },
+            LrSchedule::Polynomial { learning_rate, decay_steps, end, power, cycle } => {
+                let cycle = f64::from(u8::from(*cycle));
+                plain("polynomial", &[*learning_rate, *decay_steps, *end, *power, cycle])
+            }
+            LrSchedule::Cosine { learning_rate, t_max, eta_min } => {
+                plain("cosine", &[*learning_rate, *t_max, *eta_min])
+            }
+            LrSchedule::LinearWarmup { warmup_steps, start, end, .. } => {
+                plain("linear_warmup", &[*warmup_steps as f64, *start, *end])
+            }
+            LrSchedule::Step { learning_rate, step_size, gamma } => {
+                plain("step", &[*learning_rate, *step_size as f64, *gamma])
+            }
+            LrSchedule::MultiStep { learning_rate, milestones, gamma } => Terms {
+                boundaries: steps(milestones),
+                ..plain("multi_step", &[*learning_rate, *gamma])
+            },
+            // The host sets the variable; no op computes it.
+            LrSchedule::Lambda { learning_rate, .. } => plain("constant", &[*learning_rate]),
+        }
+    }
+}
+
+/// The attributes of an `lr_schedule` op.
+struct Terms {
+    kind: &'static str,
+    params: Vec<f64>,
+    boundaries: Vec<f64>,
+    values: Vec<f64>,
+}
+
+impl Terms {
+    fn new() -> Terms {
+        Terms { kind: "", params: Vec::new(), boundaries: Vec::new(), values: Vec::new() }
+    }
+
+    fn emit(
+        self,
+        main: &mut Emit<'_>,
+        step: VarId,
+        since: u64,
+        inner: Option<VarId>,
+        out: Option<VarId>,
+    ) -> Result<VarId> {
+        let step = match since {
+            0 => step,
+            since => {
+                let call = main.named_op("scale")?.input("X", step);
+                call.attr("bias", -(since as f64)).one("Out")?
+            }
+        };
+        let call = main.named_op("lr_schedule")?.input("Step", step).maybe("Inner", inner);
+        let call = call.attr("kind", self.kind).attr("params", self.params);
+        let call = call.attr("boundaries", self.boundaries).attr("values", self.values);
+        call.maybe_output("Out", out).one("Out")
+    }
+}

@@ -1,0 +1,536 @@
+//! Arithmetic on handles: elementwise functions, comparisons, reductions, products.
+
+use crate::operators::number;
+use crate::{Act, Operand, Var};
+use fleet_tensor::DType;
+use std::panic::Location;
+
+/// Defines methods for ops with one input, one output and no attributes.
+macro_rules! unary {
+    ($($(#[$meta:meta])* $name:ident => $op:literal;)*) => {
+        impl<'n> Var<'n> {
+            $(
+                $(#[$meta])*
+                ///
+                /// ```
+                /// # use fleet_nn::prelude::*;
+                /// # let net = Net::new();
+                #[doc = concat!("let y = net.data(\"x\", [-1, 4], DType::F32).", stringify!($name), "();")]
+                /// # assert_eq!(y.shape(), Shape::from([-1, 4]));
+                /// ```
+                #[track_caller]
+                pub fn $name(self) -> Var<'n> {
+                    self.net.op($op).input("X", self).one("Out")
+                }
+            )*
+        }
+    };
+}
+
+unary! {
+    /// `max(x, 0)`.
+    relu => "relu";
+    /// `min(max(x, 0), 6)`.
+    relu6 => "relu6";
+    /// `1 / (1 + exp(-x))`.
+    sigmoid => "sigmoid";
+    /// The logarithm of [`Var::sigmoid`], finite for any x.
+    logsigmoid => "logsigmoid";
+    tanh => "tanh";
+    /// `x * Phi(x)`, exact.
+    gelu => "gelu";
+    exp => "exp";
+    log => "log";
+    sqrt => "sqrt";
+    rsqrt => "rsqrt";
+    square => "square";
+    abs => "abs";
+    reciprocal => "reciprocal";
+    /// `log(1 + exp(x))`, finite for any x.
+    softplus => "softplus";
+    /// `x / (1 + |x|)`.
+    softsign => "softsign";
+    /// `x * sigmoid(x)`.
+    silu => "silu";
+    /// `x * sigmoid(x)`; the op has a factor `beta`.
+    swish => "swish";
+    hard_swish => "hard_swish";
+    hard_sigmoid => "hard_sigmoid";
+    selu => "selu";
+    sign => "sign";
+    floor => "floor";
+    ceil => "ceil";
+    round => "round";
+    cos => "cos";
+    sin => "sin";
+    erf => "erf";
+    /// Along the last axis.
+    softmax => "softmax";
+    /// Along the last axis.
+    log_softmax => "log_softmax";
+}
+
+/// Defines methods for ops of two variables, or of a variable and a number.
+macro_rules! binary {
+    ($($(#[$meta:meta])* $name:ident => $op:literal;)*) => {
+        impl<'n> Var<'n> {
+            $(
+                $(#[$meta])*
+                ///
+                /// ```
+                /// # use fleet_nn::prelude::*;
+                /// # let net = Net::new();
+                /// # let x = net.data("x", [-1, 4], DType::F32);
+                /// # let other = net.data("other", [4], DType::F32);
+                #[doc = concat!("let y = x.", stringify!($name), "(other);")]
+                #[doc = concat!("let z = x.", stringify!($name), "(2.0);")]
+                /// # assert_eq!((y.shape(), z.shape()), (x.shape(), x.shape()));
+                /// ```
+                #[track_caller]
+                pub fn $name(self, other: impl Into<Operand<'n>>) -> Var<'n> {
+                    self.binary($op, other.into(), Location::caller())
+                }
+            )*
+        }
+    };
+}
+
+binary! {
+    maximum => "elementwise_max";
+    minimum => "elementwise_min";
+    /// `x` to the power of the other.
+    pow => "elementwise_pow";
+    /// The remainder, with the sign of the divisor.
+    modulo => "elementwise_mod";
+    floor_divide => "elementwise_floordiv";
+    equal => "equal";
+    not_equal => "not_equal";
+    less_than => "less_than";
+    less_equal => "less_equal";
+    greater_than => "greater_than";
+    greater_equal => "greater_equal";
+}
+
+/// How two variables are combined, beyond the operator: where the smaller one's dimensions align, an
+/// activation on top, a name.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 8, 4, 4], DType::F32);
+/// let y = net.data("y", [8], DType::F32);
+/// let sum = x.elementwise_add(y, Elementwise::new().axis(1).act(Act::Relu).name("join"));
+/// assert_eq!(sum.name(), "join.tmp_1");
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Elementwise {
+    pub axis: Option<i64>,
+    pub act: Option<Act>,
+    pub name: Option<String>,
+}
+
+impl Elementwise {
+    pub fn new() -> Elementwise {
+        Elementwise::default()
+    }
+
+    /// The axis of the left operand at which the right one's dimensions begin.
+    pub fn axis(mut self, axis: i64) -> Self {
+        self.axis = Some(axis);
+        self
+    }
+
+    pub fn act(mut self, act: Act) -> Self {
+        self.act = Some(act);
+        self
+    }
+
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+}
+
+impl<'n> Var<'n> {
+    /// `x + y` with options.
+    #[track_caller]
+    pub fn elementwise_add(self, other: Var<'n>, with: Elementwise) -> Var<'n> {
+        self.elementwise("elementwise_add", other, with, Location::caller())
+    }
+
+    /// `x - y` with options.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// # let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.elementwise_sub(x, Elementwise::new().name("difference"));
+    /// assert_eq!(y.name(), "difference.tmp_0");
+    /// ```
+    #[track_caller]
+    pub fn elementwise_sub(self, other: Var<'n>, with: Elementwise) -> Var<'n> {
+        self.elementwise("elementwise_sub", other, with, Location::caller())
+    }
+
+    /// `x * y` with options.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// # let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.elementwise_mul(x, Elementwise::new().act(Act::Tanh));
+    /// assert_eq!(y.shape(), x.shape());
+    /// ```
+    #[track_caller]
+    pub fn elementwise_mul(self, other: Var<'n>, with: Elementwise) -> Var<'n> {
+        self.elementwise("elementwise_mul", other, with, Location::caller())
+    }
+
+    /// `x / y` with options.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// # let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.elementwise_div(x, Elementwise::new());
+    /// assert_eq!(y.shape(), x.shape());
+    /// ```
+    #[track_caller]
+    pub fn elementwise_div(self, other: Var<'n>, with: Elementwise) -> Var<'n> {
+        self.elementwise("elementwise_div", other, with, Location::caller())
+    }
+
+    fn elementwise(
+        self,
+        op: &'static str,
+        other: Var<'n>,
+        with: Elementwise,
+        at: &Location<'_>,
+    ) -> Var<'n> {
+        self.net.attempt_var(at, |b| {
+            let (x, y) = (b.id(self)?, b.id(other)?);
+            let layer = b.layer_name(op, with.name.as_deref());
+            let call = b.op(op)?.input("X", x).input("Y", y).named(format!("{layer}.tmp"));
+            let sum = call.attr("axis", with.axis.unwrap_or(-1)).one("Out")?;
+            b.act(sum, with.act.as_ref(), &layer)
+        })
+    }
+
+    fn binary(self, op: &'static str, other: Operand<'n>, at: &Location<'_>) -> Var<'n> {
+        self.net.attempt_var(at, |b| {
+            let x = b.id(self)?;
+            let y = match other {
+                Operand::Var(other) => b.id(other)?,
+                Operand::Number(value) => number(b, value, x)?,
+            };
+            let layer = b.layer_name(op, None);
+            b.op(op)?.input("X", x).input("Y", y).named(format!("{layer}.tmp")).one("Out")
+        })
+    }
+
+    /// Applies an activation.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// # let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.act(Act::LeakyRelu(0.1));
+    /// assert_eq!(y.shape(), x.shape());
+    /// ```
+    #[track_caller]
+    pub fn act(self, act: Act) -> Var<'n> {
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            act.emit(&mut b.main, x, None)
+        })
+    }
+
+    /// Softmax along an axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let p = net.data("x", [-1, 4, 3], DType::F32).softmax_axis(1);
+    /// assert_eq!(p.shape(), Shape::from([-1, 4, 3]));
+    /// ```
+    #[track_caller]
+    pub fn softmax_axis(self, axis: i64) -> Var<'n> {
+        self.net.op("softmax").input("X", self).attr("axis", axis).one("Out")
+    }
+
+    /// `scale * x + bias`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4], DType::F32).scale(2.0, 1.0);
+    /// assert_eq!(y.shape(), Shape::from([-1, 4]));
+    /// ```
+    #[track_caller]
+    pub fn scale(self, scale: f64, bias: f64) -> Var<'n> {
+        self.net.op("scale").input("X", self).attr("scale", scale).attr("bias", bias).one("Out")
+    }
+
+    /// Each element held between `min` and `max`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4], DType::F32).clip(0.0, 1.0);
+    /// assert_eq!(y.shape(), Shape::from([-1, 4]));
+    /// ```
+    #[track_caller]
+    pub fn clip(self, min: f64, max: f64) -> Var<'n> {
+        self.net.op("clip").input("X", self).attr("min", min).attr("max", max).one("Out")
+    }
+
+    /// The mean of every element, shape [1].
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4], DType::F32).mean();
+    /// assert_eq!(y.shape(), Shape::from([1]));
+    /// ```
+    #[track_caller]
+    pub fn mean(self) -> Var<'n> {
+        self.net.op("mean").input("X", self).one("Out")
+    }
+
+    /// The sum of every element, shape [1].
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4], DType::F32).sum();
+    /// assert_eq!(y.shape(), Shape::from([1]));
+    /// ```
+    #[track_caller]
+    pub fn sum(self) -> Var<'n> {
+        self.net.op("reduce_sum").input("X", self).attr("reduce_all", true).one("Out")
+    }
+
+    /// Sums over axes.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_sum([-1], true);
+    /// assert_eq!(y.shape(), Shape::from([-1, 4, 1]));
+    /// ```
+    #[track_caller]
+    pub fn reduce_sum(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
+        self.reduce("reduce_sum", axes.as_ref(), keep_dim)
+    }
+
+    /// Means over axes.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_mean([1], false);
+    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
+    /// ```
+    #[track_caller]
+    pub fn reduce_mean(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
+        self.reduce("reduce_mean", axes.as_ref(), keep_dim)
+    }
+
+    /// Largest elements over axes.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_max([1], false);
+    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
+    /// ```
+    #[track_caller]
+    pub fn reduce_max(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
+        self.reduce("reduce_max", axes.as_ref(), keep_dim)
+    }
+
+    /// Smallest elements over axes.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_min([1], false);
+    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
+    /// ```
+    #[track_caller]
+    pub fn reduce_min(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
+        self.reduce("reduce_min", axes.as_ref(), keep_dim)
+    }
+
+    /// Products over axes.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4, 3], DType::F32).reduce_prod([1], false);
+    /// assert_eq!(y.shape(), Shape::from([-1, 3]));
+    /// ```
+    #[track_caller]
+    pub fn reduce_prod(self, axes: impl AsRef<[i64]>, keep_dim: bool) -> Var<'n> {
+        self.reduce("reduce_prod", axes.as_ref(), keep_dim)
+    }
+
+    #[track_caller]
+    fn reduce(self, op: &'static str, axes: &[i64], keep_dim: bool) -> Var<'n> {
+        self.net.op(op).input("X", self).attr("dim", axes).attr("keep_dim", keep_dim).one("Out")
+    }
+
+    /// The matrix product over the last two dimensions, leading ones broadcast.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.matmul(net.data("y", [4, 5], DType::F32));
+    /// assert_eq!(y.shape(), Shape::from([-1, 5]));
+    /// ```
+    #[track_caller]
+    pub fn matmul(self, other: Var<'n>) -> Var<'n> {
+        self.matmul_transposed(other, false, false)
+    }
+
+    /// As [`Var::matmul`] with either side transposed.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.matmul_transposed(net.data("y", [5, 4], DType::F32), false, true);
+    /// assert_eq!(y.shape(), Shape::from([-1, 5]));
+    /// ```
+    #[track_caller]
+    pub fn matmul_transposed(self, other: Var<'n>, trans_x: bool, trans_y: bool) -> Var<'n> {
+        let call = self.net.op("matmul_v2").input("X", self).input("Y", other);
+        call.attr("trans_x", trans_x).attr("trans_y", trans_y).one("Out")
+    }
+
+    /// The running sum along an axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4], DType::F32).cumsum(-1);
+    /// assert_eq!(y.shape(), Shape::from([-1, 4]));
+    /// ```
+    #[track_caller]
+    pub fn cumsum(self, axis: i64) -> Var<'n> {
+        self.net.op("cumsum").input("X", self).attr("axis", axis).one("Out")
+    }
+
+    /// The place of the largest element along an axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4], DType::F32).argmax(-1);
+    /// assert_eq!((y.dtype(), y.shape()), (DType::I64, Shape::from([-1])));
+    /// ```
+    #[track_caller]
+    pub fn argmax(self, axis: i64) -> Var<'n> {
+        self.net.op("arg_max").input("X", self).attr("axis", axis).one("Out")
+    }
+
+    /// The place of the smallest element along an axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 4], DType::F32).argmin(-1);
+    /// assert_eq!((y.dtype(), y.shape()), (DType::I64, Shape::from([-1])));
+    /// ```
+    #[track_caller]
+    pub fn argmin(self, axis: i64) -> Var<'n> {
+        self.net.op("arg_min").input("X", self).attr("axis", axis).one("Out")
+    }
+
+    /// The `k` largest elements of the last axis, and where they stand.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let (values, indices) = net.data("x", [-1, 10], DType::F32).top_k(5);
+    /// assert_eq!((values.shape(), indices.dtype()), (Shape::from([-1, 5]), DType::I64));
+    /// ```
+    #[track_caller]
+    pub fn top_k(self, k: i64) -> (Var<'n>, Var<'n>) {
+        let made = self.net.op("top_k_v2").input("X", self).attr("k", k).done();
+        (made.one("Out"), made.one("Indices"))
+    }
+
+    /// `self` where the condition holds, else the other.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.where_true(x.greater_than(0.0), x * 0.1);
+    /// assert_eq!(y.shape(), Shape::from([-1, 4]));
+    /// ```
+    #[track_caller]
+    pub fn where_true(self, condition: Var<'n>, otherwise: Var<'n>) -> Var<'n> {
+        let call = self.net.op("where").input("Condition", condition);
+        call.input("X", self).input("Y", otherwise).one("Out")
+    }
+
+    /// Logical and of two boolean variables.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// let inside = x.greater_than(0.0).logical_and(x.less_than(1.0));
+    /// assert_eq!(inside.dtype(), DType::Bool);
+    /// ```
+    #[track_caller]
+    pub fn logical_and(self, other: Var<'n>) -> Var<'n> {
+        self.net.op("logical_and").input("X", self).input("Y", other).one("Out")
+    }
+
+    /// Logical or of two boolean variables.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// let outside = x.less_than(0.0).logical_or(x.greater_than(1.0));
+    /// assert_eq!(outside.dtype(), DType::Bool);
+    /// ```
+    #[track_caller]
+    pub fn logical_or(self, other: Var<'n>) -> Var<'n> {
+        self.net.op("logical_or").input("X", self).input("Y", other).one("Out")
+    }
+
+    /// The opposite of a boolean variable.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// assert_eq!(x.less_than(0.0).logical_not().dtype(), DType::Bool);
+    /// ```
+    #[track_caller]
+    pub fn logical_not(self) -> Var<'n> {
+        self.net.op("logical_not").input("X", self).one("Out")
+    }
+
+    /// Converts the elements.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 1], DType::I64).cast(DType::F32);
+    /// assert_eq!(y.dtype(), DType::F32);
+    /// ```
+    #[track_caller]
+    pub fn cast(self, dtype: DType) -> Var<'n> {
+        if self.dtype() == dtype {
+            return self;
+        }
+        self.net.op("cast").input("X", self).attr("out_dtype", dtype).one("Out")
+    }
+}

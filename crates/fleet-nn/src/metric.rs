@@ -1,0 +1,131 @@
+//! Metrics inside the network: accuracy and the area under the ROC curve.
+
+use crate::Var;
+use fleet_base::Error;
+use fleet_tensor::{DType, Shape};
+use std::panic::Location;
+
+/// Options of the area under the ROC curve.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let p = net.data("p", [-1, 1], DType::F32);
+/// let label = net.data("label", [-1, 1], DType::I64);
+/// let auc = p.auc(label, Auc::new().num_thresholds(1 << 12).slide_steps(20));
+/// assert_eq!(auc.stat_pos.shape(), Shape::from([1, 4097]));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Auc {
+    /// Predictions are counted in so many buckets and one more.
+    pub num_thresholds: i64,
+    /// The batch value looks back over so many batches.
+    pub slide_steps: i64,
+}
+
+impl Auc {
+    pub fn new() -> Auc {
+        Auc { num_thresholds: 4095, slide_steps: 1 }
+    }
+
+    pub fn num_thresholds(mut self, buckets: i64) -> Self {
+        self.num_thresholds = buckets;
+        self
+    }
+
+    pub fn slide_steps(mut self, batches: i64) -> Self {
+        self.slide_steps = batches;
+        self
+    }
+}
+
+impl Default for Auc {
+    fn default() -> Self {
+        Auc::new()
+    }
+}
+
+/// What [`Var::auc`] makes. The counts live from step to step; distributed metrics take
+/// `stat_pos` and `stat_neg`.
+#[derive(Clone, Copy, Debug)]
+pub struct AucVars<'n> {
+    /// Over everything seen.
+    pub auc: Var<'n>,
+    /// Over the last batches.
+    pub batch_auc: Var<'n>,
+    pub batch_stat_pos: Var<'n>,
+    pub batch_stat_neg: Var<'n>,
+    pub stat_pos: Var<'n>,
+    pub stat_neg: Var<'n>,
+}
+
+impl<'n> Var<'n> {
+    /// The share of rows whose class is among the `k` largest predictions.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let p = net.data("p", [-1, 1000], DType::F32);
+    /// let top5 = p.accuracy(net.data("label", [-1, 1], DType::I64), 5);
+    /// assert_eq!(top5.shape(), Shape::from([1]));
+    /// ```
+    #[track_caller]
+    pub fn accuracy(self, label: Var<'n>, k: i64) -> Var<'n> {
+        self.accuracy_counts(label, k).0
+    }
+
+    /// As [`Var::accuracy`], with the number of right rows and of rows.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let p = net.data("p", [-1, 1000], DType::F32);
+    /// let (accuracy, right, rows) = p.accuracy_counts(net.data("label", [-1, 1], DType::I64), 1);
+    /// assert_eq!((right.dtype(), rows.dtype()), (DType::I32, DType::I32));
+    /// # let _ = accuracy;
+    /// ```
+    #[track_caller]
+    pub fn accuracy_counts(self, label: Var<'n>, k: i64) -> (Var<'n>, Var<'n>, Var<'n>) {
+        let (values, indices) = self.top_k(k);
+        let call = self.net.op("accuracy").input("Out", values).input("Indices", indices);
+        let made = call.input("Label", label).done();
+        (made.one("Accuracy"), made.one("Correct"), made.one("Total"))
+    }
+
+    /// The area under the ROC curve of probabilities (`[N, 1]`, or `[N, 2]` whose second column
+    /// counts), over the last batches and over everything.
+    #[track_caller]
+    pub fn auc(self, label: Var<'n>, with: Auc) -> AucVars<'n> {
+        let net = self.net;
+        let made = net.attempt(Location::caller(), |b| {
+            let (n, steps) = (with.num_thresholds, with.slide_steps);
+            if n < 1 || steps < 0 {
+                return Err(Error::invalid("wrong options of auc")
+                    .expected("num_thresholds 1 or more, slide_steps 0 or more")
+                    .got(format!("{n} and {steps}")));
+            }
+            let (predict, label) = (b.id(self)?, b.id(label)?);
+            let layer = b.layer_name("auc", None);
+            let window = Shape::from([(1 + steps) * (n + 1) + 1]);
+            let whole = Shape::from([1, n + 1]);
+            let window = if steps == 0 { whole } else { window };
+            let mut stats = Vec::with_capacity(4);
+            for shape in [window, window, whole, whole] {
+                let name = b.main.program.unique_name("_generated_var");
+                stats.push(b.global_var(&name, shape, DType::I64, 0.0)?);
+            }
+            let mut areas = Vec::with_capacity(2);
+            for (pair, steps) in stats.chunks(2).zip([steps, 0]) {
+                let call = b.op("auc")?.input("Predict", predict).input("Label", label);
+                let call = call.input("StatPos", pair[0]).input("StatNeg", pair[1]);
+                let call = call.output("StatPosOut", pair[0]).output("StatNegOut", pair[1]);
+                let call = call.attr("num_thresholds", n).attr("slide_steps", steps);
+                areas.push(call.named(format!("{layer}.tmp")).one("AUC")?);
+            }
+            Ok([areas[1], areas[0], stats[0], stats[1], stats[2], stats[3]])
+        });
+        let vars = made.map_or([net.dead(); 6], |ids| ids.map(|id| net.handle(id)));
+        let [auc, batch_auc, batch_stat_pos, batch_stat_neg, stat_pos, stat_neg] = vars;
+        AucVars { auc, batch_auc, batch_stat_pos, batch_stat_neg, stat_pos, stat_neg }
+    }
+}

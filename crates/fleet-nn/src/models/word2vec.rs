@@ -1,0 +1,65 @@
+//! word2vec: skip-gram with negative sampling.
+
+use crate::prelude::*;
+
+/// Sizes of a skip-gram model.
+///
+/// ```
+/// use fleet_nn::models::Word2VecConfig;
+/// assert_eq!(Word2VecConfig::new(10_000).negatives, 5);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Word2VecConfig {
+    pub vocabulary: i64,
+    pub width: i64,
+    /// Words drawn at random for each true neighbour.
+    pub negatives: i64,
+}
+
+impl Word2VecConfig {
+    pub fn new(vocabulary: i64) -> Word2VecConfig {
+        Word2VecConfig { vocabulary, width: 128, negatives: 5 }
+    }
+}
+
+/// The handles of a skip-gram model.
+#[derive(Clone, Copy, Debug)]
+pub struct Word2Vec<'n> {
+    /// `center`: `[batch, 1]`.
+    pub center: Var<'n>,
+    /// `context`: `[batch, 1 + negatives]`, the true neighbour first.
+    pub context: Var<'n>,
+    /// How well each context word fits.
+    pub logits: Var<'n>,
+    pub loss: Var<'n>,
+}
+
+/// Builds the model; the words' vectors are the parameter `emb`.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// use fleet_nn::models::{Word2VecConfig, word2vec};
+/// let net = Net::new();
+/// let model = word2vec(&net, &Word2VecConfig::new(10_000));
+/// net.minimize(model.loss, Sgd::new(1.0))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub fn word2vec<'n>(net: &'n Net, config: &Word2VecConfig) -> Word2Vec<'n> {
+    let center = net.data("center", [-1, 1], DType::I64);
+    let context = net.data("context", [-1, 1 + config.negatives], DType::I64);
+    let bound = 0.5 / config.width as f64;
+    let table = |name: &str, init| {
+        let attr = ParamAttr::from(name).init(init);
+        Embedding::new(config.vocabulary, config.width).sparse().weight(attr)
+    };
+    let word = center.embedding(table("emb", Init::uniform(-bound, bound)));
+    let others = context.embedding(table("emb_w", Init::Constant(0.0)));
+    let logits = (others * word).reduce_sum([2], false);
+
+    // -log sigmoid(true) - sum log sigmoid(-false), as softplus of the logits with signs turned.
+    let parts = logits.split_sections(&[1, config.negatives], 1);
+    let right = (-parts[0]).softplus();
+    let wrong = parts[1].softplus().reduce_sum([1], true);
+    let loss = (right + wrong).mean();
+    Word2Vec { center, context, logits, loss }
+}

@@ -1,0 +1,601 @@
+//! The network under construction: two programs, a name scope, a device label, the first error.
+//!
+//! Interior mutability lives here and nowhere below: handles share a [`Net`], and layers are calls
+//! on handles. What comes out ([`Programs`]) is plain data.
+
+use crate::build::Build;
+use crate::optimizer::OptimizerDesc;
+use crate::{Init, OpCall, ParamAttr, Var};
+use fleet_base::{EntityRef, Error, Result};
+use fleet_ir::{OpRole, Program, VarId};
+use fleet_ops::{Emit, Registry};
+use fleet_tensor::{DType, Shape};
+use std::cell::RefCell;
+use std::panic::Location;
+use std::sync::Arc;
+
+/// The two programs of a model.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let y = net.data("x", [-1, 13], DType::F32).fc(1);
+/// let programs = net.build()?;
+/// assert_eq!(programs.main.parameters().count(), 2);
+/// assert_eq!(programs.startup.root_ops().count(), 2);
+/// # let _ = y;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// Trains: forward, backward, updates.
+    pub main: Program,
+    /// Fills parameters and optimizer state; runs once.
+    pub startup: Program,
+}
+
+impl Programs {
+    pub fn new() -> Programs {
+        Programs { main: Program::new(), startup: Program::new() }
+    }
+
+    /// The program for evaluation: forward ops only, dropout off, batch norm with moving averages.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let y = net.data("x", [-1, 13], DType::F32).dropout(0.5);
+    /// let test = net.build()?.for_test()?;
+    /// assert!(test.root_ops().all(|(_, op)| op.attr_bool("is_test")));
+    /// # let _ = y;
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn for_test(&self) -> Result<Program> {
+        self.main.clone_for_test()
+    }
+}
+
+impl Default for Programs {
+    fn default() -> Self {
+        Programs::new()
+    }
+}
+
+/// A network under construction. See the [crate's page](crate).
+pub struct Net {
+    registry: &'static Registry,
+    state: RefCell<State>,
+}
+
+struct State {
+    programs: Programs,
+    error: Option<Error>,
+    /// Prefix of automatic names, each level ended by a slash.
+    scope: String,
+    device: Option<Arc<str>>,
+}
+
+impl Default for Net {
+    fn default() -> Self {
+        Net::new()
+    }
+}
+
+impl Net {
+    /// An empty network over the standard ops.
+    ///
+    /// ```
+    /// let net = fleet_nn::Net::new();
+    /// assert!(net.error().is_none());
+    /// ```
+    pub fn new() -> Net {
+        Net::with_registry(Registry::standard())
+    }
+
+    /// An empty network over other ops: how an extension brings its own.
+    pub fn with_registry(registry: &'static Registry) -> Net {
+        Net::continued(Programs::new(), registry)
+    }
+
+    /// Goes on with programs that exist already.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// net.data("x", [-1, 13], DType::F32).fc(1);
+    /// let net = Net::from_programs(net.build()?);
+    /// let loss = net.var("fc_0.tmp_1").mean();
+    /// assert_eq!(loss.shape(), Shape::from([1]));
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn from_programs(programs: Programs) -> Net {
+        Net::continued(programs, Registry::standard())
+    }
+
+    fn continued(programs: Programs, registry: &'static Registry) -> Net {
+        let state = State { programs, error: None, scope: String::new(), device: None };
+        Net { registry, state: RefCell::new(state) }
+    }
+
+    pub fn registry(&self) -> &'static Registry {
+        self.registry
+    }
+
+    /// The seed of every random number of the model, parameters included.
+    ///
+    /// ```
+    /// let net = fleet_nn::Net::new();
+    /// net.set_seed(7);
+    /// assert_eq!(net.build().unwrap().startup.seed(), 7);
+    /// ```
+    pub fn set_seed(&self, seed: u64) {
+        let mut state = self.state.borrow_mut();
+        state.programs.main.set_seed(seed);
+        state.programs.startup.set_seed(seed);
+    }
+
+    // Variables that are not results of layers
+
+    /// A variable that is fed; -1 stands for the batch.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// assert_eq!(x.shape(), Shape::from([-1, 13]));
+    /// ```
+    #[track_caller]
+    pub fn data(&self, name: &str, shape: impl Into<Shape>, dtype: DType) -> Var<'_> {
+        self.data_lod(name, shape, dtype, 0)
+    }
+
+    /// As [`Net::data`], of ragged rows: `lod_level` levels of nesting.
+    #[track_caller]
+    pub fn data_lod(
+        &self,
+        name: &str,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        lod_level: u8,
+    ) -> Var<'_> {
+        let shape = shape.into();
+        self.attempt_var(Location::caller(), |b| {
+            let shape = Shape::new(&shape)?;
+            let var = fleet_ir::Var { lod_level, ..fleet_ir::Var::data(name, dtype, shape) };
+            b.main.program.add_var(Program::ROOT, var)
+        })
+    }
+
+    /// A variable of the main program by name.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// net.data("x", [-1, 13], DType::F32).fc(1);
+    /// assert_eq!(net.var("fc_0.w_0").shape(), Shape::from([13, 1]));
+    /// ```
+    #[track_caller]
+    pub fn var(&self, name: &str) -> Var<'_> {
+        self.attempt_var(Location::caller(), |b| b.main.program.var_named(name))
+    }
+
+    /// A parameter. One that exists already under the attribute's name is shared.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let table = net.create_parameter([1000, 16], DType::F32, Init::normal(0.0, 0.1));
+    /// assert_eq!(table.name(), "create_parameter_0.w_0");
+    /// let same = net.create_parameter([1000, 16], DType::F32, "create_parameter_0.w_0");
+    /// assert_eq!(same.id(), table.id());
+    /// ```
+    #[track_caller]
+    pub fn create_parameter(
+        &self,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        attr: impl Into<ParamAttr>,
+    ) -> Var<'_> {
+        let (shape, attr) = (shape.into(), attr.into());
+        self.attempt_var(Location::caller(), |b| {
+            let layer = b.layer_name("create_parameter", None);
+            b.parameter(&layer, "w", &attr, shape, dtype, &Init::XAVIER_UNIFORM)
+        })
+    }
+
+    /// A variable that lives from step to step and starts as `value`: a counter, a running sum.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let total = net.create_global_var("total_cnt", [1], 0.0, DType::F32);
+    /// (total + 32.0).assign_to(total);
+    /// # net.build()?;
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn create_global_var(
+        &self,
+        name: &str,
+        shape: impl Into<Shape>,
+        value: f64,
+        dtype: DType,
+    ) -> Var<'_> {
+        let shape = shape.into();
+        self.attempt_var(Location::caller(), |b| b.global_var(name, shape, dtype, value))
+    }
+
+    /// A tensor of one value, made in each step.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let ones = net.full([2, 3], 1.0, DType::F32);
+    /// assert_eq!(ones.shape(), Shape::from([2, 3]));
+    /// ```
+    #[track_caller]
+    pub fn full(&self, shape: impl Into<Shape>, value: f64, dtype: DType) -> Var<'_> {
+        self.op("fill_constant")
+            .attr("shape", shape.into().to_vec())
+            .attr("dtype", dtype)
+            .attr("value", value)
+            .one("Out")
+    }
+
+    /// Starts any op of the registry by name.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// let y = net.op("scale").input("X", x).attr("scale", 2.0).one("Out");
+    /// assert_eq!(y.name(), "scale_0.tmp_0");
+    /// ```
+    #[track_caller]
+    pub fn op(&self, name: &'static str) -> OpCall<'_> {
+        OpCall::new(self, name, Location::caller())
+    }
+
+    // Scopes
+
+    /// Prefixes automatic names (`encoder/fc_0.w_0`) while the guard lives.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// {
+    ///     let _scope = net.name_scope("encoder");
+    ///     x.fc(1);
+    /// }
+    /// assert_eq!(net.var("encoder/fc_0.w_0").shape(), Shape::from([13, 1]));
+    /// ```
+    pub fn name_scope(&self, name: &str) -> Guard<'_> {
+        let mut state = self.state.borrow_mut();
+        let before = state.scope.clone();
+        state.scope.push_str(name);
+        state.scope.push('/');
+        Guard { net: self, before: Before::Scope(before) }
+    }
+
+    /// Labels ops with a device (`cpu`, `gpu`, `gpu:1`, `gpu:all`) while the guard lives.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// let gpu = net.device_guard("gpu:0");
+    /// let hidden = x.relu();
+    /// drop(gpu);
+    /// let (_, op) = net.build()?.main.root_ops().next().map(|(id, op)| (id, op.clone())).unwrap();
+    /// assert_eq!(op.device.as_deref(), Some("gpu:0"));
+    /// # let _ = hidden;
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn device_guard(&self, device: &str) -> Guard<'_> {
+        self.attempt(Location::caller(), |_| check_device(device));
+        let mut state = self.state.borrow_mut();
+        let before = state.device.replace(device.into());
+        Guard { net: self, before: Before::Device(before) }
+    }
+
+    // Training
+
+    /// Appends everything that training needs: the backward pass of `loss`, the schedule of the
+    /// learning rate, clips, and an update of each parameter.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let (x, y) = (net.data("x", [-1, 13], DType::F32), net.data("y", [-1, 1], DType::F32));
+    /// let loss = x.fc(1).mse_loss(y, Reduction::Mean);
+    /// let training = net.minimize(loss, Sgd::new(0.01))?;
+    /// assert_eq!(training.learning_rate.name(), "learning_rate_0");
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn minimize(&self, loss: Var<'_>, with: impl Into<OptimizerDesc>) -> Result<Minimized<'_>> {
+        let desc = with.into();
+        let at = Location::caller();
+        let (params_grads, rate) = self.rewrite(at, |net, programs| {
+            let loss = loss.of(net)?;
+            let minimized = desc.minimize(programs, net.registry, loss)?;
+            Ok((minimized.params_grads, minimized.learning_rate))
+        })?;
+        let pairs = params_grads.iter().map(|(p, g)| (self.handle(*p), self.handle(*g))).collect();
+        Ok(Minimized { params_grads: pairs, learning_rate: self.handle(rate) })
+    }
+
+    /// The first half of [`Net::minimize`]: the backward pass alone. Different parameters can then
+    /// go to different optimizers.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let ids = net.data("ids", [-1, 26], DType::I64);
+    /// let rows = ids.embedding(Embedding::new(1000, 16).sparse().weight("table"));
+    /// let loss = rows.flatten(1).fc(1).mean();
+    /// let (table, rest) = net.backward(loss)?.partition(|name| name == "table");
+    /// net.apply_gradients(Sgd::new(0.01), table)?;
+    /// net.apply_gradients(Adam::new(1e-3), rest)?;
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn backward<'n>(&'n self, loss: Var<'n>) -> Result<Gradients<'n>> {
+        let desc: OptimizerDesc = crate::optimizer::Sgd::new(0.0).into();
+        let pairs = self.rewrite(Location::caller(), |net, programs| {
+            desc.backward(programs, net.registry, loss.of(net)?)
+        })?;
+        let pairs = pairs.iter().map(|(p, g)| (self.handle(*p), self.handle(*g))).collect();
+        Ok(Gradients { pairs })
+    }
+
+    /// The second half of [`Net::minimize`]: clips and updates for gradients that exist.
+    #[track_caller]
+    pub fn apply_gradients<'n>(
+        &'n self,
+        with: impl Into<OptimizerDesc>,
+        gradients: Gradients<'n>,
+    ) -> Result<Minimized<'n>> {
+        let desc = with.into();
+        let rate = self.rewrite(Location::caller(), |net, programs| {
+            let pairs = gradients.pairs.iter().map(|(p, g)| Ok((p.of(net)?, g.of(net)?)));
+            desc.apply_gradients(programs, net.registry, &pairs.collect::<Result<Vec<_>>>()?)
+        })?;
+        Ok(Minimized { params_grads: gradients.pairs, learning_rate: self.handle(rate) })
+    }
+
+    /// Gradients of `targets` with respect to `inputs`; none where there is no dependence.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.create_parameter([3], DType::F32, Init::Constant(2.0));
+    /// let dx = net.gradients(&[x.square()], &[x])?;
+    /// assert_eq!(dx[0].unwrap().shape(), Shape::from([3]));
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn gradients(
+        &self,
+        targets: &[Var<'_>],
+        inputs: &[Var<'_>],
+    ) -> Result<Vec<Option<Var<'_>>>> {
+        let found = self.rewrite(Location::caller(), |net, programs| {
+            let ids = |vars: &[Var<'_>]| vars.iter().map(|v| v.of(net)).collect::<Result<Vec<_>>>();
+            let (targets, inputs) = (ids(targets)?, ids(inputs)?);
+            fleet_passes::gradients(&mut programs.main, net.registry, &targets, &inputs, &[])
+        })?;
+        Ok(found.into_iter().map(|id| id.map(|id| self.handle(id))).collect())
+    }
+
+    // The way out
+
+    /// The first mistake, if one was made.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// net.data("x", [-1, 4], DType::F32).reshape([-1, 3, 5]);
+    /// net.data("x", [-1, 4], DType::F32);
+    /// assert!(net.error().is_some());
+    /// ```
+    pub fn error(&self) -> Option<Error> {
+        self.state.borrow().error.clone()
+    }
+
+    /// A copy of the programs as they are now; the network's handles stay good.
+    pub fn build(&self) -> Result<Programs> {
+        let state = self.state.borrow();
+        match &state.error {
+            Some(error) => Err(error.clone()),
+            None => Ok(state.programs.clone()),
+        }
+    }
+
+    /// The programs themselves.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// net.data("x", [-1, 13], DType::F32).fc(1);
+    /// let programs = net.finish()?;
+    /// assert_eq!(programs.main.root_ops().count(), 2);
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn finish(self) -> Result<Programs> {
+        let state = self.state.into_inner();
+        match state.error {
+            Some(error) => Err(error),
+            None => Ok(state.programs),
+        }
+    }
+
+    // What layers are written with
+
+    /// Runs `layer` over the programs, unless a mistake was made before; keeps its mistake.
+    pub(crate) fn attempt<T>(
+        &self,
+        at: &Location<'_>,
+        layer: impl FnOnce(&mut Build<'_>) -> Result<T>,
+    ) -> Option<T> {
+        let state = &mut *self.state.borrow_mut();
+        if state.error.is_some() {
+            return None;
+        }
+        let source: Arc<str> = format!("{}:{}", at.file(), at.line()).into();
+        let emit = |program| {
+            let mut emit = Emit::new(program, self.registry, OpRole::FORWARD);
+            emit.source = Some(source.clone());
+            emit
+        };
+        let mut main = emit(&mut state.programs.main);
+        let startup = emit(&mut state.programs.startup);
+        main.device = state.device.clone();
+        let mut build = Build { net: self, main, startup, scope: &state.scope };
+        match layer(&mut build) {
+            Ok(made) => {
+                build.main.append();
+                build.startup.append();
+                Some(made)
+            }
+            Err(error) => {
+                state.error = Some(located(error, &source));
+                None
+            }
+        }
+    }
+
+    /// As [`Net::attempt`] for a layer with one result.
+    pub(crate) fn attempt_var(
+        &self,
+        at: &Location<'_>,
+        layer: impl FnOnce(&mut Build<'_>) -> Result<VarId>,
+    ) -> Var<'_> {
+        self.attempt(at, layer).map_or_else(|| self.dead(), |id| self.handle(id))
+    }
+
+    /// Runs a rewrite of the whole programs; its error is returned and kept.
+    fn rewrite<T>(
+        &self,
+        at: &Location<'_>,
+        rewrite: impl FnOnce(&Net, &mut Programs) -> Result<T>,
+    ) -> Result<T> {
+        let state = &mut *self.state.borrow_mut();
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        rewrite(self, &mut state.programs).map_err(|error| {
+            let error = located(error, &format!("{}:{}", at.file(), at.line()));
+            state.error = Some(error.clone());
+            error
+        })
+    }
+
+    pub(crate) fn handle(&self, id: VarId) -> Var<'_> {
+        Var { net: self, id }
+    }
+
+    /// What a layer gives after a mistake: a handle to nothing, which every call takes.
+    pub(crate) fn dead(&self) -> Var<'_> {
+        self.handle(dead_id())
+    }
+
+    /// Reads the main program.
+    pub(crate) fn read<T>(&self, id: VarId, read: impl FnOnce(&fleet_ir::Var) -> T) -> Option<T> {
+        let state = self.state.borrow();
+        let program = &state.programs.main;
+        (id != dead_id() && program.has_var(id)).then(|| read(program.var(id)))
+    }
+
+    /// The outputs of an op by slot.
+    pub(crate) fn outputs_of(&self, op: fleet_ir::OpId, slot: &str) -> Vec<VarId> {
+        self.state.borrow().programs.main.op(op).output(slot).to_vec()
+    }
+}
+
+fn dead_id() -> VarId {
+    VarId::from_index(u32::MAX as usize - 1)
+}
+
+/// Adds the user's line where the error does not name it yet.
+fn located(error: Error, source: &str) -> Error {
+    let named = error.places().iter().any(|place| place.contains(source));
+    if named { error } else { error.at(source) }
+}
+
+fn check_device(device: &str) -> Result<()> {
+    let known = match device.split_once(':') {
+        None => matches!(device, "cpu" | "gpu"),
+        Some(("gpu", "all")) => true,
+        Some(("gpu", index)) => index.parse::<u16>().is_ok(),
+        Some(_) => false,
+    };
+    if known {
+        return Ok(());
+    }
+    Err(Error::invalid("unknown device label")
+        .expected("cpu, gpu, gpu:<number> or gpu:all")
+        .got(format!("'{device}'")))
+}
+
+/// Puts a scope or a device back when it is dropped. Bind it to a name: `let _scope = ..`.
+///
+/// ```
+/// let net = fleet_nn::Net::new();
+/// let guard = net.name_scope("tower");
+/// drop(guard);
+/// ```
+#[must_use = "the scope ends when the guard is dropped"]
+pub struct Guard<'n> {
+    net: &'n Net,
+    before: Before,
+}
+
+enum Before {
+    Scope(String),
+    Device(Option<Arc<str>>),
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let mut state = self.net.state.borrow_mut();
+        match &mut self.before {
+            Before::Scope(scope) => state.scope = std::mem::take(scope),
+            Before::Device(device) => state.device = device.take(),
+        }
+    }
+}
+
+/// What [`Net::minimize`] made.
+pub struct Minimized<'n> {
+    /// Each parameter with its gradient (before clips).
+    pub params_grads: Vec<(Var<'n>, Var<'n>)>,
+    /// The rate of the step, `learning_rate_0`: one number, to be fetched or set.
+    pub learning_rate: Var<'n>,
+}
+
+/// Parameters with their gradients, on the way to an optimizer.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// let gradients = net.backward(loss)?;
+/// assert_eq!(gradients.pairs.len(), 2);
+/// let (weights, biases) = gradients.partition(|name| name.contains(".w_"));
+/// assert_eq!((weights.pairs.len(), biases.pairs.len()), (1, 1));
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub struct Gradients<'n> {
+    pub pairs: Vec<(Var<'n>, Var<'n>)>,
+}
+
+impl<'n> Gradients<'n> {
+    /// Splits by parameter name: those for which `first` holds, and the rest.
+    pub fn partition(self, first: impl Fn(&str) -> bool) -> (Gradients<'n>, Gradients<'n>) {
+        let (a, b) = self.pairs.into_iter().partition(|(param, _)| first(&param.name()));
+        (Gradients { pairs: a }, Gradients { pairs: b })
+    }
+}

@@ -1,0 +1,63 @@
+//! Adadelta: steps in the units of past steps.
+
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Adadelta.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Adadelta::new(1.0).rho(0.9))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type Adadelta = Configured<AdadeltaRule>;
+
+/// See [`Adadelta`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdadeltaRule {
+    pub rho: f64,
+    pub epsilon: f64,
+}
+
+impl Adadelta {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Adadelta {
+        Configured::with(AdadeltaRule { rho: 0.95, epsilon: 1e-6 }, learning_rate)
+    }
+
+    pub fn rho(mut self, rho: f64) -> Self {
+        self.rule.rho = rho;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+}
+
+impl From<AdadeltaRule> for Rule {
+    fn from(rule: AdadeltaRule) -> Rule {
+        Rule::Adadelta(rule)
+    }
+}
+
+impl Update for AdadeltaRule {
+    fn op(&self) -> &'static str {
+        "adadelta"
+    }
+
+    /// The documented names have an underscore of their own: `w__avg_squared_grad_0`.
+    fn state(&self) -> Vec<State> {
+        vec![
+            State::each("_avg_squared_grad", "AvgSquaredGrad"),
+            State::each("_avg_squared_update", "AvgSquaredUpdate"),
+        ]
+    }
+
+    fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
+        vec![("rho", self.rho.into()), ("epsilon", self.epsilon.into())]
+    }
+}

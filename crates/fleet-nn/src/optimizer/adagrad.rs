@@ -1,0 +1,61 @@
+//! Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`.
+
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Adagrad.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Adagrad::new(0.01).initial_accumulator_value(0.1))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type Adagrad = Configured<AdagradRule>;
+
+/// See [`Adagrad`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdagradRule {
+    pub epsilon: f64,
+    pub initial_accumulator_value: f64,
+}
+
+impl Adagrad {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Adagrad {
+        let rule = AdagradRule { epsilon: 1e-6, initial_accumulator_value: 0.0 };
+        Configured::with(rule, learning_rate)
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+
+    pub fn initial_accumulator_value(mut self, value: f64) -> Self {
+        self.rule.initial_accumulator_value = value;
+        self
+    }
+}
+
+impl From<AdagradRule> for Rule {
+    fn from(rule: AdagradRule) -> Rule {
+        Rule::Adagrad(rule)
+    }
+}
+
+impl Update for AdagradRule {
+    fn op(&self) -> &'static str {
+        "adagrad"
+    }
+
+    fn state(&self) -> Vec<State> {
+        let start = self.initial_accumulator_value;
+        vec![State { start, ..State::each("moment", "Moment") }]
+    }
+
+    fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
+        vec![("epsilon", self.epsilon.into())]
+    }
+}

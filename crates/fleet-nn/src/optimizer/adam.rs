@@ -1,0 +1,89 @@
+//! Adam: moving averages of the gradient and of its square, corrected for their start.
+
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Adam.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Adam::new(1e-3).beta2(0.99))?;
+/// assert_eq!(net.var("fc_0.w_0_beta1_pow_acc_0").shape(), Shape::from([1]));
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type Adam = Configured<AdamRule>;
+
+/// See [`Adam`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamRule {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    /// With sparse gradients, moments of rows that are not in use stay as they are.
+    pub lazy_mode: bool,
+}
+
+impl Adam {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Adam {
+        let rule = AdamRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, lazy_mode: false };
+        Configured::with(rule, learning_rate)
+    }
+
+    pub fn beta1(mut self, beta1: f64) -> Self {
+        self.rule.beta1 = beta1;
+        self
+    }
+
+    pub fn beta2(mut self, beta2: f64) -> Self {
+        self.rule.beta2 = beta2;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+
+    pub fn lazy_mode(mut self, on: bool) -> Self {
+        self.rule.lazy_mode = on;
+        self
+    }
+}
+
+impl From<AdamRule> for Rule {
+    fn from(rule: AdamRule) -> Rule {
+        Rule::Adam(rule)
+    }
+}
+
+impl Update for AdamRule {
+    fn op(&self) -> &'static str {
+        "adam"
+    }
+
+    fn state(&self) -> Vec<State> {
+        moments(self.beta1, self.beta2)
+    }
+
+    fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
+        vec![
+            ("beta1", self.beta1.into()),
+            ("beta2", self.beta2.into()),
+            ("epsilon", self.epsilon.into()),
+            ("lazy_mode", self.lazy_mode.into()),
+        ]
+    }
+}
+
+/// What Adam and its kin keep; the powers of the betas start at the betas.
+pub(super) fn moments(beta1: f64, beta2: f64) -> Vec<State> {
+    vec![
+        State::each("moment1", "Moment1"),
+        State::each("moment2", "Moment2"),
+        State::single("beta1_pow_acc", "Beta1Pow", beta1),
+        State::single("beta2_pow_acc", "Beta2Pow", beta2),
+    ]
+}

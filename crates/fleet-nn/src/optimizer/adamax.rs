@@ -1,0 +1,74 @@
+//! Adamax: Adam with the largest gradient seen instead of the mean square.
+
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Adamax.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Adamax::new(1e-3))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type Adamax = Configured<AdamaxRule>;
+
+/// See [`Adamax`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamaxRule {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+}
+
+impl Adamax {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Adamax {
+        let rule = AdamaxRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+        Configured::with(rule, learning_rate)
+    }
+
+    pub fn beta1(mut self, beta1: f64) -> Self {
+        self.rule.beta1 = beta1;
+        self
+    }
+
+    pub fn beta2(mut self, beta2: f64) -> Self {
+        self.rule.beta2 = beta2;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+}
+
+impl From<AdamaxRule> for Rule {
+    fn from(rule: AdamaxRule) -> Rule {
+        Rule::Adamax(rule)
+    }
+}
+
+impl Update for AdamaxRule {
+    fn op(&self) -> &'static str {
+        "adamax"
+    }
+
+    fn state(&self) -> Vec<State> {
+        vec![
+            State::each("moment", "Moment"),
+            State::each("inf_norm", "InfNorm"),
+            State::single("beta1_pow_acc", "Beta1Pow", self.beta1),
+        ]
+    }
+
+    fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
+        vec![
+            ("beta1", self.beta1.into()),
+            ("beta2", self.beta2.into()),
+            ("epsilon", self.epsilon.into()),
+        ]
+    }
+}

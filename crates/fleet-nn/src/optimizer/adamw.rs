@@ -1,0 +1,103 @@
+//! AdamW: Adam with a decay of the weights that does not pass through the moments.
+
+use super::adam::moments;
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// AdamW: `w *= 1 - lr * coeff` before each step of Adam.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, AdamW::new(1e-4).coeff(0.1).no_decay([".b_0"]))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type AdamW = Configured<AdamWRule>;
+
+/// See [`AdamW`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamWRule {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    pub coeff: f64,
+    pub lazy_mode: bool,
+    /// Parameters whose names contain one of these are not decayed.
+    pub no_decay: Vec<String>,
+}
+
+impl AdamW {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> AdamW {
+        let rule = AdamWRule {
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            coeff: 0.01,
+            lazy_mode: false,
+            no_decay: Vec::new(),
+        };
+        Configured::with(rule, learning_rate)
+    }
+
+    pub fn beta1(mut self, beta1: f64) -> Self {
+        self.rule.beta1 = beta1;
+        self
+    }
+
+    pub fn beta2(mut self, beta2: f64) -> Self {
+        self.rule.beta2 = beta2;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+
+    /// How much is decayed.
+    pub fn coeff(mut self, coeff: f64) -> Self {
+        self.rule.coeff = coeff;
+        self
+    }
+
+    pub fn lazy_mode(mut self, on: bool) -> Self {
+        self.rule.lazy_mode = on;
+        self
+    }
+
+    /// Does not decay parameters whose names contain one of these.
+    pub fn no_decay<S: Into<String>>(mut self, parts: impl IntoIterator<Item = S>) -> Self {
+        self.rule.no_decay = parts.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+impl From<AdamWRule> for Rule {
+    fn from(rule: AdamWRule) -> Rule {
+        Rule::AdamW(rule)
+    }
+}
+
+impl Update for AdamWRule {
+    fn op(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn state(&self) -> Vec<State> {
+        moments(self.beta1, self.beta2)
+    }
+
+    fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)> {
+        let decay = !self.no_decay.iter().any(|part| parameter.contains(part));
+        vec![
+            ("beta1", self.beta1.into()),
+            ("beta2", self.beta2.into()),
+            ("epsilon", self.epsilon.into()),
+            ("lazy_mode", self.lazy_mode.into()),
+            ("coeff", self.coeff.into()),
+            ("with_decay", decay.into()),
+        ]
+    }
+}

@@ -1,0 +1,105 @@
+//! LAMB: Adam with a rate for each layer, in proportion to its weights.
+
+use super::adam::moments;
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Layer-wise adaptive moments.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Lamb::new(1e-3).exclude_from_weight_decay([".b_0"]))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type Lamb = Configured<LambRule>;
+
+/// See [`Lamb`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct LambRule {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    pub lamb_weight_decay: f64,
+    /// Scale by the norms also where nothing is decayed.
+    pub always_adapt: bool,
+    /// Parameters whose names end with one of these are not decayed.
+    pub exclude_from_weight_decay: Vec<String>,
+}
+
+impl Lamb {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Lamb {
+        let rule = LambRule {
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-6,
+            lamb_weight_decay: 0.01,
+            always_adapt: false,
+            exclude_from_weight_decay: Vec::new(),
+        };
+        Configured::with(rule, learning_rate)
+    }
+
+    pub fn beta1(mut self, beta1: f64) -> Self {
+        self.rule.beta1 = beta1;
+        self
+    }
+
+    pub fn beta2(mut self, beta2: f64) -> Self {
+        self.rule.beta2 = beta2;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+
+    pub fn lamb_weight_decay(mut self, decay: f64) -> Self {
+        self.rule.lamb_weight_decay = decay;
+        self
+    }
+
+    pub fn always_adapt(mut self, on: bool) -> Self {
+        self.rule.always_adapt = on;
+        self
+    }
+
+    pub fn exclude_from_weight_decay<S: Into<String>>(
+        mut self,
+        endings: impl IntoIterator<Item = S>,
+    ) -> Self {
+        self.rule.exclude_from_weight_decay = endings.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+impl From<LambRule> for Rule {
+    fn from(rule: LambRule) -> Rule {
+        Rule::Lamb(rule)
+    }
+}
+
+impl Update for LambRule {
+    fn op(&self) -> &'static str {
+        "lamb"
+    }
+
+    fn state(&self) -> Vec<State> {
+        moments(self.beta1, self.beta2)
+    }
+
+    fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)> {
+        let excluded = self.exclude_from_weight_decay.iter().any(|end| parameter.ends_with(end));
+        let decay = if excluded { 0.0 } else { self.lamb_weight_decay };
+        vec![
+            ("beta1", self.beta1.into()),
+            ("beta2", self.beta2.into()),
+            ("epsilon", self.epsilon.into()),
+            ("weight_decay", decay.into()),
+            ("always_adapt", self.always_adapt.into()),
+        ]
+    }
+}

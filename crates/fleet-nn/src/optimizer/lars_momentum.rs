@@ -1,0 +1,90 @@
+//! LARS: momentum with a rate for each layer, in proportion to its weights.
+
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Layer-wise adaptive rate scaling over momentum.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, LarsMomentum::new(0.1, 0.9).exclude_from_weight_decay([".b_0"]))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type LarsMomentum = Configured<LarsMomentumRule>;
+
+/// See [`LarsMomentum`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct LarsMomentumRule {
+    pub mu: f64,
+    pub lars_coeff: f64,
+    pub lars_weight_decay: f64,
+    pub epsilon: f64,
+    /// Parameters whose names contain one of these are not decayed.
+    pub exclude_from_weight_decay: Vec<String>,
+}
+
+impl LarsMomentum {
+    pub fn new(learning_rate: impl Into<LearningRate>, mu: f64) -> LarsMomentum {
+        let rule = LarsMomentumRule {
+            mu,
+            lars_coeff: 0.001,
+            lars_weight_decay: 0.0005,
+            epsilon: 0.0,
+            exclude_from_weight_decay: Vec::new(),
+        };
+        Configured::with(rule, learning_rate)
+    }
+
+    pub fn lars_coeff(mut self, coeff: f64) -> Self {
+        self.rule.lars_coeff = coeff;
+        self
+    }
+
+    pub fn lars_weight_decay(mut self, decay: f64) -> Self {
+        self.rule.lars_weight_decay = decay;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+
+    pub fn exclude_from_weight_decay<S: Into<String>>(
+        mut self,
+        parts: impl IntoIterator<Item = S>,
+    ) -> Self {
+        self.rule.exclude_from_weight_decay = parts.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+impl From<LarsMomentumRule> for Rule {
+    fn from(rule: LarsMomentumRule) -> Rule {
+        Rule::LarsMomentum(rule)
+    }
+}
+
+impl Update for LarsMomentumRule {
+    fn op(&self) -> &'static str {
+        "lars_momentum"
+    }
+
+    fn state(&self) -> Vec<State> {
+        vec![State::each("velocity", "Velocity")]
+    }
+
+    fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)> {
+        let excluded = self.exclude_from_weight_decay.iter().any(|part| parameter.contains(part));
+        let decay = if excluded { 0.0 } else { self.lars_weight_decay };
+        vec![
+            ("mu", self.mu.into()),
+            ("lars_coeff", self.lars_coeff.into()),
+            ("lars_weight_decay", decay.into()),
+            ("epsilon", self.epsilon.into()),
+        ]
+    }
+}

@@ -1,0 +1,352 @@
+//! Optimizers: a rule for one parameter each (one file a rule), and what they share: rate, weight
+//! decay, clip, and the parameters they are for.
+//!
+//! An optimizer is plain data ([`OptimizerDesc`]): a strategy may look at it, replace the rule, or
+//! put itself between the two halves of [`OptimizerDesc::minimize`]:
+//! [`OptimizerDesc::backward`] and [`OptimizerDesc::apply_gradients`].
+
+mod adadelta;
+mod adagrad;
+mod adam;
+mod adamax;
+mod adamw;
+mod lamb;
+mod lars_momentum;
+mod momentum;
+mod rmsprop;
+mod sgd;
+
+pub use adadelta::{Adadelta, AdadeltaRule};
+pub use adagrad::{Adagrad, AdagradRule};
+pub use adam::{Adam, AdamRule};
+pub use adamax::{Adamax, AdamaxRule};
+pub use adamw::{AdamW, AdamWRule};
+pub use lamb::{Lamb, LambRule};
+pub use lars_momentum::{LarsMomentum, LarsMomentumRule};
+pub use momentum::{Momentum, MomentumRule};
+pub use rmsprop::{RmsProp, RmsPropRule};
+pub use sgd::{Sgd, SgdRule};
+
+use crate::clip::Clipped;
+use crate::{GradClip, LearningRate, Programs};
+use fleet_base::{Error, Result};
+use fleet_ir::{Attr, OpRole, Program, Regularizer, VarId};
+use fleet_ops::{Emit, Registry};
+use fleet_passes::{BackwardOptions, append_backward};
+use fleet_tensor::{DType, Shape};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What every optimizer has besides its rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub learning_rate: LearningRate,
+    /// For parameters without a regulariser of their own.
+    pub weight_decay: Option<Regularizer>,
+    pub grad_clip: Option<GradClip>,
+    /// Names of the parameters to train; all if not given.
+    pub parameters: Option<Vec<String>>,
+    /// Names of variables behind which no gradient is wanted.
+    pub no_grad: Vec<String>,
+}
+
+/// A rule with its settings: what [`Sgd`], [`Adam`] and the others are.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let optimizer = Momentum::new(0.1, 0.9)
+///     .weight_decay(Regularizer::L2(1e-4))
+///     .grad_clip(GradClip::GlobalNorm(1.0));
+/// assert_eq!(optimizer.rule.mu, 0.9);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Configured<R> {
+    pub rule: R,
+    pub settings: Settings,
+}
+
+impl<R> Configured<R> {
+    fn with(rule: R, learning_rate: impl Into<LearningRate>) -> Configured<R> {
+        let settings = Settings {
+            learning_rate: learning_rate.into(),
+            weight_decay: None,
+            grad_clip: None,
+            parameters: None,
+            no_grad: Vec::new(),
+        };
+        Configured { rule, settings }
+    }
+
+    /// Decay for parameters without a regulariser of their own.
+    pub fn weight_decay(mut self, regularizer: Regularizer) -> Self {
+        self.settings.weight_decay = Some(regularizer);
+        self
+    }
+
+    pub fn grad_clip(mut self, clip: GradClip) -> Self {
+        self.settings.grad_clip = Some(clip);
+        self
+    }
+
+    /// Trains these parameters only.
+    pub fn parameters<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.settings.parameters = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Stops gradients at these variables.
+    pub fn no_grad<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.settings.no_grad = names.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+/// Any optimizer, as data.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// use fleet_nn::optimizer::Rule;
+/// let desc: OptimizerDesc = Momentum::new(0.1, 0.9).into();
+/// let Rule::Momentum(rule) = &desc.rule else { unreachable!() };
+/// assert_eq!(rule.mu, 0.9);
+/// assert_eq!(desc.settings.learning_rate.value_at(0), 0.1);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerDesc {
+    pub rule: Rule,
+    pub settings: Settings,
+}
+
+impl<R: Into<Rule>> From<Configured<R>> for OptimizerDesc {
+    fn from(configured: Configured<R>) -> Self {
+        OptimizerDesc { rule: configured.rule.into(), settings: configured.settings }
+    }
+}
+
+/// Which rule.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rule {
+    Sgd(SgdRule),
+    Momentum(MomentumRule),
+    Adam(AdamRule),
+    AdamW(AdamWRule),
+    Adamax(AdamaxRule),
+    Adagrad(AdagradRule),
+    Adadelta(AdadeltaRule),
+    RmsProp(RmsPropRule),
+    LarsMomentum(LarsMomentumRule),
+    Lamb(LambRule),
+}
+
+impl Rule {
+    fn update(&self) -> &dyn Update {
+        match self {
+            Rule::Sgd(rule) => rule,
+            Rule::Momentum(rule) => rule,
+            Rule::Adam(rule) => rule,
+            Rule::AdamW(rule) => rule,
+            Rule::Adamax(rule) => rule,
+            Rule::Adagrad(rule) => rule,
+            Rule::Adadelta(rule) => rule,
+            Rule::RmsProp(rule) => rule,
+            Rule::LarsMomentum(rule) => rule,
+            Rule::Lamb(rule) => rule,
+        }
+    }
+
+    /// The op that updates a parameter.
+    pub fn op(&self) -> &'static str {
+        self.update().op()
+    }
+}
+
+/// What a rule says of itself; the emission is the same for all.
+trait Update {
+    fn op(&self) -> &'static str;
+
+    /// Variables kept for each parameter.
+    fn state(&self) -> Vec<State> {
+        Vec::new()
+    }
+
+    /// Attributes of the update of one parameter.
+    fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)>;
+}
+
+/// A variable kept for a parameter: `<parameter>_<name>_0`. It is read from `slot` and written to
+/// `<slot>Out`.
+struct State {
+    name: &'static str,
+    slot: &'static str,
+    start: f64,
+    /// One number instead of one for each element.
+    single: bool,
+}
+
+impl State {
+    fn each(name: &'static str, slot: &'static str) -> State {
+        State { name, slot, start: 0.0, single: false }
+    }
+
+    fn single(name: &'static str, slot: &'static str, start: f64) -> State {
+        State { name, slot, start, single: true }
+    }
+}
+
+/// A parameter with its gradient.
+pub type ParamGrad = (VarId, VarId);
+
+/// What [`OptimizerDesc::minimize`] made.
+#[derive(Clone, Debug)]
+pub struct Minimized {
+    pub params_grads: Vec<ParamGrad>,
+    pub learning_rate: VarId,
+}
+
+impl OptimizerDesc {
+    /// Appends the backward pass and the updates.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+    /// let (id, registry) = (loss.id(), net.registry());
+    /// let mut programs = net.finish()?;
+    /// let desc: OptimizerDesc = Sgd::new(0.1).into();
+    /// let minimized = desc.minimize(&mut programs, registry, id)?;
+    /// assert_eq!(minimized.params_grads.len(), 2);
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn minimize(
+        &self,
+        programs: &mut Programs,
+        registry: &Registry,
+        loss: VarId,
+    ) -> Result<Minimized> {
+        let params_grads = self.backward(programs, registry, loss)?;
+        let learning_rate = self.apply_gradients(programs, registry, &params_grads)?;
+        Ok(Minimized { params_grads, learning_rate })
+    }
+
+    /// Appends the backward pass.
+    pub fn backward(
+        &self,
+        programs: &mut Programs,
+        registry: &Registry,
+        loss: VarId,
+    ) -> Result<Vec<ParamGrad>> {
+        let main = &mut programs.main;
+        let named = |names: &[String]| -> Result<Vec<VarId>> {
+            names.iter().map(|name| main.var_named(name)).collect()
+        };
+        let options = BackwardOptions {
+            parameters: self.settings.parameters.as_deref().map(named).transpose()?,
+            no_grad: named(&self.settings.no_grad)?,
+        };
+        let pairs = append_backward(main, registry, loss, &options)?;
+        mark_loss(main, loss);
+        Ok(pairs)
+    }
+
+    /// Appends rate, clip and updates, in the order of parameter names, and returns the variable of
+    /// the rate.
+    pub fn apply_gradients(
+        &self,
+        programs: &mut Programs,
+        registry: &Registry,
+        params_grads: &[ParamGrad],
+    ) -> Result<VarId> {
+        let devices = grad_devices(&programs.main, params_grads);
+        let mut pairs = params_grads.to_vec();
+        pairs.sort_by(|a, b| programs.main.var_name(a.0).cmp(programs.main.var_name(b.0)));
+        let mut main = Emit::new(&mut programs.main, registry, OpRole::OPTIMIZE);
+        let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
+        let rate = self.settings.learning_rate.emit(&mut main, &mut startup)?;
+        let unclipped =
+            |(param, grad): &ParamGrad| Clipped { param: *param, grad: *grad, scale: None };
+        let mut grads: Vec<Clipped> = pairs.iter().map(unclipped).collect();
+        if let Some(clip) = &self.settings.grad_clip {
+            clip.emit(&mut main, &mut grads)?;
+        }
+        for clipped in &grads {
+            main.device = devices.get(&clipped.param).cloned();
+            self.emit_update(&mut main, &mut startup, clipped, rate)?;
+        }
+        main.append();
+        startup.append();
+        Ok(rate)
+    }
+
+    fn emit_update(
+        &self,
+        main: &mut Emit<'_>,
+        startup: &mut Emit<'_>,
+        clipped: &Clipped,
+        rate: VarId,
+    ) -> Result<()> {
+        let var = main.program.var(clipped.param);
+        let (name, shape) = (var.name.clone(), var.shape);
+        let param = var.param.clone().ok_or_else(|| {
+            Error::invalid(format!("'{name}' is no parameter and cannot be updated"))
+        })?;
+        let update = self.rule.update();
+        let states = update.state();
+        let mut kept = Vec::with_capacity(states.len());
+        for state in &states {
+            let state_name = main.program.unique_name(&format!("{name}_{}", state.name));
+            let shape = if state.single { Shape::from([1]) } else { shape };
+            let dtype = DType::F32;
+            let build = crate::build::global_var;
+            kept.push(build(main, startup, &state_name, shape, dtype, state.start)?);
+        }
+        let (method, coeff) = match param.regularizer.or(self.settings.weight_decay) {
+            None => ("", 0.0),
+            Some(Regularizer::L1(coeff)) => ("l1_decay", coeff),
+            Some(Regularizer::L2(coeff)) => ("l2_decay", coeff),
+        };
+        let mut call = main
+            .named_op(update.op())?
+            .input("Param", clipped.param)
+            .input("Grad", clipped.grad)
+            .input("LearningRate", rate)
+            .maybe("GradScale", clipped.scale)
+            .output("ParamOut", clipped.param)
+            .attr("regularization_method", method)
+            .attr("regularization_coeff", coeff)
+            .attr("lr_scale", param.learning_rate);
+        for (state, var) in states.iter().zip(&kept) {
+            call = call.input(state.slot, *var).output(&format!("{}Out", state.slot), *var);
+        }
+        for (attr, value) in update.attrs(&name) {
+            call = call.attr(attr, value);
+        }
+        call.done().map_err(|error| error.at(format!("the update of '{name}'")))?;
+        Ok(())
+    }
+}
+
+/// The op that made the loss carries the loss bit, which strategies look for.
+fn mark_loss(main: &mut Program, loss: VarId) {
+    let producer = main
+        .root_ops()
+        .filter(|(_, op)| op.role.is_forward() && op.all_outputs().any(|var| var == loss))
+        .map(|(id, _)| id)
+        .last();
+    if let Some(id) = producer {
+        let op = main.op_mut(id);
+        op.role = op.role.with_loss();
+    }
+}
+
+/// The device on which each parameter's gradient is made: its update belongs there.
+fn grad_devices(main: &Program, pairs: &[ParamGrad]) -> HashMap<VarId, Arc<str>> {
+    let params: HashMap<VarId, VarId> = pairs.iter().map(|(param, grad)| (*grad, *param)).collect();
+    let mut devices = HashMap::new();
+    for (_, op) in main.root_ops() {
+        let Some(device) = &op.device else { continue };
+        for param in op.all_outputs().filter_map(|var| params.get(&var)) {
+            devices.insert(*param, device.clone());
+        }
+    }
+    devices
+}

@@ -1,0 +1,55 @@
+//! `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
+
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Gradient descent with momentum.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Momentum::new(0.1, 0.9).weight_decay(Regularizer::L2(1e-4)))?;
+/// assert_eq!(net.var("fc_0.w_0_velocity_0").shape(), Shape::from([13, 1]));
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type Momentum = Configured<MomentumRule>;
+
+/// See [`Momentum`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct MomentumRule {
+    pub mu: f64,
+    pub use_nesterov: bool,
+}
+
+impl Momentum {
+    pub fn new(learning_rate: impl Into<LearningRate>, mu: f64) -> Momentum {
+        Configured::with(MomentumRule { mu, use_nesterov: false }, learning_rate)
+    }
+
+    pub fn use_nesterov(mut self, on: bool) -> Self {
+        self.rule.use_nesterov = on;
+        self
+    }
+}
+
+impl From<MomentumRule> for Rule {
+    fn from(rule: MomentumRule) -> Rule {
+        Rule::Momentum(rule)
+    }
+}
+
+impl Update for MomentumRule {
+    fn op(&self) -> &'static str {
+        "momentum"
+    }
+
+    fn state(&self) -> Vec<State> {
+        vec![State::each("velocity", "Velocity")]
+    }
+
+    fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
+        vec![("mu", self.mu.into()), ("use_nesterov", self.use_nesterov.into())]
+    }
+}

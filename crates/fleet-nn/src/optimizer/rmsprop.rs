@@ -1,0 +1,82 @@
+//! RMSProp: `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon); w -= v`.
+
+use super::{Configured, Rule, State, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// RMSProp, optionally centred by the mean gradient.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, RmsProp::new(0.01).momentum(0.9).centered(true))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type RmsProp = Configured<RmsPropRule>;
+
+/// See [`RmsProp`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct RmsPropRule {
+    pub rho: f64,
+    pub epsilon: f64,
+    pub momentum: f64,
+    pub centered: bool,
+}
+
+impl RmsProp {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> RmsProp {
+        let rule = RmsPropRule { rho: 0.95, epsilon: 1e-6, momentum: 0.0, centered: false };
+        Configured::with(rule, learning_rate)
+    }
+
+    pub fn rho(mut self, rho: f64) -> Self {
+        self.rule.rho = rho;
+        self
+    }
+
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.rule.momentum = momentum;
+        self
+    }
+
+    pub fn centered(mut self, on: bool) -> Self {
+        self.rule.centered = on;
+        self
+    }
+}
+
+impl From<RmsPropRule> for Rule {
+    fn from(rule: RmsPropRule) -> Rule {
+        Rule::RmsProp(rule)
+    }
+}
+
+impl Update for RmsPropRule {
+    fn op(&self) -> &'static str {
+        "rmsprop"
+    }
+
+    fn state(&self) -> Vec<State> {
+        let mut states =
+            vec![State::each("momentum", "Moment"), State::each("mean_square", "MeanSquare")];
+        if self.centered {
+            states.push(State::each("mean_grad", "MeanGrad"));
+        }
+        states
+    }
+
+    fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
+        vec![
+            ("decay", self.rho.into()),
+            ("epsilon", self.epsilon.into()),
+            ("momentum", self.momentum.into()),
+            ("centered", self.centered.into()),
+        ]
+    }
+}

@@ -1,0 +1,42 @@
+//! `w -= lr * g`.
+
+use super::{Configured, Rule, Update};
+use crate::LearningRate;
+use fleet_ir::Attr;
+
+/// Plain stochastic gradient descent.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Sgd::new(0.01))?;
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+pub type Sgd = Configured<SgdRule>;
+
+/// See [`Sgd`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SgdRule;
+
+impl Sgd {
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Sgd {
+        Configured::with(SgdRule, learning_rate)
+    }
+}
+
+impl From<SgdRule> for Rule {
+    fn from(rule: SgdRule) -> Rule {
+        Rule::Sgd(rule)
+    }
+}
+
+impl Update for SgdRule {
+    fn op(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn attrs(&self, _: &str) -> Vec<(&'static str, Attr)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,397 @@
+//! Moving elements about: reshape, concat, split, slice, gather and their kin.
+
+use crate::{Net, Var};
+use fleet_base::Error;
+use fleet_tensor::DType;
+use std::panic::Location;
+
+impl Net {
+    /// Joins variables along an axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let (x, y) = (net.data("x", [-1, 13], DType::F32), net.data("y", [-1, 3], DType::F32));
+    /// assert_eq!(net.concat(&[x, y], 1).shape(), Shape::from([-1, 16]));
+    /// ```
+    #[track_caller]
+    pub fn concat<'n>(&'n self, vars: &[Var<'n>], axis: i64) -> Var<'n> {
+        self.op("concat").inputs("X", vars).attr("axis", axis).one("Out")
+    }
+
+    /// Joins variables of one shape along a new axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// assert_eq!(net.stack(&[x, x], 1).shape(), Shape::from([-1, 2, 13]));
+    /// ```
+    #[track_caller]
+    pub fn stack<'n>(&'n self, vars: &[Var<'n>], axis: i64) -> Var<'n> {
+        self.op("stack").inputs("X", vars).attr("axis", axis).one("Y")
+    }
+
+    /// The elementwise sum of variables.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// assert_eq!(net.sum_of(&[x, x, x]).shape(), Shape::from([-1, 13]));
+    /// ```
+    #[track_caller]
+    pub fn sum_of<'n>(&'n self, vars: &[Var<'n>]) -> Var<'n> {
+        self.op("sum").inputs("X", vars).one("Out")
+    }
+
+    /// The numbers `start`, `start + step` and so on below `end`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// assert_eq!(net.range(0.0, 8.0, 2.0, DType::I64).shape(), Shape::from([4]));
+    /// ```
+    #[track_caller]
+    pub fn range(&self, start: f64, end: f64, step: f64, dtype: DType) -> Var<'_> {
+        let call = self.op("range").attr("start", start).attr("end", end).attr("step", step);
+        call.attr("dtype", dtype).one("Out")
+    }
+}
+
+impl<'n> Var<'n> {
+    /// The same elements in another shape: 0 copies a dimension, -1 is worked out.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 26, 16], DType::F32).reshape([0, 416]);
+    /// assert_eq!(y.shape(), Shape::from([-1, 416]));
+    /// ```
+    #[track_caller]
+    pub fn reshape(self, shape: impl AsRef<[i64]>) -> Var<'n> {
+        self.net.op("reshape2").input("X", self).attr("shape", shape.as_ref()).one("Out")
+    }
+
+    /// Folds the dimensions from `axis` on into one.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 26, 16], DType::F32).flatten(1);
+    /// assert_eq!(y.shape(), Shape::from([-1, 416]));
+    /// ```
+    #[track_caller]
+    pub fn flatten(self, axis: i64) -> Var<'n> {
+        let call = self.net.op("flatten_contiguous_range").input("X", self);
+        call.attr("start_axis", axis).attr("stop_axis", -1i64).one("Out")
+    }
+
+    /// Drops dimensions of size 1.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 1, 16], DType::F32).squeeze([1]);
+    /// assert_eq!(y.shape(), Shape::from([-1, 16]));
+    /// ```
+    #[track_caller]
+    pub fn squeeze(self, axes: impl AsRef<[i64]>) -> Var<'n> {
+        self.net.op("squeeze2").input("X", self).attr("axes", axes.as_ref()).one("Out")
+    }
+
+    /// Adds dimensions of size 1.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 16], DType::F32).unsqueeze([1]);
+    /// assert_eq!(y.shape(), Shape::from([-1, 1, 16]));
+    /// ```
+    #[track_caller]
+    pub fn unsqueeze(self, axes: impl AsRef<[i64]>) -> Var<'n> {
+        self.net.op("unsqueeze2").input("X", self).attr("axes", axes.as_ref()).one("Out")
+    }
+
+    /// Reorders dimensions.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 3, 8, 8], DType::F32).transpose([0, 2, 3, 1]);
+    /// assert_eq!(y.shape(), Shape::from([-1, 8, 8, 3]));
+    /// ```
+    #[track_caller]
+    pub fn transpose(self, order: impl AsRef<[i64]>) -> Var<'n> {
+        self.net.op("transpose2").input("X", self).attr("axis", order.as_ref()).one("Out")
+    }
+
+    /// `N` equal parts along an axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let [a, b] = net.data("x", [-1, 6], DType::F32).split(-1);
+    /// assert_eq!((a.shape(), b.shape()), (Shape::from([-1, 3]), Shape::from([-1, 3])));
+    /// ```
+    #[track_caller]
+    pub fn split<const N: usize>(self, axis: i64) -> [Var<'n>; N] {
+        let call = self.net.op("split").input("X", self).attr("axis", axis).attr("num", N);
+        let made = call.many("Out", N);
+        std::array::from_fn(|index| made[index])
+    }
+
+    /// Parts of the given sizes along an axis.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let parts = net.data("x", [-1, 6], DType::F32).split_sections(&[1, 5], 1);
+    /// assert_eq!(parts[1].shape(), Shape::from([-1, 5]));
+    /// ```
+    #[track_caller]
+    pub fn split_sections(self, sections: &[i64], axis: i64) -> Vec<Var<'n>> {
+        let call = self.net.op("split").input("X", self).attr("axis", axis);
+        call.attr("sections", sections).many("Out", sections.len())
+    }
+
+    /// One variable for each of the `N` places of an axis, which goes away.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let [a, b] = net.data("x", [-1, 2, 3], DType::F32).unstack(1);
+    /// assert_eq!((a.shape(), b.shape()), (Shape::from([-1, 3]), Shape::from([-1, 3])));
+    /// ```
+    #[track_caller]
+    pub fn unstack<const N: usize>(self, axis: i64) -> [Var<'n>; N] {
+        let call = self.net.op("unstack").input("X", self).attr("axis", axis).attr("num", N);
+        let made = call.many("Y", N);
+        std::array::from_fn(|index| made[index])
+    }
+
+    /// From `starts` up to `ends`, along `axes`; negative places count from the end.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let first = net.data("x", [-1, 128, 768], DType::F32).slice([1], [0], [1]);
+    /// assert_eq!(first.shape(), Shape::from([-1, 1, 768]));
+    /// ```
+    #[track_caller]
+    pub fn slice(
+        self,
+        axes: impl AsRef<[i64]>,
+        starts: impl AsRef<[i64]>,
+        ends: impl AsRef<[i64]>,
+    ) -> Var<'n> {
+        let call = self.net.op("slice").input("Input", self).attr("axes", axes.as_ref());
+        call.attr("starts", starts.as_ref()).attr("ends", ends.as_ref()).one("Out")
+    }
+
+    /// As [`Var::slice`], every `strides`-th element.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let even = net.data("x", [-1, 8], DType::F32).strided_slice([1], [0], [8], [2]);
+    /// assert_eq!(even.shape(), Shape::from([-1, 4]));
+    /// ```
+    #[track_caller]
+    pub fn strided_slice(
+        self,
+        axes: impl AsRef<[i64]>,
+        starts: impl AsRef<[i64]>,
+        ends: impl AsRef<[i64]>,
+        strides: impl AsRef<[i64]>,
+    ) -> Var<'n> {
+        let call = self.net.op("strided_slice").input("Input", self).attr("axes", axes.as_ref());
+        let call = call.attr("starts", starts.as_ref()).attr("ends", ends.as_ref());
+        call.attr("strides", strides.as_ref()).one("Out")
+    }
+
+    /// Rows by number.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let rows = net.data("x", [100, 16], DType::F32).gather(net.data("i", [5], DType::I64));
+    /// assert_eq!(rows.shape(), Shape::from([5, 16]));
+    /// ```
+    #[track_caller]
+    pub fn gather(self, index: Var<'n>) -> Var<'n> {
+        self.net.op("gather").input("X", self).input("Index", index).one("Out")
+    }
+
+    /// Elements or slices by their coordinates, the last dimension of `index`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let picked = net.data("x", [4, 5], DType::F32).gather_nd(net.data("i", [3, 2], DType::I64));
+    /// assert_eq!(picked.shape(), Shape::from([3]));
+    /// ```
+    #[track_caller]
+    pub fn gather_nd(self, index: Var<'n>) -> Var<'n> {
+        self.net.op("gather_nd").input("X", self).input("Index", index).one("Out")
+    }
+
+    /// A copy with the rows `ids` replaced by `updates`, or with `updates` added to them.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [100, 16], DType::F32);
+    /// let (ids, rows) = (net.data("i", [5], DType::I64), net.data("u", [5, 16], DType::F32));
+    /// assert_eq!(x.scatter(ids, rows, true).shape(), Shape::from([100, 16]));
+    /// ```
+    #[track_caller]
+    pub fn scatter(self, ids: Var<'n>, updates: Var<'n>, overwrite: bool) -> Var<'n> {
+        let call = self.net.op("scatter").input("X", self).input("Ids", ids);
+        call.input("Updates", updates).attr("overwrite", overwrite).one("Out")
+    }
+
+    /// Repeats along dimensions of size 1 up to `shape`; -1 keeps a dimension.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [4, 1], DType::F32).expand([4, 3]);
+    /// assert_eq!(y.shape(), Shape::from([4, 3]));
+    /// ```
+    #[track_caller]
+    pub fn expand(self, shape: impl AsRef<[i64]>) -> Var<'n> {
+        self.net.op("expand_v2").input("X", self).attr("shape", shape.as_ref()).one("Out")
+    }
+
+    /// Repeats the whole along each dimension.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [4, 1], DType::F32).tile([2, 3]);
+    /// assert_eq!(y.shape(), Shape::from([8, 3]));
+    /// ```
+    #[track_caller]
+    pub fn tile(self, times: impl AsRef<[i64]>) -> Var<'n> {
+        self.net.op("tile").input("X", self).attr("repeat_times", times.as_ref()).one("Out")
+    }
+
+    /// Adds `value` before and after each dimension: two numbers for each.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [4, 4], DType::F32).pad([0, 0, 1, 2], 0.0);
+    /// assert_eq!(y.shape(), Shape::from([4, 7]));
+    /// ```
+    #[track_caller]
+    pub fn pad(self, paddings: impl AsRef<[i64]>, value: f64) -> Var<'n> {
+        let call = self.net.op("pad").input("X", self).attr("paddings", paddings.as_ref());
+        call.attr("pad_value", value).one("Out")
+    }
+
+    /// A row of zeros with a one at each number.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1], DType::I64).one_hot(10);
+    /// assert_eq!(y.shape(), Shape::from([-1, 10]));
+    /// ```
+    #[track_caller]
+    pub fn one_hot(self, depth: i64) -> Var<'n> {
+        self.net.op("one_hot_v2").input("X", self).attr("depth", depth).one("Out")
+    }
+
+    /// A copy.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let y = net.data("x", [-1, 10], DType::F32).assign();
+    /// assert_eq!(y.shape(), Shape::from([-1, 10]));
+    /// ```
+    #[track_caller]
+    pub fn assign(self) -> Var<'n> {
+        self.net.op("assign").input("X", self).one("Out")
+    }
+
+    /// Copies into a variable that exists, as counters need it.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let seen = net.create_global_var("seen", [1], 0.0, DType::F32);
+    /// (seen + 1.0).assign_to(seen);
+    /// # net.build()?;
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn assign_to(self, target: Var<'n>) -> Var<'n> {
+        self.net.op("assign").input("X", self).output("Out", target).one("Out")
+    }
+
+    /// The shape at run time, i32.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let batch = net.data("x", [-1, 10], DType::F32).shape_var().slice([0], [0], [1]);
+    /// assert_eq!((batch.shape(), batch.dtype()), (Shape::from([1]), DType::I32));
+    /// ```
+    #[track_caller]
+    pub fn shape_var(self) -> Var<'n> {
+        self.net.op("shape").input("Input", self).one("Out")
+    }
+
+    /// A tensor of one value whose first dimension is this one's batch.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let ones = net.data("x", [-1, 10], DType::F32).full_batch([-1, 1], 1.0, DType::F32);
+    /// assert_eq!(ones.shape(), Shape::from([-1, 1]));
+    /// ```
+    #[track_caller]
+    pub fn full_batch(self, shape: impl AsRef<[i64]>, value: f64, dtype: DType) -> Var<'n> {
+        let call = self.net.op("fill_constant_batch_size_like").input("Input", self);
+        call.attr("shape", shape.as_ref()).attr("dtype", dtype).attr("value", value).one("Out")
+    }
+
+    /// A tensor of one value in this one's shape and type.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let zeros = net.data("x", [-1, 10], DType::F32).full_like(0.0);
+    /// assert_eq!(zeros.shape(), Shape::from([-1, 10]));
+    /// ```
+    #[track_caller]
+    pub fn full_like(self, value: f64) -> Var<'n> {
+        self.net.op("fill_any_like").input("X", self).attr("value", value).one("Out")
+    }
+
+    /// The same variable, which gradients do not pass from here on.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let frozen = net.data("x", [-1, 10], DType::F32).fc(4).stop_gradient();
+    /// assert!(net.build()?.main.var(frozen.id()).stop_gradient);
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn stop_gradient(self) -> Var<'n> {
+        self.net.attempt_var(Location::caller(), |b| {
+            let x = b.id(self)?;
+            let var = b.main.program.var_mut(x);
+            if var.is_parameter() {
+                return Err(Error::invalid(format!("'{}' is a parameter", var.name))
+                    .help("make it with ParamAttr::trainable(false)"));
+            }
+            var.stop_gradient = true;
+            Ok(x)
+        })
+    }
+}

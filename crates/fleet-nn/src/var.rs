@@ -1,0 +1,77 @@
+//! Handles to variables of a network. What can be done with them is spread over the files of
+//! layers, math, tensor ops, losses and metrics.
+
+use crate::Net;
+use fleet_base::{Error, Result};
+use fleet_ir::VarId;
+use fleet_tensor::{DType, Shape};
+use std::fmt;
+
+/// A variable of a [`Net`]: a small copyable handle with layers as methods.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 13], DType::F32);
+/// let y = x.fc(400).relu() * 2.0 + 1.0;
+/// assert_eq!(y.shape(), Shape::from([-1, 400]));
+/// ```
+#[derive(Clone, Copy)]
+pub struct Var<'n> {
+    pub(crate) net: &'n Net,
+    pub(crate) id: VarId,
+}
+
+impl<'n> Var<'n> {
+    /// The variable's id in the main program. After a mistake in the network it names nothing.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// assert_eq!(net.build()?.main.var_name(x.id()), "x");
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn id(&self) -> VarId {
+        self.id
+    }
+
+    pub fn net(&self) -> &'n Net {
+        self.net
+    }
+
+    /// The documented name: `fc_0.w_0`.
+    pub fn name(&self) -> String {
+        self.net.read(self.id, |var| var.name.clone()).unwrap_or_default()
+    }
+
+    /// The shape as far as it is known; -1 stands for the batch.
+    pub fn shape(&self) -> Shape {
+        self.net.read(self.id, |var| var.shape).unwrap_or(Shape::SCALAR)
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.net.read(self.id, |var| var.dtype).unwrap_or(DType::F32)
+    }
+
+    /// The variable, if it belongs to `net`.
+    pub(crate) fn of(&self, net: &Net) -> Result<VarId> {
+        if std::ptr::eq(self.net, net) {
+            return Ok(self.id);
+        }
+        let name = self.net.read(self.id, |var| var.name.clone()).unwrap_or_default();
+        Err(Error::invalid(format!("'{name}' is a variable of another network")))
+    }
+}
+
+impl fmt::Debug for Var<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}: {}{}", self.name(), self.dtype(), self.shape())
+    }
+}
+
+impl<'n> From<&Var<'n>> for Var<'n> {
+    fn from(var: &Var<'n>) -> Var<'n> {
+        *var
+    }
+}
