@@ -1,7 +1,7 @@
 """ResNet-50 (stride in the 3x3 convolution) in Paddle: 224x224, batch 16, NCHW.
 
-Momentum 0.9 with L2 1e-4, softmax cross-entropy over 1000 classes. NCHW is Paddle's faster layout
-on a CPU.
+Momentum 0.9 with L2 1e-4, softmax cross-entropy over 1000 classes. NCHW is Paddle's default
+layout; channels-last was not tried.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Wide & deep in Paddle, dynamic graph: the workload of ../torch/wide_deep.py.
 
-The table has sparse gradients and lies under SGD, the only rule of Paddle that updates touched rows
-alone without lazy Adam; everything else takes Adam.
+The table has sparse gradients under SGD or Adagrad; everything else takes Adam. Gradients are dropped
+after a step, not zeroed: zeroing them, Paddle's default, costs 40 %.
 """
 
 import sys
