@@ -1,0 +1,41 @@
+//! A BERT encoder of four layers (hidden 768, 12 heads, FFN 3072), 8 sequences of 128 tokens, a class
+//! for each token, AdamW.
+
+use crate::measure::{Options, measure};
+use fleet::nn::models::{BertConfig, bert_tokens};
+use fleet::prelude::*;
+
+const BATCH: i64 = 8;
+const LENGTH: i64 = 128;
+const WORDS: u64 = 1024;
+const CLASSES: u64 = 128;
+
+pub fn run(options: &Options) -> Result<()> {
+    let net = Net::new();
+    let config = BertConfig {
+        vocabulary: WORDS as i64,
+        layers: 4,
+        length: LENGTH,
+        positions: LENGTH,
+        sentence_types: 0,
+        padded: false,
+        dropout: 0.0,
+        ..BertConfig::base()
+    };
+    let model = bert_tokens(&net, &config, CLASSES as i64);
+    net.minimize(model.loss, AdamW::new(1e-4).coeff(0.01))?;
+    let mut session = Session::new(net.build()?, options.exec())?;
+    let mut rng = fleet::rng::Sequence::new(1, 1);
+    let mut batches = Vec::new();
+    for _ in 0..8 {
+        let mut draw = |bound: u64| -> Vec<i64> {
+            (0..BATCH * LENGTH).map(|_| rng.below(bound) as i64).collect()
+        };
+        let (tokens, labels) = (draw(WORDS), draw(CLASSES));
+        batches.push(vec![
+            ("src_ids", Tensor::from_slice(&tokens, [BATCH, LENGTH])?),
+            ("labels", Tensor::from_slice(&labels, [BATCH, LENGTH])?),
+        ]);
+    }
+    measure(options, &mut session, &batches, BATCH as usize, 8, 3)
+}

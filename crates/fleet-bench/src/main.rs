@@ -1,0 +1,32 @@
+//! Our side of the benchmarks: `fleet-bench NAME [--threads N] [--steps N] [--warmup N] [--profile]`
+//! runs one workload and prints one JSON line. `bench/README.md` says what each workload is, and
+//! `cargo xtask bench` runs it in turn with the peers.
+
+mod bert4;
+mod measure;
+mod resnet50;
+mod wide_deep;
+
+use measure::Options;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = Options::parse(&args).and_then(|options| {
+        match options.name.as_str() {
+            "train/wide_deep_sgd" => wide_deep::run(&options, wide_deep::TableRule::Sgd),
+            "train/wide_deep_adagrad" => wide_deep::run(&options, wide_deep::TableRule::Adagrad),
+            "train/bert4" => bert4::run(&options),
+            "train/resnet50" => resnet50::run(&options),
+            other => return Err(format!("unknown benchmark '{other}'")),
+        }
+        .map_err(|error| error.to_string())
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

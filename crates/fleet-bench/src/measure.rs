@@ -1,0 +1,109 @@
+//! Timing of steps and the line that is printed.
+
+use fleet::{Result, Session, Tensor};
+use std::time::Instant;
+
+pub struct Options {
+    pub name: String,
+    pub threads: usize,
+    pub steps: usize,
+    pub warmup: usize,
+    /// Print where the time of the steps goes instead of the result alone.
+    pub profile: bool,
+}
+
+impl Options {
+    pub fn parse(args: &[String]) -> Result<Options, String> {
+        let mut options =
+            Options { name: String::new(), threads: 2, steps: 0, warmup: 0, profile: false };
+        let mut rest = args.iter();
+        while let Some(arg) = rest.next() {
+            let mut number = || {
+                let text = rest.next().map(String::as_str).unwrap_or("");
+                text.parse().map_err(|_| format!("{arg} '{text}': expected a number"))
+            };
+            match arg.as_str() {
+                "--threads" => options.threads = number()?,
+                "--steps" => options.steps = number()?,
+                "--warmup" => options.warmup = number()?,
+                "--profile" => options.profile = true,
+                flag if flag.starts_with('-') => return Err(format!("unknown option {flag}")),
+                name => options.name = name.to_string(),
+            }
+        }
+        Ok(options)
+    }
+
+    pub fn exec(&self) -> fleet::ExecOptions {
+        fleet::ExecOptions { profile: self.profile, ..fleet::ExecOptions::threads(self.threads) }
+    }
+}
+
+/// Runs the steps over prepared batches in turn and prints the line. `per_step` is the number of
+/// samples of a step.
+pub fn measure(
+    options: &Options,
+    session: &mut Session,
+    batches: &[Vec<(&str, Tensor)>],
+    per_step: usize,
+    default_steps: usize,
+    default_warmup: usize,
+) -> Result<()> {
+    let or = |given: usize, default: usize| if given == 0 { default } else { given };
+    let (steps, warmup) = (or(options.steps, default_steps), or(options.warmup, default_warmup));
+    let feeds: Vec<Vec<(&str, &Tensor)>> = batches
+        .iter()
+        .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
+        .collect();
+    let mut rates = Vec::with_capacity(steps);
+    for step in 0..warmup + steps {
+        let begin = Instant::now();
+        session.run(&feeds[step % feeds.len()], &[])?;
+        if step >= warmup {
+            rates.push(per_step as f64 / begin.elapsed().as_secs_f64());
+        }
+    }
+    rates.sort_by(f64::total_cmp);
+    println!(
+        "{{\"bench\": \"{}\", \"unit\": \"samples/s\", \"median\": {:.2}, \"min\": {:.2}, \
+         \"max\": {:.2}, \"runs\": {}, \"threads\": {}, \"peak_rss_mb\": {:.0}}}",
+        options.name,
+        rates[rates.len() / 2],
+        rates[0],
+        rates[rates.len() - 1],
+        rates.len(),
+        options.threads,
+        peak_rss_mb()
+    );
+    if options.profile {
+        show_profile(session, warmup + steps);
+    }
+    Ok(())
+}
+
+fn show_profile(session: &Session, runs: usize) {
+    let rows = session.executor.profile();
+    let total: f64 = rows.iter().map(|row| row.2).sum();
+    eprintln!("{:<40} {:>6} {:>12} {:>7}", "op", "count", "ms a step", "share");
+    for (name, count, seconds) in rows {
+        eprintln!(
+            "{name:<40} {count:>6} {:>12.3} {:>6.1}%",
+            seconds / runs as f64 * 1e3,
+            seconds / total * 100.0
+        );
+    }
+    eprintln!("{:<40} {:>6} {:>12.3}", "sum", "", total / runs as f64 * 1e3);
+    for (op, seconds) in session.executor.profile_ops().into_iter().take(40) {
+        eprintln!("{:>10.3} ms  {op}", seconds / runs as f64 * 1e3);
+    }
+}
+
+/// The high-water mark of this process's memory, where the system tells (Linux).
+fn peak_rss_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<f64>().ok())
+        .map_or(f64::NAN, |kb| kb / 1024.0)
+}

@@ -1,0 +1,45 @@
+//! Fleet: training of deep models.
+//!
+//! A network is written with [`Net`](nn::Net), becomes a pair of programs, and is run by a
+//! [`Session`]:
+//!
+//! ```
+//! use fleet::prelude::*;
+//!
+//! let net = Net::new();
+//! let x = net.data("x", [-1, 2], DType::F32);
+//! let y = net.data("y", [-1, 1], DType::F32);
+//! let loss = x.fc(1).mse_loss(y, Reduction::Mean);
+//! net.minimize(loss, Sgd::new(0.1))?;
+//! let loss = loss.name();
+//!
+//! let mut session = Session::new(net.build()?, ExecOptions::default())?;
+//! let x = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 1.0], [2, 2])?;
+//! let y = Tensor::from_slice(&[3.0f32, -1.0], [2, 1])?;
+//! for _ in 0..200 {
+//!     session.run(&[("x", &x), ("y", &y)], &[])?;
+//! }
+//! let out = session.run(&[("x", &x), ("y", &y)], &[&loss])?;
+//! assert!(out[0].item::<f32>()? < 1e-3);
+//! # Ok::<(), fleet::Error>(())
+//! ```
+
+mod session;
+
+pub use fleet_base::{Error, ErrorKind, Result, rng};
+pub use fleet_data as data;
+pub use fleet_exec::{Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope};
+pub use fleet_ir as ir;
+pub use fleet_nn as nn;
+pub use fleet_ops as ops;
+pub use fleet_passes::{self as passes, BuildOptions};
+pub use fleet_tensor::{DType, Shape, Tensor};
+pub use session::Session;
+
+/// What most programs import.
+pub mod prelude {
+    pub use crate::{
+        BuildOptions, DType, Error, ExecOptions, Executor, Result, Scope, Session, Shape, Tensor,
+    };
+    pub use fleet_nn::prelude::*;
+}

@@ -1,0 +1,37 @@
+//! A session: a model's programs, the scope that they run on, and an executor.
+
+use fleet_base::Result;
+use fleet_exec::{ExecOptions, Executor, Scope};
+use fleet_ir::Program;
+use fleet_nn::Programs;
+use fleet_tensor::Tensor;
+
+/// The three things that a training loop needs, together.
+///
+/// A new session has run the startup program: its parameters are initialised.
+pub struct Session {
+    pub programs: Programs,
+    pub scope: Scope,
+    pub executor: Executor,
+    test: Program,
+}
+
+impl Session {
+    pub fn new(programs: Programs, options: ExecOptions) -> Result<Session> {
+        let mut executor = Executor::new(options);
+        let mut scope = Scope::new();
+        executor.run(&programs.startup, &mut scope, &[], &[])?;
+        let test = programs.for_test()?;
+        Ok(Session { programs, scope, executor, test })
+    }
+
+    /// Runs the main program once: a training step.
+    pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
+        self.executor.run(&self.programs.main, &mut self.scope, feed, fetch)
+    }
+
+    /// Runs the forward part as for inference: no dropout, running statistics, no update.
+    pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
+        self.executor.run(&self.test, &mut self.scope, feed, fetch)
+    }
+}
