@@ -471,13 +471,13 @@ kernel! {
     ) {
         let _ = s;
         match plan.steps() {
-            (0, _) => plan.walk(range, |i, x, y, n| {
+            (0, _) => plan.walk(range, #[inline(always)] |i, x, y, n| {
                 segment::<T, R, O, 0, 1>(op, a.add(x), b.add(y), out.add(i), n);
             }),
-            (_, 0) => plan.walk(range, |i, x, y, n| {
+            (_, 0) => plan.walk(range, #[inline(always)] |i, x, y, n| {
                 segment::<T, R, O, 1, 0>(op, a.add(x), b.add(y), out.add(i), n);
             }),
-            _ => plan.walk(range, |i, x, y, n| {
+            _ => plan.walk(range, #[inline(always)] |i, x, y, n| {
                 segment::<T, R, O, 1, 1>(op, a.add(x), b.add(y), out.add(i), n);
             }),
         }
@@ -735,7 +735,7 @@ kernel! {
         let _ = (s, op);
         let (step_a, step_b) = plan.steps();
         let (step_a, step_b) = (step_a.min(1), step_b.min(1));
-        plan.walk(range, |i, x, y, n| {
+        plan.walk(range, #[inline(always)] |i, x, y, n| {
             let (a, b) = (operands.a.at(x).cast_const(), operands.b.at(y).cast_const());
             let (dz, out) = (operands.dz.at(i).cast_const(), out.at(i));
             match (left, step_a, step_b) {
@@ -751,6 +751,11 @@ kernel! {
 }
 
 #[inline(always)]
+fn one_grad<O: PairGrad, const LEFT: bool>(a: f32, b: f32, dz: f32) -> f32 {
+    if LEFT { O::da(a, b, dz) } else { O::db(a, b, dz) }
+}
+
+#[inline(always)]
 unsafe fn grad_segment<O: PairGrad, const LEFT: bool, const STEP_A: usize, const STEP_B: usize>(
     a: *const f32,
     b: *const f32,
@@ -758,20 +763,28 @@ unsafe fn grad_segment<O: PairGrad, const LEFT: bool, const STEP_A: usize, const
     out: *mut f32,
     n: usize,
 ) {
-    let grad = |a, b, dz| if LEFT { O::da(a, b, dz) } else { O::db(a, b, dz) };
     // SAFETY: as for `segment`.
     unsafe {
         let mut i = 0;
         while i + CHUNK <= n {
-            let xs: [f32; CHUNK] = std::array::from_fn(|k| *a.add((i + k) * STEP_A));
-            let ys: [f32; CHUNK] = std::array::from_fn(|k| *b.add((i + k) * STEP_B));
+            let xs: [f32; CHUNK] = std::array::from_fn(
+                #[inline(always)]
+                |k| *a.add((i + k) * STEP_A),
+            );
+            let ys: [f32; CHUNK] = std::array::from_fn(
+                #[inline(always)]
+                |k| *b.add((i + k) * STEP_B),
+            );
             let gs = dz.add(i).cast::<[f32; CHUNK]>().read_unaligned();
-            let results: [f32; CHUNK] = std::array::from_fn(|k| grad(xs[k], ys[k], gs[k]));
+            let results: [f32; CHUNK] = std::array::from_fn(
+                #[inline(always)]
+                |k| one_grad::<O, LEFT>(xs[k], ys[k], gs[k]),
+            );
             out.add(i).cast::<[f32; CHUNK]>().write_unaligned(results);
             i += CHUNK;
         }
         while i < n {
-            *out.add(i) = grad(*a.add(i * STEP_A), *b.add(i * STEP_B), *dz.add(i));
+            *out.add(i) = one_grad::<O, LEFT>(*a.add(i * STEP_A), *b.add(i * STEP_B), *dz.add(i));
             i += 1;
         }
     }

@@ -14,6 +14,7 @@ pub mod binary;
 pub mod chain;
 pub mod softmax;
 pub mod layer_norm;
+pub mod philox;
 pub mod pool;
 pub mod reduce;
 pub mod simd;

@@ -341,12 +341,7 @@ impl Source for Quotient {
 /// Lanes from `n` on become the identity.
 #[inline(always)]
 fn only_first<S: Simd, F: FoldOp>(s: S, x: S::F, n: usize) -> S::F {
-    let mut lanes = [F::IDENTITY; 16];
-    // SAFETY: `n` is below LANES, which is at most 16.
-    unsafe {
-        s.store_part(lanes.as_mut_ptr(), x, n);
-        s.load(lanes.as_ptr())
-    }
+    s.select(s.first(n), x, s.splat(F::IDENTITY))
 }
 
 /// The fold of a contiguous run.
@@ -382,6 +377,12 @@ unsafe fn run<S: Simd, F: FoldOp, M: Source>(s: S, source: M, start: usize, len:
     total
 }
 
+#[inline(always)]
+unsafe fn load_n<S: Simd, M: Source>(s: S, source: M, i: usize, n: usize) -> S::F {
+    // SAFETY: `n` elements exist at `i`, says the caller.
+    unsafe { if n == S::LANES { source.load(s, i) } else { source.load_part(s, i, n) } }
+}
+
 /// Folds `rows` rows of `width` elements, `stride` apart, into `acc`.
 #[inline(always)]
 unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
@@ -402,16 +403,25 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
             let mut c = 0;
             while c < width {
                 let n = (width - c).min(S::LANES);
-                let load = |r: usize| {
-                    let i = base + r * stride + c;
-                    if n == S::LANES { source.load(s, i) } else { source.load_part(s, i, n) }
-                };
+                let at = base + c;
                 let rows_sum = if group == 4 {
-                    F::fold(s, F::fold(s, load(0), load(1)), F::fold(s, load(2), load(3)))
+                    F::fold(
+                        s,
+                        F::fold(
+                            s,
+                            load_n(s, source, at + 0 * stride, n),
+                            load_n(s, source, at + 1 * stride, n),
+                        ),
+                        F::fold(
+                            s,
+                            load_n(s, source, at + 2 * stride, n),
+                            load_n(s, source, at + 3 * stride, n),
+                        ),
+                    )
                 } else {
-                    let mut sum = load(0);
+                    let mut sum = load_n(s, source, at + 0 * stride, n);
                     for r in 1..group {
-                        sum = F::fold(s, sum, load(r));
+                        sum = F::fold(s, sum, load_n(s, source, at + r * stride, n));
                     }
                     sum
                 };
@@ -649,21 +659,25 @@ pub fn dot(pool: &Pool, x: &[f32], y: &[f32]) -> f64 {
     fold_all(pool, SumOp, Product(Raw::new(x.as_ptr()), Raw::new(y.as_ptr())), x.len())
 }
 
+#[inline(always)]
+fn nonfinite_lanes<S: Simd>(s: S, x: S::F) -> S::M {
+    let exponent = s.splat_i(0x7f80_0000);
+    s.eq_i(s.and_i(s.bits_of(x), exponent), exponent)
+}
+
 kernel! {
     unsafe fn has_nonfinite<S>(s: S, x: *const f32, len: usize) -> bool {
-        let exponent = s.splat_i(0x7f80_0000);
-        let bad = |x: S::F| s.eq_i(s.and_i(s.bits_of(x), exponent), exponent);
         let mut i = 0;
         while i < len {
             // Blocks, so that the branch is rare.
             let end = (i + 1024).min(len);
-            let mut any = bad(s.zero());
+            let mut any = nonfinite_lanes(s, s.zero());
             while i + S::LANES <= end {
-                any = s.or_m(any, bad(s.load(x.add(i))));
+                any = s.or_m(any, nonfinite_lanes(s, s.load(x.add(i))));
                 i += S::LANES;
             }
             if i < end {
-                any = s.or_m(any, bad(s.load_part(x.add(i), end - i)));
+                any = s.or_m(any, nonfinite_lanes(s, s.load_part(x.add(i), end - i)));
                 i = end;
             }
             if s.any(any) {

@@ -100,7 +100,8 @@ pub(crate) fn at_every_level(mut test: impl FnMut(Level)) {
 /// The first parameter is the token, which the callers of the function do not pass. Generic
 /// parameters after `S` take one bound each and must be inferable from the arguments. In the
 /// `unsafe fn` form the whole body is an unsafe context. Code called from the body must be
-/// `#[inline(always)]`, or it is compiled for the baseline.
+/// `#[inline(always)]`, closures included, or it is compiled for the baseline and its instructions
+/// become calls.
 #[macro_export]
 macro_rules! kernel {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident $(, $gen:ident: $bound:path)*>(
@@ -212,6 +213,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// a * 2^n for an integral `n` in [-300, 300]; overflows and underflows as it should.
     fn scale2(self, a: Self::F, n: Self::F) -> Self::F;
 
+    /// True in the first `n` lanes.
+    fn first(self, n: usize) -> Self::M;
     fn lt(self, a: Self::F, b: Self::F) -> Self::M;
     fn le(self, a: Self::F, b: Self::F) -> Self::M;
     fn eq(self, a: Self::F, b: Self::F) -> Self::M;
@@ -251,6 +254,29 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The smallest lane (NaN lanes may or may not count).
     fn min_lane(self, a: Self::F) -> f32;
 
+    /// `n` lanes of `LANES`: [`Simd::load`] for a whole register, else [`Simd::load_part`].
+    ///
+    /// # Safety
+    /// `n` floats are readable at `p`.
+    #[inline(always)]
+    unsafe fn load_n(self, p: *const f32, n: usize) -> Self::F {
+        // SAFETY: the contract is the same.
+        unsafe { if n == Self::LANES { self.load(p) } else { self.load_part(p, n) } }
+    }
+    /// As [`Simd::load_n`], for writing.
+    ///
+    /// # Safety
+    /// `n` floats are writable at `p`.
+    #[inline(always)]
+    unsafe fn store_n(self, p: *mut f32, x: Self::F, n: usize) {
+        // SAFETY: the contract is the same.
+        unsafe { if n == Self::LANES { self.store(p, x) } else { self.store_part(p, x, n) } }
+    }
+    /// `x`, with zero in the lanes from `n` on.
+    #[inline(always)]
+    fn keep_first(self, x: Self::F, n: usize) -> Self::F {
+        if n == Self::LANES { x } else { self.select(self.first(n), x, self.zero()) }
+    }
     #[inline(always)]
     fn zero(self) -> Self::F {
         self.splat(0.0)
@@ -281,6 +307,26 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let sign = self.and_i(self.bits_of(b), self.splat_i(i32::MIN));
         self.of_bits(self.or_i(self.bits_of(self.abs(a)), sign))
     }
+}
+
+/// `for_registers!(S, len, |i, n| { .. })` runs the body for every register of `0..len`, with the `n`
+/// lanes of it that count: all but the last are whole. A macro, because a closure that the compiler
+/// does not inline would run without the features of the kernel around it, a hundred times slower.
+#[macro_export]
+macro_rules! for_registers {
+    ($S:ident, $len:expr, |$i:ident, $n:ident| $body:block) => {{
+        let len: usize = $len;
+        let mut at = 0usize;
+        while at + <$S as $crate::simd::Simd>::LANES <= len {
+            let ($i, $n) = (at, <$S as $crate::simd::Simd>::LANES);
+            $body
+            at += <$S as $crate::simd::Simd>::LANES;
+        }
+        if at < len {
+            let ($i, $n) = (at, len - at);
+            $body
+        }
+    }};
 }
 
 /// 16 lanes; needs F, BW, DQ and VL.
@@ -356,6 +402,7 @@ impl Simd for Avx512 {
         unsafe { _mm512_srli_epi32::<BITS>(a) }
     }
     intrinsics! {
+        fn first(n: usize) -> __mmask16 = mask16(n);
         fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
         fn splat_i(x: i32) -> __m512i = _mm512_set1_epi32(x);
         fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
@@ -468,6 +515,7 @@ impl Simd for Avx2 {
         scale2_in_steps(self, a, n)
     }
     intrinsics! {
+        fn first(n: usize) -> __m256 = _mm256_castsi256_ps(mask8(n));
         fn splat(x: f32) -> __m256 = _mm256_set1_ps(x);
         fn splat_i(x: i32) -> __m256i = _mm256_set1_epi32(x);
         fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
@@ -537,9 +585,14 @@ fn fold(a: [f32; 8], f: impl Fn(f32, f32) -> f32) -> f32 {
 #[inline(always)]
 fn scale2_in_steps<S: Simd>(s: S, a: S::F, n: S::F) -> S::F {
     let third = s.round(s.mul(n, s.splat(1.0 / 3.0)));
-    let pow2 = |n: S::F| s.of_bits(s.shl_i::<23>(s.add_i(s.to_i(n), s.splat_i(127))));
-    let factor = pow2(third);
-    s.mul(s.mul(s.mul(a, pow2(s.sub(n, s.add(third, third)))), factor), factor)
+    let factor = pow2(s, third);
+    s.mul(s.mul(s.mul(a, pow2(s, s.sub(n, s.add(third, third)))), factor), factor)
+}
+
+/// 2^n by its exponent bits, for |n| <= 126.
+#[inline(always)]
+fn pow2<S: Simd>(s: S, n: S::F) -> S::F {
+    s.of_bits(s.shl_i::<23>(s.add_i(s.to_i(n), s.splat_i(127))))
 }
 
 /// Adding 2^23 leaves no room for a fraction; larger numbers have none.
@@ -602,19 +655,39 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn add(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        map(a, b, |a, b| a + b)
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a + b,
+        )
     }
     #[inline(always)]
     fn sub(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        map(a, b, |a, b| a - b)
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a - b,
+        )
     }
     #[inline(always)]
     fn mul(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        map(a, b, |a, b| a * b)
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a * b,
+        )
     }
     #[inline(always)]
     fn div(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        map(a, b, |a, b| a / b)
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a / b,
+        )
     }
     #[inline(always)]
     fn fma(self, a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
@@ -634,49 +707,101 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn min(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        map(a, b, |a, b| if a < b { a } else { b })
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a < b { a } else { b },
+        )
     }
     #[inline(always)]
     fn max(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        map(a, b, |a, b| if a > b { a } else { b })
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a > b { a } else { b },
+        )
     }
     #[inline(always)]
     fn sqrt(self, a: [f32; 8]) -> [f32; 8] {
-        map(a, a, |a, _| a.sqrt())
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| a.sqrt(),
+        )
     }
     #[inline(always)]
     fn round(self, a: [f32; 8]) -> [f32; 8] {
-        map(a, a, |a, _| round_one(a))
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| round_one(a),
+        )
     }
     #[inline(always)]
     fn floor(self, a: [f32; 8]) -> [f32; 8] {
-        map(a, a, |a, _| {
-            let near = round_one(a);
-            (if near > a { near - 1.0 } else { near }).copysign(a)
-        })
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| {
+                let near = round_one(a);
+                (if near > a { near - 1.0 } else { near }).copysign(a)
+            },
+        )
     }
     #[inline(always)]
     fn ceil(self, a: [f32; 8]) -> [f32; 8] {
-        map(a, a, |a, _| {
-            let near = round_one(a);
-            (if near < a { near + 1.0 } else { near }).copysign(a)
-        })
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| {
+                let near = round_one(a);
+                (if near < a { near + 1.0 } else { near }).copysign(a)
+            },
+        )
     }
     #[inline(always)]
     fn scale2(self, a: [f32; 8], n: [f32; 8]) -> [f32; 8] {
         scale2_in_steps(self, a, n)
     }
     #[inline(always)]
+    fn first(self, n: usize) -> [i32; 8] {
+        std::array::from_fn(
+            #[inline(always)]
+            |k| -i32::from(k < n),
+        )
+    }
+    #[inline(always)]
     fn lt(self, a: [f32; 8], b: [f32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| -i32::from(a < b))
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| -i32::from(a < b),
+        )
     }
     #[inline(always)]
     fn le(self, a: [f32; 8], b: [f32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| -i32::from(a <= b))
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| -i32::from(a <= b),
+        )
     }
     #[inline(always)]
     fn eq(self, a: [f32; 8], b: [f32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| -i32::from(a == b))
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| -i32::from(a == b),
+        )
     }
     #[inline(always)]
     fn and_m(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
@@ -688,7 +813,12 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn not_m(self, a: [i32; 8]) -> [i32; 8] {
-        map(a, a, |a, _| !a)
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| !a,
+        )
     }
     #[inline(always)]
     fn bits(self, m: [i32; 8]) -> u32 {
@@ -725,47 +855,102 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn and_i(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| a & b)
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a & b,
+        )
     }
     #[inline(always)]
     fn or_i(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| a | b)
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a | b,
+        )
     }
     #[inline(always)]
     fn xor_i(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| a ^ b)
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a ^ b,
+        )
     }
     #[inline(always)]
     fn shl_i<const BITS: u32>(self, a: [i32; 8]) -> [i32; 8] {
-        map(a, a, |a, _| a << BITS)
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| a << BITS,
+        )
     }
     #[inline(always)]
     fn shr_u<const BITS: u32>(self, a: [i32; 8]) -> [i32; 8] {
-        map(a, a, |a, _| (a as u32 >> BITS) as i32)
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| (a as u32 >> BITS) as i32,
+        )
     }
     #[inline(always)]
     fn eq_i(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| -i32::from(a == b))
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| -i32::from(a == b),
+        )
     }
     #[inline(always)]
     fn gt_i(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
-        map(a, b, |a, b| -i32::from(a > b))
+        map(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| -i32::from(a > b),
+        )
     }
     #[inline(always)]
     fn bits_of(self, a: [f32; 8]) -> [i32; 8] {
-        map(a, a, |a, _| a.to_bits() as i32)
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| a.to_bits() as i32,
+        )
     }
     #[inline(always)]
     fn of_bits(self, a: [i32; 8]) -> [f32; 8] {
-        map(a, a, |a, _| f32::from_bits(a as u32))
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| f32::from_bits(a as u32),
+        )
     }
     #[inline(always)]
     fn to_f(self, a: [i32; 8]) -> [f32; 8] {
-        map(a, a, |a, _| a as f32)
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| a as f32,
+        )
     }
     #[inline(always)]
     fn to_i(self, a: [f32; 8]) -> [i32; 8] {
-        map(a, a, |a, _| round_one(a) as i32)
+        map(
+            a,
+            a,
+            #[inline(always)]
+            |a, _| round_one(a) as i32,
+        )
     }
     #[inline(always)]
     fn sum(self, a: [f32; 8]) -> f32 {

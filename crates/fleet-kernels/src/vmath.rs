@@ -298,10 +298,15 @@ fn log2_f64(x: f64) -> f64 {
     let mantissa = f64::from_bits((offset & 0x000f_ffff_ffff_ffff) + SQRT_HALF_BITS);
     let f = (mantissa - 1.0) / (mantissa + 1.0);
     let square = f * f;
-    let mut series = 1.0 / 17.0;
-    for k in (0..8).rev() {
-        series = series * square + 1.0 / (2 * k + 1) as f64;
-    }
+    // Written out: a loop inside would keep the compiler from vectorising the loop around.
+    let mut series = square * (1.0 / 17.0) + 1.0 / 15.0;
+    series = series * square + 1.0 / 13.0;
+    series = series * square + 1.0 / 11.0;
+    series = series * square + 1.0 / 9.0;
+    series = series * square + 1.0 / 7.0;
+    series = series * square + 1.0 / 5.0;
+    series = series * square + 1.0 / 3.0;
+    series = series * square + 1.0;
     e + f * series * (2.0 * std::f64::consts::LOG2_E)
 }
 
@@ -313,10 +318,17 @@ fn exp2_f64(x: f64) -> f64 {
     let clamped = if clamped < -200.0 { -200.0 } else { clamped };
     let shifted = clamped + MAGIC;
     let r = (clamped - (shifted - MAGIC)) * std::f64::consts::LN_2;
-    let mut sum = 1.0;
-    for k in (1..=11).rev() {
-        sum = sum * r * (1.0 / k as f64) + 1.0;
-    }
+    let mut sum = r * (1.0 / 39_916_800.0) + 1.0 / 3_628_800.0;
+    sum = sum * r + 1.0 / 362_880.0;
+    sum = sum * r + 1.0 / 40_320.0;
+    sum = sum * r + 1.0 / 5_040.0;
+    sum = sum * r + 1.0 / 720.0;
+    sum = sum * r + 1.0 / 120.0;
+    sum = sum * r + 1.0 / 24.0;
+    sum = sum * r + 1.0 / 6.0;
+    sum = sum * r + 0.5;
+    sum = sum * r + 1.0;
+    sum = sum * r + 1.0;
     let exponent = shifted.to_bits().wrapping_add(1023) << 52;
     sum * f64::from_bits(exponent)
 }
