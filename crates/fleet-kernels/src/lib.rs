@@ -15,6 +15,7 @@ pub mod chain;
 pub mod softmax;
 pub mod layer_norm;
 pub mod philox;
+pub mod optim;
 pub mod pool;
 pub mod reduce;
 pub mod simd;
