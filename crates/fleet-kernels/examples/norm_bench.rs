@@ -70,9 +70,15 @@ fn advise_huge_pages(start: *mut f32, count: usize) {
 fn main() {
     let bench = Bench { filter: std::env::args().nth(1), pools: [Pool::new(1), Pool::new(2)] };
     println!("{:44}  {:>22}  {:>22}", "", "1 thread", "2 threads");
-    embeddings(&bench);
-    batch_norms(&bench);
-    attentions(&bench);
+    for (name, part) in PARTS {
+        // A filter that names a part skips the set-up of the others.
+        let other = |filter: &String| {
+            PARTS.iter().any(|part| filter.starts_with(part.0)) && !filter.starts_with(name)
+        };
+        if !bench.filter.as_ref().is_some_and(other) {
+            part(&bench);
+        }
+    }
 }
 
 fn attentions(bench: &Bench) {
@@ -91,7 +97,7 @@ fn attentions(bench: &Bench) {
     let long = Attention { batch: 1, queries: 1024, keys: 1024, ..bert };
     for (name, shape) in [
         ("bert", bert),
-        ("bert dropout", Attention { dropout, ..bert }),
+        ("dropout bert", Attention { dropout, ..bert }),
         ("1024", long),
         ("1024 causal", Attention { is_causal: true, ..long }),
     ] {
@@ -116,6 +122,10 @@ fn attentions(bench: &Bench) {
         });
     }
 }
+
+type Part = fn(&Bench);
+const PARTS: &[(&str, Part)] =
+    &[("embedding", embeddings), ("bn", batch_norms), ("attention", attentions)];
 
 /// Batch norms of ResNet-50, batch 16: (plane, channels, how many with ReLU only, how many with a
 /// residual and ReLU, how many bare).
