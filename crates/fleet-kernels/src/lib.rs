@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod batch_norm;
+pub mod conv;
 pub mod embedding;
 pub mod gemm;
 pub mod micro;
@@ -16,7 +17,10 @@ pub mod softmax;
 pub mod layer_norm;
 pub mod philox;
 pub mod optim;
+pub mod fill;
+pub mod dropout;
 pub mod pool;
+pub mod pool2d;
 pub mod reduce;
 pub mod simd;
 pub mod vmath;

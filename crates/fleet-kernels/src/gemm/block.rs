@@ -1,14 +1,17 @@
 //! The blocked product: how C is cut into tasks, and the loops of a task.
 //!
 //! Sketch: a task owns a block of C. For each block of K it walks the row tiles; a tile of A (at most
-//! 12 KB) then stays in L1 while the panels of B (at most [`N_BLOCK`] columns, 1 MB) stream from L2.
+//! 12 KB) then stays in L1 while the panels of B (at most [`N_BLOCK`] columns) stream from L2.
 
 use super::pack::{PackedB, Source, packed_b_len};
 use super::{Epilogue, Gemm, K_BLOCK, RowPart};
 use crate::micro::{self, Finish, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 
-/// Columns of a block of C.
+/// Floats of B (over all of K) that neighbouring tasks share: 1 MB, half of an L2.
+const B_BLOCK: usize = 1 << 18;
+
+/// Columns of a block of C at most.
 const N_BLOCK: usize = 512;
 
 /// Blocks that an output is cut into where it is large enough: fair shares for up to a dozen threads.
@@ -54,7 +57,7 @@ impl Cut {
     fn new(gemm: &Gemm, packed: bool) -> Cut {
         let k_blocks = gemm.k.div_ceil(K_BLOCK).max(1);
         let panels = gemm.n.div_ceil(PANEL).max(1);
-        let n_blocks = panels.div_ceil(N_BLOCK / PANEL);
+        let n_blocks = panels.div_ceil((B_BLOCK / PANEL / gemm.k.max(1)).clamp(2, N_BLOCK / PANEL));
         let tiles = gemm.m.div_ceil(TILE_ROWS).max(1);
         let m_blocks = (TASKS_WANTED / n_blocks).clamp(1, gemm.m.div_ceil(M_BLOCK_MIN).max(1));
         let m_tiles = tiles.div_ceil(m_blocks);
@@ -195,7 +198,7 @@ impl Panels {
     /// The panel's row `k` and the distance between its rows.
     fn row(&self, panel: usize, k: usize) -> (*const f32, usize) {
         match self.direct {
-            Some((b, ldb)) if (panel + 1) * PANEL <= self.n => {
+            Some((b, ldb)) if (panel + 1) * PANEL <= self.n || self.n % 16 == 0 => {
                 (b.wrapping_add(k * ldb + panel * PANEL), ldb)
             }
             Some(_) => (self.packed.wrapping_add(k * PANEL), PANEL),
@@ -216,7 +219,7 @@ impl Call<'_> {
         let (k, n) = (gemm.k, gemm.n);
         let source = Source { data, ldb: gemm.ldb, transposed: gemm.trans_b, k, n };
         if self.cut.direct {
-            if n % PANEL != 0 {
+            if n % 16 != 0 {
                 // SAFETY: the caller of `run` was held to the lengths of B and of the scratch.
                 unsafe { source.pack_panel_alone(gemm.isa, n / PANEL, target.as_mut_ptr()) };
             }

@@ -49,30 +49,19 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
             let offset = *tile.segments.add(s);
             let a: [*const f32; ROWS] = std::array::from_fn(|r| tile.a[r].offset(offset));
             let mut at = 0usize;
-            macro_rules! term {
-                () => {
-                    let mut columns = [_mm512_setzero_ps(); VECTORS];
+            for _ in 0..tile.segment_len {
+                let mut columns = [_mm512_setzero_ps(); VECTORS];
+                for v in 0..VECTORS {
+                    columns[v] = _mm512_loadu_ps(b.wrapping_add(v * 16));
+                }
+                for r in 0..ROWS {
+                    let value = _mm512_set1_ps(*a[r].wrapping_add(at));
                     for v in 0..VECTORS {
-                        columns[v] = _mm512_loadu_ps(b.add(v * 16));
+                        acc[r][v] = _mm512_fmadd_ps(value, columns[v], acc[r][v]);
                     }
-                    for r in 0..ROWS {
-                        let value = _mm512_set1_ps(*a[r].add(at));
-                        for v in 0..VECTORS {
-                            acc[r][v] = _mm512_fmadd_ps(value, columns[v], acc[r][v]);
-                        }
-                    }
-                    at += a_step;
-                    b = b.wrapping_add(b_step);
-                };
-            }
-            for _ in 0..tile.segment_len / 4 {
-                term!();
-                term!();
-                term!();
-                term!();
-            }
-            for _ in 0..tile.segment_len % 4 {
-                term!();
+                }
+                at += a_step;
+                b = b.wrapping_add(b_step);
             }
         }
         finish::<ROWS, VECTORS>(tile, &mut acc);
@@ -271,16 +260,22 @@ pub(crate) unsafe fn copy_strips(
     cols: usize,
     target: *mut f32,
 ) {
-    for strip in 0..cols.div_ceil(TILE_ROWS) {
-        let live = (cols - strip * TILE_ROWS).min(TILE_ROWS);
-        let mask = ((1u32 << live) - 1) as __mmask8;
-        let from = source.wrapping_add(strip * TILE_ROWS);
-        for k in 0..rows {
-            // SAFETY: live columns only are read; the store's last two lanes fall on the next row,
-            // which is written later, or on the two floats of slack at the end.
-            unsafe {
-                let values = _mm256_maskz_loadu_ps(mask, from.wrapping_add(k * pitch));
-                _mm256_storeu_ps(target.add((strip * rows + k) * TILE_ROWS), values);
+    // A few rows at a time, so that their lines stay in L1 from the first strip to the last.
+    const ROWS: usize = 16;
+    const SIX: __mmask8 = 0x3f;
+    for first in (0..rows).step_by(ROWS) {
+        for strip in 0..cols.div_ceil(TILE_ROWS) {
+            let live = (cols - strip * TILE_ROWS).min(TILE_ROWS);
+            let mask = ((1u32 << live) - 1) as __mmask8;
+            let from = source.wrapping_add(strip * TILE_ROWS);
+            for k in first..(first + ROWS).min(rows) {
+                // SAFETY: live columns only are read, six written.
+                unsafe {
+                    // Short pieces of long rows: the hardware does not see them coming.
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add((k + ROWS) * pitch).cast());
+                    let values = _mm256_maskz_loadu_ps(mask, from.wrapping_add(k * pitch));
+                    _mm256_mask_storeu_ps(target.add((strip * rows + k) * TILE_ROWS), SIX, values);
+                }
             }
         }
     }

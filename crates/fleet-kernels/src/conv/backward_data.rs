@@ -1,0 +1,135 @@
+//! The gradient of the input: windows over the gradient of the output.
+//!
+//! Input pixels fall into `stride x stride` classes by their position; those of one class see the
+//! same taps, at every stride-th pixel. Each class is a window over dy with step 1, whose weights are
+//! the filter with channels swapped and taps in falling order. Stride 1 is one class of all taps; a
+//! class without taps is filled with zeros.
+
+use super::filter::{Picked, turn, turned_len, turned_panels};
+use super::window::{self, Axis, Sides, Window};
+use super::{Backward, Conv2d, KERNEL_MAX, depthwise};
+use crate::micro::{self, Isa, LINE, PANEL};
+use crate::pool::Pool;
+
+impl Conv2d {
+    pub fn backward_data_scratch_len(&self, threads: usize) -> usize {
+        if self.is_depthwise() {
+            return 0;
+        }
+        let rows = self.classes().map(|class| window::scratch_len(&class.window, threads)).max();
+        LINE + turned_len(self) + rows.unwrap_or(0)
+    }
+
+    /// `dx = beta * dx + gradient`, from the gradient `dy` of the output.
+    ///
+    /// # Panics
+    /// If the shape does not pass [`Conv2d::check`] or a slice is too short.
+    pub fn backward_data(
+        &self,
+        pool: &Pool,
+        dy: &[f32],
+        filter: &[f32],
+        dx: &mut [f32],
+        scratch: &mut [f32],
+        options: Backward,
+    ) {
+        self.hold(dx.len(), filter.len(), dy.len());
+        let threads = pool.threads();
+        assert!(scratch.len() >= self.backward_data_scratch_len(threads), "conv: short scratch");
+        if dx.is_empty() {
+            return;
+        }
+        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        if self.is_depthwise() {
+            depthwise::backward_data(self, isa, pool, dy, filter, dx, options.beta);
+            return;
+        }
+        let (turned, scratch) = micro::cut_aligned(scratch, turned_len(self));
+        let mut start = 0;
+        for class in self.classes() {
+            let len = self.groups * class.window.filter_group;
+            turn(self, isa, pool, filter, &class.picked, &mut turned[start..start + len]);
+            start += len;
+        }
+        let mut start = 0;
+        for class in self.classes() {
+            let window = Window { filter_start: start, ..class.window };
+            start += self.groups * window.filter_group;
+            let sides = Sides {
+                x: dy.as_ptr(),
+                filter: turned.as_ptr(),
+                y: dx.as_mut_ptr(),
+                bias: std::ptr::null(),
+                stats: std::ptr::null_mut(),
+            };
+            if window.rows.tap_count * window.cols.tap_count == 0 && options.beta == 1.0 {
+                continue;
+            }
+            window::run(&window, isa, pool, sides, scratch, options.beta, false);
+        }
+    }
+
+    fn classes(&self) -> impl Iterator<Item = Class> {
+        let count = |axis: usize, size: usize| self.stride[axis].min(size);
+        let (rows, cols) = (count(0, self.h), count(1, self.w));
+        (0..rows * cols).map(move |class| self.class(class / cols, class % cols))
+    }
+
+    /// Input rows `row`, `row + stride`, ..., and columns likewise.
+    fn class(&self, row: usize, col: usize) -> Class {
+        let (rows, row_taps) = self.class_axis(0, row, self.h, self.out_h());
+        let (cols, col_taps) = self.class_axis(1, col, self.w, self.out_w());
+        let (row_count, col_count) = (rows.tap_count, cols.tap_count);
+        let taps = row_count * col_count;
+        Class {
+            window: Window {
+                images: self.n,
+                rows,
+                cols,
+                groups: self.groups,
+                c_in: self.group_out(),
+                c_out: self.group_in(),
+                filter_start: 0,
+                filter_group: turned_panels(self) * taps * self.group_out() * PANEL,
+            },
+            picked: Picked { rows: row_taps, row_count, cols: col_taps, col_count },
+        }
+    }
+
+    /// One dimension of a class, and which filter rows (or columns) its taps are.
+    fn class_axis(
+        &self,
+        axis: usize,
+        first: usize,
+        size: usize,
+        out_size: usize,
+    ) -> (Axis, [usize; KERNEL_MAX]) {
+        let (mut taps, mut picked, mut tap_count) = ([0; KERNEL_MAX], [0; KERNEL_MAX], 0);
+        let stride = self.stride[axis] as isize;
+        for k in (0..self.kernel(axis)).rev() {
+            let reach = (first + self.pad[axis][0]) as isize - (k * self.dilation[axis]) as isize;
+            if reach % stride == 0 {
+                (taps[tap_count], picked[tap_count]) = (reach / stride, k);
+                tap_count += 1;
+            }
+        }
+        let count = size.saturating_sub(first).div_ceil(self.stride[axis]);
+        let axis = Axis {
+            size: out_size,
+            count,
+            step: 1,
+            out_size: size,
+            out_first: first,
+            out_step: self.stride[axis],
+            taps,
+            tap_count,
+        };
+        (axis, picked)
+    }
+}
+
+/// Input pixels that see the same taps.
+struct Class {
+    window: Window,
+    picked: Picked,
+}

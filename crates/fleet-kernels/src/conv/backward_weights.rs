@@ -1,0 +1,417 @@
+//! The gradient of the filter: for every tap and input channel, a sum over pixels.
+//!
+//! The register tile has six (tap, input channel) rows, 64 output channels, and runs over pixels: x
+//! is broadcast from a copy of the input rows with zeros around them, dy is packed into panels, and
+//! both lie in scratch for a block of pixels at a time. The sum is dealt out three ways, all by
+//! shape: slices of the pixels (the first adds into the gradient, the others into scratch, and are
+//! added in order), ranges of the rows, ranges of the panels. Small gradients are sliced; large ones
+//! are cut along the side whose repeated copies cost least.
+
+use super::window::Source;
+use super::{Backward, Conv2d, depthwise};
+use crate::micro::{self, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::pool::{Pool, Shareable};
+use std::ops::Range;
+
+/// Pixels of a block: few where the gradient stays in L2, more where each pass over it costs.
+const PIXELS: usize = 112;
+const PIXELS_LARGE: usize = 392;
+
+/// Floats of one task's part of the gradient from which it counts as large.
+const LARGE: usize = 1 << 18;
+
+/// Pieces that the work is cut into.
+const TASKS: usize = 8;
+
+/// Floats that all slices together may add up at the end.
+const SLICED_MAX: usize = 1 << 19;
+
+/// Channels below which a side is not cut: the other side is copied once a cut.
+const CUT_CHANNELS_MIN: usize = 256;
+
+/// Floats between the pixels of the copy beyond their channels, so that they do not all fall on the
+/// same sets of L1.
+const SKEW: usize = 16;
+
+/// How the sum is cut; a function of the shape alone.
+#[derive(Clone, Copy)]
+struct Cut {
+    slices: usize,
+    /// Lines (rows of the output, of all images) of a slice and of a block.
+    slice_lines: usize,
+    block_lines: usize,
+    /// Rows of the gradient (of a group) and panels of a task.
+    rows: usize,
+    row_parts: usize,
+    panels: usize,
+    panel_parts: usize,
+}
+
+impl Cut {
+    fn new(conv: &Conv2d) -> Cut {
+        let lines = (conv.n * conv.out_h()).max(1);
+        let (rows, panels) = (conv.kh * conv.kw * conv.group_in(), conv.panels());
+        let len = (conv.groups * rows * panels * PANEL).max(1);
+        let wanted = TASKS.div_ceil(conv.groups);
+        let slices = wanted.min((SLICED_MAX / len).max(1)).min(lines);
+        // What is left to cut goes to the longer side.
+        let rest = wanted.div_ceil(slices);
+        let copies_x = conv.group_in() <= conv.group_out();
+        let panel_parts =
+            if copies_x { rest.min((panels * PANEL / CUT_CHANNELS_MIN).max(1)) } else { 1 };
+        let row_parts = rest.div_ceil(panel_parts).min((rows / CUT_CHANNELS_MIN).max(1));
+        let panels_in_task = panels.div_ceil(panel_parts);
+        let rows_in_task = rows.div_ceil(row_parts).next_multiple_of(TILE_ROWS);
+        let slice_lines = lines.div_ceil(slices);
+        let is_large = rows_in_task * panels_in_task * PANEL >= LARGE;
+        let pixels = if is_large { PIXELS_LARGE } else { PIXELS };
+        Cut {
+            slices: lines.div_ceil(slice_lines),
+            slice_lines,
+            block_lines: pixels.div_ceil(conv.out_w().max(1)).min(slice_lines),
+            rows: rows_in_task,
+            row_parts: rows.div_ceil(rows_in_task),
+            panels: panels_in_task,
+            panel_parts: panels.div_ceil(panels_in_task),
+        }
+    }
+
+    fn tasks(&self, conv: &Conv2d) -> usize {
+        self.slices * conv.groups * self.row_parts * self.panel_parts
+    }
+}
+
+/// The copy of x in scratch, for one block of lines.
+#[derive(Clone, Copy)]
+struct Copied {
+    /// Floats of a pixel, and pixels of a row.
+    pixel: usize,
+    width: usize,
+    /// Rows for each line of a block: all that the window needs, or the lines' own rows.
+    rows_max: usize,
+    /// Only the pixels that a 1 x 1 window takes are copied.
+    sampled: bool,
+}
+
+impl Copied {
+    fn new(conv: &Conv2d, cut: &Cut) -> Copied {
+        let channels = conv.group_in();
+        let pixel = if channels % PANEL == 0 { channels + SKEW } else { channels };
+        let sampled = conv.kh * conv.kw == 1;
+        if sampled {
+            return Copied { pixel, width: conv.out_w(), rows_max: cut.block_lines, sampled };
+        }
+        let width = (conv.out_w() - 1) * conv.stride[1] + (conv.kw - 1) * conv.dilation[1] + 1;
+        // A block that crosses images has a window's height more rows in each.
+        let images = (cut.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
+        let window = (conv.kh - 1) * conv.dilation[0] + 1;
+        let rows_max = cut.block_lines * conv.stride[0] + images * window;
+        Copied { pixel, width, rows_max, sampled }
+    }
+
+    fn len(&self) -> usize {
+        (self.rows_max * self.width * self.pixel).div_ceil(LINE) * LINE
+    }
+}
+
+/// Floats of the scratch: each thread's x and dy, its row offsets, and the slices' sums.
+fn parts(conv: &Conv2d, cut: &Cut) -> [usize; 3] {
+    let copied = Copied::new(conv, cut);
+    let dy = cut.panels * cut.block_lines * conv.out_w() * PANEL;
+    [copied.len(), dy, (cut.slices - 1) * conv.filter_len().div_ceil(LINE) * LINE]
+}
+
+impl Conv2d {
+    pub fn backward_weights_scratch_len(&self, threads: usize) -> usize {
+        if self.is_depthwise() {
+            return depthwise::backward_weights_scratch_len(self);
+        }
+        if self.output_len() == 0 {
+            return 0;
+        }
+        let [x, dy, sums] = parts(self, &Cut::new(self));
+        LINE + threads * (x + dy) + sums
+    }
+
+    /// `dfilter = beta * dfilter + gradient`, packed as the filter is.
+    ///
+    /// # Panics
+    /// If the shape does not pass [`Conv2d::check`] or a slice is too short.
+    pub fn backward_weights(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        dy: &[f32],
+        dfilter: &mut [f32],
+        scratch: &mut [f32],
+        options: Backward,
+    ) {
+        self.hold(x.len(), dfilter.len(), dy.len());
+        let threads = pool.threads();
+        assert!(scratch.len() >= self.backward_weights_scratch_len(threads), "conv: short scratch");
+        let dfilter = &mut dfilter[..self.filter_len()];
+        if self.output_len() == 0 {
+            match options.beta == 0.0 {
+                true => dfilter.fill(0.0),
+                false => dfilter.iter_mut().for_each(|value| *value *= options.beta),
+            }
+            return;
+        }
+        let isa = options.isa.unwrap_or(Isa::best()).or_best();
+        if self.is_depthwise() {
+            depthwise::backward_weights(self, isa, pool, x, dy, dfilter, scratch, options.beta);
+            return;
+        }
+        let cut = Cut::new(self);
+        let [x_len, dy_len, sums_len] = parts(self, &cut);
+        let (own, sums) = micro::cut_aligned(scratch, threads * (x_len + dy_len));
+        let (own, sums) = (Shareable::new(own), Shareable::new(&mut sums[..sums_len]));
+        let gradient = Shareable::new(dfilter);
+        let copied = Copied::new(self, &cut);
+        let call = Call { conv: self, cut, copied, isa, x, dy, beta: options.beta };
+        let slice_len = self.filter_len().div_ceil(LINE) * LINE;
+        pool.run_with_worker(cut.tasks(self), |task, worker| {
+            let own = own.ptr().wrapping_add(worker * (x_len + dy_len));
+            let slice = task % cut.slices;
+            let target = match slice {
+                0 => gradient.ptr(),
+                _ => sums.ptr().wrapping_add((slice - 1) * slice_len),
+            };
+            call.task(task, target, own, own.wrapping_add(x_len));
+        });
+        if cut.slices > 1 {
+            pool.run_ranges(self.filter_len(), SUM_GRAIN, |range| {
+                // SAFETY: each task adds up a range of its own.
+                let total = unsafe { gradient.slice(range.start, range.len()) };
+                for slice in 1..cut.slices {
+                    let at = (slice - 1) * slice_len + range.start;
+                    // SAFETY: the slices' sums are only read now.
+                    let part = unsafe { &*sums.slice(at, range.len()) };
+                    for (total, part) in total.iter_mut().zip(part) {
+                        *total += part;
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Floats that one task of the last step adds up.
+const SUM_GRAIN: usize = 8192;
+
+/// One call: everything that tasks share.
+struct Call<'a> {
+    conv: &'a Conv2d,
+    cut: Cut,
+    copied: Copied,
+    isa: Isa,
+    x: &'a [f32],
+    dy: &'a [f32],
+    beta: f32,
+}
+
+impl Call<'_> {
+    /// One slice of the pixels, for some rows and panels of one group.
+    fn task(&self, task: usize, target: *mut f32, x: *mut f32, dy: *mut f32) {
+        let (conv, cut) = (self.conv, &self.cut);
+        let (rest, slice) = (task / cut.slices, task % cut.slices);
+        let (rest, row_part) = (rest / cut.row_parts, rest % cut.row_parts);
+        let (group, panel_part) = (rest / cut.panel_parts, rest % cut.panel_parts);
+        let all_rows = conv.kh * conv.kw * conv.group_in();
+        let rows = row_part * cut.rows..((row_part + 1) * cut.rows).min(all_rows);
+        let panels = panel_part * cut.panels..((panel_part + 1) * cut.panels).min(conv.panels());
+        let lines =
+            slice * cut.slice_lines..((slice + 1) * cut.slice_lines).min(conv.n * conv.out_h());
+        let beta = if slice == 0 { self.beta } else { 0.0 };
+        for first in lines.clone().step_by(cut.block_lines) {
+            let block = first..(first + cut.block_lines).min(lines.end);
+            let beta = if first == lines.start { beta } else { 1.0 };
+            self.copy_x(group, &block, x);
+            self.pack_dy(group, &panels, &block, dy);
+            for piece in self.pieces(&block) {
+                let beta = if piece.lines.start == first { beta } else { 1.0 };
+                self.tiles(group, &rows, &panels, &block, &piece, beta, target, x, dy);
+            }
+        }
+    }
+
+    /// Parts of a block whose lines are at most [`SEGMENTS_MAX`] and lie at even distances.
+    fn pieces(&self, block: &Range<usize>) -> impl Iterator<Item = Piece> {
+        let (sampled, block) = (self.copied.sampled, block.clone());
+        let mut next = block.start;
+        std::iter::from_fn(move || {
+            let first = next;
+            // Sampled lines follow each other without a gap: one segment, however long.
+            let most = if sampled { block.len() } else { SEGMENTS_MAX };
+            next = (first + most).min(block.end);
+            (first < block.end).then_some(Piece { lines: first..next })
+        })
+    }
+
+    fn tiles(
+        &self,
+        group: usize,
+        rows: &Range<usize>,
+        panels: &Range<usize>,
+        block: &Range<usize>,
+        piece: &Piece,
+        beta: f32,
+        target: *mut f32,
+        x: *const f32,
+        dy: *const f32,
+    ) {
+        let (conv, copied) = (self.conv, &self.copied);
+        let mut segments = [0isize; SEGMENTS_MAX];
+        let width = conv.out_w();
+        let (count, len) = if copied.sampled {
+            segments[0] = ((piece.lines.start - block.start) * width * copied.pixel) as isize;
+            (1, piece.lines.len() * width)
+        } else {
+            for (segment, line) in segments.iter_mut().zip(piece.lines.clone()) {
+                *segment = (self.copied_row(block, line) * copied.width * copied.pixel) as isize;
+            }
+            (piece.lines.len(), width)
+        };
+        let a_step = if copied.sampled { copied.pixel } else { conv.stride[1] * copied.pixel };
+        let c_in = conv.group_in();
+        let all_rows = conv.kh * conv.kw * c_in;
+        let row_offset = |row: usize| {
+            let (tap, channel) = (row / c_in, row % c_in);
+            let (kh, kw) = (tap / conv.kw, tap % conv.kw);
+            (kh * conv.dilation[0] * copied.width + kw * conv.dilation[1]) * copied.pixel + channel
+        };
+        for panel in panels.clone() {
+            let packed = (panel - panels.start) * block.len() + (piece.lines.start - block.start);
+            let out = ((group * conv.panels() + panel) * all_rows) * PANEL;
+            for row in rows.clone().step_by(TILE_ROWS) {
+                let tile_rows = (rows.end - row).min(TILE_ROWS);
+                let last = row + tile_rows - 1;
+                let c = target.wrapping_add(out + row * PANEL);
+                let tile = Tile {
+                    a: std::array::from_fn(|r| x.wrapping_add(row_offset((row + r).min(last)))),
+                    a_step,
+                    segments: segments.as_ptr(),
+                    segment_count: count,
+                    segment_len: len,
+                    b: dy.wrapping_add(packed * width * PANEL),
+                    b_step: PANEL,
+                    c: std::array::from_fn(|r| c.wrapping_add(r * PANEL)),
+                    rows: tile_rows,
+                    cols: PANEL,
+                    finish: Finish { beta, ..Finish::STORE },
+                };
+                // SAFETY: x and dy were brought to scratch for this block; the packed gradient has
+                // 64 columns in every panel, and no other task writes these rows of it.
+                unsafe { micro::run(self.isa, &tile) };
+            }
+        }
+    }
+
+    /// Row of the copy where the window of a line begins.
+    fn copied_row(&self, block: &Range<usize>, line: usize) -> usize {
+        let conv = self.conv;
+        let height = conv.out_h();
+        let (image, first) = (line / height, block.start / height);
+        let inside = if image == first { line - block.start } else { line % height };
+        self.rows_before(block, image - first) + inside * conv.stride[0]
+    }
+
+    /// Rows of the copy that the first `images` images of a block take.
+    fn rows_before(&self, block: &Range<usize>, images: usize) -> usize {
+        let conv = self.conv;
+        let window = (conv.kh - 1) * conv.dilation[0] + 1;
+        let span = |lines: usize| (lines - 1) * conv.stride[0] + window;
+        match images {
+            0 => 0,
+            _ => {
+                span(conv.out_h() - block.start % conv.out_h()) + (images - 1) * span(conv.out_h())
+            }
+        }
+    }
+
+    /// Copies the input rows of a block, with zeros where there is no input.
+    fn copy_x(&self, group: usize, block: &Range<usize>, target: *mut f32) {
+        let (conv, copied) = (self.conv, &self.copied);
+        let source = Source {
+            x: self.x.as_ptr(),
+            height: conv.h,
+            width: conv.w,
+            pixel: conv.c_in,
+            first_channel: group * conv.group_in(),
+            channels: conv.group_in(),
+        };
+        let (top, left) = (conv.pad[0][0] as isize, conv.pad[1][0] as isize);
+        let height = conv.out_h();
+        if copied.sampled {
+            for (i, line) in block.clone().enumerate() {
+                let (image, row) = (line / height, (line % height * conv.stride[0]) as isize - top);
+                let to = target.wrapping_add(i * copied.width * copied.pixel);
+                // SAFETY: the scratch was sized for these lines.
+                unsafe { self.sample_row(&source, image, row, to) };
+            }
+            return;
+        }
+        let window = (conv.kh - 1) * conv.dilation[0] + 1;
+        let (first, last) = (block.start / height, (block.end - 1) / height);
+        for image in first..=last {
+            let begin = if image == first { block.start % height } else { 0 };
+            let end = if image == last { (block.end - 1) % height + 1 } else { height };
+            let rows = (end - begin - 1) * conv.stride[0] + window;
+            let at = self.rows_before(block, image - first);
+            for r in 0..rows {
+                let row = (begin * conv.stride[0] + r) as isize - top;
+                let to = target.wrapping_add((at + r) * copied.width * copied.pixel);
+                // SAFETY: the scratch was sized for these rows.
+                unsafe { source.copy_row(image, row, -left, copied.width, copied.pixel, to) };
+            }
+        }
+    }
+
+    /// Every stride-th pixel of a row.
+    ///
+    /// # Safety
+    /// The image exists, and the target has room for a line.
+    unsafe fn sample_row(&self, source: &Source, image: usize, row: isize, target: *mut f32) {
+        let (conv, copied) = (self.conv, &self.copied);
+        let left = conv.pad[1][0] as isize;
+        if conv.stride[1] == 1 {
+            // SAFETY: as promised.
+            unsafe { source.copy_row(image, row, -left, copied.width, copied.pixel, target) };
+            return;
+        }
+        for column in 0..copied.width {
+            let from = (column * conv.stride[1]) as isize - left;
+            // SAFETY: as promised.
+            unsafe {
+                let to = target.add(column * copied.pixel);
+                source.copy_row(image, row, from, 1, copied.pixel, to);
+            }
+        }
+    }
+
+    /// Packs the pixels of a block, panel by panel.
+    fn pack_dy(&self, group: usize, panels: &Range<usize>, block: &Range<usize>, target: *mut f32) {
+        let conv = self.conv;
+        let width = conv.out_w();
+        let pixels = block.len() * width;
+        for panel in panels.clone() {
+            let column = panel * PANEL;
+            let cols = (conv.group_out() - column).min(PANEL);
+            let at = block.start * width * conv.c_out + group * conv.group_out() + column;
+            let to = target.wrapping_add((panel - panels.start) * pixels * PANEL);
+            // SAFETY: dy holds the block's lines, the scratch was sized for them.
+            unsafe {
+                let from = self.dy.as_ptr().add(at);
+                micro::copy_panel(self.isa, from, conv.c_out, pixels, cols, to);
+            }
+        }
+    }
+}
+
+/// Lines of a block that one pass of tiles covers.
+struct Piece {
+    lines: Range<usize>,
+}
+
+/// Segments of a tile.
+const SEGMENTS_MAX: usize = 64;

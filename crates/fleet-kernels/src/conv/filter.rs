@@ -1,0 +1,120 @@
+//! Packed filters: from and to `[c_out][c_in / groups][kh][kw]`, and turned round for backward.
+
+use super::{Conv2d, KERNEL_MAX};
+use crate::micro::{self, Isa, PANEL};
+use crate::pool::{Pool, Shareable};
+
+impl Conv2d {
+    /// Floats of a packed filter.
+    pub fn filter_len(&self) -> usize {
+        if self.is_depthwise() {
+            return self.oihw_len();
+        }
+        self.groups * self.panels() * PANEL * self.kh * self.kw * self.group_in()
+    }
+
+    /// Floats of a plain filter.
+    pub fn oihw_len(&self) -> usize {
+        self.c_out * self.group_in() * self.kh * self.kw
+    }
+
+    /// Where the weight of output channel `o`, input channel `i` of its group and tap `t` lies.
+    fn packed_at(&self, o: usize, i: usize, t: usize) -> usize {
+        if self.is_depthwise() {
+            return t * self.c_out + o;
+        }
+        let (group, column) = (o / self.group_out(), o % self.group_out());
+        let panel = group * self.panels() + column / PANEL;
+        ((panel * self.kh * self.kw + t) * self.group_in() + i) * PANEL + column % PANEL
+    }
+
+    /// Packs a filter `[c_out][c_in / groups][kh][kw]`.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn pack_filter_oihw(&self, oihw: &[f32], packed: &mut [f32]) {
+        assert!(oihw.len() >= self.oihw_len(), "conv: short filter");
+        let packed = &mut packed[..self.filter_len()];
+        packed.fill(0.0);
+        self.for_weights(|plain, at| packed[at] = oihw[plain]);
+    }
+
+    /// The inverse of [`Conv2d::pack_filter_oihw`].
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn unpack_filter_oihw(&self, packed: &[f32], oihw: &mut [f32]) {
+        assert!(packed.len() >= self.filter_len(), "conv: short packed filter");
+        self.for_weights(|plain, at| oihw[plain] = packed[at]);
+    }
+
+    /// Calls with each weight's place in a plain and in a packed filter.
+    fn for_weights(&self, mut body: impl FnMut(usize, usize)) {
+        let (c_in, taps) = (self.group_in(), self.kh * self.kw);
+        for o in 0..self.c_out {
+            for i in 0..c_in {
+                for t in 0..taps {
+                    body((o * c_in + i) * taps + t, self.packed_at(o, i, t));
+                }
+            }
+        }
+    }
+}
+
+/// Rows and columns of a filter, in the order in which a window of backward-to-data wants them.
+pub(super) struct Picked {
+    pub rows: [usize; KERNEL_MAX],
+    pub row_count: usize,
+    pub cols: [usize; KERNEL_MAX],
+    pub col_count: usize,
+}
+
+impl Picked {
+    fn taps(&self) -> usize {
+        self.row_count * self.col_count
+    }
+}
+
+/// Floats that [`turn`] writes for all taps of a filter.
+pub(super) fn turned_len(conv: &Conv2d) -> usize {
+    conv.groups * turned_panels(conv) * PANEL * conv.kh * conv.kw * conv.group_out()
+}
+
+/// Panels of input channels of a group.
+pub(super) fn turned_panels(conv: &Conv2d) -> usize {
+    conv.group_in().div_ceil(PANEL)
+}
+
+/// Swaps the channels of a packed filter and picks taps:
+/// `[group][ceil(c_in / 64)][row][column][c_out][64]`.
+pub(super) fn turn(
+    conv: &Conv2d,
+    isa: Isa,
+    pool: &Pool,
+    filter: &[f32],
+    picked: &Picked,
+    turned: &mut [f32],
+) {
+    let (c_in, c_out) = (conv.group_in(), conv.group_out());
+    let (taps, panels) = (picked.taps(), turned_panels(conv));
+    assert!(turned.len() >= conv.groups * panels * taps * c_out * PANEL, "conv: short scratch");
+    let target = Shareable::new(turned);
+    pool.run(conv.groups * panels * taps, |task| {
+        let (rest, tap) = (task / taps, task % taps);
+        let (group, panel) = (rest / panels, rest % panels);
+        let kh = picked.rows[tap / picked.col_count];
+        let kw = picked.cols[tap % picked.col_count];
+        let channels = (c_in - panel * PANEL).min(PANEL);
+        for out in (0..c_out).step_by(PANEL) {
+            let rows = (c_out - out).min(PANEL);
+            let at = conv.packed_at(group * c_out + out, panel * PANEL, kh * conv.kw + kw);
+            let to = (task * c_out + out) * PANEL;
+            // SAFETY: the filter was checked to be long enough, the target just now; each task
+            // writes a tap of its own.
+            unsafe {
+                let (from, to) = (filter.as_ptr().add(at), target.ptr().add(to));
+                micro::transpose_panel(isa, from, PANEL, rows, channels, to);
+            }
+        }
+    });
+}

@@ -1,0 +1,484 @@
+//! The sliding window that forward and backward-to-data share: every pixel of a grid of outputs is
+//! the sum, over taps, of an input pixel times a matrix.
+//!
+//! A task takes some rows of the grid (or some whole images), copies the input rows that they touch
+//! into scratch with zeros around them (not needed where no tap leaves the image: 1 x 1), and runs
+//! register tiles over six pixels at a time: for each block of terms, each panel of 64 output
+//! channels, all pixels. Copied rows are contiguous over (column, channel), so that a k x k window is
+//! k segments. Scratch, one panel's weights and the output stay within L2.
+//!
+//! Sketch: copying costs about 0.3 cycles an input number, the window `taps * c_out / 32` cycles.
+
+use crate::micro::{self, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::pool::{Pool, Shareable};
+use std::ops::Range;
+
+use super::KERNEL_MAX;
+
+/// Pixels of a task: of a 1 x 1 window or small images, and of a wider window over large ones,
+/// where the rows shared with the next task weigh more.
+const PIXELS: usize = 196;
+const PIXELS_WIDE: usize = 448;
+const WIDE_COLS_MIN: usize = 28;
+
+/// Terms summed in registers before C is touched, and segments that these may be.
+const TERMS_MAX: usize = 768;
+const SEGMENTS_MAX: usize = 32;
+
+/// Tasks below which output channels are dealt out too: more where that repeats no copy.
+const TASKS_MIN: usize = 8;
+const TASKS_MIN_COPIED: usize = 4;
+
+/// One dimension of a window.
+#[derive(Clone, Copy)]
+pub(super) struct Axis {
+    /// Input rows (or columns).
+    pub size: usize,
+    /// Rows of the grid, and input rows from one to the next.
+    pub count: usize,
+    pub step: usize,
+    /// Rows of the output, and where the grid lies in it.
+    pub out_size: usize,
+    pub out_first: usize,
+    pub out_step: usize,
+    /// Input row of each tap, for row 0 of the grid; ascending.
+    pub taps: [isize; KERNEL_MAX],
+    pub tap_count: usize,
+}
+
+impl Axis {
+    fn taps(&self) -> &[isize] {
+        &self.taps[..self.tap_count]
+    }
+
+    fn first_tap(&self) -> isize {
+        self.taps().first().copied().unwrap_or(0)
+    }
+
+    /// Input rows from the first to the last that `count` rows of the grid touch.
+    fn span(&self, count: usize) -> usize {
+        let last = self.taps().last().copied().unwrap_or(0);
+        (count - 1) * self.step + (last - self.first_tap()) as usize + 1
+    }
+
+    /// Whether every tap of every row lies in the input.
+    fn is_inside(&self) -> bool {
+        self.tap_count == 0
+            || self.first_tap() >= 0
+                && self.first_tap() as usize + self.span(self.count) <= self.size
+    }
+
+    /// Whether neighbouring taps are neighbouring inputs.
+    fn is_dense(&self) -> bool {
+        self.taps().windows(2).all(|pair| pair[1] == pair[0] + 1)
+    }
+}
+
+/// A grid of outputs, its inputs and its weights.
+#[derive(Clone, Copy)]
+pub(super) struct Window {
+    pub images: usize,
+    pub rows: Axis,
+    pub cols: Axis,
+    pub groups: usize,
+    /// Channels of a group.
+    pub c_in: usize,
+    pub c_out: usize,
+    /// Where the weights begin, and those of the next group:
+    /// `[ceil(c_out / 64)][row tap][column tap][c_in][64]` each.
+    pub filter_start: usize,
+    pub filter_group: usize,
+}
+
+/// What a window reads and writes.
+#[derive(Clone, Copy)]
+pub(super) struct Sides {
+    pub x: *const f32,
+    pub filter: *const f32,
+    pub y: *mut f32,
+    /// Null, or one number an output channel.
+    pub bias: *const f32,
+    /// Null, or 128 numbers for each row task and panel.
+    pub stats: *mut f32,
+}
+
+// SAFETY: tasks read x, filter and bias only, and write parts of y and stats that do not overlap.
+unsafe impl Sync for Sides {}
+
+/// How a window is cut into tasks; a function of its shape alone.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    /// Rows of the grid in a task, of one image; or whole images.
+    rows: usize,
+    images: usize,
+    /// Tasks along images and rows.
+    pub row_tasks: usize,
+    /// Panels of a task, and parts that all panels are dealt out to.
+    panels: usize,
+    panel_parts: usize,
+    /// Input rows are copied to scratch.
+    copied: bool,
+}
+
+impl Cut {
+    pub fn new(window: &Window) -> Cut {
+        let (rows, cols) = (window.rows.count, window.cols.count);
+        let copied = !(window.rows.is_inside() && window.cols.is_inside());
+        let is_wide = copied && cols >= WIDE_COLS_MIN;
+        let wanted = if is_wide { PIXELS_WIDE } else { PIXELS };
+        let images = (wanted / (rows * cols).max(1)).clamp(1, window.images.max(1));
+        let rows_in_task =
+            if rows * cols <= wanted * 5 / 4 { rows } else { best_rows(wanted, cols) };
+        let row_tasks = if rows_in_task == rows {
+            window.images.div_ceil(images)
+        } else {
+            window.images * rows.div_ceil(rows_in_task)
+        };
+        let panels = window.c_out.div_ceil(PANEL);
+        let tasks_min = if copied { TASKS_MIN_COPIED } else { TASKS_MIN };
+        let parts = tasks_min.div_ceil((row_tasks * window.groups).max(1)).min(panels);
+        let panels_in_task = panels.div_ceil(parts);
+        Cut {
+            rows: rows_in_task,
+            images: if rows_in_task == rows { images } else { 1 },
+            row_tasks,
+            panels: panels_in_task,
+            panel_parts: panels.div_ceil(panels_in_task),
+            copied,
+        }
+    }
+
+    fn tasks(&self, window: &Window) -> usize {
+        self.row_tasks * window.groups * self.panel_parts
+    }
+
+    /// Floats of the copied rows of one task.
+    fn copied_len(&self, window: &Window) -> usize {
+        if !self.copied {
+            return 0;
+        }
+        let len = self.images * window.rows.span(self.rows) * window.cols.span(window.cols.count);
+        (len * window.c_in).div_ceil(LINE) * LINE
+    }
+}
+
+/// Rows of a task: about `wanted` pixels, and of these the count that fills its tiles best.
+fn best_rows(wanted: usize, cols: usize) -> usize {
+    let most = (wanted + wanted / 8).div_euclid(cols).max(1);
+    let waste = |rows: &usize| {
+        let pixels = rows * cols;
+        (pixels.div_ceil(TILE_ROWS) * TILE_ROWS - pixels) * 1000 / pixels
+    };
+    // Of equal ones the larger.
+    (most.div_ceil(2)..=most).rev().min_by_key(waste).unwrap_or(1)
+}
+
+pub(super) fn scratch_len(window: &Window, threads: usize) -> usize {
+    if window.rows.count == 0 || window.cols.count == 0 {
+        return 0;
+    }
+    LINE + threads * Cut::new(window).copied_len(window)
+}
+
+/// Computes the grid: `y = act(beta * y + sums + bias)`.
+///
+/// The caller has checked that all sides hold what the window names.
+pub(super) fn run(
+    window: &Window,
+    isa: Isa,
+    pool: &Pool,
+    sides: Sides,
+    scratch: &mut [f32],
+    beta: f32,
+    relu: bool,
+) {
+    if window.images * window.rows.count * window.cols.count == 0 {
+        return;
+    }
+    let cut = Cut::new(window);
+    let copied_len = cut.copied_len(window);
+    let (scratch, _) = micro::cut_aligned(scratch, pool.threads() * copied_len);
+    let scratch = Shareable::new(scratch);
+    pool.run_with_worker(cut.tasks(window), |task, worker| {
+        let copy = scratch.ptr().wrapping_add(worker * copied_len);
+        Task { beta, relu, ..Task::new(window, &cut, isa, sides, task) }.run(copy);
+    });
+}
+
+/// A part of the grid: some rows of one image or some whole images, and some panels.
+struct Task<'a> {
+    window: &'a Window,
+    isa: Isa,
+    sides: Sides,
+    beta: f32,
+    relu: bool,
+    copied: bool,
+    row_task: usize,
+    images: Range<usize>,
+    rows: Range<usize>,
+    group: usize,
+    panels: Range<usize>,
+}
+
+/// Where the inputs of a task lie: the pixel of row 0, column 0, and distances.
+struct Place {
+    first: *const f32,
+    image: usize,
+    row: usize,
+    pixel: usize,
+    /// Tap offsets count from these.
+    tap_row: isize,
+    tap_col: isize,
+}
+
+impl<'a> Task<'a> {
+    fn new(window: &'a Window, cut: &Cut, isa: Isa, sides: Sides, task: usize) -> Task<'a> {
+        let (rest, part) = (task / cut.panel_parts, task % cut.panel_parts);
+        let (row_task, group) = (rest / window.groups, rest % window.groups);
+        let panels = window.c_out.div_ceil(PANEL);
+        let (images, rows) = if cut.rows == window.rows.count {
+            let first = row_task * cut.images;
+            (first..(first + cut.images).min(window.images), 0..cut.rows)
+        } else {
+            let in_image = window.rows.count.div_ceil(cut.rows);
+            let (image, first) = (row_task / in_image, row_task % in_image * cut.rows);
+            (image..image + 1, first..(first + cut.rows).min(window.rows.count))
+        };
+        Task {
+            window,
+            isa,
+            sides,
+            beta: 0.0,
+            relu: false,
+            copied: cut.copied,
+            row_task,
+            images,
+            rows,
+            group,
+            panels: part * cut.panels..((part + 1) * cut.panels).min(panels),
+        }
+    }
+
+    fn run(&self, copy: *mut f32) {
+        let window = self.window;
+        let place = if self.copied { self.copy_rows(copy) } else { self.in_place() };
+        let taps = (window.rows.tap_count, window.cols.tap_count);
+        let is_merged = window.cols.is_dense() && place.pixel == window.c_in;
+        let (count, len) = match is_merged {
+            true => (taps.0, taps.1 * window.c_in),
+            false => (taps.0 * taps.1, window.c_in),
+        };
+        let offset = |segment: usize| {
+            let (row, col) =
+                if is_merged { (segment, 0) } else { (segment / taps.1, segment % taps.1) };
+            (window.rows.taps[row] - place.tap_row) * place.row as isize
+                + (window.cols.taps[col] - place.tap_col) * place.pixel as isize
+        };
+        // Long segments are cut, short ones put together.
+        let parts = len.div_ceil(TERMS_MAX).max(1);
+        let part_len = len.div_ceil(parts);
+        let blocks = (count * len).div_ceil(TERMS_MAX).max(count.div_ceil(SEGMENTS_MAX)).max(1);
+        let together = count.div_ceil(blocks).max(1);
+        let total = count.div_ceil(together).max(1) * parts;
+        for block in 0..total {
+            let (first, part) = (block / parts * together, block % parts);
+            let segment_count = together.min(count - first);
+            let start = part * part_len;
+            let mut segments = [0isize; SEGMENTS_MAX];
+            for (s, segment) in segments.iter_mut().enumerate().take(segment_count) {
+                *segment = offset(first + s) + start as isize;
+            }
+            let terms = Terms {
+                segments: &segments[..segment_count],
+                len: part_len.min(len - start),
+                first: first * len + start,
+                all: count * len,
+                is_first: block == 0,
+                is_last: block + 1 == total,
+            };
+            for panel in self.panels.clone() {
+                self.panel(&place, &terms, panel);
+            }
+        }
+    }
+
+    /// All pixels of the task, for one panel and one block of terms.
+    fn panel(&self, place: &Place, terms: &Terms<'_>, panel: usize) {
+        let window = self.window;
+        let (rows, cols) = (&window.rows, &window.cols);
+        let out_pixel = window.groups * window.c_out;
+        let out_row = cols.out_size * out_pixel;
+        let first_channel = self.group * window.c_out + panel * PANEL;
+        let mut finish = Finish {
+            beta: if terms.is_first { self.beta } else { 1.0 },
+            relu: self.relu && terms.is_last,
+            ..Finish::STORE
+        };
+        if terms.is_last {
+            if !self.sides.bias.is_null() {
+                finish.bias = self.sides.bias.wrapping_add(first_channel);
+            }
+            if !self.sides.stats.is_null() {
+                let panels = window.c_out.div_ceil(PANEL);
+                let slot = (self.row_task * window.groups + self.group) * panels + panel;
+                finish.stats = self.sides.stats.wrapping_add(slot * 2 * PANEL);
+                // SAFETY: the slot is this task's, and the caller checked the length.
+                unsafe { finish.stats.write_bytes(0, 2 * PANEL) };
+            }
+        }
+        let mut tile = Tile {
+            a: [std::ptr::null(); TILE_ROWS],
+            a_step: 1,
+            segments: terms.segments.as_ptr(),
+            segment_count: terms.segments.len(),
+            segment_len: terms.len,
+            b: self.sides.filter.wrapping_add(
+                window.filter_start
+                    + self.group * window.filter_group
+                    + (panel * terms.all + terms.first) * PANEL,
+            ),
+            b_step: PANEL,
+            c: [std::ptr::null_mut(); TILE_ROWS],
+            rows: 0,
+            cols: (window.c_out - panel * PANEL).min(PANEL),
+            finish,
+        };
+        let mut flush = |tile: &mut Tile| {
+            // SAFETY: the window's inputs, weights and outputs were checked to exist, and this task
+            // alone writes these pixels of this panel.
+            unsafe { micro::run(self.isa, tile) };
+            tile.rows = 0;
+        };
+        for image in self.images.clone() {
+            for row in self.rows.clone() {
+                let mut from = place.first.wrapping_add(
+                    (image - self.images.start) * place.image
+                        + (row - self.rows.start) * rows.step * place.row,
+                );
+                let out_at = (image * rows.out_size + rows.out_first + row * rows.out_step)
+                    * out_row
+                    + cols.out_first * out_pixel
+                    + first_channel;
+                let mut to = self.sides.y.wrapping_add(out_at);
+                for _ in 0..cols.count {
+                    tile.a[tile.rows] = from;
+                    tile.c[tile.rows] = to;
+                    tile.rows += 1;
+                    from = from.wrapping_add(cols.step * place.pixel);
+                    to = to.wrapping_add(cols.out_step * out_pixel);
+                    if tile.rows == TILE_ROWS {
+                        flush(&mut tile);
+                    }
+                }
+            }
+        }
+        if tile.rows > 0 {
+            flush(&mut tile);
+        }
+    }
+
+    /// The inputs where they are.
+    fn in_place(&self) -> Place {
+        let window = self.window;
+        let pixel = window.groups * window.c_in;
+        let row = window.cols.size * pixel;
+        let image = window.rows.size * row;
+        let at = self.images.start * image
+            + self.rows.start * window.rows.step * row
+            + self.group * window.c_in;
+        let first = self.sides.x.wrapping_add(at);
+        Place { first, image, row, pixel, tap_row: 0, tap_col: 0 }
+    }
+
+    /// Copies the input rows that the task touches, with zeros where there is no input.
+    fn copy_rows(&self, copy: *mut f32) -> Place {
+        let window = self.window;
+        let source = Source {
+            x: self.sides.x,
+            height: window.rows.size,
+            width: window.cols.size,
+            pixel: window.groups * window.c_in,
+            first_channel: self.group * window.c_in,
+            channels: window.c_in,
+        };
+        let (span, width) =
+            (window.rows.span(self.rows.len()), window.cols.span(window.cols.count));
+        let (tap_row, tap_col) = (window.rows.first_tap(), window.cols.first_tap());
+        let row = width * window.c_in;
+        let top = (self.rows.start * window.rows.step) as isize + tap_row;
+        for (i, image) in self.images.clone().enumerate() {
+            for r in 0..span {
+                let target = copy.wrapping_add((i * span + r) * row);
+                // SAFETY: the scratch was sized for these rows, and belongs to this thread.
+                unsafe {
+                    source.copy_row(image, top + r as isize, tap_col, width, window.c_in, target);
+                }
+            }
+        }
+        Place { first: copy, image: span * row, row, pixel: window.c_in, tap_row, tap_col }
+    }
+}
+
+/// A block of terms of the sum.
+struct Terms<'a> {
+    segments: &'a [isize],
+    len: usize,
+    /// Position of the first term, and number of all.
+    first: usize,
+    all: usize,
+    is_first: bool,
+    is_last: bool,
+}
+
+/// Images whose rows are copied.
+pub(super) struct Source {
+    pub x: *const f32,
+    pub height: usize,
+    pub width: usize,
+    /// Channels from one pixel to the next, and those of the group.
+    pub pixel: usize,
+    pub first_channel: usize,
+    pub channels: usize,
+}
+
+impl Source {
+    /// Columns `first..first + width` of a row, `pitch` floats a pixel, zeros where there is none.
+    ///
+    /// # Safety
+    /// The image exists; `target` has room for `width * pitch` floats.
+    pub unsafe fn copy_row(
+        &self,
+        image: usize,
+        row: isize,
+        first: isize,
+        width: usize,
+        pitch: usize,
+        target: *mut f32,
+    ) {
+        // Columns of the target that have an input.
+        let begin = first.min(0).unsigned_abs().min(width);
+        let end = (self.width as isize - first).clamp(begin as isize, width as isize) as usize;
+        // SAFETY: columns begin..end lie in the image when the row does; the rest is the target's.
+        unsafe {
+            if row < 0 || row as usize >= self.height || begin == end {
+                target.write_bytes(0, width * pitch);
+                return;
+            }
+            target.write_bytes(0, begin * pitch);
+            target.add(end * pitch).write_bytes(0, (width - end) * pitch);
+            let start = (first + begin as isize) as usize;
+            let at = ((image * self.height + row as usize) * self.width + start) * self.pixel;
+            let from = self.x.add(at + self.first_channel);
+            if self.pixel == self.channels && pitch == self.channels {
+                let len = (end - begin) * pitch;
+                std::ptr::copy_nonoverlapping(from, target.add(begin * pitch), len);
+                return;
+            }
+            for column in 0..end - begin {
+                let (from, to) =
+                    (from.add(column * self.pixel), target.add((begin + column) * pitch));
+                std::ptr::copy_nonoverlapping(from, to, self.channels);
+            }
+        }
+    }
+}
