@@ -45,7 +45,7 @@ impl Program {
                 .expected(format!("at most {}", text::bytes(PROGRAM_BYTES_MAX as u64)))
                 .got(text::bytes(bytes.len() as u64)));
         }
-        if bytes.first() != Some(&VERSION_TAG) {
+        if Program::is_text(bytes) {
             return Err(Error::invalid("these bytes are not a program")
                 .expected("'fleet program' or the protobuf form, which starts with its version"));
         }
@@ -60,9 +60,14 @@ impl Program {
         read_program(message, dialect)
     }
 
-    /// Reads either form: text is told by its first characters.
+    /// Whether these bytes are meant to be the text form.
+    pub fn is_text(bytes: &[u8]) -> bool {
+        bytes.first() != Some(&VERSION_TAG)
+    }
+
+    /// Reads either form: the binary one is told by its first byte.
     pub fn read(bytes: &[u8], dialect: &dyn Dialect) -> Result<Program> {
-        if bytes.first() == Some(&VERSION_TAG) {
+        if !Program::is_text(bytes) {
             return Program::from_bytes(bytes, dialect);
         }
         match std::str::from_utf8(bytes) {

@@ -1,0 +1,112 @@
+//! Files that appear whole or not at all.
+
+use fleet_base::{Error, Result};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A file being written beside its final name; [`AtomicFile::commit`] puts it there. Dropped without,
+/// it leaves nothing.
+pub struct AtomicFile {
+    file: File,
+    temporary: PathBuf,
+    target: PathBuf,
+    committed: bool,
+}
+
+/// Temporary names that are tried: more only fail when something else is wrong.
+const ATTEMPTS_MAX: u32 = 1000;
+
+/// How temporary files end; a crash may leave some.
+pub(crate) const TEMPORARY_SUFFIX: &str = ".tmp";
+
+impl AtomicFile {
+    pub fn create(target: &Path) -> Result<AtomicFile> {
+        let Some(name) = target.file_name() else {
+            return Err(Error::invalid(format!("{} is not the name of a file", target.display())));
+        };
+        if target.is_dir() {
+            return Err(Error::invalid(format!("cannot write {}", target.display()))
+                .expected("the name of a file")
+                .got("a folder"));
+        }
+        let (name, process) = (name.to_string_lossy(), std::process::id());
+        for attempt in 0..ATTEMPTS_MAX {
+            let hidden = format!(".{name}.{process}-{attempt}{TEMPORARY_SUFFIX}");
+            let temporary = target.with_file_name(hidden);
+            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+                Ok(file) => {
+                    let target = target.to_path_buf();
+                    return Ok(AtomicFile { file, temporary, target, committed: false });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io("create", &temporary, &error)),
+            }
+        }
+        Err(Error::unavailable(format!("cannot create a file beside {}", target.display()))
+            .got(format!("{ATTEMPTS_MAX} temporary files there")))
+    }
+
+    /// Flushes the content to the disk and gives the file its name.
+    pub fn commit(mut self) -> Result<()> {
+        self.file.sync_all().map_err(|error| self.error("flush", &error))?;
+        fs::rename(&self.temporary, &self.target).map_err(|error| self.error("write", &error))?;
+        self.committed = true;
+        sync_folder(&self.target)
+    }
+
+    /// An error of writing, with the file's final name.
+    pub(crate) fn error(&self, action: &str, error: &io::Error) -> Error {
+        Error::io(action, &self.target, error)
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for AtomicFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.committed {
+            // The write has failed already; that the leftover stays too is not worth another error.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Writes a whole file.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(bytes).map_err(|error| file.error("write", &error))?;
+    file.commit()
+}
+
+/// Makes a rename in the folder of `path` last.
+#[cfg(unix)]
+fn sync_folder(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| Error::io("flush", folder, &error))
+}
+
+/// Other systems have no such call, or none that is needed.
+#[cfg(not(unix))]
+fn sync_folder(_path: &Path) -> Result<()> {
+    Ok(())
+}

@@ -1,0 +1,390 @@
+//! Checkpoints: named tensors with the step at which they were saved.
+//!
+//! A path that ends in `.safetensors` is one file; any other is a folder:
+//!
+//! ```text
+//! folder/
+//!   checkpoint.json                   which files belong together, their sizes and checksums, step
+//!   tensors-000003-000.safetensors    save number 3, part 0: see `safetensors.rs`
+//!   program-000003.pb                 with `save_model`
+//! ```
+//!
+//! A save writes new files under new names, then replaces `checkpoint.json`, which is the moment when
+//! the checkpoint changes, then removes the files of the save before. Whatever fails earlier leaves the
+//! old checkpoint as it was. One process at a time may save to a folder.
+//!
+//! Every byte is under a checksum: `checkpoint.json` has its own (`crc32`, computed with eight zeros in
+//! its place) and those of the files; a part has one for its header and one for each tensor.
+
+use crate::atomic::{TEMPORARY_SUFFIX, write_file};
+use crate::safetensors::{self, FileSum, Reader};
+use crate::source::{Source, check_distinct, row_major_bytes};
+use fleet_base::{Error, Result, text};
+use fleet_tensor::{DType, Shape, Tensor};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What is kept beside the tensors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// Training steps done.
+    pub step: u64,
+    /// Whatever the caller wants to find again.
+    pub entries: BTreeMap<String, String>,
+}
+
+/// A checkpoint, or some tensors of one.
+#[derive(Debug)]
+pub struct Checkpoint {
+    pub tensors: Vec<(String, Tensor)>,
+    pub meta: Meta,
+}
+
+/// What a checkpoint says of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+/// Saves tensors, replacing the checkpoint at `path` once everything is on the disk.
+pub fn save_tensors<'t>(
+    path: impl AsRef<Path>,
+    tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
+    meta: &Meta,
+) -> Result<()> {
+    let tensors: Vec<_> = tensors.into_iter().collect();
+    let path = path.as_ref();
+    if is_file_name(path) {
+        return safetensors::write(path, &tensors, &file_meta(meta)).map(drop);
+    }
+    save_folder(path, &tensors, None, meta, PART_BYTES_MAX)
+}
+
+/// Loads every tensor. On an error nothing is loaded.
+pub fn load_tensors(path: impl AsRef<Path>) -> Result<Checkpoint> {
+    let mut opened = Opened::new(path.as_ref())?;
+    let mut tensors = Vec::new();
+    for part in &mut opened.parts {
+        tensors.append(&mut part.read_all()?);
+    }
+    Ok(Checkpoint { tensors, meta: opened.meta })
+}
+
+/// Loads the tensors of these names, in this order, without reading the others.
+pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Checkpoint> {
+    let mut opened = Opened::new(path.as_ref())?;
+    let mut places = BTreeMap::new();
+    for (part, reader) in opened.parts.iter().enumerate() {
+        for entry in &reader.entries {
+            places.insert(entry.name.clone(), (part, entry.clone()));
+        }
+    }
+    // All names first: a wrong one is told before gigabytes are read.
+    let find = |name: &str| {
+        places.get(name).ok_or_else(|| {
+            let hint = text::did_you_mean(name, places.keys().map(String::as_str));
+            Error::invalid(format!("the checkpoint has no tensor '{name}'{hint}"))
+                .at(path.as_ref().display())
+        })
+    };
+    let found: Vec<_> = names.iter().map(|name| find(name.as_ref())).collect::<Result<_>>()?;
+    let mut tensors = Vec::with_capacity(found.len());
+    for (part, entry) in found {
+        tensors.push((entry.name.clone(), opened.parts[*part].read(entry)?));
+    }
+    Ok(Checkpoint { tensors, meta: opened.meta })
+}
+
+/// What a checkpoint holds, without reading tensors.
+pub fn list_tensors(path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
+    let opened = Opened::new(path.as_ref())?;
+    let entries = opened.parts.iter().flat_map(|part| &part.entries);
+    let infos = entries.map(|entry| TensorInfo {
+        name: entry.name.clone(),
+        dtype: entry.dtype,
+        shape: entry.shape,
+    });
+    Ok((infos.collect(), opened.meta))
+}
+
+/// Bytes of tensors in one file of a folder; a larger tensor gets a file of its own.
+pub(crate) const PART_BYTES_MAX: u64 = 4 << 30;
+
+/// Bytes of `checkpoint.json`.
+const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+
+const MANIFEST: &str = "checkpoint.json";
+
+/// How the manifest starts; its checksum follows.
+const MANIFEST_START: &str = "{\n  \"fleet_checkpoint\": 1,\n  \"crc32\": \"";
+const MANIFEST_ZEROS: &str = "00000000";
+
+fn is_file_name(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors")
+}
+
+// One file
+
+/// Step and entries as the free part of a safetensors header.
+fn file_meta(meta: &Meta) -> BTreeMap<String, String> {
+    let entries = meta.entries.iter().map(|(key, value)| (format!("{ENTRY}{key}"), value.clone()));
+    entries.chain([(STEP.to_string(), meta.step.to_string())]).collect()
+}
+
+const STEP: &str = "fleet.step";
+const ENTRY: &str = "fleet.meta:";
+
+fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> {
+    let step = free.get(STEP).and_then(|step| step.parse().ok());
+    let step = step.ok_or_else(|| {
+        Error::invalid("the safetensors file is not a checkpoint: it has no step")
+            .at(path.display())
+            .help("such files are read with read_safetensors")
+    })?;
+    let entries = free
+        .iter()
+        .filter_map(|(key, value)| Some((key.strip_prefix(ENTRY)?.to_string(), value.clone())));
+    Ok(Meta { step, entries: entries.collect() })
+}
+
+// Folders
+
+/// A checkpoint whose parts are open and fit together.
+struct Opened {
+    parts: Vec<Reader>,
+    meta: Meta,
+}
+
+impl Opened {
+    fn new(path: &Path) -> Result<Opened> {
+        if !path.is_dir() {
+            let reader = Reader::open(path)?.must_be_ours()?;
+            let meta = read_file_meta(path, &reader.meta)?;
+            return Ok(Opened { parts: vec![reader], meta });
+        }
+        let manifest = Manifest::read(path)?;
+        let mut parts = Vec::with_capacity(manifest.parts.len());
+        for file in &manifest.parts {
+            let part = Reader::open(&path.join(&file.name)).and_then(Reader::must_be_ours)?;
+            check_sum(&path.join(&file.name), file.sum, part.sum)?;
+            parts.push(part);
+        }
+        let names = parts.iter().flat_map(|part| &part.entries).map(|entry| entry.name.as_str());
+        check_distinct(names).map_err(|error| error.at(path.display()))?;
+        Ok(Opened { parts, meta: manifest.meta })
+    }
+}
+
+fn check_sum(path: &Path, expected: FileSum, found: Option<FileSum>) -> Result<()> {
+    let Some(found) = found.filter(|found| *found != expected) else {
+        return Ok(());
+    };
+    let shown = |sum: FileSum| format!("{} bytes, checksum {:08x}", sum.bytes, sum.crc32);
+    Err(Error::invalid(format!("the file is not the one that {MANIFEST} lists"))
+        .expected(shown(expected))
+        .got(shown(found))
+        .at(path.display()))
+}
+
+/// A file of a checkpoint.
+struct Listed {
+    name: String,
+    sum: FileSum,
+}
+
+/// What `checkpoint.json` says.
+struct Manifest {
+    meta: Meta,
+    program: Option<Listed>,
+    parts: Vec<Listed>,
+}
+
+pub(crate) fn save_folder(
+    folder: &Path,
+    tensors: &[(&str, &Tensor)],
+    program: Option<&[u8]>,
+    meta: &Meta,
+    part_bytes_max: u64,
+) -> Result<()> {
+    // What can be refused is refused before anything is written.
+    check_distinct(tensors.iter().map(|(name, _)| *name))?;
+    let mut parts: Vec<Vec<(&str, &Tensor)>> = Vec::new();
+    let mut room = 0;
+    for (name, tensor) in tensors {
+        let bytes = row_major_bytes(name, tensor)?.len() as u64;
+        match parts.last_mut().filter(|_| bytes <= room) {
+            Some(part) => part.push((name, tensor)),
+            None => {
+                parts.push(vec![(name, tensor)]);
+                room = part_bytes_max;
+            }
+        }
+        room = room.saturating_sub(bytes);
+    }
+    fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+    let save = next_save(folder)?;
+    let mut manifest = Manifest { meta: meta.clone(), program: None, parts: Vec::new() };
+    let mut written = Written { folder, names: Vec::new(), keep: false };
+    if let Some(bytes) = program {
+        let name = format!("program-{save:06}.pb");
+        written.names.push(name.clone());
+        write_file(&folder.join(&name), bytes)?;
+        let sum = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) };
+        manifest.program = Some(Listed { name, sum });
+    }
+    for (index, part) in parts.iter().enumerate() {
+        let name = format!("tensors-{save:06}-{index:03}.safetensors");
+        written.names.push(name.clone());
+        let sum = safetensors::write(&folder.join(&name), part, &BTreeMap::new())?;
+        manifest.parts.push(Listed { name, sum });
+    }
+    write_file(&folder.join(MANIFEST), manifest.to_text().as_bytes())?;
+    written.keep = true;
+    remove_others(folder, &written.names);
+    Ok(())
+}
+
+/// Files of a save that is not done; they go when it fails.
+struct Written<'f> {
+    folder: &'f Path,
+    names: Vec<String>,
+    keep: bool,
+}
+
+impl Drop for Written<'_> {
+    fn drop(&mut self) {
+        if !self.keep {
+            for name in &self.names {
+                let _ = fs::remove_file(self.folder.join(name));
+            }
+        }
+    }
+}
+
+/// A number above those of all files that saves have left in the folder.
+fn next_save(folder: &Path) -> Result<u64> {
+    let files = fs::read_dir(folder).map_err(|error| Error::io("read", folder, &error))?;
+    let numbers = files.flatten().filter_map(|file| save_number(file.file_name().to_str()?));
+    Ok(numbers.max().map_or(1, |last| last.saturating_add(1)))
+}
+
+/// The save that a file of ours belongs to.
+fn save_number(name: &str) -> Option<u64> {
+    let rest = name
+        .strip_prefix("tensors-")
+        .filter(|_| name.ends_with(".safetensors"))
+        .or_else(|| name.strip_prefix("program-").filter(|_| name.ends_with(".pb")))?;
+    rest.split(['-', '.']).next()?.parse().ok()
+}
+
+/// Removes what earlier saves have left. A file that stays does no harm.
+fn remove_others(folder: &Path, keep: &[String]) {
+    for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = file.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let leftover = name.strip_prefix('.').filter(|name| name.ends_with(TEMPORARY_SUFFIX));
+        let ours = match leftover {
+            Some(name) => ["tensors-", "program-", MANIFEST].iter().any(|it| name.starts_with(it)),
+            None => save_number(name).is_some() && !keep.iter().any(|kept| kept == name),
+        };
+        if ours {
+            let _ = fs::remove_file(file.path());
+        }
+    }
+}
+
+impl Manifest {
+    fn to_text(&self) -> String {
+        let listed = |file: &Listed| {
+            let sum = format!("{:08x}", file.sum.crc32);
+            serde_json::json!({"file": file.name, "bytes": file.sum.bytes, "crc32": sum})
+        };
+        let body = serde_json::json!({
+            "step": self.meta.step,
+            "meta": self.meta.entries,
+            "program": self.program.as_ref().map(listed),
+            "files": self.parts.iter().map(listed).collect::<Vec<_>>(),
+        });
+        let body = format!("{body:#}");
+        let body = body.strip_prefix('{').unwrap_or(&body);
+        let text = format!("{MANIFEST_START}{MANIFEST_ZEROS}\",{body}\n");
+        let sum = format!("{:08x}", crc32fast::hash(text.as_bytes()));
+        format!("{MANIFEST_START}{sum}\",{body}\n")
+    }
+
+    fn read(folder: &Path) -> Result<Manifest> {
+        let path = folder.join(MANIFEST);
+        if !path.exists() {
+            return Err(Error::invalid(format!(
+                "the folder has no checkpoint: no {MANIFEST} in it"
+            ))
+            .at(folder.display())
+            .help("a save that was interrupted leaves none"));
+        }
+        let text = Source::open(&path)?.read_all(MANIFEST_BYTES_MAX)?;
+        Manifest::parse(text).map_err(|error| error.at(path.display()))
+    }
+
+    fn parse(mut text: Vec<u8>) -> Result<Manifest> {
+        let place = MANIFEST_START.len()..MANIFEST_START.len() + MANIFEST_ZEROS.len();
+        if !text.starts_with(MANIFEST_START.as_bytes()) || text.len() < place.end {
+            return Err(Error::invalid("this is not the list of a checkpoint's files")
+                .expected("fleet_checkpoint 1"));
+        }
+        let sum = String::from_utf8_lossy(&text[place.clone()]).into_owned();
+        text[place].copy_from_slice(MANIFEST_ZEROS.as_bytes());
+        let found = format!("{:08x}", crc32fast::hash(&text));
+        if sum != found {
+            return Err(Error::invalid("the list of the checkpoint's files is damaged")
+                .expected(format!("checksum {sum}"))
+                .got(found));
+        }
+        let broken = |what: &str| Error::invalid(format!("the checkpoint's list has no {what}"));
+        let json: Map<String, Value> = serde_json::from_slice(&text)
+            .map_err(|error| Error::invalid(format!("the checkpoint's list is broken: {error}")))?;
+        let step = json.get("step").and_then(Value::as_u64).ok_or_else(|| broken("step"))?;
+        let entries = json.get("meta").and_then(Value::as_object).ok_or_else(|| broken("meta"))?;
+        let entries = entries
+            .iter()
+            .map(|(key, value)| Some((key.clone(), value.as_str()?.to_string())))
+            .collect::<Option<_>>()
+            .ok_or_else(|| broken("meta of texts"))?;
+        let program = match json.get("program") {
+            None | Some(Value::Null) => None,
+            Some(file) => Some(read_listed(file).ok_or_else(|| broken("sound program"))?),
+        };
+        let files = json.get("files").and_then(Value::as_array).ok_or_else(|| broken("files"))?;
+        let parts = files.iter().map(read_listed).collect::<Option<_>>();
+        let parts = parts.ok_or_else(|| broken("sound files"))?;
+        Ok(Manifest { meta: Meta { step, entries }, program, parts })
+    }
+}
+
+/// A file in the list; its name must be one that a save gives, so that it cannot lead elsewhere.
+fn read_listed(value: &Value) -> Option<Listed> {
+    let name = value.get("file")?.as_str()?;
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
+    save_number(name).filter(|_| plain)?;
+    let bytes = value.get("bytes")?.as_u64()?;
+    let crc32 = u32::from_str_radix(value.get("crc32")?.as_str()?, 16).ok()?;
+    Some(Listed { name: name.to_string(), sum: FileSum { bytes, crc32 } })
+}
+
+/// The bytes of the program that was saved with a checkpoint, and its file.
+pub(crate) fn read_program(folder: &Path, bytes_max: u64) -> Result<(Vec<u8>, PathBuf)> {
+    let manifest = Manifest::read(folder)?;
+    let Some(file) = manifest.program else {
+        return Err(Error::invalid("the checkpoint holds tensors but no program")
+            .at(folder.display())
+            .help("save_model writes both"));
+    };
+    let path = folder.join(&file.name);
+    let bytes = Source::open(&path)?.read_all(bytes_max)?;
+    let found = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) };
+    check_sum(&path, file.sum, Some(found))?;
+    Ok((bytes, path))
+}

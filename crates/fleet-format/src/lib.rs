@@ -1,0 +1,51 @@
+//! Tensors and programs in files: checkpoints, safetensors, npy, npz, program files.
+//!
+//! Every file is written under another name in the same folder, flushed to the disk and then renamed:
+//! a reader sees the old file or the new one, whatever happens to the machine. Checkpoints carry
+//! checksums over every byte; a torn, cut, changed or foreign file is refused with a message that
+//! says which file and what is wrong, and nothing is returned of it. Sizes that a file states are
+//! held against the size of the file before memory is taken for them.
+//!
+//! Tensors are written row-major; one in another layout is refused, for the caller to convert. What
+//! executes programs, or where variables live, is not known here.
+//!
+//! ```
+//! use fleet_format::{Meta, load_tensors, load_vars, save_tensors};
+//! use fleet_tensor::Tensor;
+//!
+//! # fn main() -> fleet_base::Result<()> {
+//! # let folder = std::env::temp_dir().join(format!("fleet-format-doc-{}", std::process::id()));
+//! let w = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2])?;
+//! let b = Tensor::from_slice(&[0.5f32, 0.5], [2])?;
+//! let meta = Meta { step: 100, ..Meta::default() };
+//! save_tensors(&folder, [("fc_0.w_0", &w), ("fc_0.b_0", &b)], &meta)?;
+//!
+//! let checkpoint = load_tensors(&folder)?;
+//! assert_eq!(checkpoint.meta.step, 100);
+//! let some = load_vars(&folder, &["fc_0.b_0"])?;
+//! assert_eq!(some.tensors[0].1.to_vec::<f32>()?, [0.5, 0.5]);
+//! # std::fs::remove_dir_all(&folder).ok();
+//! # Ok(())
+//! # }
+//! ```
+
+// Tensor bytes go to disk as they are in memory, and every format here is little-endian on disk.
+#[cfg(target_endian = "big")]
+compile_error!("fleet-format supports little-endian machines only");
+
+mod atomic;
+mod checkpoint;
+mod model;
+mod npy;
+mod npz;
+mod safetensors;
+mod source;
+
+pub use atomic::{AtomicFile, write_file};
+pub use checkpoint::{
+    Checkpoint, Meta, TensorInfo, list_tensors, load_tensors, load_vars, save_tensors,
+};
+pub use model::{Form, load_model, load_program, save_model, save_program};
+pub use npy::{read_npy, write_npy};
+pub use npz::{read_npz, write_npz};
+pub use safetensors::{read_safetensors, write_safetensors};

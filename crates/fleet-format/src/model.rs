@@ -1,0 +1,72 @@
+//! Programs in files, alone and with their tensors.
+
+use crate::atomic::write_file;
+use crate::checkpoint::{self, Checkpoint, Meta, load_tensors};
+use crate::source::Source;
+use fleet_base::Result;
+use fleet_ir::{Dialect, Program};
+use fleet_tensor::Tensor;
+use std::path::Path;
+
+/// The form of a program in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Text,
+    /// Protobuf: smaller, quicker.
+    Binary,
+}
+
+/// Writes a program file.
+pub fn save_program(path: impl AsRef<Path>, program: &Program, form: Form) -> Result<()> {
+    match form {
+        Form::Text => write_file(path.as_ref(), program.to_string().as_bytes()),
+        Form::Binary => write_file(path.as_ref(), &program.to_bytes()),
+    }
+}
+
+/// Reads a program file of either form, or the program of a model's folder.
+pub fn load_program(path: impl AsRef<Path>, dialect: &dyn Dialect) -> Result<(Program, Form)> {
+    let path = path.as_ref();
+    if path.is_dir() {
+        return Ok((load_model_program(path, dialect)?, Form::Binary));
+    }
+    let bytes = Source::open(path)?.read_all(PROGRAM_BYTES_MAX)?;
+    let program = Program::read(&bytes, dialect).map_err(|error| error.at(path.display()))?;
+    Ok((program, if Program::is_text(&bytes) { Form::Text } else { Form::Binary }))
+}
+
+/// Saves a program with its tensors, such as a pruned program and its parameters, to a folder.
+pub fn save_model<'t>(
+    folder: impl AsRef<Path>,
+    program: &Program,
+    tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
+    meta: &Meta,
+) -> Result<()> {
+    let tensors: Vec<_> = tensors.into_iter().collect();
+    let program = program.to_bytes();
+    checkpoint::save_folder(
+        folder.as_ref(),
+        &tensors,
+        Some(&program),
+        meta,
+        checkpoint::PART_BYTES_MAX,
+    )
+}
+
+/// Loads what [`save_model`] has saved.
+pub fn load_model(
+    folder: impl AsRef<Path>,
+    dialect: &dyn Dialect,
+) -> Result<(Program, Checkpoint)> {
+    let program = load_model_program(folder.as_ref(), dialect)?;
+    Ok((program, load_tensors(folder)?))
+}
+
+/// Bytes of a program file that are read; the program's reader has its own limit below this.
+const PROGRAM_BYTES_MAX: u64 = 1 << 30;
+
+fn load_model_program(folder: &Path, dialect: &dyn Dialect) -> Result<Program> {
+    let (bytes, path) = checkpoint::read_program(folder, PROGRAM_BYTES_MAX)?;
+    Program::from_bytes(&bytes, dialect).map_err(|error| error.at(path.display()))
+}

@@ -1,0 +1,275 @@
+//! Single tensors in NumPy's `.npy` form (versions 1 to 3 in, 1 out).
+//!
+//! Read are the element types that Fleet has, little- and big-endian, row-major and column-major;
+//! NumPy has no bfloat16, so such a tensor must be cast before it is written.
+
+use crate::atomic::AtomicFile;
+use crate::source::{Source, check_bools, row_major_bytes, tensor_bytes};
+use fleet_base::{Error, Result};
+use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// Reads a tensor from a `.npy` file.
+pub fn read_npy(path: impl AsRef<Path>) -> Result<Tensor> {
+    let source = Source::open(path.as_ref())?;
+    let mut reader = std::io::BufReader::new(&source.file);
+    read(&mut reader, source.bytes).map_err(|error| error.at(source.path.display()))
+}
+
+/// Writes a tensor to a `.npy` file.
+pub fn write_npy(path: impl AsRef<Path>, tensor: &Tensor) -> Result<()> {
+    let path = path.as_ref();
+    let (header, bytes) = parts(&path.display().to_string(), tensor)?;
+    let mut file = AtomicFile::create(path)?;
+    for part in [&header, bytes] {
+        file.write_all(part).map_err(|error| file.error("write", &error))?;
+    }
+    file.commit()
+}
+
+const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// Bytes of a header; NumPy refuses longer ones too unless asked.
+const HEADER_BYTES_MAX: usize = 10_000;
+
+/// The header ends at a multiple of this, so that elements are aligned in a mapped file.
+const ALIGN: usize = 64;
+
+/// A tensor as the two parts of a file.
+pub(crate) fn parts<'t>(name: &str, tensor: &'t Tensor) -> Result<(Vec<u8>, &'t [u8])> {
+    let bytes = row_major_bytes(name, tensor)?;
+    let Some(descr) = descr(tensor.dtype()) else {
+        return Err(Error::unsupported(format!("NumPy has no element type {}", tensor.dtype()))
+            .help("cast the tensor to f32, or save it as safetensors")
+            .at(format!("tensor '{name}'")));
+    };
+    let dims: Vec<String> = tensor.shape().iter().map(|dim| dim.to_string()).collect();
+    // A tuple of one has a comma in Python.
+    let comma = if dims.len() == 1 { "," } else { "" };
+    let dict = format!(
+        "{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}{comma}), }}",
+        dims.join(", ")
+    );
+    let before = MAGIC.len() + 4;
+    let length = (before + dict.len() + 1).next_multiple_of(ALIGN) - before;
+    let mut header = MAGIC.to_vec();
+    header.extend_from_slice(&[1, 0]);
+    // Names and at most eight dimensions: far below 64 KiB.
+    header.extend_from_slice(&(length as u16).to_le_bytes());
+    header.extend_from_slice(dict.as_bytes());
+    header.resize(before + length - 1, b' ');
+    header.push(b'\n');
+    Ok((header, bytes))
+}
+
+fn descr(dtype: DType) -> Option<&'static str> {
+    Some(match dtype {
+        DType::Bool => "|b1",
+        DType::U8 => "|u1",
+        DType::I8 => "|i1",
+        DType::I16 => "<i2",
+        DType::I32 => "<i4",
+        DType::I64 => "<i8",
+        DType::F16 => "<f2",
+        DType::F32 => "<f4",
+        DType::F64 => "<f8",
+        DType::BF16 => return None,
+    })
+}
+
+/// Reads a tensor from a stream of `total` bytes.
+pub(crate) fn read(reader: &mut impl Read, total: u64) -> Result<Tensor> {
+    let (header, length) = read_header(reader)?;
+    let expected = tensor_bytes(header.dtype, &header.shape)
+        .ok_or_else(|| Error::invalid("the shape has no size").got(header.shape))?;
+    let there = total.saturating_sub(length);
+    if there != expected {
+        return Err(Error::invalid("the npy data has another size than its header says")
+            .expected(format!("{expected} bytes for {}{}", header.dtype, header.shape))
+            .got(there));
+    }
+    let mut tensor = Tensor::zeros(header.dtype, header.shape)?;
+    reader.read_exact(tensor.as_bytes_mut()).map_err(failed)?;
+    // At its end, a stream tells whether its own checksum was right.
+    if reader.read(&mut [0]).map_err(failed)? != 0 {
+        return Err(Error::invalid("the npy data goes on after its end"));
+    }
+    if header.big_endian {
+        let size = header.dtype.size();
+        tensor.as_bytes_mut().chunks_exact_mut(size).for_each(<[u8]>::reverse);
+    }
+    check_bools(&tensor)?;
+    if header.fortran_order { to_row_major(&tensor) } else { Ok(tensor) }
+}
+
+struct Header {
+    dtype: DType,
+    big_endian: bool,
+    fortran_order: bool,
+    shape: Shape,
+}
+
+fn failed(error: std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => Error::invalid("the npy data ends too early"),
+        _ => Error::invalid(format!("the npy data cannot be read: {error}")),
+    }
+}
+
+/// The header and the number of bytes before the elements.
+fn read_header(reader: &mut impl Read) -> Result<(Header, u64)> {
+    let mut start = [0; 8];
+    reader.read_exact(&mut start).map_err(failed)?;
+    if &start[..6] != MAGIC {
+        return Err(Error::invalid("this is not npy data: it does not start with \\x93NUMPY"));
+    }
+    let length_bytes = match start[6] {
+        1 => 2,
+        2 | 3 => 4,
+        other => {
+            return Err(Error::unsupported("unknown version of the npy form")
+                .expected("1, 2 or 3")
+                .got(other));
+        }
+    };
+    let mut length = [0; 4];
+    reader.read_exact(&mut length[..length_bytes]).map_err(failed)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > HEADER_BYTES_MAX {
+        return Err(Error::invalid("the npy header is too long")
+            .expected(format!("at most {HEADER_BYTES_MAX} bytes"))
+            .got(length));
+    }
+    let mut text = vec![0; length];
+    reader.read_exact(&mut text).map_err(failed)?;
+    let text =
+        std::str::from_utf8(&text).map_err(|_| Error::invalid("the npy header is not text"))?;
+    let header = Dict { rest: text.trim() }.header()?;
+    Ok((header, (8 + length_bytes + length) as u64))
+}
+
+/// The header's Python dictionary, of which only the three known keys may come.
+struct Dict<'t> {
+    rest: &'t str,
+}
+
+impl<'t> Dict<'t> {
+    fn header(mut self) -> Result<Header> {
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        self.mark("{")?;
+        while !self.take("}") {
+            let key = self.text()?;
+            self.mark(":")?;
+            let again = match key {
+                "descr" => descr.replace(self.text()?).is_some(),
+                "fortran_order" => fortran_order.replace(self.truth()?).is_some(),
+                "shape" => shape.replace(self.shape()?).is_some(),
+                _ => return Err(self.broken("descr, fortran_order or shape")),
+            };
+            if again {
+                return Err(self.broken("each key once"));
+            }
+            if !self.take(",") {
+                self.mark("}")?;
+                break;
+            }
+        }
+        let (Some(descr), Some(fortran_order), Some(shape)) = (descr, fortran_order, shape) else {
+            return Err(self.broken("descr, fortran_order and shape"));
+        };
+        if !self.rest.is_empty() {
+            return Err(self.broken("nothing more"));
+        }
+        let (dtype, big_endian) = parse_descr(descr)?;
+        Ok(Header { dtype, big_endian, fortran_order, shape })
+    }
+
+    fn broken(&self, expected: &str) -> Error {
+        let got: String = self.rest.chars().take(20).collect();
+        Error::invalid("the npy header is broken").expected(expected).got(format!("'{got}'"))
+    }
+
+    fn take(&mut self, mark: &str) -> bool {
+        let rest = self.rest.strip_prefix(mark);
+        self.rest = rest.unwrap_or(self.rest).trim_start();
+        rest.is_some()
+    }
+
+    fn mark(&mut self, mark: &str) -> Result<()> {
+        if self.take(mark) { Ok(()) } else { Err(self.broken(mark)) }
+    }
+
+    fn text(&mut self) -> Result<&'t str> {
+        let quote = if self.rest.starts_with('"') { '"' } else { '\'' };
+        let inner = self.rest.strip_prefix(quote).and_then(|rest| rest.split_once(quote));
+        let (text, rest) = inner.ok_or_else(|| self.broken("a text in quotes"))?;
+        self.rest = rest.trim_start();
+        Ok(text)
+    }
+
+    fn truth(&mut self) -> Result<bool> {
+        if self.take("False") {
+            return Ok(false);
+        }
+        self.mark("True").map(|()| true)
+    }
+
+    fn shape(&mut self) -> Result<Shape> {
+        let mut dims = Vec::new();
+        self.mark("(")?;
+        while !self.take(")") {
+            let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
+            let dim = self.rest[..digits].parse::<i64>();
+            dims.push(dim.map_err(|_| self.broken("a dimension"))?);
+            self.rest = self.rest[digits..].trim_start();
+            if dims.len() > RANK_MAX {
+                return Err(self.broken(&format!("at most {RANK_MAX} dimensions")));
+            }
+            if !self.take(",") {
+                self.mark(")")?;
+                break;
+            }
+        }
+        Shape::new(&dims)
+    }
+}
+
+fn parse_descr(descr: &str) -> Result<(DType, bool)> {
+    let (order, kind) = descr.split_at_checked(1).unwrap_or(("", ""));
+    let found = DType::ALL
+        .into_iter()
+        .find(|dtype| self::descr(*dtype).is_some_and(|known| known[1..] == *kind));
+    match (found, order) {
+        (Some(dtype), "<" | "|" | "=") => Ok((dtype, false)),
+        (Some(dtype), ">") => Ok((dtype, true)),
+        _ => {
+            let shown: String = descr.chars().take(20).collect();
+            Err(Error::unsupported(format!(
+                "element type '{shown}' of the npy data is not one of Fleet's"
+            ))
+            .expected("b1, u1, i1, i2, i4, i8, f2, f4 or f8"))
+        }
+    }
+}
+
+/// Rewrites column-major elements, the first index fastest.
+fn to_row_major(tensor: &Tensor) -> Result<Tensor> {
+    let (shape, size) = (*tensor.shape(), tensor.dtype().size());
+    let mut out = Tensor::zeros(tensor.dtype(), shape)?;
+    let rank = shape.rank();
+    let mut index = [0usize; RANK_MAX];
+    let source = tensor.as_bytes();
+    for element in out.as_bytes_mut().chunks_exact_mut(size) {
+        let from = (0..rank).rev().fold(0, |from, axis| from * shape.at(axis) + index[axis]);
+        element.copy_from_slice(&source[from * size..(from + 1) * size]);
+        for axis in (0..rank).rev() {
+            index[axis] += 1;
+            if index[axis] < shape.at(axis) {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+    Ok(out)
+}

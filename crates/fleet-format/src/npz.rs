@@ -1,0 +1,91 @@
+//! Named tensors in NumPy's `.npz` form: a zip of `.npy` files. Written stored, as `numpy.savez`
+//! does; compressed ones are read too. The zip's own CRC32 of each entry is checked.
+
+use crate::atomic::AtomicFile;
+use crate::npy;
+use crate::source::{Source, check_distinct};
+use fleet_base::{Error, Result};
+use fleet_tensor::Tensor;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::Path;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+/// Reads every tensor of a `.npz` file.
+pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>> {
+    let source = Source::open(path.as_ref())?;
+    let place = |error: Error| error.at(source.path.display());
+    let mut archive = ZipArchive::new(BufReader::new(&source.file))
+        .map_err(|error| place(Error::invalid(format!("this is not a sound npz file: {error}"))))?;
+    let mut tensors = Vec::new();
+    let mut stated = 0u64;
+    for index in 0..archive.len() {
+        let mut entry = archive.by_index(index).map_err(|error| {
+            place(Error::invalid(format!("entry {index} of the npz file is broken: {error}")))
+        })?;
+        let file = entry.name().map_err(|error| {
+            place(Error::invalid(format!("entry {index} of the npz file has no name: {error}")))
+        })?;
+        let file = file.into_owned();
+        let shown: String = file.chars().take(100).collect();
+        let place = |error: Error| place(error.at(format!("entry '{shown}'")));
+        let Some(name) = file.strip_suffix(".npy") else {
+            return Err(place(Error::invalid("an entry of the npz file is not a tensor"))
+                .expected("a name that ends in .npy"));
+        };
+        // What is stated must be possible, for all entries together, before memory is taken.
+        stated = stated.saturating_add(entry.size());
+        if stated > source.bytes.saturating_mul(COMPRESSION_MAX) {
+            return Err(place(Error::invalid("the npz file states more bytes than it can hold")));
+        }
+        let bytes = entry.size();
+        let tensor = npy::read(&mut entry, bytes).map_err(place)?;
+        tensors.push((name.to_string(), tensor));
+    }
+    check_distinct(tensors.iter().map(|(name, _)| name.as_str())).map_err(place)?;
+    Ok(tensors)
+}
+
+/// Writes tensors to a `.npz` file, which `numpy.load` reads as a dictionary of these names.
+pub fn write_npz<'t>(
+    path: impl AsRef<Path>,
+    tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
+) -> Result<()> {
+    let path = path.as_ref();
+    let tensors: Vec<_> = tensors.into_iter().collect();
+    check_distinct(tensors.iter().map(|(name, _)| *name))?;
+    for (name, tensor) in &tensors {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::invalid("the name of a tensor is too long for a zip file")
+                .expected(format!("at most {NAME_BYTES_MAX} bytes"))
+                .got(name.len()));
+        }
+        npy::parts(name, tensor)?;
+    }
+    let file = AtomicFile::create(path)?;
+    let failed =
+        |error: zip::result::ZipError| Error::io("write", path, &std::io::Error::from(error));
+    let mut archive = ZipWriter::new(BufWriter::new(file));
+    for (name, tensor) in &tensors {
+        let (header, bytes) = npy::parts(name, tensor)?;
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Stored)
+            .large_file(bytes.len() as u64 > LARGE_BYTES);
+        archive.start_file(format!("{name}.npy"), options).map_err(failed)?;
+        for part in [&header, bytes] {
+            archive.write_all(part).map_err(|error| Error::io("write", path, &error))?;
+        }
+    }
+    let writer = archive.finish().map_err(failed)?;
+    let file = writer.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
+    file.commit()
+}
+
+/// Deflate makes data at most 1032 times smaller.
+const COMPRESSION_MAX: u64 = 1032;
+
+/// From here on an entry needs the large form, with room for its header.
+const LARGE_BYTES: u64 = u32::MAX as u64 - (1 << 20);
+
+/// Names in a zip are counted in 16 bits, the ending included.
+const NAME_BYTES_MAX: usize = 65_000;

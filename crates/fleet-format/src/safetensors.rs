@@ -1,0 +1,392 @@
+//! Safetensors files, read and written piece by piece.
+//!
+//! The form: the length of a header as 8 bytes, the header as JSON (for each tensor its element type,
+//! shape, and where its bytes are), the bytes. Files of ours add, in the header's free part, a CRC32
+//! of each tensor (`crc32:NAME`) and one of the header itself (`fleet.crc32`, computed with eight
+//! zeros in its place), so that every byte of the file is under a checksum and a single tensor can be
+//! read and checked without the others. Other programs read them as they read any safetensors file.
+//!
+//! The field's own crate is used in tests only: it reads from one block of memory that holds the whole
+//! file, and its writer neither flushes before the rename nor leaves a place for checksums.
+
+use crate::atomic::AtomicFile;
+use crate::source::{Source, check_bools, check_distinct, row_major_bytes, tensor_bytes};
+use crc32fast::Hasher;
+use fleet_base::{Error, Result, text};
+use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+
+/// Writes tensors to a file that any reader of safetensors takes. `meta` goes to the header's free
+/// part.
+pub fn write_safetensors<'t>(
+    path: impl AsRef<Path>,
+    tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
+    meta: &BTreeMap<String, String>,
+) -> Result<()> {
+    if let Some(key) = meta.keys().find(|key| is_ours(key)) {
+        return Err(Error::invalid(format!("'{key}' is not free to be set in a safetensors file")));
+    }
+    let tensors: Vec<_> = tensors.into_iter().collect();
+    write(path.as_ref(), &tensors, meta).map(drop)
+}
+
+/// Reads the tensors of a file and its free part. Checksums are checked where the file has them.
+pub fn read_safetensors(
+    path: impl AsRef<Path>,
+) -> Result<(Vec<(String, Tensor)>, BTreeMap<String, String>)> {
+    let mut reader = Reader::open(path.as_ref())?;
+    let tensors = reader.read_all()?;
+    let mut meta = reader.meta;
+    meta.retain(|key, _| !is_ours(key));
+    Ok((tensors, meta))
+}
+
+/// Bytes of a header: the limit that the form's own implementation has.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// Bytes that are summed and written, or read and summed, at a time: they stay in the cache between.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// The free part's place, which is no tensor.
+const META: &str = "__metadata__";
+
+/// The key of the header's own checksum; it stands first in the header.
+const SEAL: &str = "fleet.crc32";
+const SEAL_START: &str = r#"{"__metadata__":{"fleet.crc32":""#;
+const SEAL_ZEROS: &str = "00000000";
+
+/// The key of a tensor's checksum starts so.
+const SUM: &str = "crc32:";
+
+fn is_ours(key: &str) -> bool {
+    key.starts_with("fleet.") || key.starts_with(SUM)
+}
+
+/// Size and checksum of a whole file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileSum {
+    pub bytes: u64,
+    pub crc32: u32,
+}
+
+/// Writes a file of ours.
+pub(crate) fn write(
+    path: &Path,
+    tensors: &[(&str, &Tensor)],
+    meta: &BTreeMap<String, String>,
+) -> Result<FileSum> {
+    check_distinct(tensors.iter().map(|(name, _)| *name))?;
+    if tensors.iter().any(|(name, _)| *name == META) {
+        return Err(Error::invalid(format!("a tensor cannot be named '{META}' in safetensors")));
+    }
+    // Wide elements first, so that all lie aligned.
+    let mut tensors = tensors.to_vec();
+    tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype().size()));
+    let mut sums = vec![0; tensors.len()];
+    let header = header(&tensors, &sums, meta)?;
+    let mut file = AtomicFile::create(path)?;
+    let failed = |file: &AtomicFile, error| file.error("write", &error);
+    // The header is written again when the sums are known; it does not change its length.
+    file.write_all(&header).map_err(|error| failed(&file, error))?;
+    let mut bytes = header.len() as u64;
+    let mut data_sum = Hasher::new();
+    for ((name, tensor), sum) in tensors.iter().zip(&mut sums) {
+        let mut hasher = Hasher::new();
+        for chunk in row_major_bytes(name, tensor)?.chunks(CHUNK_BYTES) {
+            hasher.update(chunk);
+            file.write_all(chunk).map_err(|error| failed(&file, error))?;
+            bytes += chunk.len() as u64;
+        }
+        data_sum.combine(&hasher);
+        *sum = hasher.finalize();
+    }
+    let header = self::header(&tensors, &sums, meta)?;
+    file.seek(SeekFrom::Start(0)).map_err(|error| failed(&file, error))?;
+    file.write_all(&header).map_err(|error| failed(&file, error))?;
+    file.commit()?;
+    let mut sum = Hasher::new();
+    sum.update(&header);
+    sum.combine(&data_sum);
+    Ok(FileSum { bytes, crc32: sum.finalize() })
+}
+
+/// The length and the header, sealed.
+fn header(
+    tensors: &[(&str, &Tensor)],
+    sums: &[u32],
+    meta: &BTreeMap<String, String>,
+) -> Result<Vec<u8>> {
+    let mut json = format!("{SEAL_START}{SEAL_ZEROS}\"");
+    for (key, value) in meta {
+        json += &format!(",{}:{}", quoted(key), quoted(value));
+    }
+    for ((name, _), sum) in tensors.iter().zip(sums) {
+        json += &format!(",{}:\"{sum:08x}\"", quoted(&format!("{SUM}{name}")));
+    }
+    json.push('}');
+    let mut start = 0u64;
+    for (name, tensor) in tensors {
+        let end = start + row_major_bytes(name, tensor)?.len() as u64;
+        let dims: Vec<String> = tensor.shape().iter().map(|dim| dim.to_string()).collect();
+        json += &format!(
+            ",{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{start},{end}]}}",
+            quoted(name),
+            dtype_name(tensor.dtype()),
+            dims.join(","),
+        );
+        start = end;
+    }
+    json.push('}');
+    json += &" ".repeat(json.len().next_multiple_of(8) - json.len());
+    if json.len() as u64 > HEADER_BYTES_MAX {
+        return Err(Error::exhausted("too many tensors for one safetensors file")
+            .expected(format!("a header of at most {}", text::bytes(HEADER_BYTES_MAX)))
+            .got(text::bytes(json.len() as u64)));
+    }
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.extend_from_slice(json.as_bytes());
+    let sum = format!("{:08x}", crc32fast::hash(&header));
+    let place = 8 + SEAL_START.len();
+    header[place..place + sum.len()].copy_from_slice(sum.as_bytes());
+    Ok(header)
+}
+
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A tensor in a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+    /// From the start of the file.
+    pub start: u64,
+    pub bytes: u64,
+    pub sum: Option<u32>,
+}
+
+/// An open file whose header has been checked.
+pub(crate) struct Reader {
+    source: Source,
+    /// In the order of the file; they fill it without gaps.
+    pub entries: Vec<Entry>,
+    pub meta: BTreeMap<String, String>,
+    /// Size and checksum of the whole file, as far as its header tells; for files of ours.
+    pub sum: Option<FileSum>,
+}
+
+impl Reader {
+    pub fn open(path: &Path) -> Result<Reader> {
+        let mut source = Source::open(path)?;
+        if source.bytes < 8 {
+            return Err(source.damaged("the file is too short to be a safetensors file"));
+        }
+        let mut header = vec![0; 8];
+        source.read_exact(&mut header)?;
+        let length = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|index| header[index]));
+        if length > HEADER_BYTES_MAX || length > source.bytes - 8 {
+            return Err(source
+                .damaged("this is not a safetensors file, or it is cut: its header is too long")
+                .expected(format!("at most {} bytes", HEADER_BYTES_MAX.min(source.bytes - 8)))
+                .got(length));
+        }
+        header.resize(8 + length as usize, 0);
+        source.read_exact(&mut header[8..])?;
+        let json: Value = serde_json::from_slice(&header[8..]).map_err(|error| {
+            source.damaged(format!("the header of the safetensors file is broken: {error}"))
+        })?;
+        let Value::Object(mut json) = json else {
+            return Err(source.damaged("the header of the safetensors file is not an object"));
+        };
+        let meta = read_meta(json.remove(META)).map_err(|error| error.at(path.display()))?;
+        let sealed = check_seal(&mut header, &meta).map_err(|error| error.at(path.display()))?;
+        let mut reader = Reader { source, entries: Vec::new(), meta, sum: None };
+        reader.entries(json, header.len() as u64)?;
+        if sealed {
+            reader.sums(&header)?;
+        }
+        Ok(reader)
+    }
+
+    /// Takes the tensors of the header, and holds their places against the file.
+    fn entries(&mut self, json: Map<String, Value>, start: u64) -> Result<()> {
+        for (name, value) in json {
+            let entry = read_entry(&name, &value, start).map_err(|what| {
+                self.source.damaged(format!("tensor '{name}' in the header is broken: {what}"))
+            })?;
+            self.entries.push(entry);
+        }
+        self.entries.sort_by_key(|entry| (entry.start, entry.bytes));
+        let mut end = start;
+        for entry in &self.entries {
+            if entry.start != end {
+                return Err(self
+                    .source
+                    .damaged(format!("the bytes of tensor '{}' are not in their place", entry.name))
+                    .expected(end)
+                    .got(entry.start));
+            }
+            end = entry.start.saturating_add(entry.bytes);
+        }
+        if end != self.source.bytes {
+            return Err(self
+                .source
+                .damaged("the file has another size than its header says (is it cut?)")
+                .expected(format!("{end} bytes"))
+                .got(self.source.bytes));
+        }
+        Ok(())
+    }
+
+    /// Takes the checksums of a sealed header.
+    fn sums(&mut self, header: &[u8]) -> Result<()> {
+        let mut whole = Hasher::new();
+        whole.update(header);
+        for entry in &mut self.entries {
+            let sum = self.meta.get(&format!("{SUM}{}", entry.name));
+            let Some(sum) = sum.and_then(|sum| u32::from_str_radix(sum, 16).ok()) else {
+                let what = format!("tensor '{}' has no checksum", entry.name);
+                return Err(self.source.damaged(what));
+            };
+            entry.sum = Some(sum);
+            whole.combine(&Hasher::new_with_initial_len(sum, entry.bytes));
+        }
+        self.sum = Some(FileSum { bytes: self.source.bytes, crc32: whole.finalize() });
+        Ok(())
+    }
+
+    /// Refuses a file without checksums.
+    pub fn must_be_ours(self) -> Result<Reader> {
+        if self.sum.is_some() {
+            return Ok(self);
+        }
+        Err(self
+            .source
+            .damaged("the safetensors file has no checksums, so it is not a checkpoint of ours")
+            .help("files of other programs are read with read_safetensors"))
+    }
+
+    pub fn read_all(&mut self) -> Result<Vec<(String, Tensor)>> {
+        let entries = self.entries.clone();
+        entries.iter().map(|entry| Ok((entry.name.clone(), self.read(entry)?))).collect()
+    }
+
+    /// Reads and checks one tensor.
+    pub fn read(&mut self, entry: &Entry) -> Result<Tensor> {
+        let mut tensor = Tensor::zeros(entry.dtype, entry.shape)
+            .map_err(|error| error.at(format!("tensor '{}'", entry.name)))?;
+        self.source.seek(entry.start)?;
+        let mut hasher = Hasher::new();
+        for chunk in tensor.as_bytes_mut().chunks_mut(CHUNK_BYTES) {
+            self.source.read_exact(chunk)?;
+            if entry.sum.is_some() {
+                hasher.update(chunk);
+            }
+        }
+        let found = hasher.finalize();
+        if let Some(sum) = entry.sum.filter(|sum| *sum != found) {
+            return Err(self
+                .source
+                .damaged(format!("tensor '{}' is damaged: its checksum does not match", entry.name))
+                .expected(format!("{sum:08x}"))
+                .got(format!("{found:08x}")));
+        }
+        check_bools(&tensor).map_err(|error| {
+            error.at(format!("tensor '{}' of {}", entry.name, self.source.path.display()))
+        })?;
+        Ok(tensor)
+    }
+}
+
+fn read_meta(value: Option<Value>) -> Result<BTreeMap<String, String>> {
+    let broken = || Error::invalid("the free part of the safetensors header is broken");
+    match value {
+        None => Ok(BTreeMap::new()),
+        Some(Value::Object(meta)) => meta
+            .into_iter()
+            .map(|(key, value)| match value {
+                Value::String(value) => Ok((key, value)),
+                _ => Err(broken().expected("texts")),
+            })
+            .collect(),
+        Some(_) => Err(broken().expected("an object")),
+    }
+}
+
+/// Whether the header has a checksum, which must match then. Leaves the header as it is in the file.
+fn check_seal(header: &mut [u8], meta: &BTreeMap<String, String>) -> Result<bool> {
+    let Some(seal) = meta.get(SEAL) else {
+        if meta.keys().any(|key| is_ours(key)) {
+            return Err(Error::invalid("the header of the safetensors file is damaged")
+                .expected("its checksum")
+                .got("only those of tensors"));
+        }
+        return Ok(false);
+    };
+    let place = 8 + SEAL_START.len();
+    let wrong = Error::invalid("the header of the safetensors file is damaged");
+    let written = header.get(place..place + SEAL_ZEROS.len()).map(<[u8]>::to_vec);
+    let Some(written) = written.filter(|it| {
+        header[8..].starts_with(SEAL_START.as_bytes()) && it.as_slice() == seal.as_bytes()
+    }) else {
+        return Err(wrong.expected("its checksum in front"));
+    };
+    let place = place..place + SEAL_ZEROS.len();
+    header[place.clone()].copy_from_slice(SEAL_ZEROS.as_bytes());
+    let found = format!("{:08x}", crc32fast::hash(header));
+    header[place].copy_from_slice(&written);
+    if found != *seal {
+        return Err(wrong.expected(format!("checksum {seal}")).got(found));
+    }
+    Ok(true)
+}
+
+fn read_entry(name: &str, value: &Value, data_start: u64) -> Result<Entry, String> {
+    let dtype = value.get("dtype").and_then(Value::as_str).ok_or("no element type")?;
+    let dtype =
+        DType::ALL.into_iter().find(|known| dtype_name(*known) == dtype).ok_or_else(|| {
+            let known = DType::ALL.map(dtype_name).join(", ");
+            format!(
+                "element type '{}' is none of {known}",
+                dtype.chars().take(20).collect::<String>()
+            )
+        })?;
+    let dims = value.get("shape").and_then(Value::as_array).ok_or("no shape")?;
+    if dims.len() > RANK_MAX {
+        return Err(format!("{} dimensions are more than {RANK_MAX}", dims.len()));
+    }
+    let dims: Option<Vec<i64>> =
+        dims.iter().map(|dim| dim.as_i64().filter(|dim| *dim >= 0)).collect();
+    let shape = Shape::of(&dims.ok_or("a dimension is not a number from 0 on")?);
+    let bytes = tensor_bytes(dtype, &shape).ok_or("the shape has no size")?;
+    let offsets = value.get("data_offsets").and_then(Value::as_array).ok_or("no data_offsets")?;
+    let offsets: Option<Vec<u64>> = offsets.iter().map(Value::as_u64).collect();
+    let [from, to] = offsets.ok_or("data_offsets are not numbers")?[..] else {
+        return Err("data_offsets are not two".into());
+    };
+    if from.checked_add(bytes) != Some(to) {
+        return Err(format!("its bytes go from {from} to {to}, its shape needs {bytes}"));
+    }
+    let start = data_start.checked_add(from).ok_or("it starts beyond any file")?;
+    Ok(Entry { name: name.to_string(), dtype, shape, start, bytes, sum: None })
+}
+
+fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "BOOL",
+        DType::U8 => "U8",
+        DType::I8 => "I8",
+        DType::I16 => "I16",
+        DType::I32 => "I32",
+        DType::I64 => "I64",
+        DType::F16 => "F16",
+        DType::BF16 => "BF16",
+        DType::F32 => "F32",
+        DType::F64 => "F64",
+    }
+}

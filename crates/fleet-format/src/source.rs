@@ -1,0 +1,103 @@
+//! Files to read: regular ones only, of known size, every failure naming the file.
+
+use fleet_base::{Error, Result, text};
+use fleet_tensor::{DType, Shape, Tensor};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// An open file.
+pub(crate) struct Source {
+    pub file: File,
+    pub path: PathBuf,
+    pub bytes: u64,
+}
+
+impl Source {
+    pub fn open(path: &Path) -> Result<Source> {
+        let failed = |error| Error::io("open", path, &error);
+        // Asked first: to open a pipe would wait for somebody to write.
+        let about = std::fs::metadata(path).map_err(failed)?;
+        if !about.is_file() {
+            return Err(Error::invalid(format!("cannot read {}", path.display()))
+                .expected("a regular file"));
+        }
+        let file = File::open(path).map_err(failed)?;
+        Ok(Source { file, path: path.to_path_buf(), bytes: about.len() })
+    }
+
+    /// Everything, if it is not more than `bytes_max`.
+    pub fn read_all(&mut self, bytes_max: u64) -> Result<Vec<u8>> {
+        if self.bytes > bytes_max {
+            return Err(self
+                .damaged("the file is too large for what it should be")
+                .expected(format!("at most {}", text::bytes(bytes_max)))
+                .got(text::bytes(self.bytes)));
+        }
+        let mut content = Vec::with_capacity(self.bytes as usize);
+        let limit = bytes_max.saturating_add(1);
+        self.file.by_ref().take(limit).read_to_end(&mut content).map_err(|e| self.failed(&e))?;
+        Ok(content)
+    }
+
+    pub fn seek(&mut self, to: u64) -> Result<()> {
+        self.file.seek(SeekFrom::Start(to)).map(drop).map_err(|error| self.failed(&error))
+    }
+
+    /// Fills `into` from where the file stands.
+    pub fn read_exact(&mut self, into: &mut [u8]) -> Result<()> {
+        self.file.read_exact(into).map_err(|error| self.failed(&error))
+    }
+
+    pub fn failed(&self, error: &std::io::Error) -> Error {
+        if error.kind() == std::io::ErrorKind::UnexpectedEof {
+            return self.damaged("the file ends too early");
+        }
+        Error::io("read", &self.path, error)
+    }
+
+    /// Something is wrong with the content.
+    pub fn damaged(&self, what: impl Into<String>) -> Error {
+        Error::invalid(what).at(self.path.display())
+    }
+}
+
+/// Bytes of a tensor with all dimensions known, if they can be counted.
+pub(crate) fn tensor_bytes(dtype: DType, shape: &Shape) -> Option<u64> {
+    let dims = shape.iter().map(|dim| u64::try_from(*dim).ok());
+    let count = dims.into_iter().try_fold(1u64, |count, dim| count.checked_mul(dim?))?;
+    count.checked_mul(dtype.size() as u64)
+}
+
+/// Other bytes than 0 and 1 are no booleans, and kernels rely on that.
+pub(crate) fn check_bools(tensor: &Tensor) -> Result<()> {
+    let bad = tensor.as_bytes().iter().position(|byte| *byte > 1);
+    match bad.filter(|_| tensor.dtype() == DType::Bool) {
+        None => Ok(()),
+        Some(index) => Err(Error::invalid(format!("element {index} is not a boolean"))
+            .expected("0 or 1")
+            .got(tensor.as_bytes()[index])),
+    }
+}
+
+/// The bytes of a tensor that is to be written.
+pub(crate) fn row_major_bytes<'t>(name: &str, tensor: &'t Tensor) -> Result<&'t [u8]> {
+    if tensor.layout() != fleet_tensor::Layout::RowMajor {
+        return Err(Error::invalid(format!("tensor '{name}' is not in the order that files have"))
+            .expected("row_major")
+            .got(tensor.layout())
+            .help("convert it before it is saved"));
+    }
+    Ok(tensor.as_bytes())
+}
+
+/// Refuses a second tensor of a name.
+pub(crate) fn check_distinct<'n>(names: impl Iterator<Item = &'n str>) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(Error::invalid(format!("two tensors are named '{name}'")));
+        }
+    }
+    Ok(())
+}
