@@ -125,7 +125,7 @@ fn attentions(bench: &Bench) {
 
 type Part = fn(&Bench);
 const PARTS: &[(&str, Part)] =
-    &[("embedding", embeddings), ("bn", batch_norms), ("attention", attentions)];
+    &[("embedding", embeddings), ("bn", batch_norms), ("attention", attentions), ("pool2d", pools)];
 
 /// Batch norms of ResNet-50, batch 16: (plane, channels, how many with ReLU only, how many with a
 /// residual and ReLU, how many bare).
@@ -275,5 +275,34 @@ fn embeddings(bench: &Bench) {
         ids.iter().map(|&id| id.wrapping_mul(0x9E37_79B9_7F4A_7C15u64 as i64)).collect();
     bench.time("embedding group 64-bit ids", (count * 8) as f64, "GB/s", |pool| {
         black_box(embedding::group(pool, &hashed, None, None, &mut scratch).unwrap());
+    });
+}
+
+fn pools(bench: &Bench) {
+    use fleet_kernels::batch_norm::Order;
+    use fleet_kernels::pool2d::*;
+    let input =
+        Input { batch: 16, channels: 64, height: 112, width: 112, order: Order::ChannelsLast };
+    let windows = Strided { size: [3, 3], stride: [2, 2], pads: [[1, 1]; 2], ceil_mode: false };
+    let pooling = Pool2d::strided(input, windows).unwrap();
+    let mut x = floats(pooling.input_len(), 1);
+    let mut y = floats(pooling.output_len(), 2);
+    let mut offsets = vec![0u8; y.len()];
+    let bytes = (x.len() * 4 + y.len() * 5) as f64;
+    bench.time("pool2d max 3x3 s2 112x112x64 forward", bytes, "GB/s", |pool| {
+        pooling.max_forward(pool, &x, &mut y, Some(&mut offsets));
+    });
+    bench.time("pool2d max 3x3 s2 112x112x64 backward", bytes, "GB/s", |pool| {
+        pooling.max_backward(pool, &y, &offsets, &mut x);
+    });
+    let last = Pool2d::global(Input { channels: 2048, height: 7, width: 7, ..input });
+    let mut x = floats(last.input_len(), 1);
+    let mut y = floats(last.output_len(), 2);
+    let bytes = (x.len() * 4) as f64;
+    bench.time("pool2d global average 7x7x2048 forward", bytes, "GB/s", |pool| {
+        last.average_forward(pool, Count::Exclusive, &x, &mut y);
+    });
+    bench.time("pool2d global average 7x7x2048 backward", bytes, "GB/s", |pool| {
+        last.average_backward(pool, Count::Exclusive, &y, &mut x);
     });
 }

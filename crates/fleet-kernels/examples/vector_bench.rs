@@ -6,14 +6,21 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use fleet_kernels::binary::{Binary, Broadcast, binary, binary_raw};
-use fleet_kernels::chain::{bias_activation_grad, bias_activation_grad_scratch_len};
+use fleet_kernels::cast::cast;
+use fleet_kernels::chain::{
+    Chain, Layout, Step as Link, bias_activation_grad, bias_activation_grad_scratch_len,
+};
+use fleet_kernels::dropout::{Dropout, Mode, dropout};
 use fleet_kernels::elementwise::{Unary, unary, unary_grad};
+use fleet_kernels::fill::{Draw, normal, randint, truncated_normal, uniform};
 use fleet_kernels::layer_norm::{
     LayerNorm, layer_norm, layer_norm_grad, layer_norm_grad_scratch_len,
 };
+use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step, Table, update_rows};
 use fleet_kernels::pool::Pool;
 use fleet_kernels::reduce::{Fold, Reduction, any_nonfinite, reduce, squared_norm};
 use fleet_kernels::softmax::{softmax, softmax_cross_entropy, softmax_grad};
+use fleet_kernels::transpose::{Permute, permute};
 
 struct Bench {
     threads: usize,
@@ -54,6 +61,9 @@ fn main() {
     elementwise(&bench, &pool);
     rows(&bench, &pool);
     reductions(&bench, &pool);
+    optimizers(&bench, &pool);
+    random(&bench, &pool);
+    moves(&bench, &pool);
 }
 
 fn elementwise(bench: &Bench, pool: &Pool) {
@@ -94,6 +104,14 @@ fn elementwise(bench: &Bench, pool: &Pool) {
     bench.time("bias + relu gradient 2048x400", 12 * n, None, || {
         let op = Some(Unary::Relu);
         bias_activation_grad(pool, op, black_box(&x), &dy, &mut y, &mut dbias, &mut scratch);
+    });
+    let links = vec![
+        Link::Join { op: Binary::Add, operand: 0, layout: Layout::row(400), value_right: false },
+        Link::Map(Unary::Relu),
+    ];
+    let chain = Chain::new(links).unwrap();
+    bench.time("chain bias + relu 2048x400", 8 * n, None, || {
+        chain.forward(pool, black_box(&x), &[&bias], &mut y);
     });
     let n = 25 << 20;
     let (a, b) = (vec![1.0f32; n], vec![2.0f32; n]);
@@ -176,4 +194,92 @@ fn reductions(bench: &Bench, pool: &Pool) {
     bench.time("any nonfinite 10M", 4 * x.len(), None, || {
         black_box(any_nonfinite(pool, black_box(&x)));
     });
+}
+
+fn optimizers(bench: &Bench, pool: &Pool) {
+    let n = 10_000_000;
+    let (mut w, g, mut m, mut v) = (numbers(n), numbers(n), numbers(n), vec![1.0; n]);
+    let betas = (0.9, 0.999, 1e-8);
+    let adam = Rule::Adam { beta1: betas.0, beta2: betas.1, epsilon: betas.2 };
+    let lamb = Rule::Lamb { beta1: betas.0, beta2: betas.1, epsilon: betas.2, always_adapt: false };
+    let momentum = Rule::Momentum { mu: 0.9, nesterov: false };
+    let cases = [
+        ("Sgd 10M", Rule::Sgd, 3, None),
+        ("Momentum 10M", momentum, 5, None),
+        ("Adam 10M", adam, 7, Some(3.6)),
+        ("Adagrad 10M", Rule::Adagrad { epsilon: 1e-6 }, 5, None),
+        ("Lamb 10M", lamb, 10, None),
+    ];
+    for (name, rule, accesses, rival) in cases {
+        let state = [Some(&mut m[..]), Some(&mut v[..]), None];
+        let segments = Segments::new(vec![Segment::of(&mut w, &g, state)]);
+        let mut scratch = vec![0.0; segments.scratch_len()];
+        bench.time(name, accesses * 4 * n, rival, || {
+            // SAFETY: the tensors outlive the call and are distinct.
+            unsafe { segments.update(pool, rule, Step::default(), &mut scratch) };
+        });
+    }
+    let (width, rows) = (16, 53_000);
+    let mut param = numbers(1_000_000 * width);
+    let mut state = vec![1.0; param.len()];
+    let picked: Vec<i64> = (0..rows).map(|i| i as i64 * 7919 % 1_000_000).collect();
+    let grads = numbers(rows * width);
+    for (name, rule, accesses) in [
+        ("Sgd rows 53k x 16 of 1M", Rule::Sgd, 3),
+        ("Adagrad rows 53k x 16 of 1M", Rule::Adagrad { epsilon: 1e-6 }, 5),
+    ] {
+        bench.time(name, accesses * 4 * rows * width, None, || {
+            let table = Table {
+                param: &mut param,
+                state: [Some(&mut state), None, None],
+                width,
+                regularizer: Regularizer::None,
+                weight_decay: 0.0,
+            };
+            // SAFETY: 7919 and 1,000,000 have no common factor, so the rows are distinct.
+            unsafe { update_rows(pool, rule, Step::default(), table, &picked, &grads) }.unwrap();
+        });
+    }
+}
+
+fn random(bench: &Bench, pool: &Pool) {
+    let n = 2048 * 768;
+    let draw = Draw { seed: 1, stream: 2, offset: 0 };
+    let x = numbers(n);
+    let (mut y, mut integers) = (vec![0.0; n], vec![0; n]);
+    bench.time("uniform 1.6M", 4 * n, None, || uniform(pool, draw, -1.0, 1.0, &mut y));
+    bench.time("normal 1.6M", 4 * n, None, || normal(pool, draw, 0.0, 1.0, &mut y));
+    bench.time("truncated normal 1.6M", 4 * n, None, || {
+        truncated_normal(pool, draw, 0.0, 1.0, &mut y);
+    });
+    bench.time("randint 1.6M", 8 * n, None, || randint(pool, draw, 0, 1000, &mut integers));
+    let drop = Dropout { probability: 0.1, mode: Mode::UpscaleInTrain, draw };
+    bench.time("dropout 1.6M", 8 * n, None, || dropout(pool, drop, black_box(&x), &mut y));
+}
+
+fn moves(bench: &Bench, pool: &Pool) {
+    for (name, shape, axes) in [
+        ("transpose 2048x2048", &[2048, 2048][..], &[1, 0][..]),
+        ("transpose 429x2048", &[429, 2048], &[1, 0]),
+        ("NCHW to NHWC 8x64x56x56", &[8, 64, 56, 56], &[0, 2, 3, 1]),
+        ("NHWC to NCHW 8x56x56x64", &[8, 56, 56, 64], &[0, 3, 1, 2]),
+        ("NCHW to NHWC 8x3x224x224", &[8, 3, 224, 224], &[0, 2, 3, 1]),
+        ("BTHD to BHTD 8x128x12x64", &[8, 128, 12, 64], &[0, 2, 1, 3]),
+    ] {
+        let plan = Permute::new(shape, axes).unwrap();
+        let x = numbers(plan.len());
+        let mut y = vec![0.0; x.len()];
+        bench.time(name, 8 * x.len(), None, || permute(pool, &plan, black_box(&x), &mut y));
+    }
+    let n = 2048 * 768;
+    let x = numbers(n);
+    let (mut half, mut brain) = (vec![half::f16::ZERO; n], vec![half::bf16::ZERO; n]);
+    let (mut double, mut back) = (vec![0f64; n], vec![0f32; n]);
+    bench.time("f32 to f16 1.6M", 6 * n, None, || cast(pool, black_box(&x), &mut half));
+    bench.time("f16 to f32 1.6M", 6 * n, None, || cast(pool, black_box(&half), &mut back));
+    bench.time("f32 to bf16 1.6M", 6 * n, None, || cast(pool, black_box(&x), &mut brain));
+    bench.time("bf16 to f32 1.6M", 6 * n, None, || cast(pool, black_box(&brain), &mut back));
+    bench.time("f32 to f64 1.6M", 12 * n, None, || cast(pool, black_box(&x), &mut double));
+    let mut integers = vec![0i64; n];
+    bench.time("f32 to i64 1.6M", 12 * n, None, || cast(pool, black_box(&x), &mut integers));
 }
