@@ -1,11 +1,13 @@
 //! `Out = scale * X + bias`, or `scale * (X + bias)` when `bias_after_scale` is off.
 //!
-//! Any float or integer type; integers are scaled in f64 and truncated. The gradient is a scale.
+//! f32 (halves through f32), f64, i32 and i64; integers are scaled in f64 and cut towards zero. X may
+//! be sparse rows if there is no bias. The gradient is a scale.
 
+use crate::math::norm::scale_into;
 use crate::prelude::*;
-
-const X: usize = 0;
-const OUT: usize = 0;
+use crate::rules::{by_type, physical_len};
+use crate::widen::{has_half, through_f32};
+use fleet_kernels::elementwise::{Unary, unary_raw};
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -20,7 +22,10 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| {
         let x = i.input("X")?;
-        i.set("Out", x.dtype, x.shape);
+        if x.kind == VarKind::SparseRows && i.op.attr_float("bias") != 0.0 {
+            return Err(Error::unsupported("scale adds no bias to sparse rows"));
+        }
+        i.push("Out", x);
         Ok(())
     },
     grad: Grad::Rule(|g| {
@@ -32,20 +37,48 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     }),
     cpu,
-    traits: OpTraits { inplace: &[("Out", "X")], ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        inplace: &[("Out", "X")],
+        elementwise: true,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
     let scale = p.op.attr_float("scale");
     let bias = p.op.attr_float("bias");
     let bias = if p.op.attr_bool("bias_after_scale") { bias } else { bias * scale };
-    match p.input("X").dtype {
-        DType::F32 => Ok(Kernel::new(move |k| {
-            let (a, b) = (scale as f32, bias as f32);
-            let (x, y) = (k.input::<f32>(X), k.output::<f32>(OUT));
-            x.iter().zip(y).for_each(|(x, y)| *y = a * *x + b);
-            Ok(())
-        })),
-        dtype => Err(p.no_kernel(dtype)),
+    if bias != 0.0 && p.input_layouts[0][0] != Layout::RowMajor {
+        return Err(Error::unsupported("scale adds no bias in a padded layout"));
     }
+    let (x, len) = (p.input("X"), physical_len(p, 0));
+    if x.dtype == DType::F32 {
+        let op = Unary::Scale { scale: scale as f32, bias: bias as f32 };
+        return Ok(Kernel::new(move |k| {
+            if k.arg(0).rows.is_some() {
+                scale_into(k, scale as f32);
+                return Ok(());
+            }
+            let (x, y) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+            // SAFETY: both hold `len` floats, and are equal or disjoint.
+            unsafe { unary_raw(k.pool, op, x, y, len) };
+            Ok(())
+        }));
+    }
+    if x.kind == VarKind::SparseRows {
+        return Err(p.no_kernel(x.dtype));
+    }
+    by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
+        Ok(Kernel::new(move |k| {
+            let (x, y): (*const T, *mut T) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+            for i in 0..len {
+                // SAFETY: both hold `len` elements; equal pointers are read before written.
+                unsafe { *y.add(i) = (scale * *x.add(i) as f64 + bias) as T };
+            }
+            Ok(())
+        }))
+    })
 }

@@ -1,0 +1,91 @@
+//! `arg_max` and `arg_min`: where along an axis the first extreme lies, as i64.
+//!
+//! With `flatten` the tensor counts as one row and the result has shape [1]. f32 by the vector kernel
+//! (halves through f32), f64, i32 and i64 by plain loops. No gradient.
+
+use crate::prelude::*;
+use crate::rules::{around, axis_of, by_type};
+use crate::widen::{has_half, through_f32};
+use fleet_ir::{AttrSpec, SlotSpec};
+use fleet_kernels::reduce::{Extreme, arg_extreme};
+
+const ATTRS: &[AttrSpec] =
+    &[attr("axis", Int(-1)), attr("keepdims", Bool(false)), attr("flatten", Bool(false))];
+
+const IN: &[SlotSpec] = &[one("X")];
+const OUT: &[SlotSpec] = &[one("Out")];
+
+pub static ARG_MAX: OpDef = def("arg_max");
+pub static ARG_MIN: OpDef = def("arg_min");
+
+const fn def(name: &'static str) -> OpDef {
+    OpDef {
+        spec: OpSpec { name, inputs: IN, outputs: OUT, attrs: ATTRS },
+        infer,
+        grad: Grad::None,
+        cpu,
+        traits: OpTraits::plain(),
+    }
+}
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let x = i.input("X")?;
+    let mut dims = x.shape.to_vec();
+    if i.op.attr_bool("flatten") {
+        dims = if i.op.attr_bool("keepdims") { vec![1; dims.len()] } else { vec![1] };
+    } else {
+        let axis = axis_of(i.op, "axis", &x.shape)?;
+        if i.op.attr_bool("keepdims") {
+            dims[axis] = 1;
+        } else {
+            dims.remove(axis);
+        }
+    }
+    if dims.is_empty() {
+        dims.push(1);
+    }
+    i.set("Out", DType::I64, Shape::new(&dims)?);
+    Ok(())
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
+    let x = p.input("X");
+    let (outer, len, inner) = match p.op.attr_bool("flatten") {
+        true => (1, x.shape.len(), 1),
+        false => around(&x.shape, axis_of(p.op, "axis", &x.shape)?),
+    };
+    if len == 0 {
+        return Err(Error::invalid(format!("{} over a dimension without elements", p.op.name()))
+            .got(x.shape));
+    }
+    let extreme = if p.op.name() == "arg_max" { Extreme::Max } else { Extreme::Min };
+    if x.dtype == DType::F32 {
+        return Ok(Kernel::new(move |k| {
+            arg_extreme(k.pool, extreme, k.input(0), outer, len, inner, k.output(0));
+            Ok(())
+        }));
+    }
+    by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
+        let better: fn(T, T) -> bool = match extreme {
+            Extreme::Max => |a, b| a > b,
+            Extreme::Min => |a, b| a < b,
+        };
+        Ok(Kernel::new(move |k| {
+            let (x, out) = (k.input::<T>(0), k.output::<i64>(0));
+            for (place, out) in out.iter_mut().enumerate() {
+                let start = place / inner * len * inner + place % inner;
+                let mut best = 0;
+                for at in 1..len {
+                    if better(x[start + at * inner], x[start + best * inner]) {
+                        best = at;
+                    }
+                }
+                *out = best as i64;
+            }
+            Ok(())
+        }))
+    })
+}

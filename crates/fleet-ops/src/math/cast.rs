@@ -1,0 +1,161 @@
+//! `cast`: the elements under another type. Floats become integers towards zero, anything becomes a
+//! bool by being other than zero; the gradient is cast back.
+
+use crate::prelude::*;
+use crate::rules::physical_len;
+use crate::widen::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use fleet_tensor::{Element, bf16, f16};
+
+/// Elements that a task converts.
+const GRAIN: usize = 16 * 1024;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "cast",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[fleet_ir::required("out_dtype", AttrKind::DType)],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        i.set("Out", i.op.attr_dtype("out_dtype"), x.shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, dy) = (g.x("X")?, g.dy("Out")?);
+        let dtype = g.meta(x).dtype;
+        if let Some(dx) = g.dx("X")? {
+            g.op(&DEF).input("X", dy).attr("out_dtype", dtype).output("Out", dx).done()?;
+        }
+        Ok(())
+    }),
+    cpu,
+    traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Gray) },
+};
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (from, to) = (p.input("X").dtype, p.output("Out").dtype);
+    let len = physical_len(p, 0);
+    match (from, to) {
+        (from, to) if from == to => Ok(Kernel::new(|k| {
+            k.out_arg(0).bytes_mut().copy_from_slice(k.arg(0).bytes());
+            Ok(())
+        })),
+        (DType::F16, DType::F32) => Ok(Kernel::new(|k| {
+            f16_to_f32(k.pool, k.input(0), k.output(0));
+            Ok(())
+        })),
+        (DType::BF16, DType::F32) => Ok(Kernel::new(|k| {
+            bf16_to_f32(k.pool, k.input(0), k.output(0));
+            Ok(())
+        })),
+        (DType::F32, DType::F16) => Ok(Kernel::new(|k| {
+            f32_to_f16(k.pool, k.input(0), k.output(0));
+            Ok(())
+        })),
+        (DType::F32, DType::BF16) => Ok(Kernel::new(|k| {
+            f32_to_bf16(k.pool, k.input(0), k.output(0));
+            Ok(())
+        })),
+        _ => Ok(from_type(from, to, len)),
+    }
+}
+
+/// An element that is read as the widest number of its kind and written from it.
+trait Wide: Element {
+    fn number(self) -> Number;
+    fn of(number: Number) -> Self;
+}
+
+#[derive(Clone, Copy)]
+enum Number {
+    Int(i64),
+    Float(f64),
+}
+
+macro_rules! wide_int {
+    ($($ty:ty),*) => {$(
+        impl Wide for $ty {
+            #[inline(always)]
+            fn number(self) -> Number {
+                Number::Int(i64::from(self))
+            }
+            #[inline(always)]
+            fn of(number: Number) -> Self {
+                match number {
+                    Number::Int(value) => value as $ty,
+                    Number::Float(value) => value as $ty,
+                }
+            }
+        }
+    )*};
+}
+wide_int!(u8, i8, i16, i32, i64);
+
+macro_rules! wide_float {
+    ($($ty:ty, $from:expr);*) => {$(
+        impl Wide for $ty {
+            #[inline(always)]
+            fn number(self) -> Number {
+                Number::Float(f64::from(self))
+            }
+            #[inline(always)]
+            fn of(number: Number) -> Self {
+                match number {
+                    Number::Int(value) => $from(value as f64),
+                    Number::Float(value) => $from(value),
+                }
+            }
+        }
+    )*};
+}
+wide_float!(f32, |x: f64| x as f32; f64, |x: f64| x; f16, f16::from_f64; bf16, bf16::from_f64);
+
+fn from_type(from: DType, to: DType, len: usize) -> Kernel {
+    match from {
+        DType::Bool | DType::U8 => to_type::<u8>(to, len),
+        DType::I8 => to_type::<i8>(to, len),
+        DType::I16 => to_type::<i16>(to, len),
+        DType::I32 => to_type::<i32>(to, len),
+        DType::I64 => to_type::<i64>(to, len),
+        DType::F16 => to_type::<f16>(to, len),
+        DType::BF16 => to_type::<bf16>(to, len),
+        DType::F32 => to_type::<f32>(to, len),
+        DType::F64 => to_type::<f64>(to, len),
+    }
+}
+
+fn to_type<A: Wide>(to: DType, len: usize) -> Kernel {
+    match to {
+        DType::Bool => convert::<A, u8>(len, |x| {
+            u8::from(match x.number() {
+                Number::Int(value) => value != 0,
+                Number::Float(value) => value != 0.0,
+            })
+        }),
+        DType::U8 => convert::<A, u8>(len, |x| u8::of(x.number())),
+        DType::I8 => convert::<A, i8>(len, |x| i8::of(x.number())),
+        DType::I16 => convert::<A, i16>(len, |x| i16::of(x.number())),
+        DType::I32 => convert::<A, i32>(len, |x| i32::of(x.number())),
+        DType::I64 => convert::<A, i64>(len, |x| i64::of(x.number())),
+        DType::F16 => convert::<A, f16>(len, |x| f16::of(x.number())),
+        DType::BF16 => convert::<A, bf16>(len, |x| bf16::of(x.number())),
+        DType::F32 => convert::<A, f32>(len, |x| f32::of(x.number())),
+        DType::F64 => convert::<A, f64>(len, |x| f64::of(x.number())),
+    }
+}
+
+fn convert<A: Element, B: Element>(
+    len: usize,
+    map: impl Fn(A) -> B + Send + Sync + 'static,
+) -> Kernel {
+    Kernel::new(move |k| {
+        let (x, y) = (k.input::<A>(0), Shareable::new(k.output::<B>(0)));
+        k.pool.run_ranges(len, GRAIN, |range| {
+            // SAFETY: ranges are disjoint and inside the output.
+            let y = unsafe { y.slice(range.start, range.len()) };
+            y.iter_mut().zip(&x[range]).for_each(|(y, x)| *y = map(*x));
+        });
+        Ok(())
+    })
+}

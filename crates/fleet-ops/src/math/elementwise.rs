@@ -1,0 +1,215 @@
+//! `Out = X op Y` with broadcasting: add, sub, mul, div, max, min, pow, mod, floordiv.
+//!
+//! With `axis` -1 the shapes meet as in NumPy, aligned at the last dimension; otherwise the
+//! dimensions of the smaller operand start at `axis` of the larger one. f32, f64, i32 and i64; halves
+//! through f32. Gradients sum over the broadcast dimensions. Where both operands are equal, max and
+//! min give the gradient to Y.
+
+use crate::prelude::*;
+use crate::rules::{check_row_major, grads_like, physical_len, sizes};
+use crate::widen::{has_half, through_f32};
+use fleet_kernels::binary::{
+    Binary, Broadcast, Number, binary_grad, binary_grad_scratch_len, binary_raw,
+};
+
+const X: usize = 0;
+const Y: usize = 1;
+const DOUT: usize = 2;
+
+macro_rules! elementwise {
+    ($($name:literal, $DEF:ident, $GRAD:ident, zero_stays: $zero:literal, shape_only: $only:expr,
+       $amp:ident;)*) => {$(
+        pub static $DEF: OpDef = OpDef {
+            spec: OpSpec {
+                name: $name,
+                inputs: &[one("X"), one("Y")],
+                outputs: &[one("Out")],
+                attrs: &[attr("axis", Int(-1))],
+            },
+            infer,
+            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            cpu,
+            traits: OpTraits {
+                inplace: &[("Out", "X"), ("Out", "Y")],
+                elementwise: $zero,
+                ..OpTraits::amp(AmpClass::$amp)
+            },
+        };
+
+        pub static $GRAD: OpDef = OpDef {
+            spec: OpSpec {
+                name: concat!($name, "_grad"),
+                inputs: &[one("X"), one("Y"), one("Out@GRAD")],
+                outputs: &[optional("X@GRAD"), optional("Y@GRAD")],
+                attrs: &[attr("axis", Int(-1))],
+            },
+            infer: |i| grads_like(i, &["X", "Y"]),
+            grad: Grad::None,
+            cpu: grad_cpu,
+            traits: OpTraits { shape_only: $only, ..OpTraits::amp(AmpClass::$amp) },
+        };
+    )*};
+}
+
+elementwise! {
+    "elementwise_add", ADD, ADD_GRAD, zero_stays: true, shape_only: &["X", "Y"], Gray;
+    "elementwise_sub", SUB, SUB_GRAD, zero_stays: true, shape_only: &["X", "Y"], Gray;
+    "elementwise_mul", MUL, MUL_GRAD, zero_stays: true, shape_only: &[], Gray;
+    "elementwise_div", DIV, DIV_GRAD, zero_stays: false, shape_only: &[], Gray;
+    "elementwise_max", MAX, MAX_GRAD, zero_stays: true, shape_only: &[], Gray;
+    "elementwise_min", MIN, MIN_GRAD, zero_stays: true, shape_only: &[], Gray;
+    "elementwise_pow", POW, POW_GRAD, zero_stays: false, shape_only: &[], Gray;
+    "elementwise_mod", MOD, MOD_GRAD, zero_stays: false, shape_only: &[], Gray;
+}
+
+pub static FLOORDIV: OpDef = OpDef {
+    spec: OpSpec { name: "elementwise_floordiv", ..ADD.spec },
+    infer,
+    grad: Grad::None,
+    cpu,
+    traits: OpTraits { inplace: &[("Out", "X"), ("Out", "Y")], ..OpTraits::amp(AmpClass::Gray) },
+};
+
+/// The function that an op (or its gradient op) is named after.
+pub(crate) fn binary_of(name: &str) -> Result<Binary> {
+    Ok(match name.trim_start_matches("elementwise_").trim_end_matches("_grad") {
+        "add" => Binary::Add,
+        "sub" => Binary::Sub,
+        "mul" => Binary::Mul,
+        "div" => Binary::Div,
+        "max" => Binary::Max,
+        "min" => Binary::Min,
+        "pow" => Binary::Pow,
+        "mod" => Binary::Mod,
+        "floordiv" => Binary::FloorDiv,
+        _ => return Err(Error::invalid(format!("'{name}' is no elementwise op of two operands"))),
+    })
+}
+
+/// Both shapes with the same rank, aligned by `axis`.
+pub(crate) fn align(x: &Shape, y: &Shape, axis: i64) -> Result<(Shape, Shape)> {
+    if y.rank() > x.rank() {
+        let (y, x) = align(y, x, axis)?;
+        return Ok((x, y));
+    }
+    let (rank, inner) = (x.rank(), y.rank());
+    let start = if axis == -1 { (rank - inner) as i64 } else { axis };
+    // Trailing dimensions of length 1 may stick out.
+    let trimmed = y.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
+    let dims = if start >= 0 && start as usize + inner <= rank { y.dims() } else { &y[..trimmed] };
+    if start < 0 || start as usize + dims.len() > rank {
+        return Err(Error::invalid(format!("axis {axis} does not place shape {y} inside {x}")));
+    }
+    let mut wide = Shape::of(&[1; fleet_tensor::RANK_MAX][..rank]);
+    wide.dims_mut()[start as usize..start as usize + dims.len()].copy_from_slice(dims);
+    Ok((*x, wide))
+}
+
+/// Shape of the result of an op with X, Y and axis.
+pub(crate) fn broadcast_shape(i: &InferCtx<'_>) -> Result<Shape> {
+    let (x, y) = (i.input("X")?.shape, i.input("Y")?.shape);
+    let axis = i.op.attr_int("axis");
+    align(&x, &y, axis).and_then(|(x, y)| x.broadcast(&y)).map_err(|_| {
+        i.error("Y", "does not broadcast with X")
+            .expected(format!("a shape that fits {x} at axis {axis}"))
+            .got(y)
+    })
+}
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let dtype = i.input("X")?.dtype;
+    i.check_dtype("Y", &[dtype])?;
+    let shape = broadcast_shape(i)?;
+    i.set("Out", dtype, shape);
+    Ok(())
+}
+
+/// How X and Y of an op meet. Operands in another layout than row-major have one shape, and meet
+/// place by place.
+pub(crate) fn plan(p: &PrepareCtx<'_>) -> Result<Broadcast> {
+    let (x, y) = (p.input("X").shape, p.input("Y").shape);
+    let layouts = (p.input_layouts[X][0], p.input_layouts[Y][0]);
+    if layouts.0 == layouts.1 && x == y && layouts.0 != Layout::RowMajor {
+        let len = [physical_len(p, X)];
+        return Broadcast::new(&len, &len);
+    }
+    check_row_major(p)?;
+    let (x, y) = align(&x, &y, p.op.attr_int("axis"))?;
+    Broadcast::new(&sizes(&x), &sizes(&y))
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
+    let (op, plan) = (binary_of(p.op.name())?, plan(p)?);
+    match p.input("X").dtype {
+        DType::F32 => Ok(typed::<f32>(op, plan)),
+        DType::F64 => Ok(typed::<f64>(op, plan)),
+        DType::I32 => Ok(typed::<i32>(op, plan)),
+        DType::I64 => Ok(typed::<i64>(op, plan)),
+        dtype => Err(p.no_kernel(dtype)),
+    }
+}
+
+fn typed<T: Number>(op: Binary, plan: Broadcast) -> Kernel {
+    Kernel::new(move |k| {
+        let (x, y, out) = (k.arg(X).ptr.cast(), k.arg(Y).ptr.cast(), k.out_arg(0).ptr.cast());
+        // SAFETY: the arguments have the shapes of the plan; the planner lets Out share memory with
+        // an operand of its size only, which is then not repeated.
+        unsafe { binary_raw::<T>(k.pool, op, &plan, x, y, out) };
+        Ok(())
+    })
+}
+
+fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+    let (x, y, dy) = (g.x("X")?, g.x("Y")?, g.dy("Out")?);
+    let shape = g.meta(dy).shape;
+    let axis = g.op.attr_int("axis");
+    let kind = binary_of(def.spec.name)?;
+    // An operand that is not repeated gets the gradient of the sum as it is.
+    let passes = |g: &GradCtx<'_, '_>, var: VarId| {
+        g.meta(var).shape == shape && !g.emit.program.var(var).is_parameter()
+    };
+    let mut wanted = [g.wants("X"), g.wants("Y")];
+    if wanted[0] && matches!(kind, Binary::Add | Binary::Sub) && passes(g, x) {
+        g.pass(x, dy);
+        wanted[0] = false;
+    }
+    if wanted[1] && kind == Binary::Add && passes(g, y) {
+        g.pass(y, dy);
+        wanted[1] = false;
+    }
+    if wanted == [false, false] {
+        return Ok(());
+    }
+    let dx = if wanted[0] { Some(g.dx_of(x, VarKind::Dense)?) } else { None };
+    let dyy = if wanted[1] { Some(g.dx_of(y, VarKind::Dense)?) } else { None };
+    g.op(def)
+        .input("X", x)
+        .input("Y", y)
+        .input("Out@GRAD", dy)
+        .attr("axis", axis)
+        .maybe_output("X@GRAD", dx)
+        .maybe_output("Y@GRAD", dyy)
+        .done()?;
+    Ok(())
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, grad_cpu);
+    }
+    let (op, plan) = (binary_of(p.op.name())?, plan(p)?);
+    if p.input("X").dtype != DType::F32 {
+        return Err(p.no_kernel(p.input("X").dtype));
+    }
+    let scratch = binary_grad_scratch_len(op, &plan);
+    Ok(Kernel::new(move |k| {
+        let (x, y, dout) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DOUT));
+        let (dx, dy) = (k.optional_output::<f32>(0), k.optional_output::<f32>(1));
+        binary_grad(k.pool, op, &plan, x, y, dout, dx, dy, k.scratch());
+        Ok(())
+    })
+    .scratch::<f32>(scratch))
+}

@@ -1,0 +1,198 @@
+//! `Out = act(X Y + Bias)`: a fully connected layer in one op, made by a pass out of `mul`,
+//! `elementwise_add` and an activation.
+//!
+//! `activation` is "" or one of relu, tanh, sigmoid (whose gradients read Out) and gelu (whose
+//! gradient reads the optional output PreAct, the value before it). f32, halves through f32. Bias and
+//! activation are applied to a tile of the product while it is in cache; the gradient of the
+//! activation and that of the bias are one sweep over Out@GRAD.
+
+use crate::math::matmul::{mul_shape, mul_sizes};
+use crate::math::unary::named;
+use crate::prelude::*;
+use crate::rules::{check_row_major, grads_like, wants};
+use crate::widen::{has_half, through_f32};
+use fleet_kernels::chain::{bias_activation_grad, bias_activation_grad_scratch_len};
+use fleet_kernels::elementwise::{Saved, Unary, unary_grad, unary_inplace};
+use fleet_kernels::gemm::{Epilogue, Gemm, RowPart};
+
+const X: usize = 0;
+const Y: usize = 1;
+const BIAS: usize = 2;
+
+const ATTRS: &[fleet_ir::AttrSpec] = &[attr("x_num_col_dims", Int(1)), attr("activation", Str(""))];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fused_gemm_epilogue",
+        inputs: &[one("X"), one("Y"), optional("Bias")],
+        outputs: &[one("Out"), optional("PreAct")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        let shape = mul_shape(i)?;
+        let (dtype, y) = (i.input("X")?.dtype, i.check_rank("Y", 2)?);
+        activation(i.op)?;
+        if i.optional("Bias").is_some() {
+            i.check_dtype("Bias", &[dtype])?;
+            i.check_shape("Bias", [y[1]])?;
+        }
+        i.set("Out", dtype, shape);
+        if wants(i, "PreAct") {
+            i.set("PreAct", dtype, shape);
+        }
+        Ok(())
+    },
+    grad: Grad::Rule(grad),
+    cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fused_gemm_epilogue_grad",
+        inputs: &[
+            one("X"),
+            one("Y"),
+            optional("Bias"),
+            optional("Out"),
+            optional("PreAct"),
+            one("Out@GRAD"),
+        ],
+        outputs: &[optional("X@GRAD"), optional("Y@GRAD"), optional("Bias@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: |i| grads_like(i, &["X", "Y", "Bias"]),
+    grad: Grad::None,
+    cpu: grad_cpu,
+    traits: OpTraits { shape_only: &["Bias"], cost, ..OpTraits::amp(AmpClass::White) },
+};
+
+/// The function, if there is one.
+fn activation(op: &fleet_ir::Op) -> Result<Option<Unary>> {
+    match op.attr_str("activation") {
+        "" => Ok(None),
+        name @ ("relu" | "tanh" | "sigmoid" | "gelu") => named(name).map(Some),
+        other => Err(Error::invalid("attribute 'activation' of fused_gemm_epilogue is unknown")
+            .expected("\"\", relu, tanh, sigmoid or gelu")
+            .got(format!("'{other}'"))),
+    }
+}
+
+fn cost(ctx: &CostCtx<'_>) -> Cost {
+    let width = ctx
+        .input("Y")
+        .map_or(1.0, |y| y.shape.first().map_or(1.0, |dim| dim.unsigned_abs() as f64));
+    let out = ctx.output("Out").or(ctx.input("Out@GRAD")).map_or(0.0, |out| out.numel() as f64);
+    let is_grad = !ctx.op.input("Out@GRAD").is_empty();
+    let sides = ctx.outputs.iter().take(2).filter(|vars| !vars.is_empty()).count();
+    let times = if is_grad { sides } else { 1 };
+    Cost { flops: 2.0 * out * width * times as f64, bytes: ctx.bytes() }
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
+    check_row_major(p)?;
+    let (m, n, depth) = mul_sizes(p);
+    let (gemm, op) = (Gemm::nn(m, n, depth), activation(p.op)?);
+    let scratch = gemm.scratch_len(p.threads);
+    Ok(Kernel::new(move |k| {
+        let (x, y, out) = (k.input(X), k.input(Y), k.output(0));
+        let pre = k.optional_output::<f32>(1).map(Shareable::new);
+        let finish = |part: RowPart<'_>| {
+            if let Some(pre) = &pre {
+                // SAFETY: PreAct has the shape of Out, and parts are disjoint.
+                let place = unsafe { pre.slice(part.row * n + part.col, part.values.len()) };
+                place.copy_from_slice(part.values);
+            }
+            if let Some(op) = op {
+                unary_inplace(k.pool, op, part.values);
+            }
+        };
+        let relu = op == Some(Unary::Relu) && pre.is_none();
+        let finish: Option<&(dyn Fn(RowPart<'_>) + Sync)> =
+            if pre.is_none() && (op.is_none() || relu) { None } else { Some(&finish) };
+        let epilogue = Epilogue { bias: k.optional(BIAS), relu, finish };
+        gemm.run(k.pool, x, y, out, k.scratch(), &epilogue);
+        Ok(())
+    })
+    .scratch::<f32>(scratch))
+}
+
+fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
+    let (x, y, dout) = (g.x("X")?, g.x("Y")?, g.dy("Out")?);
+    let (bias, op) = (g.maybe_x("Bias"), activation(&g.op)?);
+    let (out, pre) = match op.map(|op| op.saved()) {
+        Some(Saved::Output) => (g.maybe_y("Out"), None),
+        Some(Saved::Input) => (None, Some(g.y("PreAct")?)),
+        _ => (None, None),
+    };
+    let (dx, dy) = (g.dx("X")?, g.dx("Y")?);
+    let dbias = g.dx("Bias")?;
+    let cut = g.op.attr_int("x_num_col_dims");
+    let name = g.op.attr_str("activation").to_string();
+    g.op(&GRAD)
+        .input("X", x)
+        .input("Y", y)
+        .maybe("Bias", bias)
+        .maybe("Out", out)
+        .maybe("PreAct", pre)
+        .input("Out@GRAD", dout)
+        .attr("x_num_col_dims", cut)
+        .attr("activation", name)
+        .maybe_output("X@GRAD", dx)
+        .maybe_output("Y@GRAD", dy)
+        .maybe_output("Bias@GRAD", dbias)
+        .done()?;
+    Ok(())
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    const DOUT: usize = 5;
+    if has_half(p) {
+        return through_f32(p, grad_cpu);
+    }
+    check_row_major(p)?;
+    let (m, n, depth) = mul_sizes(p);
+    let op = activation(p.op)?;
+    let saved = match op.map(|op| op.saved()) {
+        Some(Saved::Output) => 3,
+        Some(Saved::Input) => 4,
+        _ => DOUT,
+    };
+    if p.inputs[saved].is_empty() {
+        return Err(Error::invalid(format!(
+            "{} misses input '{}'",
+            p.op.name(),
+            p.op.spec.inputs[saved].name
+        )));
+    }
+    let (to_x, to_y) = (Gemm::nt(m, depth, n), Gemm::tn(depth, n, m));
+    let gemm_scratch = to_x.scratch_len(p.threads).max(to_y.scratch_len(p.threads));
+    let bias_scratch = bias_activation_grad_scratch_len(m, n);
+    Ok(Kernel::new(move |k| {
+        let (x, y, dout) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DOUT));
+        let (pre, scratch) = k.scratch::<f32>().split_at_mut(m * n);
+        let saved = k.input::<f32>(saved);
+        match k.optional_output::<f32>(2) {
+            Some(dbias) if n > 0 => {
+                bias_activation_grad(k.pool, op, saved, dout, pre, dbias, scratch);
+            }
+            _ => {
+                if let Some(op) = op {
+                    unary_grad(k.pool, op, saved, dout, pre);
+                }
+            }
+        }
+        let pre: &[f32] = if op.is_some() { pre } else { dout };
+        if let Some(dx) = k.optional_output(0) {
+            to_x.run(k.pool, pre, y, dx, scratch, &Epilogue::NONE);
+        }
+        if let Some(dy) = k.optional_output(1) {
+            to_y.run(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
+        }
+        Ok(())
+    })
+    .scratch::<f32>(m * n + gemm_scratch.max(bias_scratch)))
+}

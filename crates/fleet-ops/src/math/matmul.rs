@@ -1,0 +1,502 @@
+//! Matrix products. `mul` flattens its operands to matrices; `matmul_v2` multiplies the last two
+//! dimensions, batched, the others broadcast.
+//!
+//! f32 (halves through f32). A product is planned as a short list of GEMM calls: batch dimensions that
+//! fit two strides go into one call, a weight without batch dimensions is one flat product, and the
+//! gradient of a broadcast operand is summed by calls that add to their result.
+
+use crate::prelude::*;
+use crate::rules::{check_row_major, flat, grads_like, same_dim};
+use crate::widen::{has_half, through_f32};
+use fleet_kernels::gemm::{Batch, Epilogue, Gemm};
+
+const X: usize = 0;
+const Y: usize = 1;
+const DOUT: usize = 2;
+
+pub static MUL: OpDef = OpDef {
+    spec: OpSpec {
+        name: "mul",
+        inputs: &[one("X"), one("Y")],
+        outputs: &[one("Out")],
+        attrs: MUL_ATTRS,
+    },
+    infer: |i| {
+        let shape = mul_shape(i)?;
+        let dtype = i.input("X")?.dtype;
+        i.set("Out", dtype, shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| product_grad(g, &MUL_GRAD)),
+    cpu: mul_cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static MUL_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "mul_grad",
+        inputs: &[one("X"), one("Y"), one("Out@GRAD")],
+        outputs: &[optional("X@GRAD"), optional("Y@GRAD")],
+        attrs: MUL_ATTRS,
+    },
+    infer: |i| grads_like(i, &["X", "Y"]),
+    grad: Grad::None,
+    cpu: mul_grad_cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+};
+
+const MUL_ATTRS: &[fleet_ir::AttrSpec] =
+    &[attr("x_num_col_dims", Int(1)), attr("y_num_col_dims", Int(1))];
+
+pub static MATMUL: OpDef = OpDef {
+    spec: OpSpec {
+        name: "matmul_v2",
+        inputs: &[one("X"), one("Y")],
+        outputs: &[one("Out")],
+        attrs: MATMUL_ATTRS,
+    },
+    infer: |i| {
+        let shape = matmul_shape(i)?;
+        let dtype = i.input("X")?.dtype;
+        i.set("Out", dtype, shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| product_grad(g, &MATMUL_GRAD)),
+    cpu: matmul_cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static MATMUL_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "matmul_v2_grad",
+        inputs: &[one("X"), one("Y"), one("Out@GRAD")],
+        outputs: &[optional("X@GRAD"), optional("Y@GRAD")],
+        attrs: MATMUL_ATTRS,
+    },
+    infer: |i| grads_like(i, &["X", "Y"]),
+    grad: Grad::None,
+    cpu: matmul_grad_cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+};
+
+const MATMUL_ATTRS: &[fleet_ir::AttrSpec] =
+    &[attr("trans_x", Bool(false)), attr("trans_y", Bool(false)), attr("alpha", Float(1.0))];
+
+/// `X.dims[..x_num_col_dims] + Y.dims[y_num_col_dims..]`, checked.
+pub(crate) fn mul_shape(i: &InferCtx<'_>) -> Result<Shape> {
+    let (x, y) = (i.input("X")?, i.input("Y")?);
+    i.check_dtype("X", &[DType::F32, DType::F16, DType::BF16])?;
+    i.check_dtype("Y", &[x.dtype])?;
+    let cut = |slot: &str, shape: &Shape, name: &str| {
+        let cut = i.op.attr_int(name);
+        if cut < 1 || cut >= shape.rank() as i64 {
+            return Err(Error::invalid(format!(
+                "attribute '{name}' of {} is out of range",
+                i.op.name()
+            ))
+            .expected(format!("1 to the rank of {slot} less 1 (shape {shape})"))
+            .got(cut));
+        }
+        Ok(cut as usize)
+    };
+    let y_cut = if i.op.spec.attr_index("y_num_col_dims").is_some() {
+        cut("Y", &y.shape, "y_num_col_dims")?
+    } else {
+        1.min(y.shape.rank())
+    };
+    let x_cut = cut("X", &x.shape, "x_num_col_dims")?;
+    let (width, height) = (flat(&x.shape[x_cut..]), flat(&y.shape[..y_cut]));
+    if same_dim(width, height).is_none() {
+        return Err(i
+            .error("Y", "has the wrong height")
+            .expected(format!("{width} rows, the width of X {} cut at {x_cut}", x.shape))
+            .got(format!("{height} (shape {} cut at {y_cut})", y.shape)));
+    }
+    let dims: Vec<i64> = x.shape[..x_cut].iter().chain(&y.shape[y_cut..]).copied().collect();
+    Shape::new(&dims)
+}
+
+fn matmul_shape(i: &InferCtx<'_>) -> Result<Shape> {
+    let (x, y) = (i.input("X")?, i.input("Y")?);
+    i.check_dtype("X", &[DType::F32, DType::F16, DType::BF16])?;
+    i.check_dtype("Y", &[x.dtype])?;
+    for (slot, shape) in [("X", &x.shape), ("Y", &y.shape)] {
+        if shape.rank() == 0 {
+            return Err(i
+                .error(slot, "has the wrong number of dimensions")
+                .expected("1 or more")
+                .got(0));
+        }
+    }
+    let sides =
+        Sides::new(&x.shape, &y.shape, i.op.attr_bool("trans_x"), i.op.attr_bool("trans_y"));
+    let ([m, k], [k2, n]) = (sides.x_matrix(), sides.y_matrix());
+    if same_dim(k, k2).is_none() {
+        return Err(i
+            .error("Y", "has the wrong height")
+            .expected(format!("{k} rows, the width of X {}", x.shape))
+            .got(format!("{k2} (shape {})", y.shape)));
+    }
+    let batch = sides.x_batch().broadcast(&sides.y_batch()).map_err(|_| {
+        i.error("Y", "has batch dimensions that do not broadcast with those of X")
+            .expected(x.shape)
+            .got(y.shape)
+    })?;
+    let mut dims = batch.to_vec();
+    if x.shape.rank() > 1 {
+        dims.push(m);
+    }
+    if y.shape.rank() > 1 {
+        dims.push(n);
+    }
+    if dims.is_empty() {
+        dims.push(1);
+    }
+    Shape::new(&dims)
+}
+
+/// Operands of `matmul_v2` seen as batches of matrices: a vector X is a row, a vector Y a column.
+struct Sides {
+    x: Shape,
+    y: Shape,
+    trans_x: bool,
+    trans_y: bool,
+}
+
+impl Sides {
+    fn new(x: &Shape, y: &Shape, trans_x: bool, trans_y: bool) -> Sides {
+        let row = |x: &Shape| Shape::of(&[1, x[0]]);
+        let column = |y: &Shape| Shape::of(&[y[0], 1]);
+        Sides {
+            x: if x.rank() == 1 { row(x) } else { *x },
+            y: if y.rank() == 1 { column(y) } else { *y },
+            trans_x: trans_x && x.rank() > 1,
+            trans_y: trans_y && y.rank() > 1,
+        }
+    }
+
+    fn x_batch(&self) -> Shape {
+        Shape::of(&self.x[..self.x.rank() - 2])
+    }
+
+    fn y_batch(&self) -> Shape {
+        Shape::of(&self.y[..self.y.rank() - 2])
+    }
+
+    /// [M, K].
+    fn x_matrix(&self) -> [i64; 2] {
+        let at = self.x.rank() - 2;
+        if self.trans_x { [self.x[at + 1], self.x[at]] } else { [self.x[at], self.x[at + 1]] }
+    }
+
+    /// [K, N].
+    fn y_matrix(&self) -> [i64; 2] {
+        let at = self.y.rank() - 2;
+        if self.trans_y { [self.y[at + 1], self.y[at]] } else { [self.y[at], self.y[at + 1]] }
+    }
+}
+
+fn cost(ctx: &CostCtx<'_>) -> Cost {
+    let numel = |meta: Option<&Meta>| meta.map_or(0.0, |meta| meta.numel() as f64);
+    // M N K is the root of (M K)(K N)(M N) over all batches, which also holds for the gradients.
+    let (x, y) = (numel(ctx.input("X")), numel(ctx.input("Y")));
+    let out = numel(ctx.output("Out").or(ctx.input("Out@GRAD")));
+    let batch = (|| {
+        let (x, y) = (ctx.input("X")?.shape, ctx.input("Y")?.shape);
+        let batched = ctx.op.spec.attr_index("trans_y").is_some() && y.rank() > 2;
+        let heads = |shape: &Shape| -> f64 {
+            shape[..shape.rank() - 2].iter().map(|dim| dim.unsigned_abs() as f64).product()
+        };
+        Some(if batched && x.rank() > 2 { heads(&x).max(heads(&y)) } else { 1.0 })
+    })();
+    let product = 2.0 * (x * y * out / batch.unwrap_or(1.0)).sqrt();
+    let gradients = ctx.outputs.iter().zip(ctx.op.spec.outputs);
+    let sides = gradients.filter(|(vars, slot)| !vars.is_empty() && slot.name.ends_with("@GRAD"));
+    let times = if ctx.op.input("Out@GRAD").is_empty() { 1 } else { sides.count() };
+    Cost { flops: product * times as f64, bytes: ctx.bytes() }
+}
+
+pub(crate) fn product_grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+    let (x, y, dy) = (g.x("X")?, g.x("Y")?, g.dy("Out")?);
+    let (dx, dyy) = (g.dx("X")?, g.dx("Y")?);
+    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
+    let call = g.op(def).input("X", x).input("Y", y).input("Out@GRAD", dy);
+    let call = attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value));
+    call.maybe_output("X@GRAD", dx).maybe_output("Y@GRAD", dyy).done()?;
+    Ok(())
+}
+
+/// M, N and K of a `mul` with known shapes.
+pub(crate) fn mul_sizes(p: &PrepareCtx<'_>) -> (usize, usize, usize) {
+    let (x, y) = (p.input("X").shape, p.input("Y").shape);
+    let x_cut = p.op.attr_usize("x_num_col_dims");
+    let y_cut = match p.op.attr("y_num_col_dims") {
+        Some(_) => p.op.attr_usize("y_num_col_dims"),
+        None => 1,
+    };
+    (x.product(0..x_cut), y.product(y_cut..y.rank()), x.product(x_cut..x.rank()))
+}
+
+fn mul_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, mul_cpu);
+    }
+    check_row_major(p)?;
+    let (m, n, k) = mul_sizes(p);
+    let gemm = Gemm::nn(m, n, k);
+    let scratch = gemm.scratch_len(p.threads);
+    Ok(Kernel::new(move |k| {
+        let (x, y, out) = (k.input(X), k.input(Y), k.output(0));
+        gemm.run(k.pool, x, y, out, k.scratch(), &Epilogue::NONE);
+        Ok(())
+    })
+    .scratch::<f32>(scratch))
+}
+
+fn mul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, mul_grad_cpu);
+    }
+    check_row_major(p)?;
+    let (m, n, k) = mul_sizes(p);
+    let (to_x, to_y) = (Gemm::nt(m, k, n), Gemm::tn(k, n, m));
+    let scratch = to_x.scratch_len(p.threads).max(to_y.scratch_len(p.threads));
+    Ok(Kernel::new(move |k| {
+        let (x, y, dout) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DOUT));
+        if let Some(dx) = k.optional_output(0) {
+            to_x.run(k.pool, dout, y, dx, k.scratch(), &Epilogue::NONE);
+        }
+        if let Some(dy) = k.optional_output(1) {
+            to_y.run(k.pool, x, dout, dy, k.scratch(), &Epilogue::NONE);
+        }
+        Ok(())
+    })
+    .scratch::<f32>(scratch))
+}
+
+/// A batch dimension: its length, and how far apart the matrices of A, B and C lie along it.
+#[derive(Clone, Copy)]
+struct BatchAxis {
+    len: usize,
+    a: usize,
+    b: usize,
+    c: usize,
+}
+
+/// GEMM calls with the offsets of their operands, in order.
+struct Calls(Vec<(Gemm, [usize; 3])>);
+
+impl Calls {
+    /// Covers all `axes`; those along which C stands still are sums, added up call by call.
+    fn new(gemm: Gemm, axes: &[BatchAxis]) -> Calls {
+        let merged = merge(axes);
+        let (kept, summed): (Vec<BatchAxis>, Vec<BatchAxis>) =
+            merged.into_iter().partition(|axis| axis.c > 0);
+        // Two strides fit into a call; what is left outside is looped over.
+        let (outer, inner) = kept.split_at(kept.len().saturating_sub(2));
+        let axis = |k: usize| {
+            let none = BatchAxis { len: 1, a: 0, b: 0, c: 0 };
+            if inner.len() == 2 {
+                inner[k]
+            } else if k == 1 {
+                *inner.first().unwrap_or(&none)
+            } else {
+                none
+            }
+        };
+        let (first, second) = (axis(0), axis(1));
+        let batch = Batch {
+            count: [first.len, second.len],
+            a: [first.a, second.a],
+            b: [first.b, second.b],
+            c: [first.c, second.c],
+        };
+        let mut calls = Vec::new();
+        for at in offsets(outer) {
+            for (index, more) in offsets(&summed).into_iter().enumerate() {
+                let beta = if index == 0 { 0.0 } else { 1.0 };
+                let places = [at[0] + more[0], at[1] + more[1], at[2]];
+                calls.push((gemm.beta(beta).batched_2(batch), places));
+            }
+        }
+        Calls(calls)
+    }
+
+    fn scratch_len(&self, threads: usize) -> usize {
+        self.0.iter().map(|(gemm, _)| gemm.scratch_len(threads)).max().unwrap_or(0)
+    }
+
+    fn run(&self, k: &KernelCtx<'_>, a: &[f32], b: &[f32], c: &mut [f32]) {
+        if self.0.is_empty() {
+            c.fill(0.0);
+        }
+        for (gemm, at) in &self.0 {
+            let (a, b, c) = (&a[at[0]..], &b[at[1]..], &mut c[at[2]..]);
+            gemm.run(k.pool, a, b, c, k.scratch(), &Epilogue::NONE);
+        }
+    }
+}
+
+/// Joins neighbouring axes where all three operands go on contiguously.
+fn merge(axes: &[BatchAxis]) -> Vec<BatchAxis> {
+    let mut merged: Vec<BatchAxis> = Vec::new();
+    for axis in axes.iter().rev().filter(|axis| axis.len != 1) {
+        match merged.last_mut() {
+            Some(inner)
+                if axis.a == inner.a * inner.len
+                    && axis.b == inner.b * inner.len
+                    && axis.c == inner.c * inner.len =>
+            {
+                inner.len *= axis.len;
+            }
+            _ => merged.push(*axis),
+        }
+    }
+    merged.reverse();
+    merged
+}
+
+/// Offsets of A, B and C at every index of the axes.
+fn offsets(axes: &[BatchAxis]) -> Vec<[usize; 3]> {
+    let mut all = vec![[0; 3]];
+    for axis in axes {
+        let step = |at: &[usize; 3], k: usize| {
+            [at[0] + k * axis.a, at[1] + k * axis.b, at[2] + k * axis.c]
+        };
+        all = all.iter().flat_map(|at| (0..axis.len).map(move |k| step(at, k))).collect();
+    }
+    all
+}
+
+/// A `matmul_v2` with known shapes.
+struct Product {
+    m: usize,
+    n: usize,
+    k: usize,
+    trans_x: bool,
+    trans_y: bool,
+    alpha: f32,
+    /// Strides of X, Y and Out along the batch dimensions, as `a`, `b` and `c`.
+    axes: Vec<BatchAxis>,
+}
+
+impl Product {
+    fn new(p: &PrepareCtx<'_>) -> Product {
+        let (trans_x, trans_y) = (p.op.attr_bool("trans_x"), p.op.attr_bool("trans_y"));
+        let sides = Sides::new(&p.input("X").shape, &p.input("Y").shape, trans_x, trans_y);
+        let ([m, k], [_, n]) = (sides.x_matrix(), sides.y_matrix());
+        let (m, n, k) = (m as usize, n as usize, k as usize);
+        let (x, y) = (sides.x_batch(), sides.y_batch());
+        let rank = x.rank().max(y.rank());
+        let mut strides = [m * k, k * n, m * n];
+        let mut axes = Vec::new();
+        for back in 0..rank {
+            let dim = |shape: &Shape| shape.iter().rev().nth(back).map_or(1, |dim| *dim as usize);
+            let (x_len, y_len) = (dim(&x), dim(&y));
+            let len = if x_len == 1 { y_len } else { x_len };
+            let step = |own: usize, stride: usize| if own == 1 { 0 } else { stride };
+            axes.push(BatchAxis {
+                len,
+                a: step(x_len, strides[0]),
+                b: step(y_len, strides[1]),
+                c: strides[2],
+            });
+            strides = [strides[0] * x_len, strides[1] * y_len, strides[2] * len];
+        }
+        axes.reverse();
+        let (trans_x, trans_y) = (sides.trans_x, sides.trans_y);
+        let alpha = p.op.attr_float("alpha") as f32;
+        Product { m, n, k, trans_x, trans_y, alpha, axes }.folded()
+    }
+
+    /// A Y without batch dimensions makes the batch of X more rows of one product.
+    fn folded(self) -> Product {
+        let flat = merge(&self.axes);
+        match flat.as_slice() {
+            [BatchAxis { len, a, b: 0, .. }] if *a == self.m * self.k && !self.trans_x => {
+                Product { m: self.m * len, axes: Vec::new(), ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// The product `rows x depth` by `depth x cols`, operands stored transposed or not.
+    fn gemm(&self, rows: usize, cols: usize, depth: usize, trans_a: bool, trans_b: bool) -> Gemm {
+        let gemm = match (trans_a, trans_b) {
+            (false, false) => Gemm::nn(rows, cols, depth),
+            (false, true) => Gemm::nt(rows, cols, depth),
+            (true, false) => Gemm::tn(rows, cols, depth),
+            (true, true) => Gemm::tt(rows, cols, depth),
+        };
+        gemm.alpha(self.alpha)
+    }
+
+    fn forward(&self) -> Calls {
+        Calls::new(self.gemm(self.m, self.n, self.k, self.trans_x, self.trans_y), &self.axes)
+    }
+
+    /// Axes with the strides of (X, Y, Out) put in the places of A, B and C.
+    fn reordered(&self, pick: fn(&BatchAxis) -> BatchAxis) -> Vec<BatchAxis> {
+        self.axes.iter().map(pick).collect()
+    }
+
+    /// `dX = dOut op(Y)^T`, or its transpose `op(Y) dOut^T`; whether dOut is A.
+    fn to_x(&self) -> (Calls, bool) {
+        let (m, n, k) = (self.m, self.n, self.k);
+        if self.trans_x {
+            let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.b, b: it.c, c: it.a });
+            (Calls::new(self.gemm(k, m, n, self.trans_y, true), &axes), false)
+        } else {
+            let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.c, b: it.b, c: it.a });
+            (Calls::new(self.gemm(m, k, n, false, !self.trans_y), &axes), true)
+        }
+    }
+
+    /// `dY = op(X)^T dOut`, or its transpose `dOut^T op(X)`; whether dOut is A.
+    fn to_y(&self) -> (Calls, bool) {
+        let (m, n, k) = (self.m, self.n, self.k);
+        if self.trans_y {
+            let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.c, b: it.a, c: it.b });
+            (Calls::new(self.gemm(n, k, m, true, self.trans_x), &axes), true)
+        } else {
+            let axes = self.reordered(|it| BatchAxis { len: it.len, a: it.a, b: it.c, c: it.b });
+            (Calls::new(self.gemm(k, n, m, !self.trans_x, false), &axes), false)
+        }
+    }
+}
+
+fn matmul_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, matmul_cpu);
+    }
+    check_row_major(p)?;
+    let calls = Product::new(p).forward();
+    let scratch = calls.scratch_len(p.threads);
+    Ok(Kernel::new(move |k| {
+        calls.run(k, k.input(X), k.input(Y), k.output(0));
+        Ok(())
+    })
+    .scratch::<f32>(scratch))
+}
+
+fn matmul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, matmul_grad_cpu);
+    }
+    check_row_major(p)?;
+    let product = Product::new(p);
+    let sides = [product.to_x(), product.to_y()];
+    let scratch = sides.iter().map(|side| side.0.scratch_len(p.threads)).max().unwrap_or(0);
+    Ok(Kernel::new(move |k| {
+        let dout = k.input::<f32>(DOUT);
+        for (slot, other) in [(0, Y), (1, X)] {
+            let Some(out) = k.optional_output(slot) else { continue };
+            let (calls, dout_first) = &sides[slot];
+            let other = k.input::<f32>(other);
+            let (a, b) = if *dout_first { (dout, other) } else { (other, dout) };
+            calls.run(k, a, b, out);
+        }
+        Ok(())
+    })
+    .scratch::<f32>(scratch))
+}

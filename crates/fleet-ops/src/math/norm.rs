@@ -1,0 +1,237 @@
+//! Norms and clipping by norm: `squared_l2_norm`, `clip_by_norm`, `global_norm_scale`.
+//!
+//! Sums of squares are accumulated in f64. Of sparse rows, `squared_l2_norm` and `clip_by_norm` take
+//! the matrix that they stand for: rows with equal ids count as their sum, merged in scratch. f32,
+//! halves through f32.
+
+use crate::prelude::*;
+use crate::rules::physical_len;
+use crate::widen::{has_half, through_f32};
+use fleet_kernels::elementwise::{Unary, unary_raw};
+use fleet_kernels::reduce::squared_norm;
+use fleet_tensor::ALIGN;
+
+pub static SQUARED_L2_NORM: OpDef = OpDef {
+    spec: OpSpec {
+        name: "squared_l2_norm",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        i.check_dtype("X", &[DType::F32, DType::F16, DType::BF16])?;
+        // A sum of squares leaves the range of halves at once.
+        i.set("Out", DType::F32, [1]);
+        let _ = x;
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, dy) = (g.x("X")?, g.dy("Out")?);
+        if let Some(dx) = g.dx("X")? {
+            g.op(&SQUARED_L2_NORM_GRAD)
+                .input("X", x)
+                .input("Out@GRAD", dy)
+                .output("X@GRAD", dx)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu: squared_cpu,
+    traits: OpTraits { cost, ..OpTraits::plain() },
+};
+
+fn cost(ctx: &CostCtx<'_>) -> Cost {
+    let flops = ctx.inputs.iter().flatten().map(|meta| 2.0 * meta.numel() as f64).sum();
+    Cost { flops, bytes: ctx.bytes() }
+}
+
+fn squared_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, squared_cpu);
+    }
+    let scratch = Merge::scratch_bytes(&p.input("X"));
+    Ok(Kernel::new(move |k| {
+        k.output::<f32>(0)[0] = squared(k) as f32;
+        Ok(())
+    })
+    .scratch::<u8>(scratch))
+}
+
+/// The squared norm of the first input, sparse or dense.
+fn squared(k: &KernelCtx<'_>) -> f64 {
+    let arg = k.arg(0);
+    match arg.rows {
+        None => squared_norm(k.pool, arg.slice()),
+        Some(_) => {
+            let width = arg.row_len();
+            Merge::new(k, arg.row_ids(), width).squared(arg.slice(), width)
+        }
+    }
+}
+
+/// Finds equal ids among sparse rows: their order sorted by id, in scratch.
+struct Merge<'a> {
+    ids: &'a [i64],
+    order: &'a mut [i32],
+    sums: &'a mut [f32],
+}
+
+impl<'a> Merge<'a> {
+    fn scratch_bytes(x: &Meta) -> usize {
+        let width = x.numel().checked_div(x.rows).unwrap_or(0);
+        (x.rows * size_of::<i32>()).next_multiple_of(ALIGN) + width * size_of::<f32>()
+    }
+
+    fn new(k: &KernelCtx<'a>, ids: &'a [i64], width: usize) -> Merge<'a> {
+        let words = k.scratch::<i32>();
+        let (order, rest) = words.split_at_mut(words.len() - width);
+        let order = &mut order[..ids.len()];
+        order.iter_mut().enumerate().for_each(|(index, it)| *it = index as i32);
+        // The place decides between equal ids, so that sums have one order.
+        order.sort_unstable_by_key(|index| (ids[*index as usize], *index));
+        // SAFETY: the words behind the order are ours, and a float is as wide as a word.
+        let sums = unsafe { std::slice::from_raw_parts_mut(rest.as_mut_ptr().cast(), width) };
+        Merge { ids, order, sums }
+    }
+
+    fn squared(&mut self, values: &[f32], width: usize) -> f64 {
+        let mut total = 0.0;
+        let mut start = 0;
+        while start < self.order.len() {
+            let id = self.ids[self.order[start] as usize];
+            self.sums.fill(0.0);
+            while start < self.order.len() && self.ids[self.order[start] as usize] == id {
+                let row = self.order[start] as usize * width;
+                let row = &values[row..row + width];
+                self.sums.iter_mut().zip(row).for_each(|(to, from)| *to += *from);
+                start += 1;
+            }
+            total += self.sums.iter().map(|it| f64::from(*it) * f64::from(*it)).sum::<f64>();
+        }
+        total
+    }
+}
+
+pub static SQUARED_L2_NORM_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "squared_l2_norm_grad",
+        inputs: &[one("X"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: &[],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        i.set("X@GRAD", x.dtype, x.shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: squared_grad_cpu,
+    traits: OpTraits { inplace: &[("X@GRAD", "X")], ..OpTraits::plain() },
+};
+
+fn squared_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, squared_grad_cpu);
+    }
+    let len = physical_len(p, 0);
+    Ok(Kernel::new(move |k| {
+        let scale = Unary::Scale { scale: 2.0 * k.input::<f32>(1)[0], bias: 0.0 };
+        let (x, dx) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+        // SAFETY: both hold `len` floats, and are equal or disjoint.
+        unsafe { unary_raw(k.pool, scale, x, dx, len) };
+        Ok(())
+    }))
+}
+
+pub static CLIP_BY_NORM: OpDef = OpDef {
+    spec: OpSpec {
+        name: "clip_by_norm",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[fleet_ir::required("max_norm", AttrKind::Float)],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        i.check_dtype("X", &[DType::F32, DType::F16, DType::BF16])?;
+        let max_norm = i.op.attr_float("max_norm");
+        if max_norm.is_nan() || max_norm <= 0.0 {
+            return Err(Error::invalid("attribute 'max_norm' of clip_by_norm is out of range")
+                .expected("a number above 0")
+                .got(max_norm));
+        }
+        i.push("Out", x);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: clip_cpu,
+    traits: OpTraits { inplace: &[("Out", "X")], cost, ..OpTraits::plain() },
+};
+
+fn clip_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, clip_cpu);
+    }
+    let max_norm = p.op.attr_float("max_norm");
+    let scratch = Merge::scratch_bytes(&p.input("X"));
+    Ok(Kernel::new(move |k| {
+        let norm = squared(k).sqrt();
+        let scale = if norm > max_norm { (max_norm / norm) as f32 } else { 1.0 };
+        scale_into(k, scale);
+        Ok(())
+    })
+    .scratch::<u8>(scratch))
+}
+
+/// Out is the first input times a number, for dense tensors and sparse rows.
+pub(crate) fn scale_into(k: &KernelCtx<'_>, scale: f32) {
+    let (arg, out) = (k.arg(0), k.out_arg(0));
+    let len = match arg.rows {
+        None => arg.len(),
+        Some(_) => arg.row_count() * arg.row_len(),
+    };
+    let op = Unary::Scale { scale, bias: 0.0 };
+    // SAFETY: both hold at least `len` floats, and are equal or disjoint.
+    unsafe { unary_raw(k.pool, op, arg.ptr.cast(), out.ptr.cast(), len) };
+    if arg.rows.is_some() && arg.ptr != out.ptr {
+        out.row_ids_mut()[..arg.row_count()].copy_from_slice(arg.row_ids());
+        out.set_row_count(arg.row_count());
+    }
+}
+
+/// `Out = clip_norm / max(clip_norm, Norm)`, `Norm = sqrt(sum X)`: the factor that all gradients are
+/// multiplied with when they are clipped by their global norm.
+pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
+    spec: OpSpec {
+        name: "global_norm_scale",
+        inputs: &[many("X")],
+        outputs: &[one("Out"), one("Norm")],
+        attrs: &[fleet_ir::required("clip_norm", AttrKind::Float)],
+    },
+    infer: |i| {
+        i.check_dtype("X", &[DType::F32])?;
+        for meta in i.inputs("X") {
+            if meta.shape.numel() != Some(1) {
+                let error = i.error("X", "holds something else than squared norms");
+                return Err(error.expected("shape [1]").got(meta.shape));
+            }
+        }
+        i.set("Out", DType::F32, [1]);
+        i.set("Norm", DType::F32, [1]);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let clip_norm = p.op.attr_float("clip_norm");
+        Ok(Kernel::new(move |k| {
+            let squares = k.inputs[0].iter().map(|arg| f64::from(arg.slice::<f32>()[0]));
+            let norm = squares.sum::<f64>().sqrt();
+            // A norm that is not a number must not look like a small one.
+            let scale = if norm.is_nan() { norm } else { clip_norm / norm.max(clip_norm) };
+            k.output::<f32>(0)[0] = scale as f32;
+            k.output::<f32>(1)[0] = norm as f32;
+            Ok(())
+        }))
+    },
+    traits: OpTraits::plain(),
+};

@@ -1,0 +1,145 @@
+//! `Out = X[0] + X[1] + ...`: what adds the contributions to a gradient.
+//!
+//! All dense: elementwise, in the order of the inputs, one pass over memory. All sparse rows: the
+//! rows one after another (duplicates stay). Mixed: the dense ones are summed and the rows added in
+//! order. f32, f64, i32, i64; halves through f32.
+
+use crate::prelude::*;
+use crate::rules::{by_type, physical_len};
+use crate::widen::{has_half, through_f32};
+use fleet_tensor::Element;
+use std::ops::AddAssign;
+
+/// Elements that stay in L1 while the inputs are added.
+const TILE: usize = 4096;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec { name: "sum", inputs: &[many("X")], outputs: &[one("Out")], attrs: &[] },
+    infer: |i| {
+        let inputs = i.inputs("X");
+        let Some(first) = inputs.first().copied() else {
+            return Err(Error::invalid("op 'sum' misses input 'X'"));
+        };
+        let mut shape = first.shape;
+        for meta in inputs {
+            if meta.dtype != first.dtype || !meta.shape.agrees(&shape) {
+                return Err(i
+                    .error("X", "holds variables that cannot be added")
+                    .expected(format!("{}{shape}", first.dtype))
+                    .got(format!("{}{}", meta.dtype, meta.shape)));
+            }
+            for (dim, other) in shape.dims_mut().iter_mut().zip(meta.shape.iter()) {
+                *dim = (*dim).max(*other);
+            }
+        }
+        let is_sparse = |meta: &Meta| meta.kind == VarKind::SparseRows;
+        let made = if inputs.iter().all(is_sparse) {
+            Meta::sparse(first.dtype, shape, inputs.iter().map(|meta| meta.rows).sum())
+        } else {
+            Meta::dense(first.dtype, shape)
+        };
+        i.push("Out", made);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let dy = g.dy("Out")?;
+        for var in g.op.input("X").to_vec() {
+            if !g.wants_var(var) {
+                continue;
+            }
+            if g.emit.program.var(var).is_parameter() {
+                let dx = g.dx_of(var, VarKind::Dense)?;
+                g.op(&crate::tensor::assign::DEF).input("X", dy).output("Out", dx).done()?;
+            } else {
+                g.pass(var, dy);
+            }
+        }
+        Ok(())
+    }),
+    cpu,
+    traits: OpTraits { inplace: &[("Out", "X")], elementwise: true, cost, ..OpTraits::plain() },
+};
+
+fn cost(ctx: &CostCtx<'_>) -> Cost {
+    let flops = ctx.inputs.iter().flatten().map(|meta| meta.numel() as f64).sum();
+    Cost { flops, bytes: ctx.bytes() }
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
+    let out = p.output("Out");
+    by_type!(out.dtype, Err(p.no_kernel(out.dtype)),
+        [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
+        if out.kind == VarKind::SparseRows {
+            Ok(Kernel::new(append_rows::<T>))
+        } else {
+            Ok(dense::<T>(p))
+        }
+    })
+}
+
+fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
+    let sparse: Vec<bool> = p.inputs[0].iter().map(|m| m.kind == VarKind::SparseRows).collect();
+    let dense: Vec<usize> = (0..sparse.len()).filter(|index| !sparse[*index]).collect();
+    // The first dense input may lie where Out does, so it is read first.
+    let first = dense[0];
+    let len = if first == 0 { physical_len(p, 0) } else { p.output("Out").shape.len() };
+    Kernel::new(move |k| {
+        let (inputs, out) = (k.inputs[0], k.out_arg(0).ptr as usize);
+        let in_place = inputs[first].ptr == k.out_arg(0).ptr;
+        k.pool.run_ranges(len, TILE, |range| {
+            let at = |ptr: *mut u8| ptr.cast::<T>().wrapping_add(range.start);
+            let out = at(out as *mut u8);
+            if !in_place {
+                // SAFETY: both hold `len` elements and do not overlap; ranges are disjoint.
+                unsafe { std::ptr::copy_nonoverlapping(at(inputs[first].ptr), out, range.len()) };
+            }
+            // SAFETY: ranges of the output are disjoint; no other input overlaps it.
+            let out = unsafe { std::slice::from_raw_parts_mut(out, range.len()) };
+            for index in &dense[1..] {
+                // SAFETY: every dense input holds `len` elements.
+                let from = unsafe {
+                    std::slice::from_raw_parts(at(inputs[*index].ptr).cast_const(), range.len())
+                };
+                out.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+            }
+        });
+        for (arg, is_sparse) in inputs.iter().zip(&sparse) {
+            if *is_sparse {
+                let width = arg.row_len();
+                let out = k.output::<T>(0);
+                for (id, row) in arg.row_ids().iter().zip(arg.slice::<T>().chunks(width.max(1))) {
+                    let start = *id as usize * width;
+                    let Some(to) = out.get_mut(start..start + width).filter(|_| *id >= 0) else {
+                        return Err(Error::invalid("a sparse row lies outside its matrix")
+                            .expected(format!("below {}", arg.shape.at(0)))
+                            .got(*id));
+                    };
+                    to.iter_mut().zip(row).for_each(|(to, from)| *to += *from);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn append_rows<T: Element>(k: &KernelCtx<'_>) -> Result<()> {
+    let out = k.out_arg(0);
+    let width = out.row_len();
+    let mut count = 0;
+    for arg in k.inputs[0] {
+        let rows = arg.row_count();
+        if arg.ptr != out.ptr {
+            let ids = out.row_ids_mut();
+            ids[count..count + rows].copy_from_slice(arg.row_ids());
+            let values = out.slice_mut::<T>();
+            values[count * width..(count + rows) * width]
+                .copy_from_slice(&arg.slice::<T>()[..rows * width]);
+        }
+        count += rows;
+    }
+    out.set_row_count(count);
+    Ok(())
+}

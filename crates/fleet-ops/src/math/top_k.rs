@@ -1,0 +1,170 @@
+//! `top_k_v2`: the k largest (or smallest) elements along an axis, in order, and where they lie.
+//!
+//! f32 (halves through f32), f64, i32, i64. Equal elements come in the order of their places; NaN
+//! comes last. The gradient goes back to the places.
+
+use crate::prelude::*;
+use crate::rules::{around, axis_of, by_type};
+use crate::widen::{has_half, through_f32};
+use fleet_ir::AttrSpec;
+
+/// Elements that a task reads at least.
+const GRAIN: usize = 16 * 1024;
+
+const ATTRS: &[AttrSpec] = &[attr("k", Int(1)), attr("axis", Int(-1)), attr("largest", Bool(true))];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "top_k_v2",
+        inputs: &[one("X")],
+        outputs: &[one("Out"), one("Indices")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        let axis = axis_of(i.op, "axis", &x.shape)?;
+        let count = i.op.attr_int("k");
+        if count < 1 || (x.shape[axis] >= 0 && count > x.shape[axis]) {
+            return Err(Error::invalid("attribute 'k' of top_k_v2 is out of range")
+                .expected(format!("1 to dimension {axis} of X {}", x.shape))
+                .got(count));
+        }
+        let mut shape = x.shape;
+        shape.dims_mut()[axis] = count;
+        i.set("Out", x.dtype, shape);
+        i.set("Indices", DType::I64, shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, indices, dout) = (g.x("X")?, g.y("Indices")?, g.dy("Out")?);
+        let axis = g.op.attr_int("axis");
+        if let Some(dx) = g.dx("X")? {
+            g.op(&GRAD)
+                .input("X", x)
+                .input("Indices", indices)
+                .input("Out@GRAD", dout)
+                .attr("axis", axis)
+                .output("X@GRAD", dx)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu,
+    traits: OpTraits::amp(AmpClass::Unlisted),
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "top_k_v2_grad",
+        inputs: &[one("X"), one("Indices"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: &[attr("axis", Int(-1))],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        i.set("X@GRAD", x.dtype, x.shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: grad_cpu,
+    traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
+};
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
+    let x = p.input("X");
+    let (outer, len, inner) = around(&x.shape, axis_of(p.op, "axis", &x.shape)?);
+    let (count, largest) = (p.op.attr_usize("k"), p.op.attr_bool("largest"));
+    let lines_per_task = (GRAIN / len.max(1)).max(1);
+    by_type!(x.dtype, Err(p.no_kernel(x.dtype)),
+        [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
+        // `a` comes before `b`; a NaN before nothing, and every number before it.
+        #[allow(clippy::eq_op)]
+        let before: fn(T, T) -> bool = match largest {
+            true => |a, b| a > b || (b != b && a == a),
+            false => |a, b| a < b || (b != b && a == a),
+        };
+        Ok(Kernel::new(move |k| {
+            let x = k.input::<T>(0);
+            let values = Shareable::new(k.output::<T>(0));
+            let places = Shareable::new(k.output::<i64>(1));
+            k.pool.run_ranges(outer * inner, lines_per_task, |lines| {
+                for line in lines {
+                    let start = line / inner * len * inner + line % inner;
+                    let out = line / inner * count * inner + line % inner;
+                    // SAFETY: lines are disjoint; `out + j * inner` with j < count is inside both.
+                    unsafe {
+                        select(len, count, inner, before, |at| x[start + at * inner],
+                            values.ptr().add(out), places.ptr().add(out));
+                    }
+                }
+            });
+            Ok(())
+        }))
+    })
+}
+
+/// Keeps the best `count` seen so far in order: few are asked for, and most elements fail the first
+/// comparison.
+///
+/// # Safety
+/// `values` and `places` hold `count` elements, `step` apart.
+unsafe fn select<T: Copy>(
+    len: usize,
+    count: usize,
+    step: usize,
+    before: fn(T, T) -> bool,
+    element: impl Fn(usize) -> T,
+    values: *mut T,
+    places: *mut i64,
+) {
+    for at in 0..len {
+        let value = element(at);
+        let kept = at.min(count);
+        // SAFETY: every index used is below `count`.
+        unsafe {
+            if kept == count && !before(value, *values.add((count - 1) * step)) {
+                continue;
+            }
+            let mut to = kept.min(count - 1);
+            while to > 0 && before(value, *values.add((to - 1) * step)) {
+                *values.add(to * step) = *values.add((to - 1) * step);
+                *places.add(to * step) = *places.add((to - 1) * step);
+                to -= 1;
+            }
+            *values.add(to * step) = value;
+            *places.add(to * step) = at as i64;
+        }
+    }
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, grad_cpu);
+    }
+    let (x, dout) = (p.input("X"), p.input("Out@GRAD"));
+    if x.dtype != DType::F32 {
+        return Err(p.no_kernel(x.dtype));
+    }
+    let axis = axis_of(p.op, "axis", &x.shape)?;
+    let (outer, len, inner) = around(&x.shape, axis);
+    let count = dout.shape.at(axis);
+    Ok(Kernel::new(move |k| {
+        let (places, dout) = (k.input::<i64>(1), k.input::<f32>(2));
+        let dx = Shareable::new(k.output::<f32>(0));
+        k.pool.run_ranges(outer, (GRAIN / (len * inner).max(1)).max(1), |blocks| {
+            for block in blocks {
+                // SAFETY: blocks are disjoint and inside the output.
+                let dx = unsafe { dx.slice(block * len * inner, len * inner) };
+                dx.fill(0.0);
+                for j in 0..count * inner {
+                    let from = block * count * inner + j;
+                    dx[places[from] as usize * inner + j % inner] = dout[from];
+                }
+            }
+        });
+        Ok(())
+    }))
+}

@@ -1,0 +1,250 @@
+//! Functions of one element: activations, roots, exponentials, rounding.
+//!
+//! All over f32 (halves through f32); a few that make sense for them over i32 and i64. The gradient
+//! ops read X or Out, whichever the function's derivative is simplest in, and only that one is kept.
+
+use crate::prelude::*;
+use crate::rules::physical_len;
+use crate::widen::{has_half, through_f32};
+use fleet_ir::Op;
+use fleet_kernels::elementwise::{Saved, Unary, unary_grad_raw, unary_raw};
+
+macro_rules! unary {
+    ($($name:literal, $DEF:ident, $GRAD:ident, [$($attr:expr),*], $amp:ident, zero_stays: $zero:literal;)*) => {$(
+        pub static $DEF: OpDef = OpDef {
+            spec: OpSpec {
+                name: $name,
+                inputs: &[one("X")],
+                outputs: &[one("Out")],
+                attrs: &[$($attr),*],
+            },
+            infer,
+            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            cpu,
+            traits: OpTraits {
+                inplace: &[("Out", "X")],
+                elementwise: $zero,
+                ..OpTraits::amp(AmpClass::$amp)
+            },
+        };
+
+        pub static $GRAD: OpDef = OpDef {
+            spec: OpSpec {
+                name: concat!($name, "_grad"),
+                inputs: &[optional("X"), optional("Out"), one("Out@GRAD")],
+                outputs: &[one("X@GRAD")],
+                attrs: &[$($attr),*],
+            },
+            infer: |i| {
+                let dout = i.input("Out@GRAD")?;
+                i.set("X@GRAD", dout.dtype, dout.shape);
+                Ok(())
+            },
+            grad: Grad::None,
+            cpu: grad_cpu,
+            traits: OpTraits {
+                inplace: &[("X@GRAD", "Out@GRAD"), ("X@GRAD", "X"), ("X@GRAD", "Out")],
+                ..OpTraits::amp(AmpClass::$amp)
+            },
+        };
+    )*
+
+        /// Every op of this file.
+        pub static DEFS: &[&OpDef] = &[$(&$DEF, &$GRAD),*];
+    };
+}
+
+unary! {
+    "relu", RELU, RELU_GRAD, [], Gray, zero_stays: true;
+    "relu6", RELU6, RELU6_GRAD, [], Gray, zero_stays: true;
+    "leaky_relu", LEAKY_RELU, LEAKY_RELU_GRAD, [attr("alpha", Float(0.02))], Gray, zero_stays: true;
+    "sigmoid", SIGMOID, SIGMOID_GRAD, [], Gray, zero_stays: false;
+    "logsigmoid", LOGSIGMOID, LOGSIGMOID_GRAD, [], Unlisted, zero_stays: false;
+    "tanh", TANH, TANH_GRAD, [], Gray, zero_stays: true;
+    "gelu", GELU, GELU_GRAD, [attr("approximate", Bool(false))], Unlisted, zero_stays: true;
+    "exp", EXP, EXP_GRAD, [], Black, zero_stays: false;
+    "log", LOG, LOG_GRAD, [], Black, zero_stays: false;
+    "sqrt", SQRT, SQRT_GRAD, [], Unlisted, zero_stays: true;
+    "rsqrt", RSQRT, RSQRT_GRAD, [], Black, zero_stays: false;
+    "square", SQUARE, SQUARE_GRAD, [], Black, zero_stays: true;
+    "abs", ABS, ABS_GRAD, [], Unlisted, zero_stays: true;
+    "reciprocal", RECIPROCAL, RECIPROCAL_GRAD, [], Black, zero_stays: false;
+    "softplus", SOFTPLUS, SOFTPLUS_GRAD, [attr("beta", Float(1.0)), attr("threshold", Float(20.0))],
+        Black, zero_stays: false;
+    "softsign", SOFTSIGN, SOFTSIGN_GRAD, [], Unlisted, zero_stays: true;
+    "hard_sigmoid", HARD_SIGMOID, HARD_SIGMOID_GRAD,
+        [attr("slope", Float(0.2)), attr("offset", Float(0.5))], Unlisted, zero_stays: false;
+    "hard_swish", HARD_SWISH, HARD_SWISH_GRAD,
+        [attr("threshold", Float(6.0)), attr("scale", Float(6.0)), attr("offset", Float(3.0))],
+        Unlisted, zero_stays: true;
+    "swish", SWISH, SWISH_GRAD, [attr("beta", Float(1.0))], Unlisted, zero_stays: true;
+    "silu", SILU, SILU_GRAD, [], Unlisted, zero_stays: true;
+    "elu", ELU, ELU_GRAD, [attr("alpha", Float(1.0))], Unlisted, zero_stays: true;
+    "selu", SELU, SELU_GRAD,
+        [attr("scale", Float(1.050_700_987_355_480_5)), attr("alpha", Float(1.673_263_242_354_377_2))],
+        Unlisted, zero_stays: true;
+    "sign", SIGN, SIGN_GRAD, [], Gray, zero_stays: true;
+    "floor", FLOOR, FLOOR_GRAD, [], Unlisted, zero_stays: true;
+    "ceil", CEIL, CEIL_GRAD, [], Unlisted, zero_stays: true;
+    "round", ROUND, ROUND_GRAD, [], Unlisted, zero_stays: true;
+    "sin", SIN, SIN_GRAD, [], Unlisted, zero_stays: true;
+    "cos", COS, COS_GRAD, [], Unlisted, zero_stays: false;
+    "erf", ERF, ERF_GRAD, [], Unlisted, zero_stays: true;
+    "pow", POW, POW_GRAD, [attr("factor", Float(1.0))], Black, zero_stays: false;
+    "clip", CLIP, CLIP_GRAD, [attr("min", Float(f64::MIN)), attr("max", Float(f64::MAX))],
+        Unlisted, zero_stays: false;
+}
+
+/// The function that an op (or its gradient op) computes.
+pub(crate) fn unary_of(op: &Op) -> Result<Unary> {
+    let number = |name: &str| op.attr_float(name) as f32;
+    Ok(match op.name().trim_end_matches("_grad") {
+        "leaky_relu" => Unary::LeakyRelu { slope: number("alpha") },
+        "gelu" if op.attr_bool("approximate") => Unary::GeluTanh,
+        "softplus" => Unary::Softplus { beta: number("beta"), threshold: number("threshold") },
+        "hard_sigmoid" => Unary::HardSigmoid { slope: number("slope"), offset: number("offset") },
+        "hard_swish" => Unary::HardSwish {
+            threshold: number("threshold"),
+            scale: number("scale"),
+            offset: number("offset"),
+        },
+        "swish" => Unary::Swish { beta: number("beta") },
+        "elu" => Unary::Elu { alpha: number("alpha") },
+        "selu" => Unary::Selu { scale: number("scale"), alpha: number("alpha") },
+        "pow" => Unary::Pow { exponent: number("factor") },
+        "clip" => Unary::Clip { min: number("min"), max: number("max") },
+        name => return named(name),
+    })
+}
+
+/// A function without parameters by the name of its op.
+pub(crate) fn named(name: &str) -> Result<Unary> {
+    Ok(match name {
+        "relu" => Unary::Relu,
+        "relu6" => Unary::Relu6,
+        "sigmoid" => Unary::Sigmoid,
+        "logsigmoid" => Unary::LogSigmoid,
+        "tanh" => Unary::Tanh,
+        "gelu" => Unary::Gelu,
+        "exp" => Unary::Exp,
+        "log" => Unary::Log,
+        "sqrt" => Unary::Sqrt,
+        "rsqrt" => Unary::Rsqrt,
+        "square" => Unary::Square,
+        "abs" => Unary::Abs,
+        "reciprocal" => Unary::Reciprocal,
+        "softsign" => Unary::Softsign,
+        "silu" => Unary::Swish { beta: 1.0 },
+        "sign" => Unary::Sign,
+        "floor" => Unary::Floor,
+        "ceil" => Unary::Ceil,
+        "round" => Unary::Round,
+        "sin" => Unary::Sin,
+        "cos" => Unary::Cos,
+        "erf" => Unary::Erf,
+        _ => return Err(Error::invalid(format!("'{name}' is no function of one element"))),
+    })
+}
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let x = i.input("X")?;
+    if x.dtype == DType::Bool {
+        return Err(i.error("X", "has the wrong element type").expected("numbers").got(x.dtype));
+    }
+    i.set("Out", x.dtype, x.shape);
+    Ok(())
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
+    let (op, len) = (unary_of(p.op)?, physical_len(p, 0));
+    match p.input("X").dtype {
+        DType::F32 => Ok(Kernel::new(move |k| {
+            let (x, y) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+            // SAFETY: both hold `len` floats, and are equal or disjoint.
+            unsafe { unary_raw(k.pool, op, x, y, len) };
+            Ok(())
+        })),
+        DType::I32 => integers::<i32>(p, op, len),
+        DType::I64 => integers::<i64>(p, op, len),
+        dtype => Err(p.no_kernel(dtype)),
+    }
+}
+
+/// The functions that map integers to integers.
+fn integers<T>(p: &PrepareCtx<'_>, op: Unary, len: usize) -> Result<Kernel>
+where
+    T: fleet_tensor::Element + Into<i128> + TryFrom<i128>,
+{
+    let map: fn(i128, i128, i128) -> i128 = match op {
+        Unary::Relu => |x, _, _| x.max(0),
+        Unary::Relu6 => |x, _, _| x.clamp(0, 6),
+        Unary::Abs => |x, _, _| x.abs(),
+        Unary::Sign => |x, _, _| x.signum(),
+        Unary::Square => |x, _, _| x * x,
+        Unary::Floor | Unary::Ceil | Unary::Round => |x, _, _| x,
+        Unary::Clip { .. } => |x, low, high| x.min(high).max(low),
+        _ => return Err(p.no_kernel(p.input("X").dtype)),
+    };
+    let (low, high) = match op {
+        Unary::Clip { .. } => (p.op.attr_float("min").ceil(), p.op.attr_float("max").floor()),
+        _ => (0.0, 0.0),
+    };
+    let (low, high) = (low as i128, high as i128);
+    Ok(Kernel::new(move |k| {
+        let (x, y): (*const T, *mut T) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+        for i in 0..len {
+            // SAFETY: both hold `len` elements; equal pointers are read before they are written. A
+            // result that does not fit wraps to the element's zero, as squares may.
+            unsafe {
+                let value = map((*x.add(i)).into(), low, high);
+                *y.add(i) = T::try_from(value).unwrap_or_default();
+            }
+        }
+        Ok(())
+    }))
+}
+
+fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+    let (x, y, dy) = (g.x("X")?, g.y("Out")?, g.dy("Out")?);
+    let Some(dx) = g.dx("X")? else { return Ok(()) };
+    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
+    let call = match unary_of(&g.op)?.saved() {
+        Saved::Input => g.op(def).input("X", x),
+        Saved::Output => g.op(def).input("Out", y),
+        Saved::Nothing => g.op(def),
+    };
+    let call = attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value));
+    call.input("Out@GRAD", dy).output("X@GRAD", dx).done()?;
+    Ok(())
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, grad_cpu);
+    }
+    let (op, len) = (unary_of(p.op)?, physical_len(p, 2));
+    if p.input("Out@GRAD").dtype != DType::F32 {
+        return Err(p.no_kernel(p.input("Out@GRAD").dtype));
+    }
+    let saved = match op.saved() {
+        Saved::Input => 0,
+        Saved::Output => 1,
+        Saved::Nothing => 2,
+    };
+    if p.inputs[saved].is_empty() {
+        return Err(Error::invalid(format!(
+            "{} misses input '{}'",
+            p.op.name(),
+            p.op.spec.inputs[saved].name
+        )));
+    }
+    Ok(Kernel::new(move |k| {
+        let (saved, dy) = (k.arg(saved).ptr.cast(), k.arg(2).ptr.cast());
+        // SAFETY: all hold `len` floats; the output is equal to or disjoint from each input.
+        unsafe { unary_grad_raw(k.pool, op, saved, dy, k.out_arg(0).ptr.cast(), len) };
+        Ok(())
+    }))
+}

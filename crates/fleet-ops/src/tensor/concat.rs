@@ -1,0 +1,312 @@
+//! Putting tensors together and taking them apart: `concat`, `split`, `stack`, `unstack`. Any element
+//! type. The gradient of one is another; outputs to which no gradient comes count as zero.
+
+use crate::prelude::*;
+use crate::rules::{axis_of, by_width, check_row_major, same_dim, sizes};
+use crate::tensor::fill::FILL_ANY_LIKE;
+use crate::tensor::strided::{Strided, row_major};
+use fleet_ir::Op;
+
+pub static CONCAT: OpDef = OpDef {
+    spec: OpSpec {
+        name: "concat",
+        inputs: &[many("X")],
+        outputs: &[one("Out")],
+        attrs: &[attr("axis", Int(0))],
+    },
+    infer: |i| {
+        let (dtype, mut shape) = first_of(i)?;
+        let axis = axis_of(i.op, "axis", &shape)?;
+        let mut total = 0;
+        for meta in i.inputs("X") {
+            let mut other = meta.shape;
+            if other.rank() == shape.rank() {
+                total = match (total, other[axis]) {
+                    (-1, _) | (_, -1) => -1,
+                    (sum, dim) => sum + dim,
+                };
+                other.dims_mut()[axis] = shape[axis];
+            }
+            shape = meet(i, &shape, &other, meta, dtype)?;
+        }
+        shape.dims_mut()[axis] = total;
+        i.set("Out", dtype, shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (dy, axis) = (g.dy("Out")?, g.op.attr_int("axis"));
+        let inputs = g.op.input("X").to_vec();
+        let grads: Vec<VarId> =
+            inputs.iter().map(|var| g.dx_of(*var, VarKind::Dense)).collect::<Result<_>>()?;
+        g.op(&CONCAT_GRAD)
+            .inputs("X", &inputs)
+            .input("Out@GRAD", dy)
+            .attr("axis", axis)
+            .outputs("X@GRAD", &grads)
+            .done()?;
+        Ok(())
+    }),
+    cpu: |p| {
+        let axis = axis_of(p.op, "axis", &p.output("Out").shape)?;
+        join(p, axis, &p.inputs[0])
+    },
+    traits: OpTraits::amp(AmpClass::Gray),
+};
+
+pub static CONCAT_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "concat_grad",
+        inputs: &[many("X"), one("Out@GRAD")],
+        outputs: &[many("X@GRAD")],
+        attrs: &[attr("axis", Int(0))],
+    },
+    infer: |i| {
+        for meta in i.inputs("X").to_vec() {
+            i.push("X@GRAD", Meta::dense(meta.dtype, meta.shape));
+        }
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let axis = axis_of(p.op, "axis", &p.input("Out@GRAD").shape)?;
+        part(p, 1, axis)
+    },
+    traits: OpTraits { shape_only: &["X"], ..OpTraits::amp(AmpClass::Gray) },
+};
+
+pub static SPLIT: OpDef = OpDef {
+    spec: OpSpec {
+        name: "split",
+        inputs: &[one("X")],
+        outputs: &[many("Out")],
+        attrs: &[attr("axis", Int(0)), attr("num", Int(0)), attr("sections", Ints(&[]))],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        let axis = axis_of(i.op, "axis", &x.shape)?;
+        for len in sections(i.op, &x.shape, axis)? {
+            let mut shape = x.shape;
+            shape.dims_mut()[axis] = len;
+            i.push("Out", Meta::dense(x.dtype, shape));
+        }
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let axis = g.op.attr_int("axis");
+        let Some(dx) = g.dx("X")? else { return Ok(()) };
+        let grads = arriving(g, "Out")?;
+        g.op(&CONCAT).inputs("X", &grads).attr("axis", axis).output("Out", dx).done()?;
+        Ok(())
+    }),
+    cpu: |p| {
+        let axis = axis_of(p.op, "axis", &p.input("X").shape)?;
+        part(p, 0, axis)
+    },
+    traits: OpTraits::amp(AmpClass::Gray),
+};
+
+pub static STACK: OpDef = OpDef {
+    spec: OpSpec {
+        name: "stack",
+        inputs: &[many("X")],
+        outputs: &[one("Y")],
+        attrs: &[attr("axis", Int(0))],
+    },
+    infer: |i| {
+        let (dtype, mut shape) = first_of(i)?;
+        for meta in i.inputs("X") {
+            shape = meet(i, &shape, &meta.shape, meta, dtype)?;
+        }
+        let axis = new_axis(i.op, &shape)?;
+        let mut dims = shape.to_vec();
+        dims.insert(axis, i.inputs("X").len() as i64);
+        i.set("Y", dtype, Shape::new(&dims)?);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (dy, axis) = (g.dy("Y")?, g.op.attr_int("axis"));
+        let inputs = g.op.input("X").to_vec();
+        let grads: Vec<VarId> =
+            inputs.iter().map(|var| g.dx_of(*var, VarKind::Dense)).collect::<Result<_>>()?;
+        g.op(&UNSTACK)
+            .input("X", dy)
+            .attr("axis", axis)
+            .attr("num", inputs.len())
+            .outputs("Y", &grads)
+            .done()?;
+        Ok(())
+    }),
+    cpu: |p| {
+        let axis = axis_of(p.op, "axis", &p.output("Y").shape)?;
+        join(p, axis, &p.inputs[0])
+    },
+    traits: OpTraits::amp(AmpClass::Gray),
+};
+
+pub static UNSTACK: OpDef = OpDef {
+    spec: OpSpec {
+        name: "unstack",
+        inputs: &[one("X")],
+        outputs: &[many("Y")],
+        attrs: &[attr("axis", Int(0)), attr("num", Int(0))],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        let axis = axis_of(i.op, "axis", &x.shape)?;
+        let asked = i.op.attr_int("num");
+        let count = if asked == 0 { x.shape[axis] } else { asked };
+        if count < 1 || same_dim(count, x.shape[axis]).is_none() {
+            return Err(Error::invalid("attribute 'num' of unstack does not fit X")
+                .expected(format!("dimension {axis} of {}", x.shape))
+                .got(asked));
+        }
+        let mut dims = x.shape.to_vec();
+        dims.remove(axis);
+        for _ in 0..count {
+            i.push("Y", Meta::dense(x.dtype, Shape::of(&dims)));
+        }
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let axis = g.op.attr_int("axis");
+        let Some(dx) = g.dx("X")? else { return Ok(()) };
+        let grads = arriving(g, "Y")?;
+        g.op(&STACK).inputs("X", &grads).attr("axis", axis).output("Y", dx).done()?;
+        Ok(())
+    }),
+    cpu: |p| {
+        let axis = axis_of(p.op, "axis", &p.input("X").shape)?;
+        part(p, 0, axis)
+    },
+    traits: OpTraits::amp(AmpClass::Gray),
+};
+
+fn first_of(i: &InferCtx<'_>) -> Result<(DType, Shape)> {
+    let first = i.inputs("X").first();
+    first
+        .map(|meta| (meta.dtype, meta.shape))
+        .ok_or_else(|| Error::invalid(format!("op '{}' misses input 'X'", i.op.name())))
+}
+
+/// What two shapes agree on; `meta` is the variable that is blamed if they do not.
+fn meet(
+    i: &InferCtx<'_>,
+    shape: &Shape,
+    other: &Shape,
+    meta: &Meta,
+    dtype: DType,
+) -> Result<Shape> {
+    if meta.dtype != dtype || !shape.agrees(other) {
+        return Err(i
+            .error("X", "holds variables that do not fit together")
+            .expected(format!("{dtype}{shape}"))
+            .got(format!("{}{}", meta.dtype, meta.shape)));
+    }
+    let mut both = *shape;
+    for (dim, known) in both.dims_mut().iter_mut().zip(other.iter()) {
+        *dim = (*dim).max(*known);
+    }
+    Ok(both)
+}
+
+fn new_axis(op: &Op, shape: &Shape) -> Result<usize> {
+    let mut wider = *shape;
+    wider.push(1)?;
+    axis_of(op, "axis", &wider)
+}
+
+fn sections(op: &Op, x: &Shape, axis: usize) -> Result<Vec<i64>> {
+    let (len, count, asked) = (x[axis], op.attr_int("num"), op.attr_ints("sections"));
+    let wrong = |expected: String, got: String| {
+        Err(Error::invalid(format!("split cannot cut dimension {axis} of X {x}"))
+            .expected(expected)
+            .got(got))
+    };
+    if asked.is_empty() {
+        if count < 1 || (len >= 0 && len % count != 0) {
+            return wrong(format!("a 'num' that divides {len}"), count.to_string());
+        }
+        return Ok(vec![if len < 0 { -1 } else { len / count }; count as usize]);
+    }
+    let known: i64 = asked.iter().filter(|it| **it >= 0).sum();
+    let open = asked.iter().filter(|it| **it < 0).count();
+    let fits = match open {
+        0 => len < 0 || known == len,
+        1 => len < 0 || known <= len,
+        _ => false,
+    };
+    if !fits || asked.iter().any(|it| *it < -1) {
+        return wrong(format!("'sections' that add up to {len}"), format!("{asked:?}"));
+    }
+    let rest = if len < 0 { -1 } else { len - known };
+    Ok(asked.iter().map(|it| if *it < 0 { rest } else { *it }).collect())
+}
+
+/// The gradients of all variables of an output slot; zeros where none arrives.
+fn arriving(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
+    let mut grads = Vec::new();
+    for var in g.op.output(slot).to_vec() {
+        grads.push(match g.dy_of(var) {
+            Some(grad) => grad,
+            None => g.op(&FILL_ANY_LIKE).input("X", var).one("Out")?,
+        });
+    }
+    Ok(grads)
+}
+
+/// Copies between one whole tensor and its parts along an axis; `(part, whole)` strides swap sides.
+fn parts(whole: &Shape, axis: usize, lens: &[usize], into_whole: bool) -> Vec<Strided> {
+    let strides = row_major(&sizes(whole));
+    let mut at = 0;
+    let mut copies = Vec::new();
+    for len in lens {
+        let mut dims = sizes(whole);
+        dims[axis] = *len;
+        let own = row_major(&dims);
+        let place = (at * strides[axis] as usize, strides.as_slice());
+        copies.push(match into_whole {
+            true => Strided::new(&dims, (0, &own), place),
+            false => Strided::new(&dims, place, (0, &own)),
+        });
+        at += len;
+    }
+    copies
+}
+
+/// Lengths of the parts along the axis; 1 where parts have a dimension less than the whole.
+fn lens(metas: &[Meta], whole: &Shape, axis: usize) -> Vec<usize> {
+    let len = |meta: &Meta| if meta.shape.rank() < whole.rank() { 1 } else { meta.shape.at(axis) };
+    metas.iter().map(len).collect()
+}
+
+fn join(p: &PrepareCtx<'_>, axis: usize, metas: &[Meta]) -> Result<Kernel> {
+    check_row_major(p)?;
+    let out = p.outputs[0][0];
+    let copies = parts(&out.shape, axis, &lens(metas, &out.shape, axis), true);
+    by_width!(out.dtype, T => {
+        Ok(Kernel::new(move |k| {
+            let out = k.out_arg(0).ptr.cast::<T>();
+            for (copy, arg) in copies.iter().zip(k.inputs[0]) {
+                // SAFETY: the plan goes over the inputs and the output by their shapes.
+                unsafe { copy.run(k.pool, arg.ptr.cast::<T>(), out) };
+            }
+            Ok(())
+        }))
+    })
+}
+
+fn part(p: &PrepareCtx<'_>, input: usize, axis: usize) -> Result<Kernel> {
+    check_row_major(p)?;
+    let x = p.inputs[input][0];
+    let copies = parts(&x.shape, axis, &lens(&p.outputs[0], &x.shape, axis), false);
+    by_width!(x.dtype, T => {
+        Ok(Kernel::new(move |k| {
+            let x = k.arg(input).ptr.cast::<T>();
+            for (copy, out) in copies.iter().zip(k.outputs[0]) {
+                // SAFETY: as above.
+                unsafe { copy.run(k.pool, x, out.ptr.cast::<T>()) };
+            }
+            Ok(())
+        }))
+    })
+}

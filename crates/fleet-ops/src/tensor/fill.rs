@@ -1,0 +1,262 @@
+//! Tensors of numbers that are known: `fill_constant` and its relatives, `assign_value`, `eye`,
+//! `range`. Every element type.
+
+use crate::prelude::*;
+use crate::rules::{by_width, element_bytes};
+use fleet_ir::Op;
+
+/// Elements that a task fills.
+const GRAIN: usize = 32 * 1024;
+
+pub static FILL_CONSTANT: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fill_constant",
+        inputs: &[],
+        outputs: &[one("Out")],
+        attrs: &[
+            required("shape", AttrKind::Ints),
+            attr("dtype", DTypeOf(DType::F32)),
+            attr("value", Float(0.0)),
+        ],
+    },
+    infer: infer_shape_attr,
+    grad: Grad::None,
+    cpu: |p| Ok(filled(p, p.op.attr_float("value"))),
+    traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Gray) },
+};
+
+/// Out has the shape and element type of the attributes, which must be whole.
+pub(crate) fn infer_shape_attr(i: &mut InferCtx<'_>) -> Result<()> {
+    let shape = whole_shape(i.op)?;
+    i.set("Out", i.op.attr_dtype("dtype"), shape);
+    Ok(())
+}
+
+pub(crate) fn whole_shape(op: &Op) -> Result<Shape> {
+    let dims = op.attr_ints("shape");
+    if dims.iter().any(|dim| *dim < 0) {
+        return Err(Error::invalid(format!("attribute 'shape' of {} is not whole", op.name()))
+            .expected("dimensions of 0 or more")
+            .got(format!("{dims:?}")));
+    }
+    Shape::new(dims)
+}
+
+/// Fills the output with one number; a padded layout's padding stays zero.
+fn filled(p: &PrepareCtx<'_>, value: f64) -> Kernel {
+    let (dtype, layout) = (p.output("Out").dtype, p.output_layouts[0][0]);
+    let bytes = element_bytes(dtype, value);
+    let shape = p.output("Out").shape;
+    by_width!(dtype, T => {
+        let mut own = [0; size_of::<T>()];
+        own.copy_from_slice(&bytes[..size_of::<T>()]);
+        let value = T::from_ne_bytes(own);
+        Kernel::new(move |k| {
+            let out = k.out_arg(0).bytes_mut();
+            if layout == Layout::Filter64 && value != 0 {
+                out.fill(0);
+                // SAFETY: the bytes are those of elements of this width, 64-byte aligned.
+                let out = unsafe {
+                    std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T>(), out.len() / size_of::<T>())
+                };
+                fill_filter64(&shape, out, value);
+                return Ok(());
+            }
+            let out = out.as_mut_ptr() as usize;
+            k.pool.run_ranges(k.out_arg(0).len(), GRAIN, |range| {
+                // SAFETY: ranges are disjoint and inside the output, as above.
+                unsafe {
+                    let start = (out as *mut T).add(range.start);
+                    std::slice::from_raw_parts_mut(start, range.len()).fill(value);
+                }
+            });
+            Ok(())
+        })
+    })
+}
+
+/// Every lane that stands for an output channel, in blocks of 64 channels.
+fn fill_filter64<T: Copy>(shape: &Shape, out: &mut [T], value: T) {
+    let (channels, rest) = (shape.at(0), shape.product(1..shape.rank()));
+    for (index, lanes) in out.chunks_mut(64).enumerate() {
+        let first = index / rest.max(1) * 64;
+        lanes[..channels.saturating_sub(first).min(64)].fill(value);
+    }
+}
+
+pub static FILL_CONSTANT_BATCH_SIZE_LIKE: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fill_constant_batch_size_like",
+        inputs: &[one("Input")],
+        outputs: &[one("Out")],
+        attrs: &[
+            required("shape", AttrKind::Ints),
+            attr("dtype", DTypeOf(DType::F32)),
+            attr("value", Float(0.0)),
+            attr("input_dim_idx", Int(0)),
+            attr("output_dim_idx", Int(0)),
+        ],
+    },
+    infer: |i| {
+        let input = i.input("Input")?;
+        let mut shape = Shape::new(i.op.attr_ints("shape"))?;
+        let from = crate::rules::axis_of(i.op, "input_dim_idx", &input.shape)?;
+        let to = crate::rules::axis_of(i.op, "output_dim_idx", &shape)?;
+        shape.dims_mut()[to] = input.shape[from];
+        i.set("Out", i.op.attr_dtype("dtype"), shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| Ok(filled(p, p.op.attr_float("value"))),
+    traits: OpTraits { shape_only: &["Input"], ..OpTraits::plain() },
+};
+
+pub static FILL_ANY_LIKE: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fill_any_like",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[attr("value", Float(0.0)), attr("dtype", Str(""))],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        let dtype = match i.op.attr_str("dtype") {
+            "" => x.dtype,
+            name => DType::parse(name)?,
+        };
+        i.set("Out", dtype, x.shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| Ok(filled(p, p.op.attr_float("value"))),
+    traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
+};
+
+pub static ASSIGN_VALUE: OpDef = OpDef {
+    spec: OpSpec {
+        name: "assign_value",
+        inputs: &[],
+        outputs: &[one("Out")],
+        attrs: &[
+            required("shape", AttrKind::Ints),
+            attr("dtype", DTypeOf(DType::F32)),
+            attr("values", Floats(&[])),
+            attr("ints_values", Ints(&[])),
+        ],
+    },
+    infer: |i| {
+        let (floats, ints) = (i.op.attr_floats("values"), i.op.attr_ints("ints_values"));
+        let shape = whole_shape(i.op)?;
+        let given = floats.len().max(ints.len());
+        if given != shape.len() || (!floats.is_empty() && !ints.is_empty()) {
+            return Err(Error::invalid("attributes of assign_value do not fit together")
+                .expected(format!("{} numbers for shape {shape}", shape.len()))
+                .got(format!("{} values and {} ints_values", floats.len(), ints.len())));
+        }
+        infer_shape_attr(i)
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let dtype = p.output("Out").dtype;
+        let floats = p.op.attr_floats("values").iter().map(|value| element_bytes(dtype, *value));
+        let ints = p.op.attr_ints("ints_values").iter().map(|value| match dtype {
+            DType::I64 => value.to_ne_bytes(),
+            _ => element_bytes(dtype, *value as f64),
+        });
+        let bytes: Vec<u8> =
+            floats.chain(ints).flat_map(|it| it.into_iter().take(dtype.size())).collect();
+        Ok(Kernel::new(move |k| {
+            k.out_arg(0).bytes_mut().copy_from_slice(&bytes);
+            Ok(())
+        }))
+    },
+    traits: OpTraits::plain(),
+};
+
+pub static EYE: OpDef = OpDef {
+    spec: OpSpec {
+        name: "eye",
+        inputs: &[],
+        outputs: &[one("Out")],
+        attrs: &[
+            required("num_rows", AttrKind::Int),
+            attr("num_columns", Int(-1)),
+            attr("dtype", DTypeOf(DType::F32)),
+        ],
+    },
+    infer: |i| {
+        let rows = i.op.attr_int("num_rows");
+        let columns = match i.op.attr_int("num_columns") {
+            -1 => rows,
+            columns => columns,
+        };
+        if rows < 0 || columns < 0 {
+            return Err(Error::invalid("attributes of eye are out of range")
+                .expected("num_rows and num_columns of 0 or more")
+                .got(format!("{rows} and {columns}")));
+        }
+        i.set("Out", i.op.attr_dtype("dtype"), [rows, columns]);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let out = p.output("Out");
+        let (rows, columns) = (out.shape.at(0), out.shape.at(1));
+        let (size, one) = (out.dtype.size(), element_bytes(out.dtype, 1.0));
+        Ok(Kernel::new(move |k| {
+            let out = k.out_arg(0).bytes_mut();
+            out.fill(0);
+            for at in 0..rows.min(columns) {
+                let start = (at * columns + at) * size;
+                out[start..start + size].copy_from_slice(&one[..size]);
+            }
+            Ok(())
+        }))
+    },
+    traits: OpTraits::plain(),
+};
+
+pub static RANGE: OpDef = OpDef {
+    spec: OpSpec {
+        name: "range",
+        inputs: &[],
+        outputs: &[one("Out")],
+        attrs: &[
+            attr("start", Float(0.0)),
+            required("end", AttrKind::Float),
+            attr("step", Float(1.0)),
+            attr("dtype", DTypeOf(DType::I64)),
+        ],
+    },
+    infer: |i| {
+        let count = range_len(i.op)?;
+        i.set("Out", i.op.attr_dtype("dtype"), [count]);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let (start, step) = (p.op.attr_float("start"), p.op.attr_float("step"));
+        let dtype = p.output("Out").dtype;
+        Ok(Kernel::new(move |k| {
+            let size = dtype.size();
+            for (index, place) in k.out_arg(0).bytes_mut().chunks_exact_mut(size).enumerate() {
+                let bytes = element_bytes(dtype, start + step * index as f64);
+                place.copy_from_slice(&bytes[..size]);
+            }
+            Ok(())
+        }))
+    },
+    traits: OpTraits::plain(),
+};
+
+/// Elements of a range; bounded, so that a wrong attribute is an error and not a full memory.
+fn range_len(op: &Op) -> Result<i64> {
+    let (start, end, step) = (op.attr_float("start"), op.attr_float("end"), op.attr_float("step"));
+    let count = ((end - start) / step).ceil();
+    if !count.is_finite() || count > 1e12 {
+        return Err(Error::invalid("attributes of range are out of range")
+            .expected("finite numbers and a step other than 0")
+            .got(format!("start {start}, end {end}, step {step}")));
+    }
+    Ok(count.max(0.0) as i64)
+}

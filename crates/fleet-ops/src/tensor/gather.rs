@@ -1,0 +1,347 @@
+//! Elements picked by index: `gather` and `index_select` along an axis, `gather_nd` by tuples. Any
+//! element type, indices i32 or i64. The gradients add what was picked several times (f32, halves
+//! through f32).
+
+use crate::prelude::*;
+use crate::rules::{around, axis_of, by_width, check_row_major};
+use crate::tensor::slice::zero;
+use crate::widen::{has_half, through_f32};
+use fleet_ir::{AttrSpec, SlotSpec};
+use fleet_kernels::pool::Pool;
+
+/// Elements that a task moves.
+const GRAIN: usize = 16 * 1024;
+
+const AXIS: &[AttrSpec] = &[attr("axis", Int(0))];
+const DIM: &[AttrSpec] = &[attr("dim", Int(0))];
+
+const IN: &[SlotSpec] = &[one("X"), one("Index")];
+const OUT: &[SlotSpec] = &[one("Out")];
+const GRAD_IN: &[SlotSpec] = &[one("X"), one("Index"), one("Out@GRAD")];
+const GRAD_OUT: &[SlotSpec] = &[one("X@GRAD")];
+
+pub static GATHER: OpDef = def("gather", AXIS, |g| grad(g, &GATHER_GRAD));
+pub static GATHER_GRAD: OpDef = grad_def("gather_grad", AXIS, grad_cpu);
+pub static INDEX_SELECT: OpDef = def("index_select", DIM, |g| grad(g, &INDEX_SELECT_GRAD));
+pub static INDEX_SELECT_GRAD: OpDef = grad_def("index_select_grad", DIM, grad_cpu);
+
+const fn def(
+    name: &'static str,
+    attrs: &'static [AttrSpec],
+    grad: fn(&mut GradCtx<'_, '_>) -> Result<()>,
+) -> OpDef {
+    OpDef {
+        spec: OpSpec { name, inputs: IN, outputs: OUT, attrs },
+        infer,
+        grad: Grad::Rule(grad),
+        cpu,
+        traits: OpTraits::amp(AmpClass::Gray),
+    }
+}
+
+const fn grad_def(
+    name: &'static str,
+    attrs: &'static [AttrSpec],
+    cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
+) -> OpDef {
+    OpDef {
+        spec: OpSpec { name, inputs: GRAD_IN, outputs: GRAD_OUT, attrs },
+        infer: |i| {
+            let x = i.input("X")?;
+            i.set("X@GRAD", x.dtype, x.shape);
+            Ok(())
+        },
+        grad: Grad::None,
+        cpu,
+        traits: OpTraits { shape_only: &["X"], ..OpTraits::amp(AmpClass::Gray) },
+    }
+}
+
+fn axis(op: &fleet_ir::Op, x: &Shape) -> Result<usize> {
+    axis_of(op, op.spec.attrs[0].name, x)
+}
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let (x, index) = (i.input("X")?, i.input("Index")?);
+    i.check_dtype("Index", &[DType::I32, DType::I64])?;
+    let axis = axis(i.op, &x.shape)?;
+    // [N, 1] counts as [N], as the documents have it.
+    let column = index.shape.rank() == 2 && index.shape[1] == 1 && i.op.name() == "gather";
+    let picked = if column { &index.shape[..1] } else { index.shape.dims() };
+    if picked.len() > 1 {
+        return Err(i
+            .error("Index", "has the wrong number of dimensions")
+            .expected("1")
+            .got(index.shape));
+    }
+    let mut dims = x.shape[..axis].to_vec();
+    dims.extend_from_slice(picked);
+    dims.extend_from_slice(&x.shape[axis + 1..]);
+    i.set("Out", x.dtype, Shape::new(&dims)?);
+    Ok(())
+}
+
+/// Indices of either width, read as they come.
+#[derive(Clone, Copy)]
+pub(crate) enum Indices<'a> {
+    Short(&'a [i32]),
+    Long(&'a [i64]),
+}
+
+impl<'a> Indices<'a> {
+    pub(crate) fn of(k: &KernelCtx<'a>, slot: usize) -> Indices<'a> {
+        match k.arg(slot).dtype {
+            DType::I32 => Indices::Short(k.input(slot)),
+            _ => Indices::Long(k.input(slot)),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn at(&self, index: usize) -> i64 {
+        match self {
+            Indices::Short(list) => i64::from(list[index]),
+            Indices::Long(list) => list[index],
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Indices::Short(list) => list.len(),
+            Indices::Long(list) => list.len(),
+        }
+    }
+
+    /// Refuses indices outside `0..limit`: they are the user's data.
+    pub(crate) fn check(&self, limit: usize, op: &str) -> Result<()> {
+        let bad = match self {
+            Indices::Short(list) => {
+                list.iter().map(|it| i64::from(*it)).find(|it| *it < 0 || *it as usize >= limit)
+            }
+            Indices::Long(list) => list.iter().copied().find(|it| *it < 0 || *it as usize >= limit),
+        };
+        match bad {
+            None => Ok(()),
+            Some(bad) => Err(Error::invalid(format!("an index of {op} is out of range"))
+                .expected(format!("0 to {}", limit as i64 - 1))
+                .got(bad)),
+        }
+    }
+}
+
+/// Copies row `rows(i)` of `from`, `width` elements wide, to row `i` of `to`, for all of `count`.
+///
+/// # Safety
+/// All rows lie inside.
+unsafe fn copy_rows<T: Copy>(
+    pool: &Pool,
+    count: usize,
+    width: usize,
+    from: *const T,
+    to: *mut T,
+    row: impl Fn(usize) -> usize + Sync,
+) {
+    let (from, to) = (from as usize, to as usize);
+    pool.run_ranges(count, (GRAIN / width.max(1)).max(1), |range| {
+        for i in range {
+            // SAFETY: promised by the caller; every row of the target is written once.
+            unsafe {
+                let from = (from as *const T).add(row(i) * width);
+                std::ptr::copy_nonoverlapping(from, (to as *mut T).add(i * width), width);
+            }
+        }
+    });
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let x = p.input("X");
+    let (outer, len, inner) = around(&x.shape, axis(p.op, &x.shape)?);
+    let (count, name) = (p.input("Index").shape.len(), p.op.name());
+    by_width!(x.dtype, T => {
+        Ok(Kernel::new(move |k| {
+            let index = Indices::of(k, 1);
+            index.check(len, name)?;
+            let row = |i: usize| i / count * len + index.at(i % count) as usize;
+            let (x, out) = (k.arg(0).ptr.cast::<T>(), k.out_arg(0).ptr.cast());
+            // SAFETY: the indices were checked against the shape of X.
+            unsafe { copy_rows(k.pool, outer * count, inner, x, out, row) };
+            Ok(())
+        }))
+    })
+}
+
+fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+    let (x, index, dy) = (g.x("X")?, g.x("Index")?, g.dy("Out")?);
+    let Some(dx) = g.dx("X")? else { return Ok(()) };
+    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
+    let call = g.op(def).input("X", x).input("Index", index).input("Out@GRAD", dy);
+    let call = attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value));
+    call.output("X@GRAD", dx).done()?;
+    Ok(())
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, grad_cpu);
+    }
+    check_row_major(p)?;
+    let x = p.input("X");
+    if x.dtype != DType::F32 {
+        return Err(p.no_kernel(x.dtype));
+    }
+    let (outer, len, inner) = around(&x.shape, axis(p.op, &x.shape)?);
+    let (count, name) = (p.input("Index").shape.len(), p.op.name());
+    Ok(Kernel::new(move |k| {
+        let (index, dout) = (Indices::of(k, 1), k.input::<f32>(2));
+        index.check(len, name)?;
+        zero(k, 0);
+        let dx = k.output::<f32>(0);
+        add_rows(k.pool, outer, (count, len, inner), dout, dx, |i| index.at(i) as usize);
+        Ok(())
+    }))
+}
+
+/// Adds row `i` of each `[count, width]` block of `from` to row `row(i)` of the `[len, width]` block of
+/// `to`. Tasks take blocks, or bands of columns, so that every sum has one order.
+pub(crate) fn add_rows(
+    pool: &Pool,
+    blocks: usize,
+    (count, len, width): (usize, usize, usize),
+    from: &[f32],
+    to: &mut [f32],
+    row: impl Fn(usize) -> usize + Sync,
+) {
+    /// Columns of a band: four cache lines.
+    const BAND: usize = 64;
+    let bands = width.div_ceil(BAND);
+    let out = Shareable::new(to);
+    let per_task = (GRAIN / (count * BAND.min(width)).max(1)).max(1);
+    pool.run_ranges(blocks * bands, per_task, |range| {
+        for task in range {
+            let (block, band) = (task / bands, task % bands * BAND);
+            let n = BAND.min(width - band);
+            for i in 0..count {
+                let start = (block * count + i) * width + band;
+                // SAFETY: bands of a block are disjoint and inside the target.
+                let to = unsafe { out.slice((block * len + row(i)) * width + band, n) };
+                to.iter_mut().zip(&from[start..start + n]).for_each(|(to, from)| *to += *from);
+            }
+        }
+    });
+}
+
+/// Index [.., D] picks X[i_0, .., i_(D-1)], whole trailing dimensions of X.
+pub static GATHER_ND: OpDef = OpDef {
+    spec: OpSpec {
+        name: "gather_nd",
+        inputs: &[one("X"), one("Index")],
+        outputs: &[one("Out")],
+        attrs: &[],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        i.check_dtype("Index", &[DType::I32, DType::I64])?;
+        let index = i.input("Index")?.shape;
+        let depth = nd_depth(i, &index, &x.shape)?;
+        let mut dims = index[..index.rank() - 1].to_vec();
+        dims.extend_from_slice(&x.shape[depth..]);
+        i.set("Out", x.dtype, Shape::new(&dims)?);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| grad(g, &GATHER_ND_GRAD)),
+    cpu: nd_cpu,
+    traits: OpTraits::plain(),
+};
+
+pub static GATHER_ND_GRAD: OpDef = grad_def("gather_nd_grad", &[], nd_grad_cpu);
+
+/// Length of the tuples in the last dimension of an index.
+pub(crate) fn nd_depth(i: &InferCtx<'_>, index: &Shape, x: &Shape) -> Result<usize> {
+    match index.last() {
+        Some(depth) if (1..=x.rank() as i64).contains(depth) => Ok(*depth as usize),
+        _ => Err(i
+            .error("Index", "has the wrong shape")
+            .expected(format!("a last dimension of 1 to {}", x.rank()))
+            .got(index)),
+    }
+}
+
+/// Reads tuples of indices as rows of a flattened tensor.
+#[derive(Clone)]
+pub(crate) struct Tuples {
+    dims: Vec<usize>,
+    pub(crate) count: usize,
+    pub(crate) width: usize,
+}
+
+impl Tuples {
+    pub(crate) fn new(x: &Shape, index: &Shape) -> Tuples {
+        let depth = index.at(index.rank() - 1);
+        Tuples {
+            dims: (0..depth).map(|axis| x.at(axis)).collect(),
+            count: index.product(0..index.rank() - 1),
+            width: x.product(depth..x.rank()),
+        }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    #[inline]
+    pub(crate) fn row(&self, index: &Indices<'_>, tuple: usize) -> usize {
+        let depth = self.dims.len();
+        let at = |axis: usize| index.at(tuple * depth + axis) as usize;
+        (0..depth).fold(0, |row, axis| row * self.dims[axis] + at(axis))
+    }
+
+    pub(crate) fn check(&self, index: &Indices<'_>, op: &str) -> Result<()> {
+        let depth = self.dims.len();
+        for at in 0..index.len() {
+            let (value, limit) = (index.at(at), self.dims[at % depth]);
+            if value < 0 || value as usize >= limit {
+                return Err(Error::invalid(format!("an index of {op} is out of range"))
+                    .expected(format!("0 to {} in dimension {}", limit as i64 - 1, at % depth))
+                    .got(value));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let x = p.input("X");
+    let tuples = Tuples::new(&x.shape, &p.input("Index").shape);
+    by_width!(x.dtype, T => {
+        Ok(Kernel::new(move |k| {
+            let index = Indices::of(k, 1);
+            tuples.check(&index, "gather_nd")?;
+            let (x, out) = (k.arg(0).ptr.cast::<T>(), k.out_arg(0).ptr.cast());
+            let row = |i: usize| tuples.row(&index, i);
+            // SAFETY: the indices were checked against the shape of X.
+            unsafe { copy_rows(k.pool, tuples.count, tuples.width, x, out, row) };
+            Ok(())
+        }))
+    })
+}
+
+fn nd_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, nd_grad_cpu);
+    }
+    check_row_major(p)?;
+    let x = p.input("X");
+    if x.dtype != DType::F32 {
+        return Err(p.no_kernel(x.dtype));
+    }
+    let tuples = Tuples::new(&x.shape, &p.input("Index").shape);
+    Ok(Kernel::new(move |k| {
+        let (index, dout) = (Indices::of(k, 1), k.input::<f32>(2));
+        tuples.check(&index, "gather_nd_grad")?;
+        zero(k, 0);
+        let sizes = (tuples.count, tuples.rows(), tuples.width);
+        add_rows(k.pool, 1, sizes, dout, k.output(0), |i| tuples.row(&index, i));
+        Ok(())
+    }))
+}

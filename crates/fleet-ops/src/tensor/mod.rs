@@ -1,0 +1,18 @@
+//! Making, moving and picking elements.
+
+pub mod assign;
+pub mod concat;
+pub mod expand;
+pub mod fill;
+pub mod flip;
+pub mod gather;
+pub mod one_hot;
+pub mod pad;
+pub mod random;
+pub mod reshape;
+pub mod scatter;
+pub mod slice;
+pub(crate) mod spread;
+pub(crate) mod strided;
+pub mod transpose;
+pub mod tril_triu;

@@ -1,0 +1,116 @@
+//! `pad`: numbers around a tensor, `paddings` before and behind each dimension. Any element type. The
+//! gradient is the part in the middle.
+
+use crate::prelude::*;
+use crate::rules::{by_width, check_row_major, element_bytes, sizes};
+use crate::tensor::strided::{Strided, row_major};
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "pad",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[required("paddings", AttrKind::Ints), attr("pad_value", Float(0.0))],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        let paddings = i.op.attr_ints("paddings");
+        if paddings.len() != 2 * x.shape.rank() || paddings.iter().any(|it| *it < 0) {
+            return Err(Error::invalid("attribute 'paddings' of pad does not fit X")
+                .expected(format!("{} numbers of 0 or more for X {}", 2 * x.shape.rank(), x.shape))
+                .got(format!("{paddings:?}")));
+        }
+        let mut shape = x.shape;
+        for (dim, pair) in shape.dims_mut().iter_mut().zip(paddings.chunks(2)) {
+            *dim = if *dim < 0 { -1 } else { *dim + pair[0] + pair[1] };
+        }
+        i.set("Out", x.dtype, shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, dy) = (g.x("X")?, g.dy("Out")?);
+        let paddings = g.op.attr_ints("paddings").to_vec();
+        if let Some(dx) = g.dx("X")? {
+            g.op(&GRAD)
+                .input("X", x)
+                .input("Out@GRAD", dy)
+                .attr("paddings", paddings)
+                .output("X@GRAD", dx)
+                .done()?;
+        }
+        Ok(())
+    }),
+    cpu,
+    traits: OpTraits::plain(),
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "pad_grad",
+        inputs: &[one("X"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: &[required("paddings", AttrKind::Ints)],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        i.set("X@GRAD", x.dtype, x.shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: grad_cpu,
+    traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
+};
+
+/// Offset and strides of X inside the padded tensor.
+fn middle(p: &PrepareCtx<'_>, padded: &Shape) -> (usize, Vec<isize>) {
+    let strides = row_major(&sizes(padded));
+    let before = p.op.attr_ints("paddings").iter().step_by(2);
+    let at = before.zip(&strides).map(|(count, stride)| *count as usize * *stride as usize).sum();
+    (at, strides)
+}
+
+/// Elements that a task fills.
+const GRAIN: usize = 16 * 1024;
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (x, out) = (p.input("X"), p.output("Out"));
+    let (at, strides) = middle(p, &out.shape);
+    let lens = sizes(&x.shape);
+    let copy = Strided::new(&lens, (0, &row_major(&lens)), (at, &strides));
+    let (bytes, len) = (element_bytes(x.dtype, p.op.attr_float("pad_value")), out.shape.len());
+    by_width!(x.dtype, T => {
+        let mut own = [0; size_of::<T>()];
+        own.copy_from_slice(&bytes[..size_of::<T>()]);
+        let value = T::from_ne_bytes(own);
+        Ok(Kernel::new(move |k| {
+            let out = k.out_arg(0).ptr.cast::<T>();
+            let place = out as usize;
+            k.pool.run_ranges(len, GRAIN, |range| {
+                // SAFETY: ranges are disjoint and inside the output.
+                unsafe {
+                    let start = (place as *mut T).add(range.start);
+                    std::slice::from_raw_parts_mut(start, range.len()).fill(value);
+                }
+            });
+            // SAFETY: the plan goes over X and the middle of the output.
+            unsafe { copy.run::<T>(k.pool, k.arg(0).ptr.cast(), out) };
+            Ok(())
+        }))
+    })
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (x, dout) = (p.input("X"), p.input("Out@GRAD"));
+    let (at, strides) = middle(p, &dout.shape);
+    let lens = sizes(&x.shape);
+    let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
+    by_width!(x.dtype, T => {
+        Ok(Kernel::new(move |k| {
+            // SAFETY: as above, the other way round.
+            unsafe { copy.run::<T>(k.pool, k.arg(1).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            Ok(())
+        }))
+    })
+}

@@ -1,0 +1,172 @@
+//! The same elements under another shape: `reshape2`, `squeeze2`, `unsqueeze2`, `flatten2`,
+//! `flatten_contiguous_range`. Views: the planner lets both sides share memory, and nothing runs then.
+
+use crate::prelude::*;
+use crate::rules::{axes_of, flat};
+use crate::tensor::assign::copy;
+use fleet_ir::Op;
+
+macro_rules! views {
+    ($($name:literal $DEF:ident $GRAD:ident [$($attr:expr),*] $amp:ident, $shape:ident;)*) => {$(
+        pub static $DEF: OpDef = OpDef {
+            spec: OpSpec {
+                name: $name,
+                inputs: &[one("X")],
+                outputs: &[one("Out")],
+                attrs: &[$($attr),*],
+            },
+            infer: |i| {
+                let x = i.input("X")?;
+                let shape = $shape(i.op, &x.shape)?;
+                i.set("Out", x.dtype, shape);
+                Ok(())
+            },
+            grad: Grad::Rule(|g| grad(g, &$GRAD)),
+            cpu,
+            traits: OpTraits {
+                view: Some(("Out", "X")),
+                cost: no_cost,
+                ..OpTraits::amp(AmpClass::$amp)
+            },
+        };
+
+        pub static $GRAD: OpDef = OpDef {
+            spec: OpSpec {
+                name: concat!($name, "_grad"),
+                inputs: &[one("X"), one("Out@GRAD")],
+                outputs: &[one("X@GRAD")],
+                attrs: &[],
+            },
+            infer: |i| {
+                let x = i.input("X")?;
+                i.set("X@GRAD", x.dtype, x.shape);
+                Ok(())
+            },
+            grad: Grad::None,
+            cpu: |_| Ok(Kernel::new(|k| {
+                copy(k, 1, 0);
+                Ok(())
+            })),
+            traits: OpTraits {
+                view: Some(("X@GRAD", "Out@GRAD")),
+                shape_only: &["X"],
+                cost: no_cost,
+                ..OpTraits::amp(AmpClass::$amp)
+            },
+        };
+    )*};
+}
+
+views! {
+    "reshape2" RESHAPE RESHAPE_GRAD [required("shape", AttrKind::Ints)] Gray, reshaped;
+    "squeeze2" SQUEEZE SQUEEZE_GRAD [attr("axes", Ints(&[]))] Unlisted, squeezed;
+    "unsqueeze2" UNSQUEEZE UNSQUEEZE_GRAD [required("axes", AttrKind::Ints)] Unlisted, unsqueezed;
+    "flatten2" FLATTEN FLATTEN_GRAD [attr("axis", Int(1))] Gray, flattened;
+    "flatten_contiguous_range" FLATTEN_RANGE FLATTEN_RANGE_GRAD
+        [attr("start_axis", Int(1)), attr("stop_axis", Int(-1))] Unlisted, range_flattened;
+}
+
+fn no_cost(_: &CostCtx<'_>) -> Cost {
+    Cost::default()
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    crate::rules::check_row_major(p)?;
+    Ok(Kernel::new(|k| {
+        copy(k, 0, 0);
+        Ok(())
+    }))
+}
+
+fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+    let (x, dy) = (g.x("X")?, g.dy("Out")?);
+    if let Some(dx) = g.dx("X")? {
+        g.op(def).input("X", x).input("Out@GRAD", dy).output("X@GRAD", dx).done()?;
+    }
+    Ok(())
+}
+
+/// 0 takes the dimension of X at that place, -1 what is left.
+fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
+    let asked = op.attr_ints("shape");
+    let wrong = |what: &str| {
+        Err(Error::invalid(format!("attribute 'shape' of reshape2 {what}"))
+            .expected(format!("as many elements as X {x} has"))
+            .got(format!("{asked:?}")))
+    };
+    let mut dims = asked.to_vec();
+    for (axis, dim) in dims.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
+        match x.get(axis) {
+            Some(own) => *dim = *own,
+            None => return wrong("takes a dimension that X does not have"),
+        }
+    }
+    if asked.iter().any(|dim| *dim < -1) || asked.iter().filter(|dim| **dim == -1).count() > 1 {
+        return wrong("holds more than one dimension to be inferred");
+    }
+    let inferred = asked.iter().position(|dim| *dim == -1);
+    let known = |dims: &[i64]| -> i64 { dims.iter().filter(|dim| **dim >= 0).product() };
+    let unknown = |dims: &[i64]| dims.iter().filter(|dim| **dim < 0).count();
+    if let Some(at) = inferred {
+        dims[at] = 1;
+        // A batch that is copied by 0 cancels against that of X.
+        if unknown(&dims) == unknown(x) {
+            let (have, used) = (known(x), known(&dims));
+            if used == 0 || have % used != 0 {
+                return wrong("does not divide the elements of X");
+            }
+            dims[at] = have / used;
+        } else {
+            dims[at] = -1;
+        }
+    } else if unknown(&dims) == unknown(x) && known(&dims) != known(x) {
+        return wrong("does not fit X");
+    }
+    Shape::new(&dims)
+}
+
+fn squeezed(op: &Op, x: &Shape) -> Result<Shape> {
+    let asked = op.attr_ints("axes");
+    let axes = axes_of(asked, x)?;
+    let gone = |axis: usize, dim: i64| dim == 1 && (asked.is_empty() || axes.contains(&axis));
+    let kept = x.iter().enumerate().filter(|(axis, dim)| !gone(*axis, **dim));
+    Shape::new(&kept.map(|(_, dim)| *dim).collect::<Vec<_>>())
+}
+
+fn unsqueezed(op: &Op, x: &Shape) -> Result<Shape> {
+    let mut dims = x.to_vec();
+    for axis in op.attr_ints("axes") {
+        let at = if *axis < 0 { axis + dims.len() as i64 + 1 } else { *axis };
+        if at < 0 || at > dims.len() as i64 {
+            return Err(Error::invalid("attribute 'axes' of unsqueeze2 is out of range")
+                .expected(format!("{} to {}", -(dims.len() as i64) - 1, dims.len()))
+                .got(axis));
+        }
+        dims.insert(at as usize, 1);
+    }
+    Shape::new(&dims)
+}
+
+fn flattened(op: &Op, x: &Shape) -> Result<Shape> {
+    let axis = op.attr_int("axis");
+    if axis < 0 || axis > x.rank() as i64 {
+        return Err(Error::invalid("attribute 'axis' of flatten2 is out of range")
+            .expected(format!("0 to {}", x.rank()))
+            .got(axis));
+    }
+    let (before, after) = x.split_at(axis as usize);
+    Shape::new(&[flat(before), flat(after)])
+}
+
+fn range_flattened(op: &Op, x: &Shape) -> Result<Shape> {
+    let (start, stop) = (x.axis(op.attr_int("start_axis"))?, x.axis(op.attr_int("stop_axis"))?);
+    if start > stop {
+        return Err(Error::invalid("attributes of flatten_contiguous_range are out of range")
+            .expected("start_axis up to stop_axis")
+            .got(format!("{start} and {stop}")));
+    }
+    let mut dims = x[..start].to_vec();
+    dims.push(flat(&x[start..=stop]));
+    dims.extend_from_slice(&x[stop + 1..]);
+    Shape::new(&dims)
+}

@@ -1,0 +1,178 @@
+//! Rows written by index: `scatter` and `scatter_nd_add`. f32 (halves through f32), f64, i32, i64;
+//! indices i32 or i64.
+//!
+//! `scatter` with `overwrite` lets the last of several updates of a row win; without, the rows named
+//! by Ids are cleared and all their updates added. Its gradient with respect to X is zero in those
+//! rows either way.
+
+use crate::prelude::*;
+use crate::rules::{by_type, check_row_major};
+use crate::tensor::assign::copy;
+use crate::tensor::gather::{GATHER, GATHER_ND, Indices, Tuples, nd_depth};
+use crate::widen::{has_half, through_f32};
+
+pub static SCATTER: OpDef = OpDef {
+    spec: OpSpec {
+        name: "scatter",
+        inputs: &[one("X"), one("Ids"), one("Updates")],
+        outputs: &[one("Out")],
+        attrs: &[attr("overwrite", Bool(true))],
+    },
+    infer: |i| {
+        let (x, ids) = (i.input("X")?, i.input("Ids")?.shape);
+        i.check_dtype("Ids", &[DType::I32, DType::I64])?;
+        i.check_dtype("Updates", &[x.dtype])?;
+        if x.shape.rank() == 0 || ids.rank() == 0 {
+            return Err(i
+                .error("X", "has the wrong number of dimensions")
+                .expected("1 or more")
+                .got(0));
+        }
+        let mut rows = x.shape;
+        rows.dims_mut()[0] = crate::rules::flat(&ids);
+        i.check_shape("Updates", rows)?;
+        i.set("Out", x.dtype, x.shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (ids, dy) = (g.x("Ids")?, g.dy("Out")?);
+        if let Some(dx) = g.dx("X")? {
+            g.op(&SCATTER_GRAD)
+                .input("Ids", ids)
+                .input("Out@GRAD", dy)
+                .output("X@GRAD", dx)
+                .done()?;
+        }
+        if let Some(updates) = g.dx("Updates")? {
+            g.op(&GATHER).input("X", dy).input("Index", ids).output("Out", updates).done()?;
+        }
+        Ok(())
+    }),
+    cpu: scatter_cpu,
+    traits: OpTraits { inplace: &[("Out", "X")], ..OpTraits::amp(AmpClass::Black) },
+};
+
+fn scatter_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, scatter_cpu);
+    }
+    check_row_major(p)?;
+    let (x, overwrite) = (p.input("X"), p.op.attr_bool("overwrite"));
+    let (height, width) = (x.shape.at(0), x.shape.product(1..x.shape.rank()));
+    by_type!(x.dtype, Err(p.no_kernel(x.dtype)),
+        [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
+        Ok(Kernel::new(move |k| {
+            let (ids, updates) = (Indices::of(k, 1), k.input::<T>(2));
+            ids.check(height, "scatter")?;
+            copy(k, 0, 0);
+            let out = k.output::<T>(0);
+            let place = |i: usize| ids.at(i) as usize * width..(ids.at(i) as usize + 1) * width;
+            if !overwrite {
+                (0..ids.len()).for_each(|i| out[place(i)].fill(0 as T));
+            }
+            for i in 0..ids.len() {
+                let (to, from) = (&mut out[place(i)], &updates[i * width..(i + 1) * width]);
+                match overwrite {
+                    true => to.copy_from_slice(from),
+                    false => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
+                }
+            }
+            Ok(())
+        }))
+    })
+}
+
+pub static SCATTER_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "scatter_grad",
+        inputs: &[one("Ids"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: &[],
+    },
+    infer: |i| {
+        let dout = i.input("Out@GRAD")?;
+        i.set("X@GRAD", dout.dtype, dout.shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let dout = p.input("Out@GRAD");
+        let row_bytes = dout.shape.product(1..dout.shape.rank()) * dout.dtype.size();
+        let height = dout.shape.at(0);
+        Ok(Kernel::new(move |k| {
+            let ids = Indices::of(k, 0);
+            ids.check(height, "scatter_grad")?;
+            copy(k, 1, 0);
+            let out = k.out_arg(0).bytes_mut();
+            for i in 0..ids.len() {
+                let start = ids.at(i) as usize * row_bytes;
+                out[start..start + row_bytes].fill(0);
+            }
+            Ok(())
+        }))
+    },
+    traits: OpTraits { inplace: &[("X@GRAD", "Out@GRAD")], ..OpTraits::amp(AmpClass::Black) },
+};
+
+/// `Out = X`, with Updates added where the tuples of Index say.
+pub static SCATTER_ND_ADD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "scatter_nd_add",
+        inputs: &[one("X"), one("Index"), one("Updates")],
+        outputs: &[one("Out")],
+        attrs: &[],
+    },
+    infer: |i| {
+        let (x, index) = (i.input("X")?, i.input("Index")?.shape);
+        i.check_dtype("Index", &[DType::I32, DType::I64])?;
+        i.check_dtype("Updates", &[x.dtype])?;
+        let depth = nd_depth(i, &index, &x.shape)?;
+        let mut dims = index[..index.rank() - 1].to_vec();
+        dims.extend_from_slice(&x.shape[depth..]);
+        i.check_shape("Updates", Shape::new(&dims)?)?;
+        i.set("Out", x.dtype, x.shape);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, index, dy) = (g.x("X")?, g.x("Index")?, g.dy("Out")?);
+        if g.wants("X") {
+            if g.emit.program.var(x).is_parameter() {
+                let dx = g.dx_of(x, VarKind::Dense)?;
+                g.op(&crate::tensor::assign::DEF).input("X", dy).output("Out", dx).done()?;
+            } else {
+                g.pass(x, dy);
+            }
+        }
+        if let Some(updates) = g.dx("Updates")? {
+            g.op(&GATHER_ND).input("X", dy).input("Index", index).output("Out", updates).done()?;
+        }
+        Ok(())
+    }),
+    cpu: nd_cpu,
+    traits: OpTraits { inplace: &[("Out", "X")], ..OpTraits::plain() },
+};
+
+fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    if has_half(p) {
+        return through_f32(p, nd_cpu);
+    }
+    check_row_major(p)?;
+    let x = p.input("X");
+    let tuples = Tuples::new(&x.shape, &p.input("Index").shape);
+    by_type!(x.dtype, Err(p.no_kernel(x.dtype)),
+        [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
+        let tuples = tuples.clone();
+        Ok(Kernel::new(move |k| {
+            let (index, updates) = (Indices::of(k, 1), k.input::<T>(2));
+            tuples.check(&index, "scatter_nd_add")?;
+            copy(k, 0, 0);
+            let (out, width) = (k.output::<T>(0), tuples.width);
+            for i in 0..tuples.count {
+                let row = tuples.row(&index, i) * width;
+                let from = &updates[i * width..(i + 1) * width];
+                out[row..row + width].iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+            }
+            Ok(())
+        }))
+    })
+}

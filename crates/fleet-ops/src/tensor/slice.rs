@@ -1,0 +1,202 @@
+//! Parts of a tensor: `slice` and `strided_slice`. Any element type.
+//!
+//! Starts and ends count from the end when negative and are cut to the tensor. `decrease_axis` drops
+//! dimensions of length 1 from the shape. The gradient lies in zeros.
+
+use crate::prelude::*;
+use crate::rules::{by_width, check_row_major, sizes};
+use crate::tensor::strided::{Strided, row_major};
+use fleet_ir::{AttrSpec, Op, SlotSpec};
+
+const AXES: AttrSpec = required("axes", AttrKind::Ints);
+const STARTS: AttrSpec = required("starts", AttrKind::Ints);
+const ENDS: AttrSpec = required("ends", AttrKind::Ints);
+const DECREASE: AttrSpec = attr("decrease_axis", Ints(&[]));
+
+const IN: &[SlotSpec] = &[one("Input")];
+const OUT: &[SlotSpec] = &[one("Out")];
+const GRAD_IN: &[SlotSpec] = &[one("Input"), one("Out@GRAD")];
+const GRAD_OUT: &[SlotSpec] = &[one("Input@GRAD")];
+
+pub static SLICE: OpDef = def("slice", &[AXES, STARTS, ENDS, DECREASE], |g| grad(g, &SLICE_GRAD));
+pub static SLICE_GRAD: OpDef = grad_def("slice_grad", &[AXES, STARTS, ENDS, DECREASE]);
+
+const STRIDED_ATTRS: &[AttrSpec] =
+    &[AXES, STARTS, ENDS, required("strides", AttrKind::Ints), DECREASE];
+
+pub static STRIDED_SLICE: OpDef =
+    def("strided_slice", STRIDED_ATTRS, |g| grad(g, &STRIDED_SLICE_GRAD));
+pub static STRIDED_SLICE_GRAD: OpDef = grad_def("strided_slice_grad", STRIDED_ATTRS);
+
+const fn def(
+    name: &'static str,
+    attrs: &'static [AttrSpec],
+    grad: fn(&mut GradCtx<'_, '_>) -> Result<()>,
+) -> OpDef {
+    OpDef {
+        spec: OpSpec { name, inputs: IN, outputs: OUT, attrs },
+        infer,
+        grad: Grad::Rule(grad),
+        cpu,
+        traits: OpTraits::amp(AmpClass::Gray),
+    }
+}
+
+const fn grad_def(name: &'static str, attrs: &'static [AttrSpec]) -> OpDef {
+    OpDef {
+        spec: OpSpec { name, inputs: GRAD_IN, outputs: GRAD_OUT, attrs },
+        infer: |i| {
+            let input = i.input("Input")?;
+            i.set("Input@GRAD", input.dtype, input.shape);
+            Ok(())
+        },
+        grad: Grad::None,
+        cpu: grad_cpu,
+        traits: OpTraits { shape_only: &["Input"], ..OpTraits::amp(AmpClass::Gray) },
+    }
+}
+
+/// The part along one dimension.
+#[derive(Clone, Copy)]
+struct Cut {
+    start: i64,
+    step: i64,
+    /// -1 if it depends on an unknown dimension.
+    len: i64,
+}
+
+/// A cut for every dimension of the input.
+fn cuts(op: &Op, input: &Shape) -> Result<Vec<Cut>> {
+    let (axes, starts) = (op.attr_ints("axes"), op.attr_ints("starts"));
+    let ends = op.attr_ints("ends");
+    let strides = match op.attr("strides") {
+        Some(_) => op.attr_ints("strides").to_vec(),
+        None => vec![1; axes.len()],
+    };
+    if [starts.len(), ends.len(), strides.len()].iter().any(|len| *len != axes.len()) {
+        return Err(Error::invalid(format!("attributes of {} differ in length", op.name()))
+            .expected(format!("{} starts, ends and strides, one an axis", axes.len()))
+            .got(format!("{}, {} and {}", starts.len(), ends.len(), strides.len())));
+    }
+    let mut cuts: Vec<Cut> = input.iter().map(|dim| Cut { start: 0, step: 1, len: *dim }).collect();
+    for (index, axis) in axes.iter().enumerate() {
+        let axis = input.axis(*axis).map_err(|error| error.at("attribute 'axes'"))?;
+        if strides[index] == 0 {
+            return Err(Error::invalid("attribute 'strides' of strided_slice holds a 0"));
+        }
+        cuts[axis] = cut(input[axis], starts[index], ends[index], strides[index]);
+    }
+    Ok(cuts)
+}
+
+fn cut(dim: i64, start: i64, end: i64, step: i64) -> Cut {
+    if dim < 0 {
+        // Both counted from the same side: the length is known where the tensor is long enough.
+        let same_side = (start < 0) == (end < 0) && end != i64::MAX;
+        let len = if same_side && step == 1 && end > start && end < i64::from(i32::MAX) {
+            -1.max(if start >= 0 { -1 } else { end - start })
+        } else {
+            -1
+        };
+        return Cut { start, step, len };
+    }
+    let from_end = |at: i64| if at < 0 { at.saturating_add(dim) } else { at };
+    let (start, end) = if step > 0 {
+        (from_end(start).clamp(0, dim), from_end(end).clamp(0, dim))
+    } else {
+        (
+            from_end(start).clamp(-1, dim - 1),
+            if end < -dim { -1 } else { from_end(end).clamp(-1, dim - 1) },
+        )
+    };
+    let span = if step > 0 { end - start } else { start - end };
+    let len = if span <= 0 { 0 } else { (span + step.abs() - 1) / step.abs() };
+    Cut { start, step, len }
+}
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let input = i.input("Input")?;
+    let cuts = cuts(i.op, &input.shape)?;
+    let dropped = crate::rules::axes_of(i.op.attr_ints("decrease_axis"), &input.shape)?;
+    let mut dims = Vec::new();
+    for (axis, cut) in cuts.iter().enumerate() {
+        if !dropped.contains(&axis) {
+            dims.push(cut.len);
+        } else if cut.len != 1 && cut.len != -1 {
+            return Err(Error::invalid(format!(
+                "attribute 'decrease_axis' of {} drops axis {axis}",
+                i.op.name()
+            ))
+            .expected("length 1")
+            .got(cut.len));
+        }
+    }
+    if dims.is_empty() {
+        dims.push(1);
+    }
+    i.set("Out", input.dtype, Shape::new(&dims)?);
+    Ok(())
+}
+
+/// The places of the part in the input: lengths, offset, strides.
+fn view(op: &Op, input: &Shape) -> Result<(Vec<usize>, usize, Vec<isize>)> {
+    let cuts = cuts(op, input)?;
+    let mut strides = row_major(&sizes(input));
+    let lens: Vec<usize> = cuts.iter().map(|cut| cut.len as usize).collect();
+    let mut at = 0;
+    if !lens.contains(&0) {
+        for (stride, cut) in strides.iter_mut().zip(&cuts) {
+            at += cut.start as isize * *stride;
+            *stride *= cut.step as isize;
+        }
+    }
+    Ok((lens, at as usize, strides))
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (lens, at, strides) = view(p.op, &p.input("Input").shape)?;
+    let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
+    by_width!(p.input("Input").dtype, T => {
+        Ok(Kernel::new(move |k| {
+            // SAFETY: the cuts lie inside the input; the output has their lengths.
+            unsafe { copy.run::<T>(k.pool, k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            Ok(())
+        }))
+    })
+}
+
+fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+    let (input, dy) = (g.x("Input")?, g.dy("Out")?);
+    let Some(dx) = g.dx("Input")? else { return Ok(()) };
+    let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
+    let call = g.op(def).input("Input", input).input("Out@GRAD", dy).output("Input@GRAD", dx);
+    attrs.into_iter().fold(call, |call, (name, value)| call.attr(name, value)).done()?;
+    Ok(())
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (lens, at, strides) = view(p.op, &p.input("Input").shape)?;
+    let copy = Strided::new(&lens, (0, &row_major(&lens)), (at, &strides));
+    by_width!(p.input("Out@GRAD").dtype, T => {
+        Ok(Kernel::new(move |k| {
+            zero(k, 0);
+            // SAFETY: as above, the other way round.
+            unsafe { copy.run::<T>(k.pool, k.arg(1).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            Ok(())
+        }))
+    })
+}
+
+/// Bytes that a task clears.
+const GRAIN: usize = 64 * 1024;
+
+/// Clears an output.
+pub(crate) fn zero(k: &KernelCtx<'_>, output: usize) {
+    let out = k.out_arg(output).bytes_mut();
+    let len = out.len();
+    let out = Shareable::new(out);
+    // SAFETY: ranges are disjoint and inside the output.
+    k.pool.run_ranges(len, GRAIN, |range| unsafe { out.slice(range.start, range.len()) }.fill(0));
+}

@@ -1,0 +1,208 @@
+//! Reading a small tensor as if it had a larger shape: dimensions of length 1, and missing leading
+//! ones, are repeated. What expanding, tiling, and gradients of reductions are made of.
+
+use fleet_base::{Error, Result};
+use fleet_kernels::pool::Pool;
+use fleet_tensor::Shape;
+use std::ops::Range;
+
+/// Elements that a task writes.
+const GRAIN: usize = 16 * 1024;
+
+/// How a tensor is read under a larger shape, its axes merged where both go on contiguously.
+#[derive(Clone, Debug)]
+pub(crate) struct Spread {
+    /// (length, stride in the small tensor), outermost first; never empty.
+    axes: Vec<(usize, usize)>,
+    len: usize,
+    repeated: Vec<usize>,
+}
+
+impl Spread {
+    /// Of a tensor of shape `from`, aligned at the last dimension, over shape `to`.
+    pub(crate) fn new(from: &Shape, to: &Shape) -> Result<Spread> {
+        let extra = to.rank().checked_sub(from.rank());
+        let Some(extra) = extra.filter(|_| from.is_known() && to.is_known()) else {
+            return Err(Error::internal(format!("shape {from} cannot be spread over {to}")));
+        };
+        let mut lens = Vec::new();
+        for (axis, len) in to.iter().enumerate() {
+            let own = if axis < extra { 1 } else { from[axis - extra] };
+            if own != *len && own != 1 {
+                return Err(Error::invalid(format!("shape {from} cannot be spread over {to}")));
+            }
+            lens.push((*len as usize, own as usize));
+        }
+        Ok(Spread::of(&lens))
+    }
+
+    /// From pairs (length, length of the small tensor there).
+    fn of(lens: &[(usize, usize)]) -> Spread {
+        let repeated = (0..lens.len()).filter(|axis| lens[*axis].0 != lens[*axis].1).collect();
+        let mut axes: Vec<(usize, usize)> = Vec::new();
+        let mut stride = 1;
+        for (len, own) in lens.iter().rev().filter(|(len, _)| *len != 1) {
+            let step = if *own == 1 { 0 } else { stride };
+            stride *= own;
+            match axes.last_mut() {
+                // The axis inside ends where this one goes on, or both stand still.
+                Some((inner, inner_step)) if *inner_step * *inner == step => *inner *= len,
+                _ => axes.push((*len, step)),
+            }
+        }
+        if axes.is_empty() {
+            axes.push((1, 1));
+        }
+        axes.reverse();
+        let len = axes.iter().map(|(len, _)| len).product();
+        Spread { axes, len, repeated }
+    }
+
+    /// A tensor of shape `from`, each dimension repeated as a whole `times` times.
+    pub(crate) fn tiled(from: &Shape, times: &[usize]) -> Spread {
+        let extra = times.len() - from.rank();
+        let mut lens = Vec::new();
+        for (axis, count) in times.iter().enumerate() {
+            let own = if axis < extra { 1 } else { from.at(axis - extra) };
+            lens.push((*count, 1));
+            lens.push((own, own));
+        }
+        Spread::of(&lens)
+    }
+
+    /// Elements of the larger shape.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Axes of the larger shape along which the tensor is repeated.
+    pub(crate) fn repeated_axes(&self) -> Vec<usize> {
+        self.repeated.clone()
+    }
+
+    /// Where in the small tensor elements `start..` of the larger shape lie.
+    #[inline]
+    pub(crate) fn indices(&self, start: usize) -> Indices<'_> {
+        let (inner, step) = self.axes[self.axes.len() - 1];
+        let mut it = Indices { spread: self, next: start, at: 0, left: 0, step };
+        if inner > 0 && start < self.len {
+            it.seek();
+        }
+        it
+    }
+
+    /// Calls `segment(start in the larger shape, start in the small tensor, step there, length)` for
+    /// the pieces of a range.
+    #[inline]
+    pub(crate) fn walk(
+        &self,
+        range: Range<usize>,
+        mut segment: impl FnMut(usize, usize, usize, usize),
+    ) {
+        let (inner, step) = self.axes[self.axes.len() - 1];
+        let mut i = range.start;
+        while i < range.end {
+            let at = self.offset(i);
+            let n = (inner - i % inner).min(range.end - i);
+            segment(i, at, step, n);
+            i += n;
+        }
+    }
+
+    fn offset(&self, index: usize) -> usize {
+        let mut rest = index;
+        let mut at = 0;
+        for (len, stride) in self.axes.iter().rev() {
+            at += rest % len * stride;
+            rest /= len;
+        }
+        at
+    }
+
+    /// Writes `map` of the small tensor under the larger shape to `out`.
+    ///
+    /// # Safety
+    /// `from` holds the small tensor, `out` has room for the larger shape; they do not overlap.
+    pub(crate) unsafe fn copy<T: Copy + Send + Sync>(
+        &self,
+        pool: &Pool,
+        from: *const T,
+        out: *mut T,
+        map: impl Fn(T) -> T + Sync,
+    ) {
+        let (from, out) = (from as usize, out as usize);
+        pool.run_ranges(self.len, GRAIN, |range| {
+            self.walk(range, |i, at, step, n| {
+                // SAFETY: pieces are disjoint and inside both tensors, as promised by the caller.
+                unsafe {
+                    let from = (from as *const T).add(at);
+                    let out = std::slice::from_raw_parts_mut((out as *mut T).add(i), n);
+                    if step == 0 {
+                        out.fill(map(*from));
+                    } else {
+                        let from = std::slice::from_raw_parts(from, n);
+                        out.iter_mut().zip(from).for_each(|(to, from)| *to = map(*from));
+                    }
+                }
+            });
+        });
+    }
+}
+
+/// An endless walk over the places in the small tensor.
+pub(crate) struct Indices<'a> {
+    spread: &'a Spread,
+    next: usize,
+    at: usize,
+    left: usize,
+    step: usize,
+}
+
+impl Indices<'_> {
+    fn seek(&mut self) {
+        let (inner, _) = self.spread.axes[self.spread.axes.len() - 1];
+        self.at = self.spread.offset(self.next);
+        self.left = inner - self.next % inner;
+    }
+
+    #[inline]
+    pub(crate) fn next(&mut self) -> usize {
+        if self.left == 0 {
+            self.seek();
+        }
+        let at = self.at;
+        self.at += self.step;
+        self.left -= 1;
+        self.next += 1;
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_repeat_what_is_missing() {
+        let check = |from: &[i64], to: &[i64], expected: &[usize]| {
+            let spread = Spread::new(&Shape::of(from), &Shape::of(to)).unwrap();
+            let mut at = spread.indices(0);
+            assert_eq!((0..spread.len()).map(|_| at.next()).collect::<Vec<_>>(), expected);
+            let mut late = spread.indices(1);
+            assert_eq!(late.next(), expected[1]);
+        };
+        check(&[3], &[2, 3], &[0, 1, 2, 0, 1, 2]);
+        check(&[2, 1], &[2, 3], &[0, 0, 0, 1, 1, 1]);
+        check(&[2, 1, 2], &[2, 2, 2], &[0, 1, 0, 1, 2, 3, 2, 3]);
+        check(&[2, 3], &[2, 3], &[0, 1, 2, 3, 4, 5]);
+        check(&[], &[2, 2], &[0, 0, 0, 0]);
+        assert!(Spread::new(&Shape::of(&[2]), &Shape::of(&[3])).is_err());
+    }
+
+    #[test]
+    fn tiles_repeat_whole_dimensions() {
+        let spread = Spread::tiled(&Shape::of(&[2]), &[2, 2]);
+        let mut at = spread.indices(0);
+        assert_eq!((0..8).map(|_| at.next()).collect::<Vec<_>>(), [0, 1, 0, 1, 0, 1, 0, 1]);
+    }
+}

@@ -1,0 +1,246 @@
+//! Copies between two strided views of memory: what slices, transposes, concatenations, pads, flips
+//! and rolls are made of. Planned once, run many times.
+//!
+//! Axes on which both sides go on contiguously are merged; runs are copied as such, and a transpose
+//! goes tile by tile, so that both sides are read and written in whole cache lines.
+
+use fleet_kernels::pool::Pool;
+
+/// Elements that a task copies.
+const GRAIN: usize = 16 * 1024;
+/// Side of the square that a transpose moves at a time: 32 rows of 128 bytes each way fit into L1.
+const TILE: usize = 32;
+/// Axes at most: those of two merged shapes.
+const AXES_MAX: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Axis {
+    len: usize,
+    from: isize,
+    to: isize,
+}
+
+/// A planned copy.
+#[derive(Clone, Debug)]
+pub(crate) struct Strided {
+    /// Outermost first; the last one is the innermost loop.
+    axes: Vec<Axis>,
+    from_at: usize,
+    to_at: usize,
+    tiled: bool,
+}
+
+/// Strides of a row-major tensor.
+pub(crate) fn row_major(lens: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1; lens.len()];
+    for axis in (1..lens.len()).rev() {
+        strides[axis - 1] = strides[axis] * lens[axis] as isize;
+    }
+    strides
+}
+
+impl Strided {
+    /// Copies `lens` elements along each axis, from `from_at` in steps of `from`, to `to_at` in steps
+    /// of `to`.
+    pub(crate) fn new(
+        lens: &[usize],
+        (from_at, from): (usize, &[isize]),
+        (to_at, to): (usize, &[isize]),
+    ) -> Strided {
+        let mut axes: Vec<Axis> = Vec::new();
+        for axis in (0..lens.len()).rev().filter(|axis| lens[*axis] != 1) {
+            let next = Axis { len: lens[axis], from: from[axis], to: to[axis] };
+            match axes.last_mut() {
+                Some(inner)
+                    if next.from == inner.from * inner.len as isize
+                        && next.to == inner.to * inner.len as isize =>
+                {
+                    inner.len *= next.len;
+                }
+                _ => axes.push(next),
+            }
+        }
+        axes.reverse();
+        let mut tiled = false;
+        if let Some(last) = axes.last()
+            && last.to == 1
+            && last.from != 1
+            && last.len >= 4
+            && let Some(near) = axes.iter().position(|axis| axis.from == 1 && axis.len >= 4)
+        {
+            // The axis that is contiguous in the source becomes the last but one.
+            let axis = axes.remove(near);
+            axes.insert(axes.len() - 1, axis);
+            tiled = true;
+        }
+        if axes.is_empty() {
+            axes.push(Axis { len: 1, from: 1, to: 1 });
+        }
+        assert!(axes.len() <= AXES_MAX, "more axes than shapes can have");
+        Strided { axes, from_at, to_at, tiled }
+    }
+
+    /// # Safety
+    /// The places that the plan names lie inside `from` and `to`, which do not overlap.
+    pub(crate) unsafe fn run<T: Copy>(&self, pool: &Pool, from: *const T, to: *mut T) {
+        let (from, to) = (from.wrapping_add(self.from_at), to.wrapping_add(self.to_at));
+        let (from, to) = (from as usize, to as usize);
+        let inner_axes = if self.tiled { 2 } else { 1 };
+        let (outer, inner) = self.axes.split_at(self.axes.len() - inner_axes);
+        let last = inner[inner_axes - 1];
+        if outer.is_empty() {
+            // One long run, or one matrix: cut along its first axis.
+            let first = inner[0];
+            let grain = if self.tiled { TILE } else { GRAIN };
+            pool.run_ranges(first.len, grain, |range| {
+                let at = range.start as isize;
+                // SAFETY: promised by the caller; ranges write different places.
+                unsafe {
+                    let from = (from as *const T).offset(at * first.from);
+                    let to = (to as *mut T).offset(at * first.to);
+                    let first = Axis { len: range.len(), ..first };
+                    match self.tiled {
+                        true => copy_tiles(first, last, from, to),
+                        false => copy_run(first, from, to),
+                    }
+                }
+            });
+            return;
+        }
+        let count: usize = outer.iter().map(|axis| axis.len).product();
+        let each: usize = inner.iter().map(|axis| axis.len).product();
+        if each == 0 {
+            return;
+        }
+        pool.run_ranges(count, (GRAIN / each).max(1), |range| {
+            let mut walk = Walk::new(outer, range.start);
+            for _ in range {
+                // SAFETY: as above.
+                unsafe {
+                    let from = (from as *const T).offset(walk.from);
+                    let to = (to as *mut T).offset(walk.to);
+                    match self.tiled {
+                        true => copy_tiles(inner[0], last, from, to),
+                        false => copy_run(last, from, to),
+                    }
+                }
+                walk.step(outer);
+            }
+        });
+    }
+}
+
+/// Places along some axes, counted up without divisions.
+struct Walk {
+    index: [usize; AXES_MAX],
+    from: isize,
+    to: isize,
+}
+
+impl Walk {
+    fn new(axes: &[Axis], start: usize) -> Walk {
+        let mut walk = Walk { index: [0; AXES_MAX], from: 0, to: 0 };
+        let mut rest = start;
+        for (k, axis) in axes.iter().enumerate().rev() {
+            walk.index[k] = rest % axis.len;
+            rest /= axis.len;
+            walk.from += walk.index[k] as isize * axis.from;
+            walk.to += walk.index[k] as isize * axis.to;
+        }
+        walk
+    }
+
+    #[inline]
+    fn step(&mut self, axes: &[Axis]) {
+        for (k, axis) in axes.iter().enumerate().rev() {
+            self.index[k] += 1;
+            self.from += axis.from;
+            self.to += axis.to;
+            if self.index[k] < axis.len {
+                return;
+            }
+            self.index[k] = 0;
+            self.from -= axis.from * axis.len as isize;
+            self.to -= axis.to * axis.len as isize;
+        }
+    }
+}
+
+/// # Safety
+/// The places along the axis lie inside both sides.
+#[inline]
+unsafe fn copy_run<T: Copy>(axis: Axis, from: *const T, to: *mut T) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        if axis.from == 1 && axis.to == 1 {
+            std::ptr::copy_nonoverlapping(from, to, axis.len);
+            return;
+        }
+        for i in 0..axis.len as isize {
+            *to.offset(i * axis.to) = *from.offset(i * axis.from);
+        }
+    }
+}
+
+/// A transpose: `rows` is contiguous in the source, `cols` in the target.
+///
+/// # Safety
+/// As [`copy_run`], for both axes.
+unsafe fn copy_tiles<T: Copy>(rows: Axis, cols: Axis, from: *const T, to: *mut T) {
+    for row_tile in (0..rows.len).step_by(TILE) {
+        let row_end = (row_tile + TILE).min(rows.len);
+        for col_tile in (0..cols.len).step_by(TILE) {
+            let col_end = (col_tile + TILE).min(cols.len);
+            for row in row_tile..row_end {
+                for col in col_tile..col_end {
+                    // SAFETY: promised by the caller.
+                    unsafe {
+                        let value = *from.offset(row as isize + col as isize * cols.from);
+                        *to.offset(row as isize * rows.to + col as isize) = value;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(lens: &[usize], from_strides: &[isize], from_at: usize, source: &[u32]) {
+        let count = lens.iter().product();
+        let to_strides = row_major(lens);
+        let plan = Strided::new(lens, (from_at, from_strides), (0, &to_strides));
+        for threads in [1, 3] {
+            let mut out = vec![u32::MAX; count];
+            // SAFETY: the tests name places inside.
+            unsafe { plan.run(&Pool::new(threads), source.as_ptr(), out.as_mut_ptr()) };
+            for (place, value) in out.iter().enumerate() {
+                let mut rest = place;
+                let mut at = from_at as isize;
+                for axis in (0..lens.len()).rev() {
+                    at += (rest % lens[axis]) as isize * from_strides[axis];
+                    rest /= lens[axis];
+                }
+                assert_eq!(*value, source[at as usize], "{lens:?} {from_strides:?} at {place}");
+            }
+        }
+    }
+
+    #[test]
+    fn copies_go_where_the_strides_say() {
+        let source: Vec<u32> = (0..70_000).collect();
+        check(&[3, 4], &[4, 1], 0, &source);
+        check(&[4, 3], &[1, 4], 0, &source);
+        check(&[100, 70], &[1, 100], 5, &source);
+        check(&[5, 40, 33], &[1320, 1, 40], 0, &source);
+        check(&[40, 7, 33], &[1, 1320, 40], 0, &source);
+        check(&[2, 3, 5], &[15, -5, 1], 10, &source);
+        check(&[6], &[-2], 10, &source);
+        check(&[4, 2, 3], &[0, 3, 1], 0, &source);
+        check(&[60_000], &[1], 3, &source);
+        check(&[0, 4], &[4, 1], 0, &source);
+        check(&[], &[], 7, &source);
+    }
+}

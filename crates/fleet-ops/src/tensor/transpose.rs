@@ -1,0 +1,64 @@
+//! `transpose2`: dimensions in another order, any element type. The gradient is the transpose back.
+
+use crate::prelude::*;
+use crate::rules::{by_width, check_row_major, sizes};
+use crate::tensor::strided::{Strided, row_major};
+use fleet_ir::Op;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "transpose2",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[required("axis", AttrKind::Ints)],
+    },
+    infer: |i| {
+        let x = i.input("X")?;
+        let order = order(i.op, &x.shape)?;
+        let dims: Vec<i64> = order.iter().map(|axis| x.shape[*axis]).collect();
+        i.set("Out", x.dtype, Shape::new(&dims)?);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (x, dy) = (g.x("X")?, g.dy("Out")?);
+        let order = order(&g.op, &g.meta(x).shape)?;
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(to, from)| back[*from] = to as i64);
+        if let Some(dx) = g.dx("X")? {
+            g.op(&DEF).input("X", dy).attr("axis", back).output("Out", dx).done()?;
+        }
+        Ok(())
+    }),
+    cpu,
+    traits: OpTraits::amp(AmpClass::Gray),
+};
+
+/// Which dimension of X each dimension of Out is.
+fn order(op: &Op, x: &Shape) -> Result<Vec<usize>> {
+    let asked = op.attr_ints("axis");
+    let order: Vec<usize> = asked.iter().map(|axis| x.axis(*axis)).collect::<Result<_>>()?;
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    if !sorted.into_iter().eq(0..x.rank()) {
+        return Err(Error::invalid("attribute 'axis' of transpose2 is not an order of dimensions")
+            .expected(format!("each of the {} dimensions of X {x} once", x.rank()))
+            .got(format!("{asked:?}")));
+    }
+    Ok(order)
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (x, out) = (p.input("X").shape, p.output("Out").shape);
+    let strides = row_major(&sizes(&x));
+    let from: Vec<isize> = order(p.op, &x)?.iter().map(|axis| strides[*axis]).collect();
+    let lens = sizes(&out);
+    let copy = Strided::new(&lens, (0, &from), (0, &row_major(&lens)));
+    by_width!(p.input("X").dtype, T => {
+        Ok(Kernel::new(move |k| {
+            // SAFETY: the plan goes over X and Out by their shapes.
+            unsafe { copy.run::<T>(k.pool, k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            Ok(())
+        }))
+    })
+}

@@ -1,0 +1,174 @@
+//! Half-precision kernels out of single-precision ones: operands are widened into scratch, results
+//! rounded back. The arithmetic is that of f32, which is what mixed precision asks for.
+
+use crate::{Arg, Kernel, KernelCtx, Meta, PrepareCtx};
+use fleet_base::Result;
+use fleet_kernels::pool::{Pool, Shareable};
+use fleet_tensor::{ALIGN, DType, bf16, f16};
+use half::slice::HalfFloatSliceExt;
+
+/// Elements that a task converts.
+const GRAIN: usize = 16 * 1024;
+
+/// Whether an operand is f16 or bf16.
+pub(crate) fn has_half(p: &PrepareCtx<'_>) -> bool {
+    p.inputs.iter().chain(p.outputs).flatten().any(|meta| is_half(meta.dtype))
+}
+
+/// The kernel that `cpu` makes for f32, run over copies of the f16 and bf16 operands.
+pub(crate) fn through_f32(
+    p: &PrepareCtx<'_>,
+    cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
+) -> Result<Kernel> {
+    let wide = |slots: &[Vec<Meta>]| -> Vec<Vec<Meta>> {
+        let widened = |meta: &Meta| match is_half(meta.dtype) {
+            true => Meta { dtype: DType::F32, ..*meta },
+            false => *meta,
+        };
+        slots.iter().map(|slot| slot.iter().map(widened).collect()).collect()
+    };
+    let inner = cpu(&PrepareCtx {
+        op: p.op,
+        inputs: &wide(p.inputs),
+        outputs: &wide(p.outputs),
+        input_layouts: p.input_layouts,
+        output_layouts: p.output_layouts,
+        threads: p.threads,
+        seed: p.seed,
+    })?;
+    let plan = Plan::new(p, inner.scratch_bytes);
+    let bytes = plan.bytes;
+    Ok(Kernel::new(move |k| plan.run(k, &inner)).scratch::<u8>(bytes))
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// What lies where in scratch: the inner kernel's own, the copies, the arguments, their slots.
+struct Plan {
+    inner_bytes: usize,
+    /// Offset of the copy of each variable, inputs first; none for those that need none.
+    copies: Vec<Option<usize>>,
+    args_at: usize,
+    slots_at: usize,
+    bytes: usize,
+}
+
+impl Plan {
+    fn new(p: &PrepareCtx<'_>, inner_bytes: usize) -> Plan {
+        let mut at = inner_bytes.next_multiple_of(ALIGN);
+        let mut take = |bytes: usize| {
+            let start = at;
+            at += bytes.next_multiple_of(ALIGN);
+            start
+        };
+        let metas = p.inputs.iter().chain(p.outputs).flatten();
+        let layouts = p.input_layouts.iter().chain(p.output_layouts).flatten();
+        let copies: Vec<Option<usize>> = metas
+            .zip(layouts)
+            .map(|(meta, layout)| {
+                let len =
+                    if meta.rows > 0 { meta.numel() } else { layout.physical_len(&meta.shape) };
+                is_half(meta.dtype).then(|| take(len * size_of::<f32>()))
+            })
+            .collect();
+        let args_at = take(copies.len() * size_of::<Arg>());
+        let slots_at = take((p.inputs.len() + p.outputs.len()) * size_of::<&[Arg]>());
+        Plan { inner_bytes, copies, args_at, slots_at, bytes: at }
+    }
+
+    fn run(&self, k: &KernelCtx<'_>, inner: &Kernel) -> Result<()> {
+        // SAFETY: the places lie inside the scratch that was asked for, aligned to 64 bytes, do not
+        // overlap, and are written below before they are read.
+        let (args, slots) = unsafe {
+            let args: *mut Arg = k.scratch.add(self.args_at).cast();
+            let slots: *mut &[Arg] = k.scratch.add(self.slots_at).cast();
+            (args, slots)
+        };
+        let mut index = 0;
+        for (slot, vars) in k.inputs.iter().chain(k.outputs).enumerate() {
+            let first = index;
+            for arg in *vars {
+                let mut arg = *arg;
+                if let Some(at) = self.copies[index] {
+                    // SAFETY: as above.
+                    arg.ptr = unsafe { k.scratch.add(at) };
+                    arg.dtype = DType::F32;
+                    if slot < k.inputs.len() {
+                        widen(k.pool, &vars[index - first], &arg);
+                    }
+                }
+                // SAFETY: there is room for every variable.
+                unsafe { args.add(index).write(arg) };
+                index += 1;
+            }
+            // SAFETY: these arguments were just written; there is room for every slot.
+            unsafe {
+                let made = std::slice::from_raw_parts(args.add(first), index - first);
+                slots.add(slot).write(made);
+            }
+        }
+        // SAFETY: every slot was written above.
+        let all = unsafe {
+            std::slice::from_raw_parts(slots.cast_const(), k.inputs.len() + k.outputs.len())
+        };
+        let (inputs, outputs) = all.split_at(k.inputs.len());
+        let inner_k = KernelCtx {
+            inputs,
+            outputs,
+            scratch: k.scratch,
+            scratch_bytes: self.inner_bytes,
+            pool: k.pool,
+            step: k.step,
+            seed: k.seed,
+        };
+        (inner.run)(&inner_k)?;
+        for (to, from) in k.outputs.iter().zip(outputs) {
+            for (to, from) in to.iter().zip(from.iter()) {
+                if is_half(to.dtype) {
+                    narrow(k.pool, from, to);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn widen(pool: &Pool, from: &Arg, to: &Arg) {
+    let out = to.slice_mut::<f32>();
+    match from.dtype {
+        DType::F16 => f16_to_f32(pool, from.slice(), out),
+        _ => bf16_to_f32(pool, from.slice(), out),
+    }
+}
+
+fn narrow(pool: &Pool, from: &Arg, to: &Arg) {
+    let x = from.slice::<f32>();
+    match to.dtype {
+        DType::F16 => f32_to_f16(pool, x, to.slice_mut()),
+        _ => f32_to_bf16(pool, x, to.slice_mut()),
+    }
+}
+
+macro_rules! conversions {
+    ($($name:ident: $from:ty => $to:ty, |$x:ident, $y:ident| $body:expr;)*) => {$(
+        pub(crate) fn $name(pool: &Pool, x: &[$from], y: &mut [$to]) {
+            assert_eq!(x.len(), y.len(), "both sides have the same length");
+            let out = Shareable::new(y);
+            pool.run_ranges(x.len(), GRAIN, |range| {
+                let $x = &x[range.clone()];
+                // SAFETY: ranges are disjoint and inside both slices.
+                let $y = unsafe { out.slice(range.start, range.len()) };
+                $body
+            });
+        }
+    )*};
+}
+
+conversions! {
+    f16_to_f32: f16 => f32, |x, y| x.convert_to_f32_slice(y);
+    bf16_to_f32: bf16 => f32, |x, y| x.convert_to_f32_slice(y);
+    f32_to_f16: f32 => f16, |x, y| y.convert_from_f32_slice(x);
+    f32_to_bf16: f32 => bf16, |x, y| y.convert_from_f32_slice(x);
+}
