@@ -19,6 +19,8 @@ pub mod philox;
 pub mod optim;
 pub mod fill;
 pub mod dropout;
+pub mod transpose;
+pub mod cast;
 pub mod pool;
 pub mod pool2d;
 pub mod reduce;

@@ -1,0 +1,740 @@
+//! Max and average pooling over two dimensions: strided, global and adaptive windows, both
+//! directions.
+//!
+//! One kernel serves both orders: channels first is channels last with one channel and batch times
+//! channels images, which is right and plain; the fast path has channels last and works on
+//! registers of channels. The forward pass of max pooling stores where in its window each maximum
+//! lay (a byte for windows of up to 256); the backward pass gathers: every input pixel asks the few
+//! windows that cover it, so that dx is written once, in order, with nothing zeroed before.
+//!
+//! Bound by memory: forward reads x and writes y (and a quarter of it), backward the reverse.
+
+use crate::batch_norm::Order;
+use crate::pool::{Pool, Shareable};
+use crate::simd::Simd;
+use fleet_base::{Error, Result};
+use std::ops::Range;
+
+/// What a pooling does: sizes in [height, width].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool2d {
+    images: usize,
+    channels: usize,
+    input: [usize; 2],
+    output: [usize; 2],
+    windows: Windows,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Windows {
+    Strided {
+        size: [usize; 2],
+        stride: [usize; 2],
+        pads: [[usize; 2]; 2],
+    },
+    /// Output `o` of `n` covers `floor(o * input / n)..ceil((o + 1) * input / n)`.
+    Adaptive,
+}
+
+/// The tensor that is pooled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Input {
+    pub batch: usize,
+    pub channels: usize,
+    pub height: usize,
+    pub width: usize,
+    pub order: Order,
+}
+
+/// Windows at regular steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strided {
+    pub size: [usize; 2],
+    pub stride: [usize; 2],
+    /// Before and after, for height and width.
+    pub pads: [[usize; 2]; 2],
+    /// Rounds the number of windows up, so that the last one may hang over the end.
+    pub ceil_mode: bool,
+}
+
+/// How an average counts the values of a window at the border.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Only those inside the input.
+    Exclusive,
+    /// Padding too, as far as it reaches.
+    Inclusive,
+}
+
+impl Pool2d {
+    /// ```
+    /// use fleet_kernels::{batch_norm::Order, pool::Pool, pool2d::*};
+    /// let input = Input { batch: 1, channels: 1, height: 2, width: 4, order: Order::ChannelsLast };
+    /// let windows =
+    ///     Strided { size: [2, 2], stride: [2, 2], pads: [[0, 0]; 2], ceil_mode: false };
+    /// let pooling = Pool2d::strided(input, windows).unwrap();
+    /// let mut y = [0.0; 2];
+    /// let x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+    /// pooling.max_forward::<u8>(&Pool::new(1), &x, &mut y, None);
+    /// assert_eq!(y, [6.0, 8.0]);
+    /// ```
+    pub fn strided(input: Input, windows: Strided) -> Result<Pool2d> {
+        let Strided { size, stride, pads, ceil_mode } = windows;
+        let mut pooling = Pool2d::adaptive(input, [1, 1]);
+        for axis in 0..2 {
+            let padded = pooling.input[axis] + pads[axis][0] + pads[axis][1];
+            if size[axis] == 0 || stride[axis] == 0 || size[axis] > padded {
+                return Err(Error::invalid("pooling window does not fit the padded input")
+                    .expected(format_args!("a size in 1 to {padded} and a stride of at least 1"))
+                    .got(format_args!("size {}, stride {}", size[axis], stride[axis])));
+            }
+            if pads[axis].iter().any(|&pad| pad >= size[axis]) {
+                return Err(Error::invalid("pooling window would lie in the padding")
+                    .expected(format_args!("padding below the window size {}", size[axis]))
+                    .got(format_args!("{:?}", pads[axis])));
+            }
+            let steps = padded - size[axis];
+            let rounded =
+                if ceil_mode { steps.div_ceil(stride[axis]) } else { steps / stride[axis] };
+            pooling.output[axis] = rounded + 1;
+        }
+        pooling.windows = Windows::Strided { size, stride, pads };
+        Ok(pooling)
+    }
+
+    /// As many windows as asked for, that share the input as evenly as possible.
+    pub fn adaptive(input: Input, output: [usize; 2]) -> Pool2d {
+        let Input { batch, channels, height, width, order } = input;
+        let (images, channels) = match order {
+            Order::ChannelsLast => (batch, channels),
+            Order::ChannelsFirst => (batch * channels, 1),
+        };
+        let windows = Windows::Adaptive;
+        Pool2d { images, channels, input: [height, width], output, windows }
+    }
+
+    /// One window over everything.
+    pub fn global(input: Input) -> Pool2d {
+        Pool2d::adaptive(input, [1, 1])
+    }
+
+    /// Height and width of the result.
+    pub fn output(&self) -> [usize; 2] {
+        self.output
+    }
+
+    pub fn input_len(&self) -> usize {
+        self.images * self.channels * self.input[0] * self.input[1]
+    }
+
+    pub fn output_len(&self) -> usize {
+        self.images * self.channels * self.output[0] * self.output[1]
+    }
+
+    /// Values in the largest window; offsets fit a byte up to 256.
+    pub fn window_len_max(&self) -> usize {
+        let axis = |axis: usize| match self.windows {
+            Windows::Strided { size, .. } => size[axis].min(self.input[axis]),
+            // An uneven share may touch one pixel more on both sides.
+            Windows::Adaptive => {
+                (self.input[axis].div_ceil(self.output[axis].max(1)) + 1).min(self.input[axis])
+            }
+        };
+        axis(0) * axis(1)
+    }
+
+    /// The maxima, and where in its window each lies (the first one of equals), for the backward
+    /// pass. A NaN in a window is its maximum.
+    pub fn max_forward<O: Offset>(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        y: &mut [f32],
+        offsets: Option<&mut [O]>,
+    ) {
+        self.check(x.len(), y.len());
+        if let Some(offsets) = &offsets {
+            assert_eq!(offsets.len(), y.len(), "one offset for each maximum");
+            assert!(self.window_len_max() - 1 <= O::MAX, "offsets of this type are too narrow");
+        }
+        let y = Shareable::new(y);
+        let offsets = offsets.map(Shareable::new);
+        self.for_each_row(pool, self.output, |image, row| {
+            let kept = offsets.as_ref().map_or(std::ptr::null_mut(), |offsets| {
+                offsets.ptr().wrapping_add(self.output_at(image, row, 0))
+            });
+            // SAFETY: lengths were checked, each output row has one task.
+            unsafe {
+                let y = y.ptr().add(self.output_at(image, row, 0));
+                max_row::<O>(self, x.as_ptr().add(self.input_at(image, 0, 0)), row, y, kept);
+            }
+        });
+    }
+
+    /// dx from dy and the offsets of the forward pass.
+    pub fn max_backward<O: Offset>(&self, pool: &Pool, dy: &[f32], offsets: &[O], dx: &mut [f32]) {
+        self.check(dx.len(), dy.len());
+        assert_eq!(offsets.len(), dy.len(), "one offset for each maximum");
+        let dx = Shareable::new(dx);
+        self.for_each_row(pool, self.input, |image, row| {
+            let start = self.output_at(image, 0, 0);
+            // SAFETY: lengths were checked, each input row has one task.
+            unsafe {
+                let dx = dx.ptr().add(self.input_at(image, row, 0));
+                let (dy, offsets) = (dy.as_ptr().add(start), offsets.as_ptr().add(start));
+                max_gradient_row::<O>(self, dy, offsets, row, dx);
+            }
+        });
+    }
+
+    pub fn average_forward(&self, pool: &Pool, count: Count, x: &[f32], y: &mut [f32]) {
+        self.check(x.len(), y.len());
+        let y = Shareable::new(y);
+        self.for_each_row(pool, self.output, |image, row| {
+            // SAFETY: lengths were checked, each output row has one task.
+            unsafe {
+                let y = y.ptr().add(self.output_at(image, row, 0));
+                average_row(self, count, x.as_ptr().add(self.input_at(image, 0, 0)), row, y);
+            }
+        });
+    }
+
+    pub fn average_backward(&self, pool: &Pool, count: Count, dy: &[f32], dx: &mut [f32]) {
+        self.check(dx.len(), dy.len());
+        let dx = Shareable::new(dx);
+        self.for_each_row(pool, self.input, |image, row| {
+            // SAFETY: lengths were checked, each input row has one task.
+            unsafe {
+                let dx = dx.ptr().add(self.input_at(image, row, 0));
+                let dy = dy.as_ptr().add(self.output_at(image, 0, 0));
+                average_gradient_row(self, count, dy, row, dx);
+            }
+        });
+    }
+
+    fn check(&self, input: usize, output: usize) {
+        assert_eq!(input, self.input_len(), "the pooled tensor has the wrong length");
+        assert_eq!(output, self.output_len(), "the result of pooling has the wrong length");
+    }
+
+    /// Runs `body(image, row)` over all rows of `size` in tasks of some 10 us.
+    fn for_each_row(&self, pool: &Pool, size: [usize; 2], body: impl Fn(usize, usize) + Sync) {
+        let values = self.input_len().max(self.output_len()) / (self.images * size[0]).max(1);
+        let rows = (FLOATS_PER_TASK / values.max(1)).max(1);
+        if self.channels * size[1] == 0 {
+            return;
+        }
+        pool.run_ranges(self.images * size[0], rows, |range| {
+            for row in range {
+                body(row / size[0], row % size[0]);
+            }
+        });
+    }
+
+    #[inline(always)]
+    fn input_at(&self, image: usize, row: usize, column: usize) -> usize {
+        ((image * self.input[0] + row) * self.input[1] + column) * self.channels
+    }
+
+    #[inline(always)]
+    fn output_at(&self, image: usize, row: usize, column: usize) -> usize {
+        ((image * self.output[0] + row) * self.output[1] + column) * self.channels
+    }
+
+    /// The input that output `index` covers along an axis (empty when all is padding), and how many
+    /// positions it counts with padding.
+    #[inline(always)]
+    fn window(&self, axis: usize, index: usize) -> (Range<usize>, usize) {
+        let len = self.input[axis];
+        match self.windows {
+            Windows::Strided { size, stride, pads } => {
+                let [before, after] = pads[axis];
+                // In coordinates of the padded input.
+                let begin = index * stride[axis];
+                let end = (begin + size[axis]).min(len + before + after);
+                let inside = begin.max(before).min(before + len)..end.max(before).min(before + len);
+                (inside.start - before..inside.end - before, end.saturating_sub(begin))
+            }
+            Windows::Adaptive => {
+                let windows = self.output[axis];
+                let range = index * len / windows..((index + 1) * len).div_ceil(windows);
+                (range.clone(), range.len())
+            }
+        }
+    }
+
+    /// The outputs whose windows cover input `index` along an axis.
+    #[inline(always)]
+    fn covering(&self, axis: usize, index: usize) -> Range<usize> {
+        let windows = self.output[axis];
+        match self.windows {
+            Windows::Strided { size, stride, pads } => {
+                let at = index + pads[axis][0];
+                let first = (at + 1).saturating_sub(size[axis]).div_ceil(stride[axis]);
+                first.min(windows)..(at / stride[axis] + 1).min(windows)
+            }
+            Windows::Adaptive => {
+                let len = self.input[axis];
+                index * windows / len..((index + 1) * windows).div_ceil(len)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn share(
+        &self,
+        count: Count,
+        rows: &(Range<usize>, usize),
+        columns: &(Range<usize>, usize),
+    ) -> f32 {
+        let values = match count {
+            Count::Exclusive => rows.0.len() * columns.0.len(),
+            Count::Inclusive => rows.1 * columns.1,
+        };
+        1.0 / values.max(1) as f32
+    }
+}
+
+/// Floats of one task, input or output, whichever is more.
+const FLOATS_PER_TASK: usize = 1 << 15;
+
+/// Where in a window its maximum lies: row by row, from the first value inside the input.
+pub trait Offset: Copy + Default + Send + Sync {
+    const MAX: usize;
+    fn of(index: u32) -> Self;
+    fn index(self) -> u32;
+}
+
+impl Offset for u8 {
+    const MAX: usize = u8::MAX as usize;
+    #[inline(always)]
+    fn of(index: u32) -> u8 {
+        index as u8
+    }
+    #[inline(always)]
+    fn index(self) -> u32 {
+        u32::from(self)
+    }
+}
+
+impl Offset for u32 {
+    const MAX: usize = u32::MAX as usize;
+    #[inline(always)]
+    fn of(index: u32) -> u32 {
+        index
+    }
+    #[inline(always)]
+    fn index(self) -> u32 {
+        self
+    }
+}
+
+/// # Safety
+/// `n <= LANES` floats at `p`.
+#[inline(always)]
+unsafe fn load<S: Simd>(s: S, p: *const f32, n: usize) -> S::F {
+    // SAFETY: promised by the caller.
+    unsafe { if n == S::LANES { s.load(p) } else { s.load_part(p, n) } }
+}
+
+/// # Safety
+/// `n <= LANES` floats at `p`.
+#[inline(always)]
+unsafe fn store<S: Simd>(s: S, p: *mut f32, x: S::F, n: usize) {
+    // SAFETY: promised by the caller.
+    unsafe { if n == S::LANES { s.store(p, x) } else { s.store_part(p, x, n) } }
+}
+
+/// Lanes narrowed to offsets.
+///
+/// # Safety
+/// `n <= LANES` offsets at `p`.
+#[inline(always)]
+unsafe fn store_offsets<S: Simd, O: Offset>(s: S, p: *mut O, x: S::I, n: usize) {
+    let mut lanes = [0.0f32; 16];
+    // SAFETY: no register is longer than 16 floats.
+    unsafe { s.store(lanes.as_mut_ptr(), s.of_bits(x)) };
+    let mut narrow = [O::default(); 16];
+    for lane in 0..16 {
+        narrow[lane] = O::of(lanes[lane].to_bits());
+    }
+    // SAFETY: promised by the caller.
+    unsafe {
+        // A length that is known is a register, another one a call.
+        if n == S::LANES {
+            p.copy_from_nonoverlapping(narrow.as_ptr(), S::LANES);
+        } else {
+            p.copy_from_nonoverlapping(narrow.as_ptr(), n);
+        }
+    }
+}
+
+/// # Safety
+/// `n <= LANES` offsets at `p`.
+#[inline(always)]
+unsafe fn load_offsets<S: Simd, O: Offset>(s: S, p: *const O, n: usize) -> S::I {
+    let mut narrow = [O::default(); 16];
+    // SAFETY: promised by the caller.
+    unsafe {
+        // A length that is known is a register, another one a call.
+        if n == S::LANES {
+            narrow.as_mut_ptr().copy_from_nonoverlapping(p, S::LANES);
+        } else {
+            narrow.as_mut_ptr().copy_from_nonoverlapping(p, n);
+        }
+    }
+    let mut lanes = [0.0f32; 16];
+    for lane in 0..16 {
+        lanes[lane] = f32::from_bits(narrow[lane].index());
+    }
+    // SAFETY: no register is longer than 16 floats.
+    s.bits_of(unsafe { s.load(lanes.as_ptr()) })
+}
+
+/// One row of outputs; `x` is the image, `kept` null where no offsets are wanted.
+///
+/// # Safety
+/// Image, row and offsets have the sizes of the pooling.
+unsafe fn max_row<O: Offset>(p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O) {
+    crate::kernel! {
+        unsafe fn run<S, O: Offset>(
+            s: S, p: &Pool2d, x: *const f32, row: usize, y: *mut f32, kept: *mut O,
+        ) {
+            let c = p.channels;
+            let (rows, _) = p.window(0, row);
+            for column in 0..p.output[1] {
+                let (columns, _) = p.window(1, column);
+                let mut channel = 0;
+                while channel < c {
+                    let n = S::LANES.min(c - channel);
+                    let at = column * c + channel;
+                    let (mut best, mut offset) = (s.zero(), s.splat_i(0));
+                    let mut index = 0;
+                    for r in rows.clone() {
+                        let line = x.add(r * p.input[1] * c + channel);
+                        for w in columns.clone() {
+                            let value = load(s, line.add(w * c), n);
+                            if index == 0 {
+                                best = value;
+                            } else {
+                                // Larger, or NaN where the best is not: that one stays.
+                                let wins = s.and_m(s.not_m(s.le(value, best)), s.eq(best, best));
+                                best = s.select(wins, value, best);
+                                offset = s.select_i(wins, s.splat_i(index), offset);
+                            }
+                            index += 1;
+                        }
+                    }
+                    store(s, y.add(at), best, n);
+                    if !kept.is_null() {
+                        store_offsets(s, kept.add(at), offset, n);
+                    }
+                    channel += n;
+                }
+            }
+        }
+    }
+    // SAFETY: promised by the caller.
+    unsafe { run(p, x, row, y, kept) }
+}
+
+/// One row of dx; `dy` and `offsets` are those of the image.
+///
+/// # Safety
+/// As [`max_row`].
+unsafe fn max_gradient_row<O: Offset>(
+    p: &Pool2d,
+    dy: *const f32,
+    offsets: *const O,
+    row: usize,
+    dx: *mut f32,
+) {
+    crate::kernel! {
+        unsafe fn run<S, O: Offset>(
+            s: S, p: &Pool2d, dy: *const f32, offsets: *const O, row: usize, dx: *mut f32,
+        ) {
+            let c = p.channels;
+            for column in 0..p.input[1] {
+                let dx = dx.add(column * c);
+                let mut is_first = true;
+                for r in p.covering(0, row) {
+                    let rows = p.window(0, r).0;
+                    for w in p.covering(1, column) {
+                        let columns = p.window(1, w).0;
+                        let index = (row - rows.start) * columns.len() + column - columns.start;
+                        let index = s.splat_i(index as i32);
+                        let at = (r * p.output[1] + w) * c;
+                        let mut channel = 0;
+                        while channel < c {
+                            let n = S::LANES.min(c - channel);
+                            let hit = s.eq_i(load_offsets(s, offsets.add(at + channel), n), index);
+                            let mut sum =
+                                s.select(hit, load(s, dy.add(at + channel), n), s.zero());
+                            if !is_first {
+                                sum = s.add(load(s, dx.add(channel), n), sum);
+                            }
+                            store(s, dx.add(channel), sum, n);
+                            channel += n;
+                        }
+                        is_first = false;
+                    }
+                }
+                if is_first {
+                    dx.write_bytes(0, c);
+                }
+            }
+        }
+    }
+    // SAFETY: promised by the caller.
+    unsafe { run(p, dy, offsets, row, dx) }
+}
+
+crate::kernel! {
+    /// One row of outputs; `x` is the image.
+    unsafe fn average_row<S>(
+        s: S, p: &Pool2d, count: Count, x: *const f32, row: usize, y: *mut f32,
+    ) {
+        let c = p.channels;
+        let rows = p.window(0, row);
+        for column in 0..p.output[1] {
+            let columns = p.window(1, column);
+            let share = s.splat(p.share(count, &rows, &columns));
+            let mut channel = 0;
+            while channel < c {
+                let n = S::LANES.min(c - channel);
+                let mut sum = s.zero();
+                for r in rows.0.clone() {
+                    let line = x.add(r * p.input[1] * c + channel);
+                    // Each line has its own sum: large windows lose less to rounding.
+                    let mut part = s.zero();
+                    for w in columns.0.clone() {
+                        part = s.add(part, load(s, line.add(w * c), n));
+                    }
+                    sum = s.add(sum, part);
+                }
+                store(s, y.add(column * c + channel), s.mul(sum, share), n);
+                channel += n;
+            }
+        }
+    }
+}
+
+crate::kernel! {
+    /// One row of dx; `dy` is that of the image.
+    unsafe fn average_gradient_row<S>(
+        s: S, p: &Pool2d, count: Count, dy: *const f32, row: usize, dx: *mut f32,
+    ) {
+        let c = p.channels;
+        for column in 0..p.input[1] {
+            let dx = dx.add(column * c);
+            let mut is_first = true;
+            for r in p.covering(0, row) {
+                let rows = p.window(0, r);
+                for w in p.covering(1, column) {
+                    let share = s.splat(p.share(count, &rows, &p.window(1, w)));
+                    let at = (r * p.output[1] + w) * c;
+                    let mut channel = 0;
+                    while channel < c {
+                        let n = S::LANES.min(c - channel);
+                        let mut sum = s.mul(load(s, dy.add(at + channel), n), share);
+                        if !is_first {
+                            sum = s.add(load(s, dx.add(channel), n), sum);
+                        }
+                        store(s, dx.add(channel), sum, n);
+                        channel += n;
+                    }
+                    is_first = false;
+                }
+            }
+            if is_first {
+                dx.write_bytes(0, c);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_base::rng::Sequence;
+
+    fn floats(count: usize, seed: u64) -> Vec<f32> {
+        let mut random = Sequence::new(seed, 1);
+        // Few different values, so that windows have equal maxima.
+        (0..count).map(|_| random.below(9) as f32 * 0.25 - 1.0).collect()
+    }
+
+    fn input(batch: usize, channels: usize, height: usize, width: usize, order: Order) -> Input {
+        Input { batch, channels, height, width, order }
+    }
+
+    fn poolings(order: Order) -> Vec<(Input, Pool2d)> {
+        let strided = |size, stride, pads, ceil_mode| Strided { size, stride, pads, ceil_mode };
+        let mut out = Vec::new();
+        for (batch, channels, height, width) in
+            [(1, 1, 4, 4), (2, 3, 9, 7), (3, 64, 11, 12), (1, 37, 5, 1)]
+        {
+            let input = input(batch, channels, height, width, order);
+            for windows in [
+                strided([2, 2], [2, 2], [[0, 0], [0, 0]], false),
+                strided([3, 3], [2, 2], [[1, 1], [1, 1]], false),
+                strided([3, 3], [2, 2], [[1, 1], [1, 1]], true),
+                strided([3, 2], [1, 3], [[0, 2], [1, 0]], true),
+                strided([2, 2], [3, 3], [[1, 0], [0, 1]], true),
+            ] {
+                out.extend(Pool2d::strided(input, windows).map(|pooling| (input, pooling)));
+            }
+            out.push((input, Pool2d::global(input)));
+            out.push((input, Pool2d::adaptive(input, [3, 2])));
+            out.push((input, Pool2d::adaptive(input, [7, 5])));
+        }
+        out
+    }
+
+    /// The windows of every output value, as indices into x, and the count with padding.
+    fn plain_windows(input: &Input, pooling: &Pool2d) -> Vec<(Vec<usize>, usize)> {
+        let [oh, ow] = pooling.output();
+        let Input { batch, channels, height, width, order } = *input;
+        let span = |axis: usize, index: usize, len: usize| -> (Vec<usize>, usize) {
+            match pooling.windows {
+                Windows::Adaptive => {
+                    let n = pooling.output[axis] as f64;
+                    let begin = (index as f64 * len as f64 / n).floor() as usize;
+                    let end = ((index + 1) as f64 * len as f64 / n).ceil() as usize;
+                    ((begin..end).collect(), end - begin)
+                }
+                Windows::Strided { size, stride, pads } => {
+                    let begin = (index * stride[axis]) as i64 - pads[axis][0] as i64;
+                    let end = (begin + size[axis] as i64).min((len + pads[axis][1]) as i64);
+                    let inside = (begin..end).filter(|&i| (0..len as i64).contains(&i));
+                    (inside.map(|i| i as usize).collect(), (end - begin).max(0) as usize)
+                }
+            }
+        };
+        let mut out = vec![(Vec::new(), 0); pooling.output_len()];
+        for (b, c, r, w) in (0..pooling.output_len())
+            .map(|i| (i / (channels * oh * ow), i / (oh * ow) % channels, i / ow % oh, i % ow))
+        {
+            let (rows, columns) = (span(0, r, height), span(1, w, width));
+            let indices = rows.0.iter().flat_map(|&h| {
+                columns.0.iter().map(move |&w| match order {
+                    Order::ChannelsLast => ((b * height + h) * width + w) * channels + c,
+                    Order::ChannelsFirst => ((b * channels + c) * height + h) * width + w,
+                })
+            });
+            let at = match order {
+                Order::ChannelsLast => ((b * oh + r) * ow + w) * channels + c,
+                Order::ChannelsFirst => ((b * channels + c) * oh + r) * ow + w,
+            };
+            out[at] = (indices.collect(), rows.1 * columns.1);
+        }
+        out
+    }
+
+    fn close(ours: &[f32], theirs: &[f64]) {
+        assert_eq!(ours.len(), theirs.len());
+        for (a, b) in ours.iter().zip(theirs) {
+            assert!((f64::from(*a) - b).abs() <= 1e-5 * (1.0 + b.abs()), "{a} {b}");
+        }
+    }
+
+    fn check_max<O: Offset + PartialEq + std::fmt::Debug>(
+        input: &Input,
+        pooling: &Pool2d,
+        pool: &Pool,
+    ) {
+        let windows = plain_windows(input, pooling);
+        let (x, dy) = (floats(pooling.input_len(), 1), floats(pooling.output_len(), 2));
+        let mut y = vec![f32::NAN; dy.len()];
+        let mut offsets = vec![O::default(); dy.len()];
+        let mut dx = vec![f32::NAN; x.len()];
+        pooling.max_forward(pool, &x, &mut y, Some(&mut offsets));
+        pooling.max_backward(pool, &dy, &offsets, &mut dx);
+        let mut expected = vec![0.0; x.len()];
+        for (at, (window, _)) in windows.iter().enumerate() {
+            let Some(&first) = window.first() else {
+                assert_eq!(y[at], 0.0);
+                continue;
+            };
+            let best = window.iter().fold(first, |best, &i| if x[i] > x[best] { i } else { best });
+            assert_eq!(y[at], x[best]);
+            expected[best] += f64::from(dy[at]);
+        }
+        close(&dx, &expected);
+        let mut again = vec![0.0; y.len()];
+        pooling.max_forward::<O>(pool, &x, &mut again, None);
+        assert_eq!(y, again);
+    }
+
+    fn check_average(input: &Input, pooling: &Pool2d, pool: &Pool, count: Count) {
+        let windows = plain_windows(input, pooling);
+        let (x, dy) = (floats(pooling.input_len(), 1), floats(pooling.output_len(), 2));
+        let mut y = vec![f32::NAN; dy.len()];
+        let mut dx = vec![f32::NAN; x.len()];
+        pooling.average_forward(pool, count, &x, &mut y);
+        pooling.average_backward(pool, count, &dy, &mut dx);
+        let (mut of_y, mut of_x) = (vec![0.0; y.len()], vec![0.0; x.len()]);
+        for (at, (window, padded)) in windows.iter().enumerate() {
+            let values = if count == Count::Exclusive { window.len() } else { *padded };
+            for &i in window {
+                of_y[at] += f64::from(x[i]) / values as f64;
+                of_x[i] += f64::from(dy[at]) / values as f64;
+            }
+        }
+        close(&y, &of_y);
+        close(&dx, &of_x);
+    }
+
+    #[test]
+    fn both_directions_match_plain_windows() {
+        for order in [Order::ChannelsLast, Order::ChannelsFirst] {
+            let cases = poolings(order);
+            assert!(cases.len() > 25);
+            for (input, pooling) in &cases {
+                for threads in [1, 3] {
+                    let pool = Pool::new(threads);
+                    check_max::<u8>(input, pooling, &pool);
+                    check_max::<u32>(input, pooling, &pool);
+                    check_average(input, pooling, &pool, Count::Exclusive);
+                    check_average(input, pooling, &pool, Count::Inclusive);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_is_right() {
+        crate::simd::at_every_level(|_| {
+            for (input, pooling) in poolings(Order::ChannelsLast) {
+                check_max::<u8>(&input, &pooling, &Pool::new(1));
+                check_average(&input, &pooling, &Pool::new(1), Count::Exclusive);
+            }
+        });
+    }
+
+    #[test]
+    fn a_nan_is_the_maximum_of_its_window() {
+        let input = input(1, 1, 2, 2, Order::ChannelsLast);
+        let (mut y, mut offset) = ([0.0], [0u8]);
+        for place in 0..4 {
+            let mut x = [1.0, 2.0, 3.0, 4.0];
+            x[place] = f32::NAN;
+            Pool2d::global(input).max_forward(&Pool::new(1), &x, &mut y, Some(&mut offset));
+            assert!(y[0].is_nan() && usize::from(offset[0]) == place);
+        }
+    }
+
+    #[test]
+    fn windows_that_cannot_be_are_refused() {
+        let input = input(1, 1, 4, 4, Order::ChannelsLast);
+        for (size, stride, pads) in [
+            ([5, 1], [1, 1], [[0, 0]; 2]),
+            ([2, 0], [1, 1], [[0, 0]; 2]),
+            ([2, 2], [0, 1], [[0, 0]; 2]),
+            ([2, 2], [1, 1], [[2, 0]; 2]),
+        ] {
+            let windows = Strided { size, stride, pads, ceil_mode: false };
+            assert!(Pool2d::strided(input, windows).is_err());
+        }
+    }
+}
