@@ -125,3 +125,48 @@ case("label_smooth", X=hot, PriorDist=prior, epsilon=0.2, out={"Out": 0.8 * d(ho
 fail("label_smooth", "input 'PriorDist' of label_smooth does not have one number a class: expected 4, got 3",
      X=Shape(3, 4), PriorDist=Shape(1, 3))
 
+# Softmax with cross entropy
+
+
+def softmax(x, axis):
+    e = np.exp(d(x) - d(x).max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def cross(x, label, axis, ignore=None):
+    log = np.log(softmax(x, axis))
+    loss = -np.take_along_axis(log, np.expand_dims(label, axis), axis)
+    return loss if ignore is None else np.where(np.expand_dims(label, axis) == ignore, 0, loss)
+
+
+x = rand(4, 5, seed=20, low=-3, high=3)
+label = i64([4, 0, 2, 2])
+for given in [label.reshape(4, 1), label, label.astype(np.int32)]:
+    case("softmax_with_cross_entropy", inputs={"Logits": x, "Label": given},
+         out={"Softmax": softmax(x, 1), "Loss": cross(x, label, 1)}, grad="Logits", static=given.ndim == 1)
+case("softmax_with_cross_entropy", Logits=x, Label=label.reshape(4, 1), ignore_index=2,
+     out={"Softmax": softmax(x, 1), "Loss": cross(x, label, 1, 2)}, grad="Logits", loss="Loss")
+case("softmax_with_cross_entropy", Logits=f32([[1000.0, 0.0], [-1000.0, 0.0]]), Label=i64([1, 0], (2, 1)),
+     out={"Loss": f32([[1000.0], [1000.0]])})
+soft = rand(4, 5, seed=21, low=0, high=1)
+case("softmax_with_cross_entropy", Logits=x, Label=soft, soft_label=True, grad="Logits",
+     out={"Softmax": softmax(x, 1), "Loss": -(d(soft) * np.log(softmax(x, 1))).sum(1, keepdims=True)})
+x3 = rand(2, 5, 3, seed=22, low=-2, high=2)
+label3 = i64([1, 4, 0, 2, 3, 1], (2, 3))
+case("softmax_with_cross_entropy", Logits=x3, Label=np.expand_dims(label3, 1), axis=1, grad="Logits", loss="Loss",
+     out={"Softmax": softmax(x3, 1), "Loss": cross(x3, label3, 1)})
+case("softmax_with_cross_entropy", Logits=x3, Label=label3.astype(np.int32), axis=1, ignore_index=4, grad="Logits",
+     loss="Loss", out={"Softmax": softmax(x3, 1), "Loss": cross(x3, label3, 1, 4)}, static=True)
+soft3 = rand(2, 5, 3, seed=23, low=0, high=1)
+case("softmax_with_cross_entropy", Logits=x3, Label=soft3, soft_label=True, axis=-2, grad="Logits", loss="Loss",
+     out={"Softmax": softmax(x3, 1), "Loss": -(d(soft3) * np.log(softmax(x3, 1))).sum(1, keepdims=True)})
+big, big_label = rand(70, 130, seed=24, low=-5, high=5), i64(np.arange(70) * 7 % 130)
+case("softmax_with_cross_entropy", Logits=big, Label=big_label.reshape(70, 1),
+     out={"Softmax": softmax(big, 1), "Loss": cross(big, big_label, 1)})
+fail("softmax_with_cross_entropy",
+     "input 'Label' of softmax_with_cross_entropy does not fit the predictions: expected [4, 1] or [4], got [4, 2]",
+     Logits=Shape(4, 5), Label=Shape(4, 2, dtype="i64"))
+fail("softmax_with_cross_entropy", "axis 2 is outside shape [4, 5]", axis=2, Logits=Shape(4, 5),
+     Label=Shape(4, 1, dtype="i64"))
+fail("softmax_with_cross_entropy", "label out of range: expected 0 to 4 (or -100 to be ignored), got 5",
+     Logits=x, Label=i64([0, 1, 5, 2], (4, 1)))

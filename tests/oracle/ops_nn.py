@@ -156,3 +156,125 @@ for layout, shape in [("NCHW", (3, 2, 2, 3)), ("NHWC", (1, 2, 3, 70))]:
                     del grads["X@GRAD"]
                     case(op + "_grad", inputs=inputs, data_layout=layout, out=grads, tol="1e-4 1e-5")
 
+# Softmax
+
+
+def softmax(x, axis=-1):
+    e = np.exp(d(x) - d(x).max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+for shape, axis in [((3, 5), -1), ((2, 4, 3), 1), ((2, 3, 4), 0), ((7,), 0)]:
+    x = rand(*shape, seed=30, low=-3, high=3)
+    case("softmax", X=x, axis=axis, out={"Out": softmax(x, axis)}, grad="X")
+    case("log_softmax", X=x, axis=axis, out={"Out": np.log(softmax(x, axis))}, grad="X")
+    y, dy = softmax(x, axis), rand(*shape, seed=31)
+    dx = (d(dy) - (d(dy) * y).sum(axis, keepdims=True)) * y
+    case("softmax_grad", axis=axis, inputs={"Out": f32(y), "Out@GRAD": dy}, out={"X@GRAD": dx})
+    dx = d(dy) - y * d(dy).sum(axis, keepdims=True)
+    case("log_softmax_grad", axis=axis, inputs={"Out": f32(np.log(y)), "Out@GRAD": dy}, out={"X@GRAD": dx})
+x = rand(80, 300, seed=32, low=-9, high=9)
+case("softmax", X=x, out={"Out": softmax(x)})
+case("log_softmax", X=x, out={"Out": np.log(softmax(x))})
+case("softmax", X=f32([[1e4, 0, -1e4]]), out={"Out": f32([[1, 0, 0]])})
+for op in ["softmax", "log_softmax"]:
+    fail(op, "axis 2 is outside shape [3, 4]", axis=2, X=Shape(3, 4))
+    fail(op, f"input 'X' of {op} has the wrong element type: expected f32, got i64", X=Shape(3, 4, dtype="i64"))
+
+# Layer norm
+
+
+def layer_norm(x, scale=None, bias=None, epsilon=1e-5, begin=1):
+    rows = int(np.prod(x.shape[:begin]))
+    flat = d(x).reshape(rows, -1)
+    mean, var = flat.mean(1), flat.var(1)
+    inv = 1 / np.sqrt(var + epsilon)
+    y = (flat - mean[:, None]) * inv[:, None]
+    y = y * (1 if scale is None else d(scale).ravel()) + (0 if bias is None else d(bias).ravel())
+    return {"Y": y.reshape(x.shape), "Mean": mean, "Variance": inv}
+
+
+for shape, begin in [((4, 6), 1), ((2, 3, 5), 2), ((2, 3, 5), 1), ((3, 7), -1)]:
+    x = rand(*shape, seed=40, low=-2, high=2)
+    width = int(np.prod(shape[begin:]))
+    scale, bias = rand(width, seed=41, low=0.5, high=1.5), rand(width, seed=42)
+    at = begin % len(shape)
+    tol = {"tol": "1e-4 1e-5"}
+    case("layer_norm", X=x, Scale=scale, Bias=bias, begin_norm_axis=begin, grad="X Scale Bias", loss="Y",
+         out=layer_norm(x, scale, bias, begin=at), **tol)
+    case("layer_norm", X=x, begin_norm_axis=begin, grad="X", loss="Y", out=layer_norm(x, begin=at), **tol)
+    case("layer_norm", X=x, Bias=bias, begin_norm_axis=begin, epsilon=0.1, grad="X Bias", loss="Y",
+         out=layer_norm(x, None, bias, 0.1, at), **tol)
+    other = rand(*shape, seed=43)
+    out = layer_norm(d(x) + d(other), scale, bias, begin=at)
+    out["Sum"] = d(x) + d(other)
+    for loss in ["Y", "Sum", "Y Sum"]:
+        case("layer_norm", X=x, Scale=scale, Bias=bias, Residual=other, begin_norm_axis=begin, out=out,
+             grad="X Residual Scale Bias" if "Y" in loss else "X Residual", loss=loss, **tol)
+x = rand(50, 400, seed=44, low=-2, high=5)
+scale, bias = rand(400, seed=41, low=0.5, high=1.5), rand(400, seed=42)
+case("layer_norm", X=x, Scale=scale, Bias=bias, out=layer_norm(x, scale, bias), tol="1e-4 1e-5")
+dy, flat = rand(50, 400, seed=45), layer_norm(x)
+g, hat = d(dy) * d(scale), flat["Y"]
+dx = (g - g.mean(1, keepdims=True) - hat * (g * hat).mean(1, keepdims=True)) * flat["Variance"][:, None]
+back = {"X@GRAD": dx, "Scale@GRAD": (d(dy) * hat).sum(0), "Bias@GRAD": d(dy).sum(0)}
+inputs = {"X": x, "Scale": scale, "Mean": f32(flat["Mean"]), "Variance": f32(flat["Variance"]), "Y@GRAD": dy}
+case("layer_norm_grad", inputs=inputs, out=back, tol="1e-4 1e-4")
+case("layer_norm_grad", inputs=inputs, out={"Scale@GRAD": back["Scale@GRAD"]}, tol="1e-4 1e-4")
+skip = rand(50, 400, seed=46)
+case("layer_norm_grad", inputs={**inputs, "Skip": skip}, out={"X@GRAD": dx + d(skip)}, tol="1e-4 1e-4")
+fail("layer_norm",
+     "input 'Scale' of layer_norm does not have one number for each normalised element: expected 12, got [4]",
+     X=Shape(2, 3, 4), Scale=Shape(4))
+fail("layer_norm", "axis 3 is outside shape [2, 3, 4]", X=Shape(2, 3, 4), begin_norm_axis=3)
+fail("layer_norm", "input 'Residual' of layer_norm has the wrong shape", X=Shape(2, 3, 4), Residual=Shape(2, 3, 1))
+
+# Attention
+
+
+def attention(q, k, v, mask=None, scale=None, causal=False):
+    q, k, v = d(q), d(k), d(v)
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) * (scale or 1 / np.sqrt(q.shape[-1]))
+    if mask is not None:
+        s = s + d(mask)
+    if causal:
+        tq, tk = s.shape[-2:]
+        s = np.where(np.arange(tk)[None, :] <= np.arange(tq)[:, None] + tk - tq, s, -np.inf)
+    top = s.max(-1, keepdims=True)
+    e = np.exp(s - top)
+    total = e.sum(-1, keepdims=True)
+    return {"Out": np.einsum("bhqk,bkhd->bqhd", e / total, v), "SoftmaxLse": (top + np.log(total))[..., 0]}
+
+
+for b, tq, tk, h, dim in [(2, 3, 3, 2, 4), (1, 2, 5, 1, 3)]:
+    q, k, v = [rand(b, t, h, dim, seed=50 + i) for i, t in enumerate([tq, tk, tk])]
+    mask = rand(b, 1, 1, tk, seed=53, low=-2, high=0)
+    for keys in [{}, {"scale": 0.7}, {"causal": True}]:
+        for m in [None, mask]:
+            named = {} if m is None else {"Mask": m}
+            case("flash_attn", Q=q, K=k, V=v, **named, **keys, out=attention(q, k, v, m, **keys), grad="Q K V",
+                 loss="Out", tol="1e-4 1e-5", static=True)
+# Longer than the tiles of the kernel.
+q, k, v = [rand(1, 150, 2, 32, seed=54 + i) for i in range(3)]
+for causal in [False, True]:
+    case("flash_attn", Q=q, K=k, V=v, causal=causal, out=attention(q, k, v, causal=causal), tol="1e-4 1e-5")
+q, k, v = [rand(1, 6, 2, 4, seed=50 + i) for i in range(3)]
+case("flash_attn", Q=q, K=k, V=v, dropout_prob=0.5, stream=3, run_step=4, grad="Q K V", loss="Out")
+case("flash_attn", Q=q, K=k, V=v, dropout_prob=0.5, is_test=True, out=attention(q, k, v), tol="1e-4 1e-5")
+for time, causal in [(4, False), (3, True), (140, True)]:
+    qkv = rand(2, time, 3, 2, 4, seed=57)
+    parts = [np.asarray(qkv)[:, :, i] for i in range(3)]
+    mask = rand(1, 2, time, time, seed=58) if time < 10 else None
+    named = {} if mask is None else {"Mask": mask}
+    case("flash_attn_qkvpacked", QKV=qkv, **named, causal=causal, out=attention(*parts, mask, causal=causal),
+         tol="1e-4 1e-5", static=True, **({"grad": "QKV", "loss": "Out"} if time < 10 else {}))
+case("flash_attn_qkvpacked", QKV=rand(2, 5, 3, 2, 4, seed=57), dropout_prob=0.3, seed=9, grad="QKV", loss="Out")
+fail("flash_attn", "input 'K' of flash_attn has the wrong shape: expected [2, -1, 4, 8], got [2, 7, 4, 9]",
+     Q=Shape(2, 5, 4, 8), K=Shape(2, 7, 4, 9), V=Shape(2, 7, 4, 9))
+fail("flash_attn", "input 'Mask' of flash_attn does not broadcast to the scores: expected [2, 4, 5, 7], got [2, 1, 5, 5]",
+     Q=Shape(2, 5, 4, 8), K=Shape(2, 7, 4, 8), V=Shape(2, 7, 4, 8), Mask=Shape(2, 1, 5, 5))
+fail("flash_attn", "dropout_prob of flash_attn is wrong: expected at least 0 and below 1, got 1", dropout_prob=1.0,
+     Q=Shape(2, 5, 4, 8), K=Shape(2, 7, 4, 8), V=Shape(2, 7, 4, 8))
+fail("flash_attn_qkvpacked", "input 'QKV' of flash_attn_qkvpacked has the wrong shape: expected [-1, -1, 3, -1, -1]",
+     QKV=Shape(2, 5, 2, 4, 8))
+

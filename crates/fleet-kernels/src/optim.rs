@@ -50,6 +50,8 @@ pub struct Segment {
     pub regularizer: Regularizer,
     /// The decay that AdamW, LARS and LAMB treat apart from the gradient; 0 excludes the tensor.
     pub weight_decay: f32,
+    /// b1^t and b2^t of this tensor; the step's if not given.
+    pub powers: Option<[f32; 2]>,
 }
 
 impl Segment {
@@ -71,6 +73,15 @@ impl Segment {
             lr_scale: 1.0,
             regularizer: Regularizer::None,
             weight_decay: 0.0,
+            powers: None,
+        }
+    }
+
+    /// The step as this tensor takes it.
+    fn step(&self, step: Step) -> Step {
+        match self.powers {
+            Some([beta1_pow, beta2_pow]) => Step { beta1_pow, beta2_pow, ..step },
+            None => step,
         }
     }
 }
@@ -190,6 +201,15 @@ impl Segments {
         &self.segments
     }
 
+    /// Points the segments to other tensors of the same lengths.
+    pub fn rebind(&mut self, mut bind: impl FnMut(usize, &mut Segment)) {
+        for (index, segment) in self.segments.iter_mut().enumerate() {
+            let len = segment.len;
+            bind(index, segment);
+            assert_eq!(segment.len, len, "the pieces of a step are cut by length");
+        }
+    }
+
     /// Elements of all tensors.
     pub fn len(&self) -> usize {
         self.segments.iter().map(|segment| segment.len).sum()
@@ -242,7 +262,7 @@ impl Segments {
             self.each_piece(pool, |index, segment, piece| {
                 // SAFETY: promised by the caller; every piece has its own two slots.
                 unsafe {
-                    let (first, second) = norm_piece(rule, step, segment, piece);
+                    let (first, second) = norm_piece(rule, segment.step(step), segment, piece);
                     *norms.at(index) = first;
                     *norms.at(count + index) = second;
                 }
@@ -261,7 +281,7 @@ impl Segments {
                     }
                     _ => step.lr * segment.lr_scale,
                 };
-                update_piece(rule, step, rate, segment, piece);
+                update_piece(rule, segment.step(step), rate, segment, piece);
             }
         });
     }

@@ -4,8 +4,9 @@
 //! give 0. Logarithms are kept above -1e20, as the documented op does, so that a probability of 0
 //! gives a large loss and not infinity.
 
-use super::labels::{Classes, Split, check_label};
+use super::labels::{Classes, check_label};
 use super::pointwise::{fill, set_grad};
+use crate::nn::axis::Split;
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
 

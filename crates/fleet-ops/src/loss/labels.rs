@@ -77,39 +77,3 @@ pub(super) fn check_label(
         .expected(format!("{loss} or {without}"))
         .got(found))
 }
-
-/// Where the classes lie: `outer` blocks of `classes` groups of `inner` numbers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Split {
-    pub outer: usize,
-    pub classes: usize,
-    pub inner: usize,
-}
-
-impl Split {
-    pub(super) fn new(shape: &Shape, axis: usize) -> Split {
-        Split {
-            outer: shape.product(0..axis),
-            classes: shape.at(axis),
-            inner: shape.product(axis + 1..shape.rank()),
-        }
-    }
-
-    /// Predictions, which are also numbers of the loss.
-    pub(super) fn rows(&self) -> usize {
-        self.outer * self.inner
-    }
-
-    /// Where prediction `row` has its number of class 0; the next class is `inner` further.
-    #[inline]
-    pub(super) fn start(&self, row: usize) -> usize {
-        row / self.inner * self.classes * self.inner + row % self.inner
-    }
-
-    /// The class numbers of the prediction that element `index` belongs to, and its class.
-    #[inline]
-    pub(super) fn row_and_class(&self, index: usize) -> (usize, usize) {
-        let outer = index / (self.classes * self.inner);
-        (outer * self.inner + index % self.inner, index / self.inner % self.classes)
-    }
-}

@@ -1,8 +1,9 @@
 //! `Loss = -y ln(p + epsilon) - (1 - y) ln(1 - p + epsilon)` of probabilities and 0/1 labels; f32.
 //! No gradient flows to the labels.
 
-use super::pointwise::{check_pair, fill, infer_pair, set_grad};
+use super::pointwise::{check_pair, infer_pair, set_grad};
 use crate::prelude::*;
+use fleet_kernels::softmax;
 
 const P: usize = 0;
 const Y: usize = 1;
@@ -33,10 +34,7 @@ pub static DEF: OpDef = OpDef {
     cpu: |p| {
         let epsilon = p.op.attr_float("epsilon") as f32;
         Ok(Kernel::new(move |k| {
-            let (p, y) = (k.input::<f32>(P), k.input::<f32>(Y));
-            fill(k.pool, k.output(0), |i| {
-                -y[i] * (p[i] + epsilon).ln() - (1.0 - y[i]) * (1.0 - p[i] + epsilon).ln()
-            });
+            softmax::log_loss(k.pool, k.input(P), k.input(Y), epsilon, k.output(0));
             Ok(())
         }))
     },
@@ -58,10 +56,8 @@ pub static GRAD: OpDef = OpDef {
     cpu: |p| {
         let epsilon = p.op.attr_float("epsilon") as f32;
         Ok(Kernel::new(move |k| {
-            let (p, y, dy) = (k.input::<f32>(P), k.input::<f32>(Y), k.input::<f32>(DY));
-            fill(k.pool, k.output(0), |i| {
-                dy[i] * ((1.0 - y[i]) / (1.0 - p[i] + epsilon) - y[i] / (p[i] + epsilon))
-            });
+            let (p, y, dy) = (k.input(P), k.input(Y), k.input(DY));
+            softmax::log_loss_grad(k.pool, p, y, epsilon, dy, k.output(0));
             Ok(())
         }))
     },

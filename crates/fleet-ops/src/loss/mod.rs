@@ -8,6 +8,7 @@ pub mod log_loss;
 pub mod nll_loss;
 pub mod sigmoid_cross_entropy_with_logits;
 pub mod smooth_l1_loss;
+pub mod softmax_with_cross_entropy;
 pub mod square_error_cost;
 
 mod labels;

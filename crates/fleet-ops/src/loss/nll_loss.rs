@@ -4,8 +4,9 @@
 //! `reduction`: "none" gives the shape of Label; "sum" and "mean" (divided by the weights that count)
 //! give `[1]`. Total_weight is the sum of those weights. Labels equal to `ignore_index` count nothing.
 
-use super::labels::{CLASS_TYPES, Classes, Split};
+use super::labels::{CLASS_TYPES, Classes};
 use super::pointwise::{fill, partial_len, set_grad, sum};
+use crate::nn::axis::Split;
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
 

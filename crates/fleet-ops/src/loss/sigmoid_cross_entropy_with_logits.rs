@@ -4,9 +4,10 @@
 //! Elements whose label equals `ignore_index` count nothing; with `normalize` the rest is divided by
 //! their number.
 
-use super::pointwise::{check_pair, fill, infer_pair, partial_len, set_grad, sum};
+use super::pointwise::{check_pair, infer_pair, partial_len, set_grad, sum};
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
+use fleet_kernels::softmax;
 
 const X: usize = 0;
 const LABEL: usize = 1;
@@ -38,12 +39,9 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     }),
     cpu: |p| {
-        kernel(p, |k, scale, ignore| {
-            let (x, z) = (k.input::<f32>(X), k.input::<f32>(LABEL));
-            fill(k.pool, k.output(0), |i| match z[i] == ignore {
-                true => 0.0,
-                false => scale * (x[i].max(0.0) - x[i] * z[i] + (-x[i].abs()).exp().ln_1p()),
-            });
+        kernel(p, |k, ignore| {
+            let (x, z) = (k.input(X), k.input(LABEL));
+            softmax::sigmoid_cross_entropy(k.pool, x, z, Some(ignore), k.output(0));
         })
     },
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
@@ -62,33 +60,34 @@ pub static GRAD: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: |p| {
-        kernel(p, |k, scale, ignore| {
-            let (x, z, dy) = (k.input::<f32>(X), k.input::<f32>(LABEL), k.input::<f32>(DY));
-            fill(k.pool, k.output(0), |i| match z[i] == ignore {
-                true => 0.0,
-                false => scale * dy[i] * (1.0 / (1.0 + (-x[i]).exp()) - z[i]),
-            });
+        kernel(p, |k, ignore| {
+            let (x, z, dy) = (k.input(X), k.input(LABEL), k.input(DY));
+            softmax::sigmoid_cross_entropy_grad(k.pool, x, z, Some(ignore), dy, k.output(0));
         })
     },
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
-/// Runs `body(k, scale, ignore)`, the scale being one over the number of elements that count.
-fn kernel(p: &PrepareCtx<'_>, body: fn(&KernelCtx<'_>, f32, f32)) -> Result<Kernel> {
+/// Runs `body(k, ignore)`, and with `normalize` divides what it made by the number of elements that
+/// count.
+fn kernel(p: &PrepareCtx<'_>, body: fn(&KernelCtx<'_>, f32)) -> Result<Kernel> {
     let ignore = p.op.attr_int("ignore_index") as f32;
-    let normalize = p.op.attr_bool("normalize");
     let len = p.input("X").numel();
-    let kernel = Kernel::new(move |k| {
-        let mut scale = 1.0;
-        if normalize {
-            let z = k.input::<f32>(LABEL);
-            let counted = sum(k.pool, len, k.scratch(), |i| f64::from(u8::from(z[i] != ignore)));
-            scale = (1.0 / counted.max(1.0)) as f32;
-        }
-        body(k, scale, ignore);
+    if !p.op.attr_bool("normalize") {
+        return Ok(Kernel::new(move |k| {
+            body(k, ignore);
+            Ok(())
+        }));
+    }
+    Ok(Kernel::new(move |k| {
+        body(k, ignore);
+        let z = k.input::<f32>(LABEL);
+        let counted = sum(k.pool, len, k.scratch(), |i| f64::from(u8::from(z[i] != ignore)));
+        let scale = (1.0 / counted.max(1.0)) as f32;
+        k.output::<f32>(0).iter_mut().for_each(|value| *value *= scale);
         Ok(())
-    });
-    Ok(if normalize { kernel.scratch::<f64>(partial_len(len)) } else { kernel })
+    })
+    .scratch::<f64>(partial_len(len)))
 }
 
 /// An exponential and a logarithm are about 20 flops each.

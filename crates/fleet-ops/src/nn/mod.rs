@@ -1,8 +1,15 @@
 //! Layers: convolution, pooling, normalisation, embedding, attention.
 
 pub mod batch_norm;
+pub mod flash_attn;
+pub mod flash_attn_qkvpacked;
 pub mod fused_batch_norm_act;
 pub mod fused_bn_add_activation;
+pub mod layer_norm;
+pub mod log_softmax;
 pub mod lookup_table_v2;
+pub mod softmax;
 
+pub(crate) mod axis;
+mod random;
 mod window;

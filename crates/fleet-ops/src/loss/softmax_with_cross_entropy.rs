@@ -1,0 +1,241 @@
+//! Softmax and the cross entropy of it with Label, in one pass and without overflow: Softmax has the
+//! shape of Logits, Loss one number along `axis`; f32.
+//!
+//! Labels are class numbers (i64 or i32, with or without the axis of 1), or with `soft_label` a
+//! distribution. Rows labelled `ignore_index` have loss 0 and no gradient. The gradient is the softmax
+//! minus the label, written over the softmax where that is not needed any more.
+
+use super::labels::check_label;
+use crate::nn::axis::Split;
+use crate::nn::softmax as softmax_op;
+use crate::prelude::*;
+use fleet_ir::AttrSpec;
+use fleet_kernels::softmax;
+
+const LOGITS: usize = 0;
+const LABEL: usize = 1;
+const SOFTMAX: usize = 0;
+const LOSS: usize = 1;
+const DLOSS: usize = 2;
+
+const ATTRS: &[AttrSpec] =
+    &[attr("soft_label", Bool(false)), attr("ignore_index", Int(-100)), attr("axis", Int(-1))];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "softmax_with_cross_entropy",
+        inputs: &[one("Logits"), one("Label")],
+        outputs: &[one("Softmax"), one("Loss")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        i.check_dtype("Logits", &[DType::F32])?;
+        let logits = i.input("Logits")?.shape;
+        let loss = check(i, "Logits")?;
+        i.set("Softmax", DType::F32, logits);
+        i.set("Loss", DType::F32, loss);
+        Ok(())
+    },
+    grad: Grad::Rule(rule),
+    cpu,
+    traits: OpTraits { inplace: &[("Softmax", "Logits")], cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "softmax_with_cross_entropy_grad",
+        inputs: &[one("Softmax"), one("Label"), one("Loss@GRAD")],
+        outputs: &[one("Logits@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        let loss = check(i, "Softmax")?;
+        i.check_shape("Loss@GRAD", loss)?;
+        let softmax = i.input("Softmax")?.shape;
+        i.set("Logits@GRAD", DType::F32, softmax);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits {
+        inplace: &[("Logits@GRAD", "Softmax")],
+        cost: |c| Cost {
+            flops: 2.0 * c.input("Softmax").map_or(0, Meta::numel) as f64,
+            bytes: c.bytes(),
+        },
+        ..OpTraits::amp(AmpClass::Black)
+    },
+};
+
+fn check(i: &InferCtx<'_>, predictions: &str) -> Result<Shape> {
+    let axis = i.input(predictions)?.shape.axis(i.op.attr_int("axis"))?;
+    check_label(i, predictions, "Label", axis, i.op.attr_bool("soft_label"))
+}
+
+fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
+    let (logits, label, softmax) = (g.x("Logits")?, g.x("Label")?, g.y("Softmax")?);
+    let (soft, ignore) = (g.op.attr_bool("soft_label"), g.op.attr_int("ignore_index"));
+    let axis = g.op.attr_int("axis");
+    if !g.wants("Logits") {
+        return Ok(());
+    }
+    // Somebody may use the probabilities too.
+    if let Some(dy) = g.maybe_dy("Softmax") {
+        let dx = g.dx_of(logits, VarKind::Dense)?;
+        g.op(&softmax_op::GRAD)
+            .input("Out", softmax)
+            .input("Out@GRAD", dy)
+            .attr("axis", axis)
+            .output("X@GRAD", dx)
+            .done()?;
+    }
+    if let Some(dloss) = g.maybe_dy("Loss") {
+        let dx = g.dx_of(logits, VarKind::Dense)?;
+        g.op(&GRAD)
+            .input("Softmax", softmax)
+            .input("Label", label)
+            .input("Loss@GRAD", dloss)
+            .attr("soft_label", soft)
+            .attr("ignore_index", ignore)
+            .attr("axis", axis)
+            .output("Logits@GRAD", dx)
+            .done()?;
+    }
+    Ok(())
+}
+
+/// How labels and rows come to the kernel, which knows contiguous rows and i64 labels.
+#[derive(Clone, Copy)]
+struct Plan {
+    split: Split,
+    soft: bool,
+    narrow: bool,
+    ignore: i64,
+}
+
+impl Plan {
+    fn new(p: &PrepareCtx<'_>, predictions: &str) -> Result<Plan> {
+        Ok(Plan {
+            split: Split::of(p, predictions)?,
+            soft: p.op.attr_bool("soft_label"),
+            narrow: p.input("Label").dtype == DType::I32,
+            ignore: p.op.attr_int("ignore_index"),
+        })
+    }
+
+    /// Floats of scratch: `rows` tensors of the predictions' size where rows must be gathered, one
+    /// more for gathered soft labels, and two floats an i64 label.
+    fn scratch_len(&self, rows: usize) -> usize {
+        let tensors = if self.split.is_last() { 0 } else { rows + usize::from(self.soft) };
+        let labels = if self.narrow { 2 * self.split.rows() } else { 0 };
+        labels + tensors * self.split.len()
+    }
+
+    /// The i64 labels, and what is left of the scratch. The labels stand first: they need alignment.
+    fn labels<'a>(&self, k: &KernelCtx<'a>) -> (&'a [i64], &'a mut [f32]) {
+        if !self.narrow {
+            return (if self.soft { &[] } else { k.input(LABEL) }, k.scratch());
+        }
+        let rows = self.split.rows();
+        let rest = &mut k.scratch::<f32>()[2 * rows..];
+        let wide = &mut k.scratch::<i64>()[..rows];
+        for (wide, label) in wide.iter_mut().zip(k.input::<i32>(LABEL)) {
+            *wide = i64::from(*label);
+        }
+        (wide, rest)
+    }
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let plan = Plan::new(p, "Logits")?;
+    let split = plan.split;
+    Ok(Kernel::new(move |k| {
+        if split.is_empty() {
+            k.output::<f32>(LOSS).fill(0.0);
+            return Ok(());
+        }
+        let (labels, scratch) = plan.labels(k);
+        let (logits, probabilities) = (k.input::<f32>(LOGITS), k.output::<f32>(SOFTMAX));
+        let loss = k.output::<f32>(LOSS);
+        if split.is_last() {
+            return forward(k, plan, labels, k_soft(k, plan), logits, probabilities, loss);
+        }
+        let (x, scratch) = scratch.split_at_mut(split.len());
+        let (y, soft) = scratch.split_at_mut(split.len());
+        split.gather(k.pool, logits, x);
+        if plan.soft {
+            split.gather(k.pool, k.input(LABEL), soft);
+        }
+        forward(k, plan, labels, soft, x, y, loss)?;
+        split.scatter(k.pool, y, probabilities);
+        Ok(())
+    })
+    .scratch::<f32>(plan.scratch_len(2)))
+}
+
+/// The soft labels as they are fed.
+fn k_soft<'a>(k: &KernelCtx<'a>, plan: Plan) -> &'a [f32] {
+    if plan.soft { k.input(LABEL) } else { &[] }
+}
+
+fn forward(
+    k: &KernelCtx<'_>,
+    plan: Plan,
+    labels: &[i64],
+    soft: &[f32],
+    logits: &[f32],
+    probabilities: &mut [f32],
+    loss: &mut [f32],
+) -> Result<()> {
+    if plan.soft {
+        softmax::softmax_cross_entropy_soft(k.pool, logits, soft, probabilities, loss);
+        return Ok(());
+    }
+    softmax::softmax_cross_entropy(k.pool, logits, labels, plan.ignore, probabilities, loss)
+}
+
+fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let plan = Plan::new(p, "Softmax")?;
+    let split = plan.split;
+    Ok(Kernel::new(move |k| {
+        if split.is_empty() {
+            return Ok(());
+        }
+        let (labels, scratch) = plan.labels(k);
+        let (y, dloss, dx) = (k.input::<f32>(SOFTMAX), k.input::<f32>(DLOSS), k.output::<f32>(0));
+        if split.is_last() {
+            return backward(k, plan, labels, k_soft(k, plan), y, dloss, dx);
+        }
+        let (rows, scratch) = scratch.split_at_mut(split.len());
+        let (gradient, soft) = scratch.split_at_mut(split.len());
+        split.gather(k.pool, y, rows);
+        if plan.soft {
+            split.gather(k.pool, k.input(LABEL), soft);
+        }
+        backward(k, plan, labels, soft, rows, dloss, gradient)?;
+        split.scatter(k.pool, gradient, dx);
+        Ok(())
+    })
+    .scratch::<f32>(plan.scratch_len(2)))
+}
+
+fn backward(
+    k: &KernelCtx<'_>,
+    plan: Plan,
+    labels: &[i64],
+    soft: &[f32],
+    probabilities: &[f32],
+    dloss: &[f32],
+    dx: &mut [f32],
+) -> Result<()> {
+    if plan.soft {
+        softmax::softmax_cross_entropy_soft_grad(k.pool, probabilities, soft, dloss, dx);
+        return Ok(());
+    }
+    let ignore = plan.ignore;
+    softmax::softmax_cross_entropy_grad(k.pool, probabilities, labels, ignore, dloss, dx)
+}
+
+fn cost(c: &CostCtx<'_>) -> Cost {
+    Cost { flops: 24.0 * c.input("Logits").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
+}

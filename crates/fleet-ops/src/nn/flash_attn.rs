@@ -1,0 +1,269 @@
+//! Attention without the matrix of scores: `Out = softmax(scale * Q K^T + Mask) V` for each head; f32.
+//!
+//! Q, K and V are [batch, time, heads, dim] (K and V may have another time), Mask is added to the
+//! scores and broadcasts to [batch, heads, queries, keys]. `scale` 0 means `1 / sqrt(dim)`. SoftmaxLse
+//! [batch, heads, queries] is what the gradient recomputes the probabilities from. Dropout acts on the
+//! probabilities, and its mask is computed again from seed, stream and step. No gradient flows to
+//! Mask.
+//!
+//! The bodies here also serve flash_attn_qkvpacked.
+
+use super::random;
+use crate::prelude::*;
+use fleet_ir::{AttrSpec, Op};
+use fleet_kernels::attention::{Attention, Dropout, Heads, HeadsMut, Mask, Strides};
+
+pub(super) const ATTRS: &[AttrSpec] = &[
+    attr("scale", Float(0.0)),
+    attr("causal", Bool(false)),
+    attr("dropout_prob", Float(0.0)),
+    attr("is_test", Bool(false)),
+    attr("seed", Int(0)),
+    attr("stream", Int(0)),
+];
+
+const MASK: usize = 3;
+// Of the gradient.
+const OUT: usize = 4;
+const LSE: usize = 5;
+const DOUT: usize = 6;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "flash_attn",
+        inputs: &[one("Q"), one("K"), one("V"), optional("Mask")],
+        outputs: &[one("Out"), one("SoftmaxLse")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        let [batch, queries, heads, dim, keys] = check(i)?;
+        check_mask(i, [batch, heads, queries, keys])?;
+        check_dropout(i.op)?;
+        i.set("Out", DType::F32, [batch, queries, heads, dim]);
+        i.set("SoftmaxLse", DType::F32, [batch, heads, queries]);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let (q, key, v, mask) = (g.x("Q")?, g.x("K")?, g.x("V")?, g.maybe_x("Mask"));
+        let (out, lse, dy) = (g.y("Out")?, g.y("SoftmaxLse")?, g.dy("Out")?);
+        let grads = [g.dx("Q")?, g.dx("K")?, g.dx("V")?];
+        if grads.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let attrs = g.op.attrs.clone();
+        let mut call = g.op(&GRAD).input("Q", q).input("K", key).input("V", v).maybe("Mask", mask);
+        for (spec, value) in ATTRS.iter().zip(attrs) {
+            call = call.attr(spec.name, value);
+        }
+        call.input("Out", out)
+            .input("SoftmaxLse", lse)
+            .input("Out@GRAD", dy)
+            .maybe_output("Q@GRAD", grads[0])
+            .maybe_output("K@GRAD", grads[1])
+            .maybe_output("V@GRAD", grads[2])
+            .done()?;
+        Ok(())
+    }),
+    cpu,
+    traits: OpTraits { random: true, cost: |c| cost(c, 1.0), ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "flash_attn_grad",
+        inputs: &[
+            one("Q"),
+            one("K"),
+            one("V"),
+            optional("Mask"),
+            one("Out"),
+            one("SoftmaxLse"),
+            one("Out@GRAD"),
+        ],
+        outputs: &[optional("Q@GRAD"), optional("K@GRAD"), optional("V@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        check(i)?;
+        i.check_shape("Out@GRAD", i.input("Out")?.shape)?;
+        for (slot, grad) in [("Q", "Q@GRAD"), ("K", "K@GRAD"), ("V", "V@GRAD")] {
+            if !i.op.output(grad).is_empty() {
+                let meta = i.input(slot)?;
+                i.set(grad, meta.dtype, meta.shape);
+            }
+        }
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: cpu_grad,
+    // Five products of the same size where the forward pass has two.
+    traits: OpTraits { cost: |c| cost(c, 2.5), ..OpTraits::amp(AmpClass::White) },
+};
+
+/// batch, queries, heads, dim, keys.
+fn check(i: &InferCtx<'_>) -> Result<[i64; 5]> {
+    for slot in ["Q", "K", "V"] {
+        i.check_dtype(slot, &[DType::F32])?;
+        i.check_rank(slot, 4)?;
+    }
+    let (q, key) = (i.input("Q")?.shape, i.input("K")?.shape);
+    i.check_shape("K", [q[0], -1, q[2], q[3]])?;
+    i.check_shape("V", key)?;
+    Ok([q[0], q[1], q[2], q[3], key[1]])
+}
+
+/// The mask must broadcast to `full`.
+pub(super) fn check_mask(i: &InferCtx<'_>, full: [i64; 4]) -> Result<()> {
+    if i.optional("Mask").is_none() {
+        return Ok(());
+    }
+    i.check_dtype("Mask", &[DType::F32])?;
+    let mask = i.check_rank("Mask", 4)?;
+    let fits = |(have, want): (&i64, &i64)| *have == 1 || have == want || *have < 0 || *want < 0;
+    match mask.iter().zip(&full).all(fits) {
+        true => Ok(()),
+        false => Err(i
+            .error("Mask", "does not broadcast to the scores")
+            .expected(Shape::from(full))
+            .got(mask)),
+    }
+}
+
+pub(super) fn check_dropout(op: &Op) -> Result<()> {
+    let probability = op.attr_float("dropout_prob");
+    if (0.0..1.0).contains(&probability) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("dropout_prob of {} is wrong", op.name()))
+        .expected("at least 0 and below 1")
+        .got(probability))
+}
+
+/// The attention that an op asks for, its dropout still without the step's stream.
+pub(super) fn attention(op: &Op, [batch, queries, heads, dim, keys]: [usize; 5]) -> Attention {
+    let scale = match op.attr_float("scale") {
+        0.0 => 1.0 / (dim.max(1) as f64).sqrt(),
+        scale => scale,
+    };
+    Attention {
+        batch,
+        heads,
+        queries,
+        keys,
+        dim,
+        scale: scale as f32,
+        is_causal: op.attr_bool("causal"),
+        dropout: None,
+    }
+}
+
+/// What the dropout of an op is in each step.
+#[derive(Clone, Copy)]
+pub(super) struct Drops {
+    probability: f32,
+    seed: i64,
+    stream: i64,
+}
+
+impl Drops {
+    pub(super) fn of(op: &Op) -> Option<Drops> {
+        let probability = op.attr_float("dropout_prob") as f32;
+        let drops = Drops { probability, seed: op.attr_int("seed"), stream: op.attr_int("stream") };
+        (probability > 0.0 && !op.attr_bool("is_test")).then_some(drops)
+    }
+
+    pub(super) fn now(&self, k: &KernelCtx<'_>) -> Dropout {
+        Dropout {
+            probability: self.probability,
+            seed: random::seed(self.seed, k),
+            stream: random::stream(self.stream, k),
+        }
+    }
+}
+
+fn sizes(p: &PrepareCtx<'_>) -> [usize; 5] {
+    let (q, key) = (p.input("Q").shape, p.input("K").shape);
+    [q.at(0), q.at(1), q.at(2), q.at(3), key.at(1)]
+}
+
+fn mask_shape(p: &PrepareCtx<'_>) -> [usize; 4] {
+    p.optional("Mask").map_or([1; 4], |mask| [0, 1, 2, 3].map(|axis| mask.shape.at(axis)))
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (attention, drops) = (attention(p.op, sizes(p)), Drops::of(p.op));
+    let mask_shape = mask_shape(p);
+    Ok(Kernel::new(move |k| {
+        let attention = Attention { dropout: drops.map(|drops| drops.now(k)), ..attention };
+        let dense = |time| Strides::dense(time, attention.heads, attention.dim);
+        let (queries, keys) = (dense(attention.queries), dense(attention.keys));
+        attention.forward(
+            k.pool,
+            Heads::new(k.input(0), queries),
+            Heads::new(k.input(1), keys),
+            Heads::new(k.input(2), keys),
+            k.optional(MASK).map(|mask| Mask::new(mask, mask_shape)),
+            HeadsMut::new(k.output(0), queries),
+            k.output(1),
+            k.scratch(),
+        );
+        Ok(())
+    })
+    .scratch::<f32>(attention.forward_scratch_len(p.threads)))
+}
+
+fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (attention, drops) = (attention(p.op, sizes(p)), Drops::of(p.op));
+    let mask_shape = mask_shape(p);
+    let own = attention.backward_scratch_len(p.threads);
+    // Gradients that nobody asked for still have to go somewhere.
+    let mut spare = [0; 3];
+    for (index, (slot, grad)) in
+        [("Q", "Q@GRAD"), ("K", "K@GRAD"), ("V", "V@GRAD")].into_iter().enumerate()
+    {
+        if p.optional_output(grad).is_none() {
+            spare[index] = p.input(slot).numel();
+        }
+    }
+    Ok(Kernel::new(move |k| {
+        let attention = Attention { dropout: drops.map(|drops| drops.now(k)), ..attention };
+        let dense = |time| Strides::dense(time, attention.heads, attention.dim);
+        let (queries, keys) = (dense(attention.queries), dense(attention.keys));
+        let (scratch, rest) = k.scratch::<f32>().split_at_mut(own);
+        let (spare_q, rest) = rest.split_at_mut(spare[0]);
+        let (spare_k, rest) = rest.split_at_mut(spare[1]);
+        let spare_v = &mut rest[..spare[2]];
+        attention.backward(
+            k.pool,
+            (
+                Heads::new(k.input(0), queries),
+                Heads::new(k.input(1), keys),
+                Heads::new(k.input(2), keys),
+            ),
+            k.optional(MASK).map(|mask| Mask::new(mask, mask_shape)),
+            (Heads::new(k.input(OUT), queries), Heads::new(k.input(DOUT), queries)),
+            k.input(LSE),
+            (
+                HeadsMut::new(k.optional_output(0).unwrap_or(spare_q), queries),
+                HeadsMut::new(k.optional_output(1).unwrap_or(spare_k), keys),
+                HeadsMut::new(k.optional_output(2).unwrap_or(spare_v), keys),
+            ),
+            scratch,
+        );
+        Ok(())
+    })
+    .scratch::<f32>(own + spare.iter().sum::<usize>()))
+}
+
+fn cost(c: &CostCtx<'_>, factor: f64) -> Cost {
+    let flops = match (c.input("Q"), c.input("K")) {
+        (Some(q), Some(key)) => {
+            let at = |shape: &Shape, axis: usize| shape[axis].unsigned_abs() as usize;
+            let q = &q.shape;
+            let sizes = [at(q, 0), at(q, 1), at(q, 2), at(q, 3), at(&key.shape, 1)];
+            attention(c.op, sizes).flops()
+        }
+        _ => 0.0,
+    };
+    Cost { flops: factor * flops, bytes: c.bytes() }
+}

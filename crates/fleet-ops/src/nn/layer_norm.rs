@@ -1,0 +1,243 @@
+//! Layer normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over the dimensions
+//! from `begin_norm_axis` on; f32. Mean and Variance (the inverse deviation) have one number a row.
+//!
+//! With Residual, X + Residual is normalised and also written to Sum: the residual addition before a
+//! norm costs no pass of its own. The gradient op then takes Skip, the gradient that reaches Sum by
+//! another way, and adds it to X@GRAD. A pass makes these forms; both are also differentiable here.
+
+use crate::prelude::*;
+use fleet_kernels::layer_norm::{
+    LayerNorm, Residual, layer_norm, layer_norm_grad_raw, layer_norm_grad_scratch_len,
+};
+
+const X: usize = 0;
+const SCALE: usize = 1;
+const BIAS: usize = 2;
+const RESIDUAL: usize = 3;
+// Of the gradient.
+const MEAN: usize = 2;
+const INV_STD: usize = 3;
+const DY: usize = 4;
+const SKIP: usize = 5;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "layer_norm",
+        inputs: &[one("X"), optional("Scale"), optional("Bias"), optional("Residual")],
+        outputs: &[one("Y"), one("Mean"), one("Variance"), optional("Sum")],
+        attrs: &[attr("epsilon", Float(1e-5)), attr("begin_norm_axis", Int(1))],
+    },
+    infer: |i| {
+        let (x, begin) = check(i)?;
+        let width = width(&x, begin);
+        i.check_dtype("Bias", &[DType::F32])?;
+        if i.optional("Bias").is_some() {
+            check_width(i, "Bias", width)?;
+        }
+        i.set("Y", DType::F32, x);
+        let rows = product(&x[..begin]);
+        i.set("Mean", DType::F32, [rows]);
+        i.set("Variance", DType::F32, [rows]);
+        if i.optional("Residual").is_some() {
+            i.check_dtype("Residual", &[DType::F32])?;
+            i.check_shape("Residual", x)?;
+            i.set("Sum", DType::F32, x);
+        }
+        Ok(())
+    },
+    grad: Grad::Rule(rule),
+    cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "layer_norm_grad",
+        inputs: &[
+            one("X"),
+            optional("Scale"),
+            one("Mean"),
+            one("Variance"),
+            one("Y@GRAD"),
+            optional("Skip"),
+        ],
+        outputs: &[optional("X@GRAD"), optional("Scale@GRAD"), optional("Bias@GRAD")],
+        attrs: &[attr("epsilon", Float(1e-5)), attr("begin_norm_axis", Int(1))],
+    },
+    infer: |i| {
+        let (x, begin) = check(i)?;
+        i.check_shape("Y@GRAD", x)?;
+        let width = width(&x, begin);
+        for (slot, shape) in [
+            ("X@GRAD", x),
+            ("Scale@GRAD", i.optional("Scale").map_or([width].into(), |scale| scale.shape)),
+            ("Bias@GRAD", Shape::from([width])),
+        ] {
+            if !i.op.output(slot).is_empty() {
+                i.set(slot, DType::F32, shape);
+            }
+        }
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits {
+        inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X"), ("X@GRAD", "Skip")],
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Black)
+    },
+};
+
+/// The shape of X and the first normalised axis.
+fn check(i: &InferCtx<'_>) -> Result<(Shape, usize)> {
+    i.check_dtype("X", &[DType::F32])?;
+    i.check_dtype("Scale", &[DType::F32])?;
+    let x = i.input("X")?.shape;
+    let begin = x.axis(i.op.attr_int("begin_norm_axis"))?;
+    if i.optional("Scale").is_some() {
+        check_width(i, "Scale", width(&x, begin))?;
+    }
+    Ok((x, begin))
+}
+
+fn check_width(i: &InferCtx<'_>, slot: &str, width: i64) -> Result<()> {
+    let found = i.input(slot)?.shape;
+    match found.numel() {
+        Some(numel) if width >= 0 && numel as i64 != width => Err(i
+            .error(slot, "does not have one number for each normalised element")
+            .expected(width)
+            .got(found)),
+        _ => Ok(()),
+    }
+}
+
+fn width(x: &Shape, begin: usize) -> i64 {
+    product(&x[begin..])
+}
+
+fn product(dims: &[i64]) -> i64 {
+    if dims.iter().any(|dim| *dim < 0) { -1 } else { dims.iter().product() }
+}
+
+fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
+    let (x, scale) = (g.x("X")?, g.maybe_x("Scale"));
+    let normalised = g.maybe_y("Sum").unwrap_or(x);
+    let (mean, inv_std) = (g.y("Mean")?, g.y("Variance")?);
+    let (epsilon, begin) = (g.op.attr_float("epsilon"), g.op.attr_int("begin_norm_axis"));
+    let (dy, skip) = (g.maybe_dy("Y"), g.maybe_dy("Sum"));
+    let residual = g.maybe_x("Residual");
+    let Some(dy) = dy else {
+        // Only the sum is used further on: its gradient passes through.
+        let skip = match skip {
+            Some(skip) => skip,
+            None => g.dy("Y")?,
+        };
+        for var in [Some(x), residual].into_iter().flatten() {
+            g.pass(var, skip);
+        }
+        return Ok(());
+    };
+    let wants_sum = g.wants("X") || g.wants("Residual");
+    let dx = match wants_sum {
+        true if g.wants("X") => g.dx("X")?,
+        true => g.dx("Residual")?,
+        false => None,
+    };
+    if let (Some(dx), Some(residual), true) = (dx, residual, g.wants("X")) {
+        g.pass(residual, dx);
+    }
+    let (dscale, dbias) = (g.dx("Scale")?, g.dx("Bias")?);
+    if dx.is_none() && dscale.is_none() && dbias.is_none() {
+        return Ok(());
+    }
+    g.op(&GRAD)
+        .input("X", normalised)
+        .maybe("Scale", scale)
+        .input("Mean", mean)
+        .input("Variance", inv_std)
+        .input("Y@GRAD", dy)
+        .maybe("Skip", skip)
+        .attr("epsilon", epsilon)
+        .attr("begin_norm_axis", begin)
+        .maybe_output("X@GRAD", dx)
+        .maybe_output("Scale@GRAD", dscale)
+        .maybe_output("Bias@GRAD", dbias)
+        .done()?;
+    Ok(())
+}
+
+/// Rows and their length.
+fn sizes(p: &PrepareCtx<'_>) -> Result<(usize, usize)> {
+    let x = p.input("X").shape;
+    let begin = x.axis(p.op.attr_int("begin_norm_axis"))?;
+    Ok((x.product(0..begin), x.product(begin..x.rank())))
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (rows, len) = sizes(p)?;
+    let epsilon = p.op.attr_float("epsilon") as f32;
+    Ok(Kernel::new(move |k| {
+        let (y, mean, inv_std) = (k.output(0), k.output(1), k.output(2));
+        if rows * len == 0 {
+            return Ok(());
+        }
+        let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: k.optional(BIAS) };
+        let residual = k.optional(RESIDUAL).map(|addend| Residual { addend, sum: k.output(3) });
+        layer_norm(k.pool, norm, k.input(X), residual, y, mean, inv_std);
+        Ok(())
+    }))
+}
+
+fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (rows, len) = sizes(p)?;
+    let epsilon = p.op.attr_float("epsilon") as f32;
+    let own = layer_norm_grad_scratch_len(rows, len);
+    // Gradients that nobody asked for still have to go somewhere.
+    let spare = if p.optional_output("X@GRAD").is_some() { 0 } else { rows * len };
+    Ok(Kernel::new(move |k| {
+        let (scratch, rest) = k.scratch::<f32>().split_at_mut(own);
+        let (spare_gamma, rest) = rest.split_at_mut(len);
+        let (spare_beta, rest) = rest.split_at_mut(len);
+        let dgamma = k.optional_output(1).unwrap_or(spare_gamma);
+        let dbeta = k.optional_output(2).unwrap_or(spare_beta);
+        if rows * len == 0 {
+            dgamma.fill(0.0);
+            dbeta.fill(0.0);
+            return Ok(());
+        }
+        let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: None };
+        let dx = match k.has_output(0) {
+            true => k.out_arg(0).ptr.cast(),
+            false => rest.as_mut_ptr(),
+        };
+        let read = |slot: usize| k.arg(slot).ptr.cast_const().cast::<f32>();
+        let skip = k.has_input(SKIP).then(|| read(SKIP));
+        let (mean, inv_std) = (k.input(MEAN), k.input(INV_STD));
+        // SAFETY: all hold `rows` rows; the planner lets the result equal an operand or be disjoint.
+        unsafe {
+            layer_norm_grad_raw(
+                k.pool,
+                norm,
+                read(X),
+                mean,
+                inv_std,
+                read(DY),
+                skip,
+                dx,
+                dgamma,
+                dbeta,
+                scratch,
+            );
+        }
+        Ok(())
+    })
+    .scratch::<f32>(own + 2 * len + spare))
+}
+
+fn cost(c: &CostCtx<'_>) -> Cost {
+    Cost { flops: 8.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
+}
+
+fn cost_grad(c: &CostCtx<'_>) -> Cost {
+    Cost { flops: 14.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
+}

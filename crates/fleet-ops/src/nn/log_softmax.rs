@@ -1,0 +1,84 @@
+//! `Out = X - ln(sum(exp(X)))` along `axis`; f32. Rows along another axis than the last go through
+//! scratch.
+
+use super::axis::Split;
+use super::softmax::{cost, infer, infer_grad, rule};
+use crate::prelude::*;
+use fleet_kernels::softmax;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "log_softmax",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[attr("axis", Int(-1))],
+    },
+    infer,
+    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    cpu,
+    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "log_softmax_grad",
+        inputs: &[one("Out"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: &[attr("axis", Int(-1))],
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits {
+        cost: |c| Cost {
+            flops: 23.0 * c.input("Out").map_or(0, Meta::numel) as f64,
+            bytes: c.bytes(),
+        },
+        ..OpTraits::amp(AmpClass::Black)
+    },
+};
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let split = Split::of(p, "X")?;
+    if split.is_empty() {
+        return Ok(Kernel::new(|_| Ok(())));
+    }
+    if split.is_last() {
+        return Ok(Kernel::new(move |k| {
+            softmax::log_softmax(k.pool, k.input(0), split.classes, k.output(0));
+            Ok(())
+        }));
+    }
+    Ok(Kernel::new(move |k| {
+        let (x, y) = k.scratch::<f32>().split_at_mut(split.len());
+        split.gather(k.pool, k.input(0), x);
+        softmax::log_softmax(k.pool, x, split.classes, y);
+        split.scatter(k.pool, y, k.output(0));
+        Ok(())
+    })
+    .scratch::<f32>(2 * split.len()))
+}
+
+fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let split = Split::of(p, "Out")?;
+    if split.is_empty() {
+        return Ok(Kernel::new(|_| Ok(())));
+    }
+    if split.is_last() {
+        return Ok(Kernel::new(move |k| {
+            let (y, dy) = (k.input(0), k.input(1));
+            softmax::log_softmax_grad(k.pool, y, dy, split.classes, k.output(0));
+            Ok(())
+        }));
+    }
+    Ok(Kernel::new(move |k| {
+        let (y, rest) = k.scratch::<f32>().split_at_mut(split.len());
+        let (dy, dx) = rest.split_at_mut(split.len());
+        split.gather(k.pool, k.input(0), y);
+        split.gather(k.pool, k.input(1), dy);
+        softmax::log_softmax_grad(k.pool, y, dy, split.classes, dx);
+        split.scatter(k.pool, dx, k.output(0));
+        Ok(())
+    })
+    .scratch::<f32>(3 * split.len()))
+}

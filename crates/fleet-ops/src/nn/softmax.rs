@@ -1,0 +1,126 @@
+//! `Out = exp(X) / sum(exp(X))` along `axis`; f32. Rows along another axis than the last go through
+//! scratch.
+
+use super::axis::Split;
+use crate::prelude::*;
+use fleet_kernels::softmax;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "softmax",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[attr("axis", Int(-1))],
+    },
+    infer,
+    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    cpu,
+    traits: OpTraits { inplace: &[("Out", "X")], cost, ..OpTraits::amp(AmpClass::Black) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "softmax_grad",
+        inputs: &[one("Out"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: &[attr("axis", Int(-1))],
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits {
+        inplace: &[("X@GRAD", "Out@GRAD"), ("X@GRAD", "Out")],
+        cost: cost_grad,
+        ..OpTraits::amp(AmpClass::Black)
+    },
+};
+
+pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    i.check_dtype("X", &[DType::F32])?;
+    let x = i.input("X")?;
+    x.shape.axis(i.op.attr_int("axis"))?;
+    i.set("Out", x.dtype, x.shape);
+    Ok(())
+}
+
+/// The gradient from the output, for this op and for log_softmax.
+pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
+    let (out, dy, axis) = (g.y("Out")?, g.dy("Out")?, g.op.attr_int("axis"));
+    if let Some(dx) = g.dx("X")? {
+        g.op(grad)
+            .input("Out", out)
+            .input("Out@GRAD", dy)
+            .attr("axis", axis)
+            .output("X@GRAD", dx)
+            .done()?;
+    }
+    Ok(())
+}
+
+pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
+    i.check_dtype("Out@GRAD", &[DType::F32])?;
+    let out = i.input("Out")?;
+    i.check_shape("Out@GRAD", out.shape)?;
+    i.set("X@GRAD", out.dtype, out.shape);
+    Ok(())
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let split = Split::of(p, "X")?;
+    if split.is_last() || split.is_empty() {
+        return Ok(Kernel::new(move |k| {
+            if !split.is_empty() {
+                let (x, y) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+                // SAFETY: both hold as many floats as the shape says, and are equal or disjoint.
+                unsafe { softmax::softmax_raw(k.pool, x, y, split.rows(), split.classes) };
+            }
+            Ok(())
+        }));
+    }
+    Ok(Kernel::new(move |k| {
+        let rows = k.scratch::<f32>();
+        split.gather(k.pool, k.input(0), rows);
+        softmax::softmax_inplace(k.pool, rows, split.classes);
+        split.scatter(k.pool, rows, k.output(0));
+        Ok(())
+    })
+    .scratch::<f32>(split.len()))
+}
+
+fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let split = Split::of(p, "Out")?;
+    if split.is_last() || split.is_empty() {
+        return Ok(Kernel::new(move |k| {
+            if !split.is_empty() {
+                let (y, dy) = (k.arg(0).ptr.cast_const().cast(), k.arg(1).ptr.cast_const().cast());
+                let (dx, rows, len) = (k.out_arg(0).ptr.cast(), split.rows(), split.classes);
+                // SAFETY: all hold as many floats as the shape says; the result is equal to or
+                // disjoint from the others.
+                unsafe { softmax::softmax_grad_raw(k.pool, y, dy, dx, rows, len) };
+            }
+            Ok(())
+        }));
+    }
+    Ok(Kernel::new(move |k| {
+        let (y, dy) = k.scratch::<f32>().split_at_mut(split.len());
+        split.gather(k.pool, k.input(0), y);
+        split.gather(k.pool, k.input(1), dy);
+        let dx = dy.as_mut_ptr();
+        // SAFETY: two disjoint parts of the scratch, the result over one of them.
+        unsafe {
+            softmax::softmax_grad_raw(k.pool, y.as_ptr(), dx, dx, split.rows(), split.classes);
+        }
+        split.scatter(k.pool, dy, k.output(0));
+        Ok(())
+    })
+    .scratch::<f32>(2 * split.len()))
+}
+
+/// An exponential is about 20 flops.
+pub(super) fn cost(c: &CostCtx<'_>) -> Cost {
+    Cost { flops: 23.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
+}
+
+fn cost_grad(c: &CostCtx<'_>) -> Cost {
+    Cost { flops: 4.0 * c.input("Out").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
+}

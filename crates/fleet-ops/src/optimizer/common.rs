@@ -1,0 +1,282 @@
+//! What optimizer ops share: slots, attributes, the shape rule, and the kernel, which differs by its
+//! rule only.
+
+use super::sparse::Sparse;
+use crate::Arg;
+use crate::prelude::*;
+use fleet_ir::{Arity, AttrSpec, Op};
+use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step};
+use std::sync::{Mutex, PoisonError};
+
+// The first slots of every optimizer op; its state follows.
+const PARAM: usize = 0;
+pub(super) const GRAD: usize = 1;
+const LEARNING_RATE: usize = 2;
+const GRAD_SCALE: usize = 3;
+const STATE: usize = 4;
+
+pub(super) const METHOD: AttrSpec = attr("regularization_method", Str(""));
+pub(super) const COEFF: AttrSpec = attr("regularization_coeff", Float(0.0));
+pub(super) const LR_SCALE: AttrSpec = attr("lr_scale", Float(1.0));
+
+/// State variables, as (input slot, output slot).
+pub(super) struct Slots {
+    /// With the shape of the parameter, in the order of the rule; the first slots of the state.
+    pub full: &'static [(&'static str, &'static str)],
+    /// With one number: the powers of the betas.
+    pub single: &'static [(&'static str, &'static str)],
+    /// Whether gradients may be sparse rows.
+    pub sparse: bool,
+}
+
+/// The shape rule: everything fits its parameter, and outputs are as their inputs.
+pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
+    regularizer(i.op)?;
+    let count = i.inputs("Param").len();
+    for slot in ["LearningRate", "GradScale"] {
+        if i.optional(slot).is_some() {
+            check_single(i, slot)?;
+        }
+    }
+    i.check_dtype("Param", &[DType::F32])?;
+    i.check_dtype("Grad", &[DType::F32])?;
+    let params = i.inputs("Param").to_vec();
+    check_count(i, "Grad", count)?;
+    for (index, param) in params.iter().enumerate() {
+        let grad = i.inputs("Grad")[index];
+        if !grad.shape.agrees(&param.shape) {
+            return Err(i
+                .error("Grad", "has the wrong shape")
+                .expected(param.shape)
+                .got(grad.shape));
+        }
+        if grad.kind == VarKind::SparseRows && !slots.sparse {
+            return Err(Error::unsupported(format!("{} cannot apply sparse rows", i.op.name()))
+                .help("use sgd, momentum, adam, adamw or adagrad, or a dense embedding gradient"));
+        }
+        i.push("ParamOut", *param);
+    }
+    for (slot, out) in slots.full {
+        let is_optional =
+            i.op.spec.inputs.iter().any(|it| it.name == *slot && it.arity == Arity::Optional);
+        if is_optional && i.optional(slot).is_none() {
+            continue;
+        }
+        check_count(i, slot, count)?;
+        i.check_dtype(slot, &[DType::F32])?;
+        for (index, param) in params.iter().enumerate() {
+            let state = i.inputs(slot)[index];
+            if !state.shape.agrees(&param.shape) {
+                return Err(i
+                    .error(slot, "has the wrong shape")
+                    .expected(param.shape)
+                    .got(state.shape));
+            }
+            i.push(out, state);
+        }
+    }
+    if i.optional("SkipUpdate").is_some() {
+        i.check_dtype("SkipUpdate", &[DType::Bool])?;
+        i.check_shape("SkipUpdate", [1])?;
+    }
+    for (slot, out) in slots.single {
+        check_count(i, slot, count)?;
+        check_single(i, slot)?;
+        for state in i.inputs(slot).to_vec() {
+            i.push(out, state);
+        }
+    }
+    Ok(())
+}
+
+fn check_count(i: &InferCtx<'_>, slot: &str, count: usize) -> Result<()> {
+    let found = i.inputs(slot).len();
+    if found == count {
+        return Ok(());
+    }
+    Err(i.error(slot, "does not have one variable for each parameter").expected(count).got(found))
+}
+
+fn check_single(i: &InferCtx<'_>, slot: &str) -> Result<()> {
+    i.check_dtype(slot, &[DType::F32])?;
+    for meta in i.inputs(slot) {
+        if meta.shape.numel().is_some_and(|numel| numel != 1) {
+            return Err(i.error(slot, "is not one number").expected("[1]").got(meta.shape));
+        }
+    }
+    Ok(())
+}
+
+fn regularizer(op: &Op) -> Result<Regularizer> {
+    let coeff = op.attr_float("regularization_coeff") as f32;
+    match op.attr_str("regularization_method") {
+        "" => Ok(Regularizer::None),
+        "l1_decay" | "l2_decay" if coeff == 0.0 => Ok(Regularizer::None),
+        "l1_decay" => Ok(Regularizer::L1(coeff)),
+        "l2_decay" => Ok(Regularizer::L2(coeff)),
+        other => Err(Error::invalid(format!("unknown regularization_method of {}", op.name()))
+            .expected("l1_decay or l2_decay")
+            .got(other)),
+    }
+}
+
+/// An optimizer op, resolved.
+pub(super) struct Plan {
+    pub rule: Rule,
+    pub regularizer: Regularizer,
+    lr_scale: f32,
+    pub weight_decay: f32,
+    /// Output slots of the state, in the order of the rule.
+    pub states: Vec<usize>,
+    /// (output slot, input slot, factor) of the powers of the betas.
+    powers: Vec<(usize, usize, f32)>,
+    skip: Option<usize>,
+    /// Indices of the parameters with dense gradients, in the order of the segments.
+    dense: Vec<usize>,
+    /// Their addresses are filled in at each run; the lock is there because a kernel could be run by
+    /// two threads, which nobody does.
+    segments: Mutex<Segments>,
+    sparse: Vec<Sparse>,
+}
+
+/// What an op file states beside its rule.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Extra {
+    pub weight_decay: f64,
+    /// Untouched rows of a sparse gradient move too.
+    pub moves_all_rows: bool,
+}
+
+/// The kernel of an optimizer op.
+pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Kernel> {
+    let plan = Plan::new(p, slots, rule, extra)?;
+    let words = plan.scratch_words();
+    Ok(Kernel::new(move |k| plan.run(k)).scratch::<u64>(words))
+}
+
+impl Plan {
+    fn new(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Plan> {
+        let spec = p.op.spec;
+        let out = |slot: &str| spec.output_index(slot);
+        let betas: [f64; 2] = match rule {
+            Rule::Adam { .. } | Rule::AdamW { .. } | Rule::Lamb { .. } => {
+                [p.op.attr_float("beta1"), p.op.attr_float("beta2")]
+            }
+            Rule::Adamax { .. } => [p.op.attr_float("beta1"), 0.0],
+            _ => [0.0; 2],
+        };
+        let powers = slots.single.iter().zip(betas).filter_map(|((slot, made), beta)| {
+            Some((out(made)?, spec.input_index(slot)?, beta as f32))
+        });
+        let params = &p.inputs[PARAM];
+        let is_sparse = |index: &usize| p.inputs[GRAD][*index].kind == VarKind::SparseRows;
+        let dense: Vec<usize> = (0..params.len()).filter(|index| !is_sparse(index)).collect();
+        let regularizer = regularizer(p.op)?;
+        let weight_decay = extra.weight_decay as f32;
+        let segments = dense.iter().map(|index| Segment {
+            len: p.input_layouts[PARAM][*index].physical_len(&params[*index].shape),
+            regularizer,
+            weight_decay,
+            ..Segment::of(&mut [], &[], [None, None, None])
+        });
+        let sparse = (0..params.len()).filter(is_sparse).map(|index| {
+            Sparse::new(index, &params[index], p.inputs[GRAD][index].rows, extra.moves_all_rows)
+        });
+        let states = slots.full.iter().filter(|(slot, _)| p.optional(slot).is_some());
+        Ok(Plan {
+            rule,
+            regularizer,
+            lr_scale: p.op.attr_float("lr_scale") as f32,
+            weight_decay,
+            states: states.filter_map(|(_, made)| out(made)).collect(),
+            powers: powers.collect(),
+            skip: spec.input_index("SkipUpdate"),
+            segments: Mutex::new(Segments::new(segments.collect())),
+            sparse: sparse.collect(),
+            dense,
+        })
+    }
+
+    /// 64-bit words; the norms of LARS and LAMB, or what sparse gradients are merged in.
+    fn scratch_words(&self) -> usize {
+        let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let norms = match self.rule {
+            Rule::Lars { .. } | Rule::Lamb { .. } => segments.scratch_len(),
+            _ => 0,
+        };
+        self.sparse.iter().map(Sparse::scratch_words).fold(norms, usize::max)
+    }
+
+    fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
+        self.take_over(k);
+        if self.skip.and_then(|slot| k.optional::<u8>(slot)).is_some_and(|skip| skip[0] != 0) {
+            return Ok(());
+        }
+        let step = Step {
+            lr: k.input::<f32>(LEARNING_RATE)[0] * self.lr_scale,
+            grad_scale: k.optional::<f32>(GRAD_SCALE).map_or(1.0, |scale| scale[0]),
+            ..Step::default()
+        };
+        if !self.dense.is_empty() {
+            let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+            segments.rebind(|segment, it| self.bind(k, self.dense[segment], it));
+            // SAFETY: the plan owns all these tensors, each a variable of its own of the parameter's
+            // length, for the time of this call.
+            unsafe { segments.update(k.pool, self.rule, step, k.scratch()) };
+        }
+        for sparse in &self.sparse {
+            let [beta1_pow, beta2_pow] = self.powers_of(k, sparse.index).unwrap_or_default();
+            sparse.update(k, self, Step { beta1_pow, beta2_pow, ..step })?;
+        }
+        for (slot, _, beta) in &self.powers {
+            k.outputs[*slot].iter().for_each(|arg| arg.slice_mut::<f32>()[0] *= beta);
+        }
+        Ok(())
+    }
+
+    /// The addresses of parameter `index` and its company.
+    pub(super) fn bind(&self, k: &KernelCtx<'_>, index: usize, segment: &mut Segment) {
+        let param = &k.outputs[0][index];
+        assert_eq!(param.len(), segment.len, "a parameter changed its length");
+        segment.param = param.ptr.cast();
+        segment.grad = k.inputs[GRAD][index].ptr.cast_const().cast();
+        for (to, slot) in segment.state.iter_mut().zip(&self.states) {
+            *to = k.outputs[*slot][index].ptr.cast();
+        }
+        segment.powers = self.powers_of(k, index);
+    }
+
+    fn powers_of(&self, k: &KernelCtx<'_>, index: usize) -> Option<[f32; 2]> {
+        let at = |which: usize| {
+            let (slot, _, _) = self.powers.get(which)?;
+            Some(k.outputs[*slot][index].slice::<f32>()[0])
+        };
+        Some([at(0)?, at(1).unwrap_or(0.0)])
+    }
+
+    /// Lets outputs start from the inputs that they continue, where the two are not one variable.
+    fn take_over(&self, k: &KernelCtx<'_>) {
+        let full = self.states.iter().enumerate().map(|(index, out)| (*out, STATE + index));
+        let powers = self.powers.iter().map(|(out, input, _)| (*out, *input));
+        for (out, input) in full.chain(powers).chain([(0, PARAM)]) {
+            for (out, input) in k.outputs[out].iter().zip(k.inputs[input]) {
+                if out.ptr != input.ptr {
+                    out.bytes_mut().copy_from_slice(input.bytes());
+                }
+            }
+        }
+    }
+}
+
+/// A tensor of the parameter's length.
+pub(super) fn tensor<'a>(arg: &Arg) -> &'a mut [f32] {
+    arg.slice_mut()
+}
+
+/// Reads and writes of the parameter and its state, and a few flops each.
+fn cost(c: &CostCtx<'_>) -> Cost {
+    let params: usize = c.outputs[0].iter().map(Meta::numel).sum();
+    Cost { flops: 8.0 * params as f64, bytes: c.bytes() }
+}
+
+pub(super) const TRAITS: OpTraits = OpTraits { elementwise: true, cost, ..OpTraits::plain() };

@@ -1,0 +1,51 @@
+//! LARS: momentum whose rate follows the norms of the layer. With `p = |w|`, `q = |g|` and
+//! `wd = lars_weight_decay`: `local = lr * lars_coeff * p / (q + wd * p + epsilon)` if all of `wd`, `p` and
+//! `q` are positive, else `lr`; `v = mu * v + local * (g + wd * w); w -= v`.
+
+use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use crate::prelude::*;
+use fleet_ir::{AttrSpec, Op};
+use fleet_kernels::optim::Rule;
+
+const ATTRS: &[AttrSpec] = &[
+    attr("mu", Float(0.9)),
+    attr("lars_coeff", Float(0.001)),
+    attr("lars_weight_decay", Float(0.0005)),
+    attr("epsilon", Float(0.0)),
+    METHOD,
+    COEFF,
+    LR_SCALE,
+];
+
+const SLOTS: Slots = Slots { full: &[("Velocity", "VelocityOut")], single: &[], sparse: false };
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "lars_momentum",
+        inputs: &[
+            one("Param"),
+            one("Grad"),
+            one("LearningRate"),
+            optional("GradScale"),
+            one("Velocity"),
+        ],
+        outputs: &[one("ParamOut"), one("VelocityOut")],
+        attrs: ATTRS,
+    },
+    infer: |i| infer(i, &SLOTS),
+    grad: Grad::None,
+    cpu: |p| {
+        cpu(
+            p,
+            &SLOTS,
+            rule(p.op),
+            Extra { weight_decay: p.op.attr_float("lars_weight_decay"), ..Extra::default() },
+        )
+    },
+    traits: TRAITS,
+};
+
+fn rule(op: &Op) -> Rule {
+    let number = |name: &str| op.attr_float(name) as f32;
+    Rule::Lars { mu: number("mu"), coeff: number("lars_coeff"), epsilon: number("epsilon") }
+}

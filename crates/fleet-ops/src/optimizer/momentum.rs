@@ -1,0 +1,54 @@
+//! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`; `fused_momentum` is
+//! the same over many parameters.
+
+use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use crate::prelude::*;
+use fleet_ir::{AttrSpec, Op};
+use fleet_kernels::optim::Rule;
+
+const ATTRS: &[AttrSpec] =
+    &[attr("mu", Float(0.9)), attr("use_nesterov", Bool(false)), METHOD, COEFF, LR_SCALE];
+
+const SLOTS: Slots = Slots { full: &[("Velocity", "VelocityOut")], single: &[], sparse: true };
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "momentum",
+        inputs: &[
+            one("Param"),
+            one("Grad"),
+            one("LearningRate"),
+            optional("GradScale"),
+            one("Velocity"),
+        ],
+        outputs: &[one("ParamOut"), one("VelocityOut")],
+        attrs: ATTRS,
+    },
+    infer: |i| infer(i, &SLOTS),
+    grad: Grad::None,
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    traits: TRAITS,
+};
+
+pub static FUSED: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fused_momentum",
+        inputs: &[
+            many("Param"),
+            many("Grad"),
+            one("LearningRate"),
+            optional("GradScale"),
+            many("Velocity"),
+        ],
+        outputs: &[many("ParamOut"), many("VelocityOut")],
+        attrs: ATTRS,
+    },
+    infer: |i| infer(i, &SLOTS),
+    grad: Grad::None,
+    cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    traits: TRAITS,
+};
+
+fn rule(op: &Op) -> Rule {
+    Rule::Momentum { mu: op.attr_float("mu") as f32, nesterov: op.attr_bool("use_nesterov") }
+}
