@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod batch_norm;
 pub mod conv;
+pub mod concat;
 pub mod embedding;
 pub mod gemm;
 pub mod micro;
@@ -15,6 +16,7 @@ pub mod binary;
 pub mod chain;
 pub mod softmax;
 pub mod layer_norm;
+pub mod metrics;
 pub mod philox;
 pub mod optim;
 pub mod fill;
