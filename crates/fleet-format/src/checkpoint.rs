@@ -18,7 +18,7 @@
 
 use crate::atomic::{TEMPORARY_SUFFIX, write_file};
 use crate::safetensors::{self, FileSum, Reader};
-use crate::source::{Source, check_distinct, row_major_bytes};
+use crate::source::{NamedTensors, Source, check_distinct, row_major_bytes};
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, Shape, Tensor};
 use serde_json::{Map, Value};
@@ -38,7 +38,7 @@ pub struct Meta {
 /// A checkpoint, or some tensors of one.
 #[derive(Debug)]
 pub struct Checkpoint {
-    pub tensors: Vec<(String, Tensor)>,
+    pub tensors: NamedTensors,
     pub meta: Meta,
 }
 
@@ -387,4 +387,38 @@ pub(crate) fn read_program(folder: &Path, bytes_max: u64) -> Result<(Vec<u8>, Pa
     let found = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) };
     check_sum(&path, file.sum, Some(found))?;
     Ok((bytes, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A part holds what fits; a larger tensor has one of its own; a missing part is told.
+    #[test]
+    fn large_checkpoints_have_several_parts() {
+        let folder =
+            std::env::temp_dir().join(format!("fleet-format-parts-{}", std::process::id()));
+        let tensors: Vec<(String, Tensor)> = [10, 10, 30, 10, 0, 15]
+            .iter()
+            .enumerate()
+            .map(|(index, len)| {
+                let values = vec![index as u8; *len as usize];
+                (format!("t{index}"), Tensor::from_slice(&values, [*len]).expect("it fits"))
+            })
+            .collect();
+        let refs: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        save_folder(&folder, &refs, None, &Meta::default(), 20).expect("it can be saved");
+        let manifest = Manifest::read(&folder).expect("there is a list");
+        assert_eq!(manifest.parts.len(), 4, "10 + 10, 30, 10 + 0, 15");
+        let loaded = load_tensors(&folder).expect("it can be loaded");
+        for ((name, tensor), (loaded_name, loaded)) in tensors.iter().zip(&loaded.tensors) {
+            assert_eq!((name, tensor.as_bytes()), (loaded_name, loaded.as_bytes()));
+        }
+        let some = load_vars(&folder, &["t5", "t0"]).expect("they are there");
+        assert_eq!(some.tensors[0].1.as_bytes(), [5; 15]);
+        fs::remove_file(folder.join(&manifest.parts[1].name)).expect("it is there");
+        let error = load_tensors(&folder).expect_err("a part is missing").to_string();
+        assert!(error.contains("tensors-000001-001.safetensors"), "{error}");
+        let _ = fs::remove_dir_all(&folder);
+    }
 }

@@ -49,3 +49,4 @@ pub use model::{Form, load_model, load_program, save_model, save_program};
 pub use npy::{read_npy, write_npy};
 pub use npz::{read_npz, write_npz};
 pub use safetensors::{read_safetensors, write_safetensors};
+pub use source::NamedTensors;

@@ -3,7 +3,7 @@
 
 use crate::atomic::AtomicFile;
 use crate::npy;
-use crate::source::{Source, check_distinct};
+use crate::source::{NamedTensors, Source, check_distinct};
 use fleet_base::{Error, Result};
 use fleet_tensor::Tensor;
 use std::io::{BufReader, BufWriter, Write};
@@ -12,7 +12,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 /// Reads every tensor of a `.npz` file.
-pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>> {
+pub fn read_npz(path: impl AsRef<Path>) -> Result<NamedTensors> {
     let source = Source::open(path.as_ref())?;
     let place = |error: Error| error.at(source.path.display());
     let mut archive = ZipArchive::new(BufReader::new(&source.file))

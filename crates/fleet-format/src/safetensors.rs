@@ -10,7 +10,9 @@
 //! file, and its writer neither flushes before the rename nor leaves a place for checksums.
 
 use crate::atomic::AtomicFile;
-use crate::source::{Source, check_bools, check_distinct, row_major_bytes, tensor_bytes};
+use crate::source::{
+    NamedTensors, Source, check_bools, check_distinct, row_major_bytes, tensor_bytes,
+};
 use crc32fast::Hasher;
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
@@ -36,7 +38,7 @@ pub fn write_safetensors<'t>(
 /// Reads the tensors of a file and its free part. Checksums are checked where the file has them.
 pub fn read_safetensors(
     path: impl AsRef<Path>,
-) -> Result<(Vec<(String, Tensor)>, BTreeMap<String, String>)> {
+) -> Result<(NamedTensors, BTreeMap<String, String>)> {
     let mut reader = Reader::open(path.as_ref())?;
     let tensors = reader.read_all()?;
     let mut meta = reader.meta;
@@ -271,7 +273,7 @@ impl Reader {
             .help("files of other programs are read with read_safetensors"))
     }
 
-    pub fn read_all(&mut self) -> Result<Vec<(String, Tensor)>> {
+    pub fn read_all(&mut self) -> Result<NamedTensors> {
         let entries = self.entries.clone();
         entries.iter().map(|entry| Ok((entry.name.clone(), self.read(entry)?))).collect()
     }

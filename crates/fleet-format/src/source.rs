@@ -6,6 +6,9 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+/// Tensors with their names, in the order of the file.
+pub type NamedTensors = Vec<(String, Tensor)>;
+
 /// An open file.
 pub(crate) struct Source {
     pub file: File,
