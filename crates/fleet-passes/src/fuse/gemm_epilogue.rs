@@ -82,6 +82,11 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
         return None;
     }
     let act = ACTIVATIONS.iter().find_map(|act| graph.user(program, sum_out, act, "X"));
+    // The fused form knows the exact gelu only.
+    let act = act.filter(|id| {
+        let op = program.op(*id);
+        op.name() != "gelu" || !op.attr_bool("approximate")
+    });
     let mut found = Match { product, add, act, product_grad: None, add_grad: None, act_grad: None };
     // The gradient of the sum, if the program has a backward part.
     let mut arriving = None;
@@ -152,8 +157,6 @@ fn replace(
     let Some(out) = only(act.as_ref().unwrap_or(&add), "Out") else { return Ok(()) };
     // gelu has to see its input again in the backward pass.
     let pre_act = (name == "gelu" && found.act_grad.is_some()).then(|| only(&add, "Out")).flatten();
-    let approximate =
-        act.as_ref().filter(|op| op.name() == "gelu").is_some_and(|op| op.attr_bool("approximate"));
     let mut emit = emit_like(program, registry, last);
     emit.named_op("fused_gemm_epilogue")?
         .input("X", x)
@@ -161,7 +164,6 @@ fn replace(
         .input("Bias", bias)
         .attr("x_num_col_dims", rows)
         .attr("activation", name)
-        .attr("approximate", approximate)
         .output("Out", out)
         .maybe_output("PreAct", pre_act)
         .done()?;
@@ -180,12 +182,12 @@ fn replace(
     emit.named_op("fused_gemm_epilogue_grad")?
         .input("X", x)
         .input("Y", w)
+        .input("Bias", bias)
         .input("Out", out)
         .maybe("PreAct", pre_act)
         .input("Out@GRAD", dy)
         .attr("x_num_col_dims", rows)
         .attr("activation", name)
-        .attr("approximate", approximate)
         .maybe_output("X@GRAD", only(&product_grad_op, "X@GRAD"))
         .maybe_output("Y@GRAD", only(&product_grad_op, "Y@GRAD"))
         .maybe_output("Bias@GRAD", only(&add_grad_op, "Y@GRAD"))
