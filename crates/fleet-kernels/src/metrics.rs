@@ -1,0 +1,253 @@
+//! Counts for metrics: accuracy at k, and the bucket histograms and area of AUC.
+//!
+//! The AUC follows the documented buckets: a probability `p` falls into bucket
+//! `floor(p * thresholds)`, positives and negatives are counted apart, and the area is summed by
+//! trapezoids from the highest bucket down. Counts merge by addition, between steps and ranks.
+
+use fleet_base::{Error, Result};
+
+/// Samples whose label is among the `k` highest of their `classes` scores (the first of equal scores
+/// is the higher one). A label outside the classes counts as wrong.
+///
+/// ```
+/// use fleet_kernels::metrics::accuracy_count;
+/// assert_eq!(accuracy_count(&[0.1, 0.9, 0.6, 0.4], 2, &[1, 1], 1), 1);
+/// assert_eq!(accuracy_count(&[0.1, 0.9, 0.6, 0.4], 2, &[1, 1], 2), 2);
+/// ```
+pub fn accuracy_count(scores: &[f32], classes: usize, labels: &[i64], k: usize) -> u64 {
+    assert_eq!(scores.len(), classes * labels.len(), "one row of scores for each label");
+    let is_hit = |(row, &label): (&[f32], &i64)| {
+        let Some(score) = usize::try_from(label).ok().and_then(|label| row.get(label)) else {
+            return false;
+        };
+        let (before, after) = row.split_at(label as usize);
+        let higher = before.iter().filter(|&other| other >= score).count()
+            + after.iter().filter(|&other| other > score).count();
+        !score.is_nan() && higher < k
+    };
+    scores.chunks_exact(classes.max(1)).zip(labels).filter(|&pair| is_hit(pair)).count() as u64
+}
+
+/// As [`accuracy_count`] from indices `[samples, k]` that a top-k made.
+pub fn accuracy_count_of(indices: &[i64], k: usize, labels: &[i64]) -> u64 {
+    assert_eq!(indices.len(), k * labels.len(), "k indices for each label");
+    let rows = indices.chunks_exact(k.max(1)).zip(labels);
+    rows.filter(|(row, label)| row.contains(label)).count() as u64
+}
+
+/// Predictions of a batch: the probability of the positive class is the last of `width` columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Predictions<'a> {
+    pub scores: &'a [f32],
+    pub width: usize,
+    /// Positive where above 0, negative where 0, left out where below.
+    pub labels: &'a [i64],
+}
+
+/// Counts a batch into `thresholds + 1` buckets of positives and of negatives. A probability
+/// outside [0, 1] is an error, and nothing is counted then.
+pub fn auc_count(
+    predictions: Predictions<'_>,
+    positives: &mut [i64],
+    negatives: &mut [i64],
+) -> Result<()> {
+    let Predictions { scores, width, labels } = predictions;
+    assert_eq!(positives.len(), negatives.len(), "as many buckets for both classes");
+    assert!(!positives.is_empty(), "at least one bucket");
+    check_probabilities(predictions)?;
+    let thresholds = (positives.len() - 1) as f64;
+    for (sample, &label) in labels.iter().enumerate() {
+        let bucket = (f64::from(scores[sample * width + width - 1]) * thresholds) as usize;
+        if label > 0 {
+            positives[bucket] += 1;
+        } else if label == 0 {
+            negatives[bucket] += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Length of the counters of [`auc_count_window`]: `steps` windows, their sum, and a step counter.
+pub fn auc_window_len(thresholds: usize, steps: usize) -> usize {
+    (steps + 1) * (thresholds + 1) + 1
+}
+
+/// Counts a batch into sliding windows over the last `steps` batches: the oldest window is taken
+/// out of the sum, which lies after the windows, and makes place for this batch.
+pub fn auc_count_window(
+    predictions: Predictions<'_>,
+    thresholds: usize,
+    steps: usize,
+    positives: &mut [i64],
+    negatives: &mut [i64],
+) -> Result<()> {
+    assert!(steps > 0, "a sliding window has at least one step");
+    let buckets = thresholds + 1;
+    for counts in [&*positives, &*negatives] {
+        assert_eq!(counts.len(), auc_window_len(thresholds, steps), "counters of a sliding window");
+    }
+    let counter = (steps + 1) * buckets;
+    let window = positives[counter].rem_euclid(steps as i64) as usize * buckets;
+    // Before anything moves: an error leaves the counters as they are.
+    check_probabilities(predictions)?;
+    let parts = [&mut *positives, &mut *negatives];
+    for counts in parts {
+        let (windows, sum) = counts.split_at_mut(steps * buckets);
+        for (sum, old) in sum.iter_mut().zip(&mut windows[window..window + buckets]) {
+            *sum -= std::mem::take(old);
+        }
+    }
+    let range = window..window + buckets;
+    auc_count(predictions, &mut positives[range.clone()], &mut negatives[range])?;
+    for counts in [positives, negatives] {
+        let (windows, sum) = counts.split_at_mut(steps * buckets);
+        for (sum, new) in sum.iter_mut().zip(&windows[window..window + buckets]) {
+            *sum += new;
+        }
+        counts[counter] += 1;
+    }
+    Ok(())
+}
+
+/// The area under the curve of two histograms; 0.5 where one of them is empty.
+///
+/// ```
+/// use fleet_kernels::metrics::auc_area;
+/// assert_eq!(auc_area(&[0.0, 0.0, 0.0, 4.0], &[5.0, 0.0, 0.0, 0.0]), 1.0);
+/// assert_eq!(auc_area(&[1.0, 2.0, 3.0, 4.0], &[4.0, 3.0, 2.0, 1.0]), 0.75);
+/// ```
+pub fn auc_area(positives: &[f64], negatives: &[f64]) -> f64 {
+    area(positives.iter().copied().zip(negatives.iter().copied()).rev())
+}
+
+/// As [`auc_area`] of counts.
+pub fn auc_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
+    let pairs = positives.iter().zip(negatives).rev();
+    area(pairs.map(|(&positive, &negative)| (positive as f64, negative as f64)))
+}
+
+/// The sum window of [`auc_count_window`] counters.
+pub fn auc_window_sum(counts: &[i64], thresholds: usize, steps: usize) -> &[i64] {
+    &counts[steps * (thresholds + 1)..][..thresholds + 1]
+}
+
+fn check_probabilities(predictions: Predictions<'_>) -> Result<()> {
+    let Predictions { scores, width, labels } = predictions;
+    assert!(width > 0 && scores.len() == width * labels.len(), "one row of scores for each label");
+    let probability = |sample: usize| scores[sample * width + width - 1];
+    if let Some(sample) = (0..labels.len()).find(|&i| !(0.0..=1.0).contains(&probability(i))) {
+        return Err(Error::invalid(format!("prediction of sample {sample} is no probability"))
+            .expected("a number in 0 to 1")
+            .got(probability(sample)));
+    }
+    Ok(())
+}
+
+/// Buckets from the highest down.
+fn area(buckets: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
+    for (of_positive, of_negative) in buckets {
+        let (next_positive, next_negative) = (positive + of_positive, negative + of_negative);
+        area += (next_negative - negative) * (positive + next_positive) / 2.0;
+        (positive, negative) = (next_positive, next_negative);
+    }
+    if positive * negative == 0.0 { 0.5 } else { area / (positive * negative) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_base::rng::Sequence;
+
+    #[test]
+    fn areas_of_the_documented_table() {
+        let check = |positives: &[i64], negatives: &[i64], expected: f64| {
+            assert_eq!(auc_area_of(positives, negatives), expected);
+            let floats = |counts: &[i64]| counts.iter().map(|&c| c as f64).collect::<Vec<_>>();
+            assert_eq!(auc_area(&floats(positives), &floats(negatives)), expected);
+        };
+        check(&[0, 0, 0, 4], &[5, 0, 0, 0], 1.0);
+        check(&[4, 0, 0, 0], &[0, 0, 0, 5], 0.0);
+        check(&[1, 2, 3, 4], &[4, 3, 2, 1], 0.75);
+        check(&[0, 3, 0, 0], &[0, 2, 0, 0], 0.5);
+        check(&[0, 0, 0, 0], &[1, 2, 0, 0], 0.5);
+        check(&[1, 2, 0, 0], &[0, 0, 0, 0], 0.5);
+        check(&[0, 1, 0, 2, 3, 1, 5, 9], &[7, 5, 4, 2, 3, 0, 1, 1], 0.896_480_331_262_939_9);
+    }
+
+    #[test]
+    fn the_area_is_the_share_of_ordered_pairs() {
+        let mut random = Sequence::new(1, 1);
+        let scores: Vec<f32> = (0..500).map(|_| random.below(64) as f32 / 64.0).collect();
+        let labels: Vec<i64> =
+            scores.iter().map(|&p| i64::from(random.unit() < f64::from(p))).collect();
+        let (mut positives, mut negatives) = (vec![0; 65], vec![0; 65]);
+        let predictions = Predictions { scores: &scores, width: 1, labels: &labels };
+        auc_count(predictions, &mut positives, &mut negatives).unwrap();
+        let (mut ordered, mut pairs) = (0.0, 0.0);
+        for (a, _) in scores.iter().zip(&labels).filter(|pair| *pair.1 > 0) {
+            for (b, _) in scores.iter().zip(&labels).filter(|pair| *pair.1 == 0) {
+                pairs += 1.0;
+                ordered += if a > b {
+                    1.0
+                } else if a == b {
+                    0.5
+                } else {
+                    0.0
+                };
+            }
+        }
+        assert!((auc_area_of(&positives, &negatives) - ordered / pairs).abs() < 1e-12);
+    }
+
+    #[test]
+    fn buckets_take_the_last_column_and_refuse_what_is_no_probability() {
+        let (mut positives, mut negatives) = (vec![0; 8], vec![0; 8]);
+        let predictions = Predictions {
+            scores: &[0.9, 0.1, 0.5, 0.5, 0.0, 1.0, 0.3, 0.7],
+            width: 2,
+            labels: &[0, 1, 1, -1],
+        };
+        auc_count(predictions, &mut positives, &mut negatives).unwrap();
+        assert_eq!(positives, [0, 0, 0, 1, 0, 0, 0, 1]);
+        assert_eq!(negatives, [1, 0, 0, 0, 0, 0, 0, 0]);
+        for wrong in [1.5, -0.1, f32::NAN] {
+            let predictions = Predictions { scores: &[0.5, wrong], width: 1, labels: &[1, 0] };
+            let error = auc_count(predictions, &mut positives, &mut negatives).unwrap_err();
+            assert!(error.to_string().contains("sample 1"), "{error}");
+        }
+        assert_eq!(positives.iter().sum::<i64>(), 2);
+    }
+
+    #[test]
+    fn a_window_forgets_what_is_older_than_its_steps() {
+        let (thresholds, steps) = (7, 2);
+        assert_eq!(auc_window_len(thresholds, steps), 25);
+        let (mut positives, mut negatives) = (vec![0; 25], vec![0; 25]);
+        let batches = [[0.1, 0.8], [0.3, 0.9], [0.5, 0.2], [0.7, 0.6]];
+        for (step, batch) in batches.iter().enumerate() {
+            let predictions = Predictions { scores: batch, width: 1, labels: &[1, 0] };
+            auc_count_window(predictions, thresholds, steps, &mut positives, &mut negatives)
+                .unwrap();
+            let (mut pos, mut neg) = (vec![0; 8], vec![0; 8]);
+            for batch in &batches[(step + 1).saturating_sub(steps)..=step] {
+                let predictions = Predictions { scores: batch, width: 1, labels: &[1, 0] };
+                auc_count(predictions, &mut pos, &mut neg).unwrap();
+            }
+            assert_eq!(auc_window_sum(&positives, thresholds, steps), pos);
+            assert_eq!(auc_window_sum(&negatives, thresholds, steps), neg);
+            assert_eq!(positives[24], step as i64 + 1);
+        }
+    }
+
+    #[test]
+    fn accuracy_counts_ties_from_the_left() {
+        let scores = [0.5, 0.5, 0.2, 0.1, 0.1, 0.7];
+        assert_eq!(accuracy_count(&scores, 3, &[0, 2], 1), 2);
+        assert_eq!(accuracy_count(&scores, 3, &[1, 1], 1), 0);
+        assert_eq!(accuracy_count(&scores, 3, &[1, 1], 2), 1);
+        assert_eq!(accuracy_count(&scores, 3, &[7, -1], 3), 0);
+        assert_eq!(accuracy_count(&[f32::NAN, 0.0], 2, &[0], 1), 0);
+        assert_eq!(accuracy_count_of(&[0, 1, 2, 1], 2, &[1, 0]), 1);
+    }
+}
