@@ -9,6 +9,7 @@ pub mod batch_norm;
 pub mod conv;
 pub mod concat;
 pub mod embedding;
+pub mod gather;
 pub mod gemm;
 pub mod micro;
 pub mod elementwise;
