@@ -25,7 +25,7 @@ pub use deepfm::{DeepFmConfig, deepfm};
 pub use gpt::{Gpt, GptConfig, gpt};
 pub use lenet::lenet;
 pub use resnet::{ResNetConfig, resnet};
-pub use vgg::vgg16;
+pub use vgg::{VggConfig, vgg, vgg16};
 pub use wide_deep::{WideDeepConfig, wide_deep};
 pub use word2vec::{Word2Vec, Word2VecConfig, word2vec};
 
