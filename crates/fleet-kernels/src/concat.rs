@@ -83,8 +83,8 @@ fn for_rows(pool: &Pool, rows: usize, inner: usize, body: impl Fn(usize, usize, 
             let from = task % pieces * BYTES_PER_TASK;
             body(task / pieces, from, (from + BYTES_PER_TASK).min(inner));
         });
-    } else if inner > 0 {
-        pool.run_ranges(rows, BYTES_PER_TASK / inner, |range| {
+    } else if let Some(grain) = BYTES_PER_TASK.checked_div(inner) {
+        pool.run_ranges(rows, grain, |range| {
             range.for_each(|row| body(row, 0, inner));
         });
     }

@@ -594,7 +594,7 @@ mod tests {
     /// The windows of every output value, as indices into x, and the count with padding.
     fn plain_windows(input: &Input, pooling: &Pool2d) -> Vec<(Vec<usize>, usize)> {
         let [oh, ow] = pooling.output();
-        let Input { batch, channels, height, width, order } = *input;
+        let Input { channels, height, width, order, .. } = *input;
         let span = |axis: usize, index: usize, len: usize| -> (Vec<usize>, usize) {
             match pooling.windows {
                 Windows::Adaptive => {
