@@ -74,6 +74,13 @@ class Shape:
         self.text = f"{dtype}[{','.join(map(str, dims))}]"
 
 
+class Packed:
+    """A convolution filter kept in `Layout::Filter64`."""
+
+    def __init__(self, value):
+        self.value = value
+
+
 def number(x):
     if isinstance(x, (bool, np.bool_)):
         return str(int(x))
@@ -88,6 +95,8 @@ def type_of(array, dtype=None):
 
 
 def input_text(value):
+    if isinstance(value, Packed):
+        return input_text(value.value).replace("]", "]:filter64", 1)
     if isinstance(value, Shape):
         return value.text
     if isinstance(value, Rows):
@@ -102,6 +111,8 @@ def input_text(value):
 
 
 def output_text(value, dtype):
+    if isinstance(value, Packed):
+        return output_text(value.value, dtype).replace("]", "]:filter64", 1)
     if isinstance(value, Shape):
         return value.text
     if isinstance(value, Rows):

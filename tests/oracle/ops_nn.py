@@ -1,6 +1,6 @@
 """Cases of the layers."""
 import numpy as np
-from make import Rows, Shape, case, f32, fail, i64, rand
+from make import Packed, Shape, Value, case, f32, fail, i64, rand
 
 
 def d(x):
@@ -278,3 +278,222 @@ fail("flash_attn", "dropout_prob of flash_attn is wrong: expected at least 0 and
 fail("flash_attn_qkvpacked", "input 'QKV' of flash_attn_qkvpacked has the wrong shape: expected [-1, -1, 3, -1, -1]",
      QKV=Shape(2, 5, 2, 4, 8))
 
+# Convolution
+
+
+def pads_of(paddings, algorithm, image, kernel, stride):
+    if algorithm == "VALID":
+        return [[0, 0], [0, 0]]
+    if algorithm == "SAME":
+        out = []
+        for size, k, s in zip(image, kernel, stride):
+            total = max((-(-size // s) - 1) * s + k - size, 0)
+            out.append([total // 2, total - total // 2])
+        return out
+    p = paddings
+    return [[p[0], p[0]], [p[1], p[1]]] if len(p) == 2 else [[p[0], p[1]], [p[2], p[3]]]
+
+
+def conv2d(x, w, strides=(1, 1), paddings=(0, 0), dilations=(1, 1), groups=1, padding_algorithm="EXPLICIT",
+           data_format="NCHW"):
+    x, w = d(x), d(w)
+    if data_format == "NHWC":
+        x = x.transpose(0, 3, 1, 2)
+    if padding_algorithm == "SAME":
+        dilations = (1, 1)
+    kernel = w.shape[2:]
+    pads = pads_of(list(paddings), padding_algorithm, x.shape[2:], kernel, strides)
+    x = np.pad(x, [(0, 0), (0, 0)] + [tuple(p) for p in pads])
+    size = [(x.shape[2 + i] - (kernel[i] - 1) * dilations[i] - 1) // strides[i] + 1 for i in range(2)]
+    co, ci = w.shape[:2]
+    y = np.zeros((x.shape[0], co, *size))
+    for g in range(groups):
+        outs = slice(g * co // groups, (g + 1) * co // groups)
+        for a in range(kernel[0]):
+            for b in range(kernel[1]):
+                r, c = a * dilations[0], b * dilations[1]
+                part = x[:, g * ci:(g + 1) * ci, r:r + (size[0] - 1) * strides[0] + 1:strides[0],
+                         c:c + (size[1] - 1) * strides[1] + 1:strides[1]]
+                y[:, outs] += np.einsum("ncij,oc->noij", part, w[outs, :, a, b])
+    return y.transpose(0, 2, 3, 1) if data_format == "NHWC" else y
+
+
+def channels_last(x):
+    return f32(np.ascontiguousarray(np.asarray(x).transpose(0, 2, 3, 1)))
+
+
+CONVS = [
+    ((2, 3, 5, 4), (4, 3, 3, 3), {"paddings": [1, 1]}),
+    ((1, 2, 7, 6), (3, 2, 3, 2), {"strides": [2, 1], "paddings": [1, 0, 0, 1]}),
+    ((2, 4, 5, 5), (6, 2, 3, 3), {"groups": 2, "paddings": [1, 1], "strides": [2, 2]}),
+    ((1, 3, 8, 8), (2, 3, 3, 3), {"dilations": [2, 2], "paddings": [2, 2]}),
+    ((1, 2, 6, 5), (2, 2, 4, 3), {"padding_algorithm": "SAME", "strides": [2, 2], "paddings": [9, 9]}),
+    ((1, 2, 6, 5), (2, 2, 4, 3), {"padding_algorithm": "VALID", "paddings": [9, 9]}),
+    ((2, 5, 3, 3), (7, 5, 1, 1), {}),
+]
+for xs, ws, keys in CONVS:
+    x, w = rand(*xs, seed=60), rand(*ws, seed=61)
+    bias = rand(ws[0], seed=62)
+    last = channels_last(x)
+    y = conv2d(x, w, **keys)
+    tol = {"tol": "1e-4 1e-5"}
+    case("conv2d", Input=x, Filter=w, **keys, out={"Output": y}, grad="Input Filter", **tol)
+    nhwc = conv2d(last, w, data_format="NHWC", **keys)
+    rows = nhwc.reshape(-1, ws[0])
+    case("conv2d", Input=last, Filter=w, Bias=bias, data_format="NHWC", **keys, out={"Output": nhwc + d(bias)},
+         grad="Input Filter Bias", **tol)
+    case("conv2d", Input=x, Filter=w, Bias=bias, activation="relu", **keys, **tol,
+         out={"Output": np.maximum(y + d(bias).reshape(1, -1, 1, 1), 0)}, grad="Input Filter Bias", diff="0.001 0.04")
+    # The packed filter is the same filter.
+    if keys.get("groups", 1) == 1:
+        case("conv2d", Input=last, Filter=Packed(w), data_format="NHWC", **keys, out={"Output": nhwc}, **tol)
+        dy = rand(*nhwc.shape, seed=63)
+        dw = np.zeros(ws)
+        for index in np.ndindex(*ws):
+            hot = np.zeros(ws)
+            hot[index] = 1
+            dw[index] = (conv2d(last, hot, data_format="NHWC", **keys) * d(dy)).sum()
+        inputs = {"Input": last, "Filter": Packed(w), "Output@GRAD": dy}
+        case("conv2d_grad", inputs=inputs, data_format="NHWC", **keys, **tol,
+             out={"Filter@GRAD": Packed(dw), "Bias@GRAD": d(dy).reshape(-1, ws[0]).sum(0)})
+residual = rand(2, 4, 5, 4, seed=63)
+x, w = rand(2, 3, 5, 4, seed=60), rand(4, 3, 3, 3, seed=61)
+y = conv2d(x, w, paddings=[1, 1]) + d(residual)
+case("conv2d", Input=x, Filter=w, ResidualData=residual, paddings=[1, 1], out={"Output": y},
+     grad="Input Filter ResidualData", tol="1e-4 1e-5")
+case("conv2d", Input=x, Filter=w, ResidualData=residual, paddings=[1, 1], activation="relu",
+     out={"Output": np.maximum(y, 0)}, grad="Input Filter ResidualData", tol="1e-4 1e-5", diff="0.001 0.04")
+# Wider than a panel of channels, and more pixels than a task.
+x, w = rand(2, 20, 20, 16, seed=64), rand(70, 16, 3, 3, seed=65)
+case("conv2d", Input=x, Filter=w, data_format="NHWC", paddings=[1, 1], tol="1e-4 1e-4",
+     out={"Output": conv2d(x, w, data_format="NHWC", paddings=[1, 1])})
+# A 1x1 filter without padding has known sums: Stats are checked in their sum, one block.
+x, w = rand(1, 2, 2, 3, seed=66), rand(5, 3, 1, 1, seed=67)
+y = conv2d(x, w, data_format="NHWC")
+rows = y.reshape(-1, 5)
+case("conv2d", Input=x, Filter=w, data_format="NHWC", tol="1e-4 1e-5", static=True,
+     out={"Output": y, "Stats": np.stack([rows.sum(0), (rows**2).sum(0)]).reshape(1, 2, 5)})
+x, w = rand(1, 4, 3, 3, seed=68), rand(6, 2, 1, 1, seed=69)
+y = conv2d(x, w, groups=2)
+rows = y.transpose(0, 2, 3, 1).reshape(-1, 6)
+case("conv2d", Input=x, Filter=w, groups=2, tol="1e-4 1e-5", static=True,
+     out={"Output": y, "Stats": np.stack([rows.sum(0), (rows**2).sum(0)]).reshape(1, 2, 6)})
+for fmt in ["NCHW", "NHWC"]:
+    for keys in [{"paddings": [1, 1]}, {"strides": [2, 2], "paddings": [1, 1]}]:
+        x, w = rand(2, 4, 5, 6, seed=70), rand(4, 1, 3, 3, seed=71)
+        x = x if fmt == "NCHW" else channels_last(x)
+        case("depthwise_conv2d", Input=x, Filter=w, groups=4, data_format=fmt, **keys, grad="Input Filter",
+             out={"Output": conv2d(x, w, groups=4, data_format=fmt, **keys)}, tol="1e-4 1e-5")
+        clipped = f32(np.maximum(np.asarray(x), 0))
+        case("depthwise_conv2d", Input=x, Filter=w, groups=4, data_format=fmt, **keys, grad="Input Filter",
+             fuse_relu_before_depthwise_conv=True, diff="0.001 0.04", tol="1e-4 1e-5",
+             out={"Output": conv2d(clipped, w, groups=4, data_format=fmt, **keys)})
+fail("conv2d", "input 'Filter' of conv2d does not fit the channels of the input",
+     "expected 3 input channels in 1 groups, got 4 a group (shape [8, 4, 3, 3])",
+     Input=Shape(2, 3, 8, 8), Filter=Shape(8, 4, 3, 3))
+fail("conv2d", "attribute 'groups' of conv2d is wrong: expected a divisor of the 8 output channels, got 3", groups=3,
+     Input=Shape(2, 12, 8, 8), Filter=Shape(8, 4, 3, 3))
+fail("conv2d", "the window of conv2d does not fit the image: expected at least 5 rows, got 4, padding included",
+     Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 5, 5))
+fail("conv2d", "attribute 'strides' of conv2d is wrong: expected 1 or 2 numbers of at least 1, got [0, 1]",
+     strides=[0, 1], Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 3, 3))
+fail("conv2d", "attribute 'paddings' of conv2d is wrong: expected 1, 2 or 4 numbers of at least 0, got [1, 2, 3]",
+     paddings=[1, 2, 3], Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 3, 3))
+fail("conv2d", "unknown padding_algorithm of conv2d: expected EXPLICIT, SAME or VALID, got HALF",
+     padding_algorithm="HALF", Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 3, 3))
+fail("conv2d", "input 'Input' of conv2d has the wrong number of dimensions: expected 4, got 3 (shape [2, 3, 4])",
+     Input=Shape(2, 3, 4), Filter=Shape(8, 3, 3, 3))
+fail("conv2d", "input 'Bias' of conv2d has the wrong shape: expected [8], got [4]",
+     Input=Shape(2, 3, 4, 4), Filter=Shape(8, 3, 3, 3), Bias=Shape(4))
+
+# Pooling
+
+
+def pool2d(x, kind, ksize, strides=(1, 1), paddings=(0, 0), ceil_mode=False, exclusive=True, adaptive=False,
+           global_pooling=False, data_format="NCHW", padding_algorithm="EXPLICIT"):
+    x = d(x)
+    if data_format == "NHWC":
+        x = x.transpose(0, 3, 1, 2)
+    size = x.shape[2:]
+    spans = []
+    if not (adaptive or global_pooling):
+        pads = pads_of(list(paddings), padding_algorithm, size, ksize, strides)
+    for axis in range(2):
+        n = size[axis]
+        if global_pooling:
+            spans.append([(0, n, n)])
+        elif adaptive:
+            o = ksize[axis]
+            spans.append([(i * n // o, -(-(i + 1) * n // o), None) for i in range(o)])
+        else:
+            k, s, (before, after) = ksize[axis], strides[axis], pads[axis]
+            steps = n + before + after - k
+            count = (-(-steps // s) if ceil_mode else steps // s) + 1
+            spans.append([(max(i * s - before, 0), min(i * s - before + k, n),
+                           min(i * s - before + k, n + after) - (i * s - before)) for i in range(count)])
+    y = np.zeros((*x.shape[:2], len(spans[0]), len(spans[1])))
+    for i, (r0, r1, rows) in enumerate(spans[0]):
+        for j, (c0, c1, cols) in enumerate(spans[1]):
+            part = x[:, :, r0:r1, c0:c1]
+            if kind == "max":
+                y[:, :, i, j] = part.max((2, 3))
+            elif exclusive or adaptive or global_pooling:
+                y[:, :, i, j] = part.mean((2, 3))
+            else:
+                y[:, :, i, j] = part.sum((2, 3)) / (rows * cols)
+    return y.transpose(0, 2, 3, 1) if data_format == "NHWC" else y
+
+
+POOLS = [
+    {"ksize": [2, 2], "strides": [2, 2]},
+    {"ksize": [3, 3], "strides": [2, 2], "paddings": [1, 1]},
+    {"ksize": [3, 2], "strides": [2, 1], "paddings": [1, 0, 0, 1]},
+    {"ksize": [3, 3], "strides": [2, 2], "ceil_mode": True},
+    {"ksize": [3, 3], "strides": [2, 2], "padding_algorithm": "SAME"},
+    {"ksize": [1, 1], "global_pooling": True},
+    {"ksize": [2, 3], "adaptive": True},
+]
+# All values differ by more than a step of the differences, so that maxima are clear.
+order = np.argsort(np.asarray(rand(2 * 3 * 6 * 5, seed=80)), kind="stable")
+x = f32(order.reshape(2, 3, 6, 5) * 0.1)
+last = channels_last(x)
+for keys in POOLS:
+    for kind in ["max", "avg"]:
+        loss = {"loss": "Out"}
+        case("pool2d", X=x, pooling_type=kind, **keys, out={"Out": pool2d(x, kind, **keys)}, grad="X", **loss,
+             tol="1e-5 1e-5")
+        case("pool2d", X=last, pooling_type=kind, data_format="NHWC", **keys, grad="X", tol="1e-5 1e-5", **loss,
+             out={"Out": pool2d(last, kind, data_format="NHWC", **keys)})
+for keys in POOLS[1:4]:
+    case("pool2d", X=x, pooling_type="avg", exclusive=False, **keys, grad="X", tol="1e-5 1e-5",
+         out={"Out": pool2d(x, "avg", exclusive=False, **keys)})
+big = rand(2, 20, 17, 40, seed=81)
+for kind in ["max", "avg"]:
+    keys = {"ksize": [3, 3], "strides": [2, 2], "paddings": [1, 1], "data_format": "NHWC"}
+    case("pool2d", X=big, pooling_type=kind, **keys, out={"Out": pool2d(big, kind, **keys)}, tol="1e-5 1e-5")
+fail("pool2d", "unknown pooling_type of pool2d: expected max or avg, got mean", pooling_type="mean",
+     X=Shape(2, 3, 4, 4), ksize=[2, 2])
+fail("pool2d", "the window of pool2d does not fit the image: expected at least 5 columns, got 4, padding included",
+     X=Shape(2, 3, 8, 4), ksize=[5, 5])
+fail("pool2d", "input 'X' of pool2d has the wrong number of dimensions: expected 4, got 2 (shape [3, 4])",
+     X=Shape(3, 4), ksize=[2, 2])
+
+# Dropout
+
+ones = f32(np.ones((100, 100))).view(Value)
+ones.spec = "fill 1"
+for implementation, kept in [("upscale_in_train", 1 / 0.7), ("downgrade_in_infer", 1.0)]:
+    case("dropout", X=ones, dropout_prob=0.3, dropout_implementation=implementation, stream=5, run_step=2,
+         out={"Out": Shape(100, 100)}, stat=[f"Out mean {0.69 * kept} {0.71 * kept}", f"Out max {kept - 1e-5} {kept + 1e-5}",
+                                            "Out min 0 0"])
+    case("dropout", X=rand(5, 7, seed=90), dropout_prob=0.4, dropout_implementation=implementation, seed=11,
+         out={"Out": Shape(5, 7)}, grad="X")
+x = rand(5, 7, seed=90)
+case("dropout", X=x, dropout_prob=0.0, out={"Out": x})
+case("dropout", X=x, dropout_prob=1.0, out={"Out": np.zeros((5, 7))})
+case("dropout", X=x, dropout_prob=0.25, is_test=True, out={"Out": x})
+case("dropout", X=x, dropout_prob=0.25, is_test=True, dropout_implementation="downgrade_in_infer",
+     out={"Out": d(x) * 0.75})
+fail("dropout", "dropout_prob is no probability: expected 0 to 1, got 1.5", dropout_prob=1.5, X=Shape(3))
+fail("dropout", "unknown dropout_implementation: expected upscale_in_train or downgrade_in_infer, got none",
+     dropout_implementation="none", X=Shape(3))

@@ -7,13 +7,17 @@ mod def;
 mod emit;
 mod grad;
 mod registry;
-mod rules;
 mod widen;
+mod rules;
+
+pub mod verify;
 
 pub mod control;
 pub mod loss;
 pub mod math;
+pub mod metric;
 pub mod nn;
+pub mod optimizer;
 pub mod tensor;
 
 pub use def::{
@@ -224,14 +228,32 @@ pub static OPS: &[&OpDef] = &[
     // nn
     &nn::batch_norm::DEF,
     &nn::batch_norm::GRAD,
+    &nn::conv2d::DEF,
+    &nn::conv2d::GRAD,
+    &nn::conv2d::DEPTHWISE,
+    &nn::conv2d::DEPTHWISE_GRAD,
+    &nn::dropout::DEF,
+    &nn::dropout::GRAD,
+    &nn::flash_attn::DEF,
+    &nn::flash_attn::GRAD,
+    &nn::flash_attn_qkvpacked::DEF,
+    &nn::flash_attn_qkvpacked::GRAD,
     &nn::fused_batch_norm_act::DEF,
     &nn::fused_batch_norm_act::GRAD,
     &nn::fused_bn_add_activation::DEF,
     &nn::fused_bn_add_activation::GRAD,
+    &nn::layer_norm::DEF,
+    &nn::layer_norm::GRAD,
+    &nn::log_softmax::DEF,
+    &nn::log_softmax::GRAD,
     &nn::lookup_table_v2::DEF,
     &nn::lookup_table_v2::GRAD,
     &nn::lookup_table_v2::OLD,
     &nn::lookup_table_v2::OLD_GRAD,
+    &nn::pool2d::DEF,
+    &nn::pool2d::GRAD,
+    &nn::softmax::DEF,
+    &nn::softmax::GRAD,
     // loss
     &loss::cross_entropy::DEF,
     &loss::cross_entropy::GRAD,
@@ -248,6 +270,27 @@ pub static OPS: &[&OpDef] = &[
     &loss::sigmoid_cross_entropy_with_logits::GRAD,
     &loss::smooth_l1_loss::DEF,
     &loss::smooth_l1_loss::GRAD,
+    &loss::softmax_with_cross_entropy::DEF,
+    &loss::softmax_with_cross_entropy::GRAD,
     &loss::square_error_cost::DEF,
     &loss::square_error_cost::GRAD,
+    // metric
+    &metric::accuracy::DEF,
+    &metric::auc::DEF,
+    // optimizer
+    &optimizer::adadelta::DEF,
+    &optimizer::adagrad::DEF,
+    &optimizer::adam::DEF,
+    &optimizer::adam::FUSED,
+    &optimizer::adamax::DEF,
+    &optimizer::adamw::DEF,
+    &optimizer::adamw::FUSED,
+    &optimizer::lamb::DEF,
+    &optimizer::lars_momentum::DEF,
+    &optimizer::lr_schedule::DEF,
+    &optimizer::momentum::DEF,
+    &optimizer::momentum::FUSED,
+    &optimizer::rmsprop::DEF,
+    &optimizer::sgd::DEF,
+    &optimizer::sgd::FUSED,
 ];

@@ -1,6 +1,8 @@
 //! Layers: convolution, pooling, normalisation, embedding, attention.
 
 pub mod batch_norm;
+pub mod conv2d;
+pub mod dropout;
 pub mod flash_attn;
 pub mod flash_attn_qkvpacked;
 pub mod fused_batch_norm_act;
@@ -8,6 +10,7 @@ pub mod fused_bn_add_activation;
 pub mod layer_norm;
 pub mod log_softmax;
 pub mod lookup_table_v2;
+pub mod pool2d;
 pub mod softmax;
 
 pub(crate) mod axis;

@@ -1,0 +1,117 @@
+//! The area under the ROC curve: counts positive and negative samples of the batch into buckets of
+//! probability, and sums the area from the highest bucket down (0.5 where one class is missing).
+//!
+//! Predict is [N, 1] or [N, 2] (the last column counts), Label [N, 1] or [N]. StatPos and StatNeg are
+//! i64 counters that go on in StatPosOut and StatNegOut, the same variables: with `slide_steps` 0 of
+//! `num_thresholds + 1` buckets, for all batches so far; else of a window over the last `slide_steps`
+//! batches: these batches one by one, their sum, a counter.
+
+use crate::prelude::*;
+use fleet_kernels::metrics::{
+    Predictions, auc_area_of, auc_count, auc_count_window, auc_window_len, auc_window_sum,
+};
+
+const PREDICT: usize = 0;
+const LABEL: usize = 1;
+const STAT_POS: usize = 2;
+const STAT_NEG: usize = 3;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "auc",
+        inputs: &[one("Predict"), one("Label"), one("StatPos"), one("StatNeg")],
+        outputs: &[one("AUC"), one("StatPosOut"), one("StatNegOut")],
+        attrs: &[
+            attr("curve", Str("ROC")),
+            attr("num_thresholds", Int(4095)),
+            attr("slide_steps", Int(1)),
+        ],
+    },
+    infer,
+    grad: Grad::None,
+    cpu,
+    traits: OpTraits::plain(),
+};
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    i.check_dtype("Predict", &[DType::F32])?;
+    i.check_dtype("Label", &[DType::I64, DType::I32])?;
+    let (thresholds, steps) = (i.op.attr_int("num_thresholds"), i.op.attr_int("slide_steps"));
+    if thresholds < 1 || steps < 0 {
+        return Err(Error::invalid("attributes of auc are wrong")
+            .expected("num_thresholds of at least 1 and slide_steps of at least 0")
+            .got(format!("{thresholds} and {steps}")));
+    }
+    if i.op.attr_str("curve") != "ROC" {
+        return Err(Error::unsupported("auc knows one curve")
+            .expected("ROC")
+            .got(i.op.attr_str("curve")));
+    }
+    let predict = i.check_rank("Predict", 2)?;
+    if predict[1] > 2 || predict[1] == 0 {
+        return Err(i
+            .error("Predict", "has the wrong number of columns")
+            .expected("1 or 2")
+            .got(predict));
+    }
+    let (rows, label) = (predict[0], i.input("Label")?.shape);
+    if !label.agrees(&Shape::from([rows, 1])) && !label.agrees(&Shape::from([rows])) {
+        return Err(i
+            .error("Label", "does not fit the predictions")
+            .expected(format!("[{rows}, 1] or [{rows}]"))
+            .got(label));
+    }
+    i.set("AUC", DType::F64, [1]);
+    let len = stat_len(thresholds as usize, steps as usize);
+    for (slot, out) in [("StatPos", "StatPosOut"), ("StatNeg", "StatNegOut")] {
+        i.check_dtype(slot, &[DType::I64])?;
+        let shape = i.input(slot)?.shape;
+        if shape.numel().is_some_and(|numel| numel != len) {
+            return Err(i.error(slot, "has the wrong number of counters").expected(len).got(shape));
+        }
+        i.set(out, DType::I64, shape);
+    }
+    Ok(())
+}
+
+fn stat_len(thresholds: usize, steps: usize) -> usize {
+    if steps == 0 { thresholds + 1 } else { auc_window_len(thresholds, steps) }
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (thresholds, steps) = (p.op.attr_usize("num_thresholds"), p.op.attr_usize("slide_steps"));
+    let shape = p.input("Predict").shape;
+    let (rows, width) = (shape.at(0), shape.at(1));
+    let is_wide = p.input("Label").dtype == DType::I64;
+    let kernel = Kernel::new(move |k| {
+        for (out, input) in [(1, STAT_POS), (2, STAT_NEG)] {
+            if !k.same(out, input) {
+                k.output::<i64>(out).copy_from_slice(k.input(input));
+            }
+        }
+        let labels = match is_wide {
+            true => k.input::<i64>(LABEL),
+            false => {
+                let labels = &mut k.scratch::<i64>()[..rows];
+                for (to, from) in labels.iter_mut().zip(k.input::<i32>(LABEL)) {
+                    *to = i64::from(*from);
+                }
+                labels
+            }
+        };
+        let predictions = Predictions { scores: k.input(PREDICT), width, labels };
+        let (positives, negatives) = (k.output::<i64>(1), k.output::<i64>(2));
+        k.output::<f64>(0)[0] = if steps == 0 {
+            auc_count(predictions, positives, negatives)?;
+            auc_area_of(positives, negatives)
+        } else {
+            auc_count_window(predictions, thresholds, steps, positives, negatives)?;
+            auc_area_of(
+                auc_window_sum(positives, thresholds, steps),
+                auc_window_sum(negatives, thresholds, steps),
+            )
+        };
+        Ok(())
+    });
+    Ok(if is_wide { kernel } else { kernel.scratch::<i64>(rows) })
+}

@@ -1,0 +1,4 @@
+//! Metrics that are computed in the program.
+
+pub mod accuracy;
+pub mod auc;

@@ -1,0 +1,561 @@
+//! Convolution of images: `Output = act(conv(Input, Filter) + Bias + ResidualData)`; f32.
+//!
+//! Filter is [Cout, Cin / groups, kh, kw]. Channels last with a filter kept in `Layout::Filter64` is the
+//! fast path: nothing is moved. Channels first goes through transposed copies in scratch, a row-major
+//! filter is packed there. Stats [blocks, 2, Cout] are partial sums and sums of squares of Output for
+//! a batch norm that follows, taken while the tiles are in cache.
+//!
+//! `depthwise_conv2d` is the same op, by its documented name, for one filter a channel; with
+//! `fuse_relu_before_depthwise_conv` it clips Input at 0 as it reads.
+
+use super::window::{Axes, pair, window};
+use crate::prelude::*;
+use fleet_ir::{AttrSpec, Op};
+use fleet_kernels::conv::{Backward, Conv2d, Forward};
+use fleet_kernels::micro::PANEL;
+use fleet_kernels::reduce::{Fold, Reduction, reduce};
+use fleet_kernels::transpose::{Permute, permute};
+
+const ATTRS: &[AttrSpec] = &[
+    attr("strides", Ints(&[1, 1])),
+    attr("paddings", Ints(&[0, 0])),
+    attr("padding_algorithm", Str("EXPLICIT")),
+    attr("dilations", Ints(&[1, 1])),
+    attr("groups", Int(1)),
+    attr("data_format", Str("NCHW")),
+    attr("activation", Str("")),
+];
+
+const DEPTHWISE_ATTRS: &[AttrSpec] = &[
+    ATTRS[0],
+    ATTRS[1],
+    ATTRS[2],
+    ATTRS[3],
+    ATTRS[4],
+    ATTRS[5],
+    ATTRS[6],
+    attr("fuse_relu_before_depthwise_conv", Bool(false)),
+];
+
+const INPUT: usize = 0;
+const FILTER: usize = 1;
+const BIAS: usize = 2;
+const RESIDUAL: usize = 3;
+const OUTPUT: usize = 0;
+const STATS: usize = 1;
+// Of the gradient.
+const OUTPUT_SAVED: usize = 2;
+const DOUTPUT: usize = 3;
+const DINPUT: usize = 0;
+const DFILTER: usize = 1;
+const DBIAS: usize = 2;
+const DRESIDUAL: usize = 3;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "conv2d",
+        inputs: &[one("Input"), one("Filter"), optional("Bias"), optional("ResidualData")],
+        outputs: &[one("Output"), optional("Stats")],
+        attrs: ATTRS,
+    },
+    infer,
+    grad: Grad::Rule(|g| rule(g, &GRAD)),
+    cpu,
+    traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "conv2d_grad",
+        inputs: &[one("Input"), one("Filter"), optional("Output"), one("Output@GRAD")],
+        outputs: &[
+            optional("Input@GRAD"),
+            optional("Filter@GRAD"),
+            optional("Bias@GRAD"),
+            optional("ResidualData@GRAD"),
+        ],
+        attrs: ATTRS,
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static DEPTHWISE: OpDef = OpDef {
+    spec: OpSpec {
+        name: "depthwise_conv2d",
+        inputs: &[one("Input"), one("Filter"), optional("Bias"), optional("ResidualData")],
+        outputs: &[one("Output"), optional("Stats")],
+        attrs: DEPTHWISE_ATTRS,
+    },
+    infer,
+    grad: Grad::Rule(|g| rule(g, &DEPTHWISE_GRAD)),
+    cpu,
+    traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
+};
+
+pub static DEPTHWISE_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "depthwise_conv2d_grad",
+        inputs: &[one("Input"), one("Filter"), optional("Output"), one("Output@GRAD")],
+        outputs: &[
+            optional("Input@GRAD"),
+            optional("Filter@GRAD"),
+            optional("Bias@GRAD"),
+            optional("ResidualData@GRAD"),
+        ],
+        attrs: DEPTHWISE_ATTRS,
+    },
+    infer: infer_grad,
+    grad: Grad::None,
+    cpu: cpu_grad,
+    traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
+};
+
+/// Checks everything and returns the shape of the output.
+fn check(i: &InferCtx<'_>) -> Result<Shape> {
+    for slot in ["Input", "Filter"] {
+        i.check_dtype(slot, &[DType::F32])?;
+    }
+    let (input, filter) = (i.check_rank("Input", 4)?, i.check_rank("Filter", 4)?);
+    let axes = Axes::of(i.op, "data_format")?;
+    let groups = i.op.attr_int("groups");
+    if groups < 1 || (filter[0] >= 0 && filter[0] % groups != 0) {
+        return Err(Error::invalid(format!("attribute 'groups' of {} is wrong", i.op.name()))
+            .expected(format!("a divisor of the {} output channels", filter[0]))
+            .got(groups));
+    }
+    let channels = input[axes.channels];
+    if channels >= 0 && filter[1] >= 0 && channels != filter[1] * groups {
+        return Err(i
+            .error("Filter", "does not fit the channels of the input")
+            .expected(format!("{channels} input channels in {groups} groups"))
+            .got(format!("{} a group (shape {filter})", filter[1])));
+    }
+    is_relu(i.op)?;
+    if filter[2] < 1 || filter[3] < 1 {
+        return Err(i.error("Filter", "has an empty window").got(filter));
+    }
+    let image = axes.spatial(&input);
+    let kernel = [filter[2] as usize, filter[3] as usize];
+    let window = window(i.op, kernel, pair(i.op, "dilations", 1)?, image)?;
+    Ok(axes.shape(input[0], filter[0], window.outputs(i.op, image, false)?))
+}
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let output = check(i)?;
+    let (input, filter) = (i.input("Input")?.shape, i.input("Filter")?.shape);
+    if i.optional("Bias").is_some() {
+        i.check_dtype("Bias", &[DType::F32])?;
+        i.check_shape("Bias", [filter[0]])?;
+    }
+    if i.optional("ResidualData").is_some() {
+        i.check_dtype("ResidualData", &[DType::F32])?;
+        i.check_shape("ResidualData", output)?;
+    }
+    i.set("Output", DType::F32, output);
+    if !i.op.output("Stats").is_empty() {
+        if is_relu(i.op)? || i.optional("ResidualData").is_some() {
+            return Err(Error::unsupported(format!(
+                "{} takes statistics of its plain output only",
+                i.op.name()
+            )));
+        }
+        let blocks = match input.is_known() && filter.is_known() {
+            true => stats_blocks(&conv_of(i.op, &input, &filter)?) as i64,
+            false => -1,
+        };
+        i.set("Stats", DType::F32, [blocks, 2, filter[0]]);
+    }
+    Ok(())
+}
+
+fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
+    let output = check(i)?;
+    i.check_shape("Output@GRAD", output)?;
+    if is_relu(i.op)? && i.optional("Output").is_none() {
+        return Err(i.error("Output", "is needed for the gradient of the activation"));
+    }
+    let channels = i.input("Filter")?.shape[0];
+    for (slot, shape) in [
+        ("Input@GRAD", i.input("Input")?.shape),
+        ("Filter@GRAD", i.input("Filter")?.shape),
+        ("Bias@GRAD", Shape::from([channels])),
+        ("ResidualData@GRAD", output),
+    ] {
+        if !i.op.output(slot).is_empty() {
+            i.set(slot, DType::F32, shape);
+        }
+    }
+    Ok(())
+}
+
+fn is_relu(op: &Op) -> Result<bool> {
+    match op.attr_str("activation") {
+        "" | "identity" => Ok(false),
+        "relu" => Ok(true),
+        other => Err(Error::unsupported(format!("{} has no such activation", op.name()))
+            .expected("relu")
+            .got(other)),
+    }
+}
+
+fn clips_input(op: &Op) -> bool {
+    const CLIP: &str = "fuse_relu_before_depthwise_conv";
+    op.spec.attr_index(CLIP).is_some() && op.attr_bool(CLIP)
+}
+
+fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
+    let (input, filter) = (g.x("Input")?, g.x("Filter")?);
+    let (output, dy) = (g.y("Output")?, g.dy("Output")?);
+    let saved = is_relu(&g.op)?.then_some(output);
+    let (dx, dw) = (g.dx("Input")?, g.dx("Filter")?);
+    let (db, dr) = (g.dx("Bias")?, g.dx("ResidualData")?);
+    if [dx, dw, db, dr].iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let (spec, attrs) = (g.op.spec, g.op.attrs.clone());
+    let mut call = g.op(grad).input("Input", input).input("Filter", filter);
+    for (attr, value) in spec.attrs.iter().zip(attrs) {
+        call = call.attr(attr.name, value);
+    }
+    call.maybe("Output", saved)
+        .input("Output@GRAD", dy)
+        .maybe_output("Input@GRAD", dx)
+        .maybe_output("Filter@GRAD", dw)
+        .maybe_output("Bias@GRAD", db)
+        .maybe_output("ResidualData@GRAD", dr)
+        .done()?;
+    Ok(())
+}
+
+/// The kernel's view of known shapes.
+fn conv_of(op: &Op, input: &Shape, filter: &Shape) -> Result<Conv2d> {
+    let axes = Axes::of(op, "data_format")?;
+    let image = axes.spatial(input);
+    let kernel = [filter.at(2), filter.at(3)];
+    let window = window(op, kernel, pair(op, "dilations", 1)?, image)?;
+    let conv = Conv2d {
+        n: input.at(0),
+        h: image[0] as usize,
+        w: image[1] as usize,
+        c_in: input.at(axes.channels),
+        c_out: filter.at(0),
+        kh: kernel[0],
+        kw: kernel[1],
+        stride: window.strides,
+        pad: window.paddings,
+        dilation: window.dilations,
+        groups: op.attr_usize("groups"),
+    };
+    conv.check()?;
+    Ok(conv)
+}
+
+/// Panels of 64 channels in the kernel's statistics.
+fn stats_panels(conv: &Conv2d) -> usize {
+    match conv.is_depthwise() {
+        true => conv.c_out.div_ceil(PANEL),
+        false => conv.groups * (conv.c_out / conv.groups).div_ceil(PANEL),
+    }
+}
+
+fn stats_blocks(conv: &Conv2d) -> usize {
+    conv.stats_len() / (stats_panels(conv) * 2 * PANEL)
+}
+
+/// The kernel's [blocks][panel][2][64] as [blocks][2][channels].
+fn spread_stats(conv: &Conv2d, from: &[f32], to: &mut [f32]) {
+    let panels = stats_panels(conv);
+    let channels = if conv.is_depthwise() { conv.c_out } else { conv.c_out / conv.groups };
+    let in_group = channels.div_ceil(PANEL);
+    let blocks = from.chunks_exact(panels * 2 * PANEL).zip(to.chunks_exact_mut(2 * conv.c_out));
+    for (from, to) in blocks {
+        let (sums, squares) = to.split_at_mut(conv.c_out);
+        for (panel, from) in from.chunks_exact(2 * PANEL).enumerate() {
+            let (group, column) = (panel / in_group, panel % in_group * PANEL);
+            let (start, width) = (group * channels + column, (channels - column).min(PANEL));
+            sums[start..start + width].copy_from_slice(&from[..width]);
+            squares[start..start + width].copy_from_slice(&from[PANEL..PANEL + width]);
+        }
+    }
+}
+
+/// How images and filter come to the kernel: what is copied into scratch first, and where.
+struct Plan {
+    conv: Conv2d,
+    /// Channels first: to channels last and back.
+    input_moves: Option<[Permute; 2]>,
+    output_moves: Option<[Permute; 2]>,
+    is_packed: bool,
+    is_relu: bool,
+    clips: bool,
+}
+
+impl Plan {
+    fn new(p: &PrepareCtx<'_>, filter: Layout) -> Result<Plan> {
+        let (input, weights) = (p.input("Input").shape, p.input("Filter").shape);
+        let conv = conv_of(p.op, &input, &weights)?;
+        let is_packed = filter == Layout::Filter64;
+        if is_packed && conv.filter_len() != filter.physical_len(&weights) {
+            return Err(Error::unsupported(format!(
+                "{} with {} groups cannot read a filter64 filter of shape {weights}",
+                p.op.name(),
+                conv.groups
+            )));
+        }
+        let moves = |h: usize, w: usize, c: usize| -> Result<[Permute; 2]> {
+            Ok([
+                Permute::new(&[conv.n, c, h, w], &[0, 2, 3, 1])?,
+                Permute::new(&[conv.n, h, w, c], &[0, 3, 1, 2])?,
+            ])
+        };
+        let is_nhwc = Axes::of(p.op, "data_format")?.is_nhwc();
+        let (input_moves, output_moves) = match is_nhwc {
+            true => (None, None),
+            false => (
+                Some(moves(conv.h, conv.w, conv.c_in)?),
+                Some(moves(conv.out_h(), conv.out_w(), conv.c_out)?),
+            ),
+        };
+        let (is_relu, clips) = (is_relu(p.op)?, clips_input(p.op));
+        Ok(Plan { conv, input_moves, output_moves, is_packed, is_relu, clips })
+    }
+
+    fn input_scratch(&self) -> usize {
+        let copies = self.input_moves.is_some() || self.clips;
+        if copies { self.conv.input_len() } else { 0 }
+    }
+
+    fn filter_scratch(&self) -> usize {
+        if self.is_packed { 0 } else { self.conv.filter_len() }
+    }
+
+    /// The image as the kernel reads it.
+    fn image<'a>(&self, k: &KernelCtx<'_>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
+        if let Some([to_last, _]) = &self.input_moves {
+            permute(k.pool, to_last, x, scratch);
+            if self.clips {
+                clip(k.pool, None, scratch);
+            }
+        } else if self.clips {
+            clip(k.pool, Some(x), scratch);
+        } else {
+            return x;
+        }
+        scratch
+    }
+
+    /// The filter as the kernel reads it.
+    fn filter<'a>(&self, filter: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
+        if self.is_packed {
+            return filter;
+        }
+        self.conv.pack_filter_oihw(filter, scratch);
+        scratch
+    }
+}
+
+/// Scratch in parts that begin at cache lines.
+struct Parts<'a>(&'a mut [f32]);
+
+impl<'a> Parts<'a> {
+    const LINE: usize = 16;
+
+    fn take(&mut self, len: usize) -> &'a mut [f32] {
+        let whole = std::mem::take(&mut self.0);
+        let (part, rest) = whole.split_at_mut(Parts::room(len));
+        self.0 = rest;
+        &mut part[..len]
+    }
+
+    fn room(len: usize) -> usize {
+        len.next_multiple_of(Parts::LINE)
+    }
+
+    fn total(lens: &[usize]) -> usize {
+        lens.iter().map(|len| Parts::room(*len)).sum()
+    }
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let plan = Plan::new(p, p.input_layouts[FILTER][0])?;
+    let conv = plan.conv;
+    let has_residual = p.optional("ResidualData").is_some();
+    let own_stats = if p.optional_output("Stats").is_some() { conv.stats_len() } else { 0 };
+    let moved = if plan.output_moves.is_some() { conv.output_len() } else { 0 };
+    let lens = [
+        plan.input_scratch(),
+        plan.filter_scratch(),
+        moved,
+        own_stats,
+        conv.forward_scratch_len(p.threads),
+    ];
+    let kernel = Kernel::new(move |k| {
+        let mut parts = Parts(k.scratch());
+        let [x, filter, moved, stats, scratch] = lens.map(|len| parts.take(len));
+        let x = plan.image(k, k.input(INPUT), x);
+        let filter = plan.filter(k.input(FILTER), filter);
+        let out = k.output::<f32>(OUTPUT);
+        let wants_stats = !stats.is_empty();
+        let options = Forward {
+            bias: k.optional(BIAS),
+            relu: plan.is_relu && !has_residual,
+            stats: wants_stats.then_some(&mut *stats),
+            isa: None,
+        };
+        match &plan.output_moves {
+            None => conv.forward(k.pool, x, filter, out, scratch, options),
+            Some([_, to_first]) => {
+                conv.forward(k.pool, x, filter, moved, scratch, options);
+                permute(k.pool, to_first, moved, out);
+            }
+        }
+        if has_residual {
+            add(k.pool, k.input(RESIDUAL), plan.is_relu, out);
+        }
+        if wants_stats {
+            spread_stats(&conv, stats, k.output(STATS));
+        }
+        Ok(())
+    });
+    Ok(kernel.scratch::<f32>(Parts::total(&lens)))
+}
+
+fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let plan = Plan::new(p, p.input_layouts[FILTER][0])?;
+    let conv = plan.conv;
+    let has = |slot: &str| p.optional_output(slot).is_some();
+    let (has_dx, has_dw) = (has("Input@GRAD"), has("Filter@GRAD"));
+    let dw_packed = has_dw && p.output_layouts[DFILTER][0] == Layout::Filter64;
+    if dw_packed && conv.filter_len() != Layout::Filter64.physical_len(&p.input("Filter").shape) {
+        return Err(Error::unsupported("this filter gradient cannot be kept as filter64"));
+    }
+    let moves = plan.output_moves.is_some();
+    let if_so = |yes: bool, len: usize| if yes { len } else { 0 };
+    let bias_plan = Reduction::new(&[conv.n * conv.out_h() * conv.out_w(), conv.c_out], &[0]);
+    let lens = [
+        if_so(has_dw, plan.input_scratch()),
+        if_so(has_dx, plan.filter_scratch()),
+        if_so(plan.is_relu, conv.output_len()),
+        if_so(moves, conv.output_len()),
+        if_so(has_dx && moves, conv.input_len()),
+        if_so(has_dw && !dw_packed, conv.filter_len()),
+        [
+            if_so(has_dx, conv.backward_data_scratch_len(p.threads)),
+            if_so(has_dw, conv.backward_weights_scratch_len(p.threads)),
+            if_so(has("Bias@GRAD"), bias_plan.scratch_len()),
+        ]
+        .into_iter()
+        .fold(0, usize::max),
+    ];
+    let kernel = Kernel::new(move |k| {
+        let mut parts = Parts(k.scratch());
+        let [x, filter, masked, dy_last, dx_last, dw_last, scratch] =
+            lens.map(|len| parts.take(len));
+        let mut dy = k.input::<f32>(DOUTPUT);
+        if plan.is_relu {
+            mask(k.pool, dy, k.input(OUTPUT_SAVED), masked);
+            dy = masked;
+        }
+        if let Some(residual) = k.optional_output::<f32>(DRESIDUAL) {
+            residual.copy_from_slice(dy);
+        }
+        if let Some([to_last, _]) = &plan.output_moves {
+            permute(k.pool, to_last, dy, dy_last);
+            dy = dy_last;
+        }
+        if let Some(dw) = k.optional_output::<f32>(DFILTER) {
+            let x = plan.image(k, k.input(INPUT), x);
+            let into = if dw_packed { &mut *dw } else { &mut *dw_last };
+            conv.backward_weights(k.pool, x, dy, into, scratch, Backward::default());
+            if !dw_packed {
+                conv.unpack_filter_oihw(dw_last, dw);
+            }
+        }
+        if let Some(db) = k.optional_output::<f32>(DBIAS) {
+            reduce(k.pool, Fold::Sum, &bias_plan, dy, db, scratch);
+        }
+        if let Some(dx) = k.optional_output::<f32>(DINPUT) {
+            let filter = plan.filter(k.input(FILTER), filter);
+            let options = Backward::default();
+            match &plan.input_moves {
+                None => conv.backward_data(k.pool, dy, filter, dx, scratch, options),
+                Some([_, to_first]) => {
+                    conv.backward_data(k.pool, dy, filter, dx_last, scratch, options);
+                    permute(k.pool, to_first, dx_last, dx);
+                }
+            }
+            if plan.clips {
+                mask_in_place(k.pool, k.input(INPUT), dx);
+            }
+        }
+        Ok(())
+    });
+    Ok(kernel.scratch::<f32>(Parts::total(&lens)))
+}
+
+/// Floats of one task of the loops below.
+const GRAIN: usize = 1 << 14;
+
+/// Runs `body(first index, part)` over parts of `out`.
+fn for_parts(pool: &Pool, out: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
+    let len = out.len();
+    let out = Shareable::new(out);
+    pool.run_ranges(len, GRAIN, |range| {
+        // SAFETY: ranges are disjoint and inside.
+        body(range.start, unsafe { out.slice(range.start, range.len()) });
+    });
+}
+
+/// `out = max(x, 0)`, over itself without `x`.
+fn clip(pool: &Pool, x: Option<&[f32]>, out: &mut [f32]) {
+    for_parts(pool, out, |start, part| {
+        if let Some(x) = x {
+            part.copy_from_slice(&x[start..start + part.len()]);
+        }
+        part.iter_mut().for_each(|value| *value = value.max(0.0));
+    });
+}
+
+/// `out += x`, then clipped at 0.
+fn add(pool: &Pool, x: &[f32], relu: bool, out: &mut [f32]) {
+    let low = if relu { 0.0 } else { f32::NEG_INFINITY };
+    for_parts(pool, out, |start, part| {
+        for (out, x) in part.iter_mut().zip(&x[start..]) {
+            *out = (*out + x).max(low);
+        }
+    });
+}
+
+/// `out = dy` where `y` is positive, else 0.
+fn mask(pool: &Pool, dy: &[f32], y: &[f32], out: &mut [f32]) {
+    for_parts(pool, out, |start, part| {
+        for ((out, dy), y) in part.iter_mut().zip(&dy[start..]).zip(&y[start..]) {
+            *out = if *y > 0.0 { *dy } else { 0.0 };
+        }
+    });
+}
+
+fn mask_in_place(pool: &Pool, x: &[f32], out: &mut [f32]) {
+    for_parts(pool, out, |start, part| {
+        for (out, x) in part.iter_mut().zip(&x[start..]) {
+            *out = if *x > 0.0 { *out } else { 0.0 };
+        }
+    });
+}
+
+/// Two flops for each output element, tap and input channel of its group.
+fn cost(c: &CostCtx<'_>, output: &str) -> Cost {
+    let output = c.output(output).or_else(|| c.input("Output@GRAD")).map_or(0, Meta::numel);
+    let taps: i64 = c.input("Filter").map_or(0, |filter| filter.shape[1..].iter().product());
+    Cost { flops: 2.0 * output as f64 * taps.unsigned_abs() as f64, bytes: c.bytes() }
+}
+
+/// The same once for each of the two large gradients.
+fn cost_grad(c: &CostCtx<'_>) -> Cost {
+    let one = cost(c, "Output");
+    let parts = ["Input@GRAD", "Filter@GRAD"].iter().filter(|slot| c.output(slot).is_some());
+    Cost { flops: one.flops * parts.count() as f64, ..one }
+}

@@ -1,0 +1,114 @@
+//! `Out = X` with elements set to 0 with probability `dropout_prob`; f32.
+//!
+//! "upscale_in_train" divides the kept ones by the probability of keeping and changes nothing in a test
+//! run; "downgrade_in_infer" keeps them and multiplies in a test run. Which elements are dropped is a
+//! function of seed, stream, step and place: the gradient op draws them again, nothing is stored.
+
+use super::random;
+use crate::prelude::*;
+use fleet_ir::{AttrSpec, Op};
+use fleet_kernels::dropout::{Dropout, Mode, dropout_raw};
+use fleet_kernels::elementwise::{Unary, unary_raw};
+use fleet_kernels::fill::Draw;
+
+const ATTRS: &[AttrSpec] = &[
+    attr("dropout_prob", Float(0.5)),
+    attr("is_test", Bool(false)),
+    attr("dropout_implementation", Str("upscale_in_train")),
+    attr("seed", Int(0)),
+    attr("stream", Int(0)),
+];
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec { name: "dropout", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
+    infer: |i| infer(i, "X", "Out"),
+    grad: Grad::Rule(|g| {
+        let dy = g.dy("Out")?;
+        let attrs = g.op.attrs.clone();
+        if let Some(dx) = g.dx("X")? {
+            let mut call = g.op(&GRAD).input("Out@GRAD", dy).output("X@GRAD", dx);
+            for (attr, value) in ATTRS.iter().zip(attrs) {
+                call = call.attr(attr.name, value);
+            }
+            call.done()?;
+        }
+        Ok(())
+    }),
+    cpu,
+    traits: OpTraits {
+        inplace: &[("Out", "X")],
+        random: true,
+        cost,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
+};
+
+pub static GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "dropout_grad",
+        inputs: &[one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: |i| infer(i, "Out@GRAD", "X@GRAD"),
+    grad: Grad::None,
+    cpu,
+    traits: OpTraits { inplace: &[("X@GRAD", "Out@GRAD")], cost, ..OpTraits::amp(AmpClass::Gray) },
+};
+
+fn infer(i: &mut InferCtx<'_>, x: &str, out: &str) -> Result<()> {
+    i.check_dtype(x, &[DType::F32])?;
+    let probability = i.op.attr_float("dropout_prob");
+    if !(0.0..=1.0).contains(&probability) {
+        return Err(Error::invalid("dropout_prob is no probability")
+            .expected("0 to 1")
+            .got(probability));
+    }
+    mode(i.op)?;
+    let meta = i.input(x)?;
+    i.set(out, meta.dtype, meta.shape);
+    Ok(())
+}
+
+fn mode(op: &Op) -> Result<Mode> {
+    match op.attr_str("dropout_implementation") {
+        "upscale_in_train" => Ok(Mode::UpscaleInTrain),
+        "downgrade_in_infer" => Ok(Mode::DowngradeInInfer),
+        other => Err(Error::invalid("unknown dropout_implementation")
+            .expected("upscale_in_train or downgrade_in_infer")
+            .got(other)),
+    }
+}
+
+/// The same forward and backward: a multiplication by the mask and the scale.
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let mode = mode(p.op)?;
+    let probability = p.op.attr_float("dropout_prob") as f32;
+    let (seed, stream) = (p.op.attr_int("seed"), p.op.attr_int("stream"));
+    let len = p.inputs[0][0].numel();
+    let is_test = p.op.attr_bool("is_test");
+    Ok(Kernel::new(move |k| {
+        let draw =
+            Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
+        let drop = Dropout { probability, mode, draw };
+        let (x, y) = (k.arg(0).ptr.cast_const().cast(), k.out_arg(0).ptr.cast());
+        // SAFETY: both hold as many floats as the shape says, and are equal or disjoint.
+        unsafe {
+            if is_test {
+                let scale = Unary::Scale { scale: drop.infer_scale(), bias: 0.0 };
+                unary_raw(k.pool, scale, x, y, len);
+            } else {
+                dropout_raw(k.pool, drop, x, y, len);
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// A quarter of ten rounds of Philox an element.
+fn cost(c: &CostCtx<'_>) -> Cost {
+    Cost {
+        flops: 20.0 * c.outputs[0].iter().map(Meta::numel).sum::<usize>() as f64,
+        bytes: c.bytes(),
+    }
+}
