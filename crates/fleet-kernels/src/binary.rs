@@ -21,7 +21,7 @@ use crate::elementwise::GRAIN;
 use crate::kernel;
 use crate::pool::Pool;
 use crate::reduce::{Plain, Product, Quotient, Reduction, SumOp, reduce_source};
-use crate::simd::Raw;
+use crate::simd::{Raw, keep_arrays_whole};
 use crate::vmath::pow_f32;
 
 /// Arithmetic on two elements.
@@ -439,6 +439,7 @@ unsafe fn segment<T: Copy, R: Copy, O: PairOp<T, R>, const STEP_A: usize, const 
         let mut i = 0;
         let (first_a, first_b) = (*a, *b);
         while i + CHUNK <= n {
+            keep_arrays_whole();
             let xs = if STEP_A == 0 {
                 [first_a; CHUNK]
             } else {
@@ -767,6 +768,7 @@ unsafe fn grad_segment<O: PairGrad, const LEFT: bool, const STEP_A: usize, const
     unsafe {
         let mut i = 0;
         while i + CHUNK <= n {
+            keep_arrays_whole();
             let xs: [f32; CHUNK] = std::array::from_fn(
                 #[inline(always)]
                 |k| *a.add((i + k) * STEP_A),

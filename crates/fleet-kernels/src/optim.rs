@@ -401,7 +401,7 @@ impl UpdateOp for AdamOp {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F {
         moments(s, self.beta1, self.beta2, g, state);
-        let root = s.add(s.sqrt(state[1]), s.splat(self.epsilon));
+        let root = s.add(s.sqrt_fast(state[1]), s.splat(self.epsilon));
         let w = s.mul(w, s.splat(self.keep));
         s.neg_fma(s.splat(self.rate), s.div(state[0], root), w)
     }
@@ -438,7 +438,7 @@ impl UpdateOp for AdagradOp {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F {
         state[0] = s.fma(g, g, state[0]);
-        let root = s.add(s.sqrt(state[0]), s.splat(self.epsilon));
+        let root = s.add(s.sqrt_fast(state[0]), s.splat(self.epsilon));
         s.neg_fma(s.splat(self.lr), s.div(g, root), w)
     }
 }
@@ -534,7 +534,7 @@ impl LambDirection {
 
     #[inline(always)]
     fn at<S: Simd>(self, s: S, w: S::F, m: S::F, v: S::F) -> S::F {
-        let root = s.sqrt(s.mul(v, s.splat(self.correct2)));
+        let root = s.sqrt_fast(s.mul(v, s.splat(self.correct2)));
         let r = s.div(s.mul(m, s.splat(self.correct1)), s.add(root, s.splat(self.epsilon)));
         s.fma(s.splat(self.decay), w, r)
     }

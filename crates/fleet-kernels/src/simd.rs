@@ -238,6 +238,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
     /// Signed a > b.
     fn gt_i(self, a: Self::I, b: Self::I) -> Self::M;
+    /// A square root good to two units in the last place, where the exact one is slow.
+    #[inline(always)]
+    fn sqrt_fast(self, a: Self::F) -> Self::F {
+        self.sqrt(a)
+    }
     /// The bits of floats.
     fn bits_of(self, a: Self::F) -> Self::I;
     /// Floats of the bits.
@@ -390,6 +395,20 @@ impl Simd for Avx512 {
     unsafe fn store_part(self, p: *mut f32, x: __m512, n: usize) {
         // SAFETY: masked-off lanes are not touched.
         unsafe { _mm512_mask_storeu_ps(p, mask16(n), x) }
+    }
+    #[inline(always)]
+    fn sqrt_fast(self, a: __m512) -> __m512 {
+        // SAFETY: whoever made the token promised the features.
+        unsafe {
+            // One step of Newton's for the 14 digits of 1/sqrt; 0 and infinity have no such step.
+            let inverse = _mm512_rsqrt14_ps(a);
+            let root = _mm512_mul_ps(a, inverse);
+            let half = _mm512_mul_ps(inverse, _mm512_set1_ps(0.5));
+            let error = _mm512_fnmadd_ps(root, half, _mm512_set1_ps(0.5));
+            let root = _mm512_fmadd_ps(root, error, root);
+            let apart = _mm512_fpclass_ps_mask::<{ 0x02 | 0x04 | 0x08 }>(a);
+            _mm512_mask_mov_ps(root, apart, a)
+        }
     }
     #[inline(always)]
     fn shl_i<const BITS: u32>(self, a: __m512i) -> __m512i {
@@ -963,6 +982,17 @@ impl Simd for Portable {
     #[inline(always)]
     fn min_lane(self, a: [f32; 8]) -> f32 {
         fold(a, |a, b| if a < b { a } else { b })
+    }
+}
+
+/// Keeps the compiler from vectorising the loop around, whose body handles a whole array already:
+/// seeing pointers that do not overlap, it would gather one element of every array into a register.
+#[inline(always)]
+pub(crate) fn keep_arrays_whole() {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    // SAFETY: there is no instruction.
+    unsafe {
+        std::arch::asm!("", options(nomem, nostack, preserves_flags));
     }
 }
 

@@ -18,7 +18,7 @@ use fleet_base::{Error, Result};
 
 use crate::kernel;
 use crate::pool::Pool;
-use crate::simd::{Raw, Simd};
+use crate::simd::{Raw, Simd, keep_arrays_whole};
 
 /// Side of a tile.
 const TILE: usize = 16;
@@ -183,6 +183,7 @@ unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, len: usize) {
         }
         let mut i = 0;
         while i + TILE <= len {
+            keep_arrays_whole();
             let chunk = from.add(i).cast::<[T; TILE]>().read_unaligned();
             to.add(i).cast::<[T; TILE]>().write_unaligned(chunk);
             i += TILE;

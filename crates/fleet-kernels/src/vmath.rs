@@ -354,6 +354,7 @@ pub(crate) mod tests {
                     "softplus" => softplus(s, a),
                     "erf" => erf(s, a),
                     "rsqrt" => rsqrt(s, a),
+                    "sqrt_fast" => s.sqrt_fast(a),
                     "sin" => sin(s, a),
                     "cos" => cos(s, a),
                     "quantile" => erf(s, s.mul(normal_quantile(s, a), s.splat(0.5f32.sqrt()))),
@@ -438,6 +439,8 @@ pub(crate) mod tests {
         check("erf", -5.0, 5.0, 2.0, |x, _| erf_f64(x));
         check("erf", -0.5, 0.5, 2.0, |x, _| erf_f64(x));
         check("rsqrt", 1e-3, 1e6, 1.5, |x, _| 1.0 / x.sqrt());
+        check("sqrt_fast", 0.0, 1e-6, 2.0, |x, _| x.sqrt());
+        check("sqrt_fast", 0.0, 1e30, 2.0, |x, _| x.sqrt());
         check("sin", -1.6, 1.6, 2.0, |x, _| x.sin());
         check("cos", -1.5, 1.5, 2.0, |x, _| x.cos());
         check("sin", 1e6, 1e9, 1.0, |x, _| x.sin());
@@ -505,6 +508,7 @@ pub(crate) mod tests {
             check("erf", 2.0, &erf_f64_or_nan);
             check("softplus", 2.0, &|x| if x > 30.0 { x } else { x.exp().ln_1p() });
             check("sin", 1.0, &|x| x.sin());
+            check("sqrt_fast", 2.0, &|x| x.sqrt());
         });
     }
 
