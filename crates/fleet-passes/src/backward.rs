@@ -250,6 +250,10 @@ impl Tape {
         let Some(parts) = self.parts.remove(&var) else { return Ok(()) };
         let name = format!("{}@GRAD", emit.program.var_name(var));
         let total = match parts.as_slice() {
+            // A parameter's gradient goes by its own name, even where it is another's as it is.
+            [only] if !is_part(emit.program, *only) && emit.program.var(var).is_parameter() => {
+                self.emit_alias(emit, var, &name, *only)?
+            }
             [only] => {
                 if emit.program.find_var(&name).is_none() && is_part(emit.program, *only) {
                     emit.program.rename_var(*only, name)?;
@@ -260,6 +264,21 @@ impl Tape {
         };
         self.finished.insert(var, total);
         Ok(())
+    }
+
+    fn emit_alias(
+        &self,
+        emit: &mut Emit<'_>,
+        var: VarId,
+        name: &str,
+        from: VarId,
+    ) -> Result<VarId> {
+        let forward = emit.program.var(var);
+        let grad = fleet_ir::Var::new(name, forward.dtype, forward.shape);
+        let block = emit.block;
+        let grad = emit.program.add_var(block, grad)?;
+        emit.named_op("assign")?.input("X", from).output("Out", grad).done()?;
+        Ok(grad)
     }
 
     fn emit_sum(

@@ -114,15 +114,18 @@ fn find_backward(
     let arriving = only(program.op(relu_grad), "Out@GRAD")?;
     let (add, residual, before) = match forward.add {
         None => (None, None, masked),
-        Some((add, _)) => {
-            let add_grad = graph.user(program, masked, "elementwise_add_grad", "Out@GRAD")?;
-            let (first, second) = match only(program.op(add), "X") == Some(normed) {
-                true => ("X@GRAD", "Y@GRAD"),
-                false => ("Y@GRAD", "X@GRAD"),
-            };
-            let grad = program.op(add_grad);
-            (Some(add_grad), only(grad, second), only(grad, first)?)
-        }
+        // The gradient of a sum of equal shapes needs no op: both operands take it as it is.
+        Some((add, _)) => match graph.user(program, masked, "elementwise_add_grad", "Out@GRAD") {
+            None => (None, Some(masked), masked),
+            Some(add_grad) => {
+                let (first, second) = match only(program.op(add), "X") == Some(normed) {
+                    true => ("X@GRAD", "Y@GRAD"),
+                    false => ("Y@GRAD", "X@GRAD"),
+                };
+                let grad = program.op(add_grad);
+                (Some(add_grad), only(grad, second), only(grad, first)?)
+            }
+        },
     };
     let norm = graph.user(program, before, "batch_norm_grad", "Y@GRAD")?;
     if only(program.op(norm), "X") != only(program.op(forward.norm), "X") {
@@ -131,8 +134,8 @@ fn find_backward(
     let back = Backward { relu: relu_grad, add, norm, residual, arriving };
     let ops = [Some(relu_grad), add, Some(norm)];
     let ops: Vec<OpId> = ops.into_iter().flatten().collect();
-    let private = graph.private(program, masked, &ops) && graph.private(program, before, &ops);
-    private.then_some(back)
+    let gone = |var: VarId| Some(var) == residual || graph.private(program, var, &ops);
+    (gone(masked) && gone(before)).then_some(back)
 }
 
 fn replace(

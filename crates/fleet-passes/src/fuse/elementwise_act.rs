@@ -46,15 +46,14 @@ fn fuse(
         let (Some(arriving), Some(dy)) = (only(grad, "X@GRAD"), only(grad, "Out@GRAD")) else {
             return Ok(());
         };
-        let Some(add_grad) = graph.user(program, arriving, "elementwise_add_grad", "Out@GRAD")
-        else {
-            return Ok(());
-        };
-        ops.extend([act_grad, add_grad]);
-        if !graph.private(program, arriving, &ops) {
-            return Ok(());
+        // Without an op for the sum's gradient both operands take that of the relu as it is.
+        if let Some(add_grad) = graph.user(program, arriving, "elementwise_add_grad", "Out@GRAD") {
+            ops.extend([act_grad, add_grad]);
+            if !graph.private(program, arriving, &ops) {
+                return Ok(());
+            }
+            backward = Some((act_grad, add_grad, dy));
         }
-        backward = Some((act_grad, add_grad, dy));
     }
     if !graph.private(program, sum, &ops) || !edit.is_free(&ops) {
         return Ok(());

@@ -88,7 +88,8 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
         op.name() != "gelu" || !op.attr_bool("approximate")
     });
     let mut found = Match { product, add, act, product_grad: None, add_grad: None, act_grad: None };
-    // The gradient of the sum, if the program has a backward part.
+    // The gradient that arrives at the sum, if the program has a backward part. The gradient of a sum
+    // for an operand of its own shape needs no op, so that of the product may be the same variable.
     let mut arriving = None;
     if let Some(act) = act {
         let name = format!("{}_grad", program.op(act).name());
@@ -100,36 +101,29 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
             arriving = Some(only(program.op(id), "X@GRAD")?);
         }
     }
-    let add_grads = |id: &OpId| {
+    found.add_grad = graph.users(bias).iter().copied().find(|id| {
         let op = program.op(*id);
         op.name() == "elementwise_add_grad"
-            && match arriving {
-                Some(var) => op.input("Out@GRAD").contains(&var),
-                None => op.input("X").contains(&sum_in) && op.input("Y").contains(&bias),
-            }
-    };
-    let candidates = match arriving {
-        Some(var) => graph.users(var),
-        None => graph.users(bias),
-    };
-    found.add_grad = candidates.iter().copied().find(add_grads);
+            && op.input("X").contains(&sum_in)
+            && arriving.is_none_or(|var| op.input("Out@GRAD").contains(&var))
+    });
     if let Some(id) = found.add_grad {
-        let before = only(program.op(id), "X@GRAD")?;
-        let name = format!("{}_grad", op.name());
-        let grad = graph.user(program, before, &name, "Out@GRAD")?;
+        arriving = only(program.op(id), "Out@GRAD");
+    }
+    if let Some(arriving) = arriving {
+        let passed = found.add_grad.and_then(|id| only(program.op(id), "X@GRAD"));
+        let before = passed.unwrap_or(arriving);
+        let grad = graph.user(program, before, &format!("{}_grad", op.name()), "Out@GRAD")?;
         let grad_op = program.op(grad);
         if only(grad_op, "X") != Some(x) || only(grad_op, "Y") != Some(w) {
             return None;
         }
         found.product_grad = Some(grad);
         let ops = found.all();
-        if !graph.private(program, before, &ops)
-            || arriving.is_some_and(|var| !graph.private(program, var, &ops))
-        {
+        let private = |var: VarId| graph.private(program, var, &ops);
+        if (found.act_grad.is_some() && !private(arriving)) || !passed.is_none_or(private) {
             return None;
         }
-    } else if found.act_grad.is_some() {
-        return None;
     }
     let ops = found.all();
     let inner_private = graph.private(program, sum_in, &ops)
@@ -171,12 +165,10 @@ fn replace(
     let forward: Vec<OpId> =
         [Some(found.product), Some(found.add), found.act].into_iter().flatten().collect();
     edit.replace(&forward, last, new);
-    let (Some(product_grad), Some(add_grad)) = (found.product_grad, found.add_grad) else {
-        return Ok(());
-    };
+    let Some(product_grad) = found.product_grad else { return Ok(()) };
     let product_grad_op = program.op(product_grad).clone();
-    let add_grad_op = program.op(add_grad).clone();
-    let first = program.op(found.act_grad.unwrap_or(add_grad));
+    let bias_grad = found.add_grad.and_then(|id| only(program.op(id), "Y@GRAD"));
+    let first = program.op(found.act_grad.or(found.add_grad).unwrap_or(product_grad));
     let Some(dy) = only(first, "Out@GRAD") else { return Ok(()) };
     let mut emit = emit_like(program, registry, product_grad);
     emit.named_op("fused_gemm_epilogue_grad")?
@@ -190,11 +182,11 @@ fn replace(
         .attr("activation", name)
         .maybe_output("X@GRAD", only(&product_grad_op, "X@GRAD"))
         .maybe_output("Y@GRAD", only(&product_grad_op, "Y@GRAD"))
-        .maybe_output("Bias@GRAD", only(&add_grad_op, "Y@GRAD"))
+        .maybe_output("Bias@GRAD", bias_grad)
         .done()?;
     let new = std::mem::take(&mut emit.ops);
     let backward: Vec<OpId> =
-        [Some(product_grad), Some(add_grad), found.act_grad].into_iter().flatten().collect();
+        [Some(product_grad), found.add_grad, found.act_grad].into_iter().flatten().collect();
     edit.replace(&backward, product_grad, new);
     Ok(())
 }
