@@ -112,6 +112,19 @@ pub struct Partials<'a> {
     pub shift: Option<&'a [f32]>,
 }
 
+/// Where the statistics of a batch come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Statistics<'a> {
+    /// A pass over x.
+    Measure,
+    Partial(Partials<'a>),
+    /// Mean and biased variance, as a convolution or a reduction over ranks gives them.
+    Given {
+        mean: &'a [f32],
+        variance: &'a [f32],
+    },
+}
+
 /// Floats of scratch for every function of this file.
 pub fn scratch_len(dims: &Dims) -> usize {
     let blocks = match dims.order {
@@ -191,7 +204,7 @@ pub fn invert_deviation(epsilon: f32, variance: &mut [f32]) {
 /// let (mut mean, mut inv_std, mut y) = ([0.0], [0.0], [0.0; 2]);
 /// let mut scratch = vec![0.0; scratch_len(&dims)];
 /// forward_training(
-///     &Pool::new(1), &dims, Training { momentum: 0.9, epsilon: 0.0 }, &[1.0, 3.0], None,
+///     &Pool::new(1), &dims, Training { momentum: 0.9, epsilon: 0.0 }, &[1.0, 3.0], Statistics::Measure,
 ///     (&[2.0], &[0.5]), (&mut running_mean, &mut running_var), (&mut mean, &mut inv_std),
 ///     None, Act::Relu, &mut y, &mut scratch,
 /// );
@@ -203,7 +216,7 @@ pub fn forward_training(
     dims: &Dims,
     training: Training,
     x: &[f32],
-    partials: Option<Partials<'_>>,
+    source: Statistics<'_>,
     (gamma, beta): (&[f32], &[f32]),
     (running_mean, running_variance): (&mut [f32], &mut [f32]),
     (saved_mean, saved_inv_std): (&mut [f32], &mut [f32]),
@@ -212,11 +225,15 @@ pub fn forward_training(
     y: &mut [f32],
     scratch: &mut [f32],
 ) {
-    match partials {
-        Some(partials) => {
+    match source {
+        Statistics::Measure => statistics(pool, dims, x, scratch, saved_mean, saved_inv_std),
+        Statistics::Partial(partials) => {
             statistics_of_partials(dims.rows(), partials, saved_mean, saved_inv_std);
         }
-        None => statistics(pool, dims, x, scratch, saved_mean, saved_inv_std),
+        Statistics::Given { mean, variance } => {
+            saved_mean.copy_from_slice(mean);
+            saved_inv_std.copy_from_slice(variance);
+        }
     }
     update_running(training.momentum, saved_mean, running_mean);
     update_running(training.momentum, saved_inv_std, running_variance);
@@ -996,6 +1013,16 @@ mod tests {
     }
 
     fn run_forward(case: &Case, pool: &Pool, residual: bool, relu: bool) -> [Vec<f32>; 5] {
+        run_forward_with(case, pool, Statistics::Measure, residual, relu)
+    }
+
+    fn run_forward_with(
+        case: &Case,
+        pool: &Pool,
+        source: Statistics<'_>,
+        residual: bool,
+        relu: bool,
+    ) -> [Vec<f32>; 5] {
         let c = case.dims.channels;
         let (mut rm, mut rv) = (vec![0.5; c], vec![2.0; c]);
         let (mut mean, mut inv) = (vec![0.0; c], vec![0.0; c]);
@@ -1006,7 +1033,7 @@ mod tests {
             &case.dims,
             Training::default(),
             &case.x,
-            None,
+            source,
             (&case.gamma, &case.beta),
             (&mut rm, &mut rv),
             (&mut mean, &mut inv),
@@ -1076,6 +1103,12 @@ mod tests {
             let expected = case.moments(&x);
             check(&mean, &expected.0, 1e-5, "mean");
             check(&variance, &expected.1, 1e-5, "variance");
+            let pool = Pool::new(1);
+            let of_parts =
+                run_forward_with(&case, &pool, Statistics::Partial(partials), true, true);
+            let given = Statistics::Given { mean: &mean, variance: &variance };
+            assert_eq!(of_parts, run_forward_with(&case, &pool, given, true, true));
+            check(&of_parts[0], &case.forward(&x, true, true), 1e-5, "y");
         }
     }
 
