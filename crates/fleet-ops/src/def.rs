@@ -130,20 +130,20 @@ impl Meta {
         Meta { dtype, shape: shape.into(), kind: VarKind::SparseRows, rows }
     }
 
-    /// Elements held, an unknown dimension counted as 1.
+    /// Elements held, an unknown dimension counted as 1; at most `usize::MAX`, since a program may
+    /// state sizes that no machine has.
     pub fn numel(&self) -> usize {
-        let count = |dims: &[i64]| dims.iter().map(|dim| dim.unsigned_abs() as usize).product();
+        let count = |first: usize, dims: &[i64]| {
+            dims.iter().fold(first, |count, dim| count.saturating_mul(dim.unsigned_abs() as usize))
+        };
         match self.kind {
-            VarKind::SparseRows => {
-                let row: usize = count(&self.shape.dims()[1..]);
-                self.rows * row
-            }
-            _ => count(self.shape.dims()),
+            VarKind::SparseRows => count(self.rows, self.shape.dims().get(1..).unwrap_or(&[])),
+            _ => count(1, self.shape.dims()),
         }
     }
 
     pub fn bytes(&self) -> usize {
-        self.numel() * self.dtype.size()
+        self.numel().saturating_mul(self.dtype.size())
     }
 }
 
