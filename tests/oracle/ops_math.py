@@ -326,5 +326,6 @@ for k, axis, largest in [(1, -1, True), (3, -1, True), (2, 1, False), (2, 0, Tru
     case("top_k_v2", X=x, k=k, axis=axis, largest=largest, static=axis == 0, grad="X",
          out={"Out": np.take_along_axis(x, index, axis), "Indices": index.astype(np.int64)})
 case("top_k_v2", X=f32([1, 3, 3, 2, 3]), k=4, out={"Out": f32([3, 3, 3, 2]), "Indices": i64([1, 2, 4, 3])}, static=True)
-case("top_k_v2", X=f32([np.nan, 3, 5]), k=3, out={"Out": f32([5, 3, np.nan]), "Indices": i64([2, 1, 0])}, static=True)
+case("top_k_v2", X=f32([3, np.nan, 5]), k=3, out={"Out": f32([np.nan, 5, 3]), "Indices": i64([1, 2, 0])}, static=True)
+case("top_k_v2", X=f32([[3], [np.nan], [5]]), k=3, axis=0, out={"Out": f32([[np.nan], [5], [3]]), "Indices": i64([[1], [2], [0]])}, static=True)
 fail("top_k_v2", "attribute 'k' of top_k_v2 is out of range", "got 4", X=Shape(2, 3), k=4)

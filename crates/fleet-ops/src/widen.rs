@@ -3,12 +3,9 @@
 
 use crate::{Arg, Kernel, KernelCtx, Meta, PrepareCtx};
 use fleet_base::Result;
-use fleet_kernels::pool::{Pool, Shareable};
+use fleet_kernels::cast::cast;
+use fleet_kernels::pool::Pool;
 use fleet_tensor::{ALIGN, DType, bf16, f16};
-use half::slice::HalfFloatSliceExt;
-
-/// Elements that a task converts.
-const GRAIN: usize = 16 * 1024;
 
 /// Whether an operand is f16 or bf16.
 pub(crate) fn has_half(p: &PrepareCtx<'_>) -> bool {
@@ -138,37 +135,15 @@ impl Plan {
 fn widen(pool: &Pool, from: &Arg, to: &Arg) {
     let out = to.slice_mut::<f32>();
     match from.dtype {
-        DType::F16 => f16_to_f32(pool, from.slice(), out),
-        _ => bf16_to_f32(pool, from.slice(), out),
+        DType::F16 => cast(pool, from.slice::<f16>(), out),
+        _ => cast(pool, from.slice::<bf16>(), out),
     }
 }
 
 fn narrow(pool: &Pool, from: &Arg, to: &Arg) {
     let x = from.slice::<f32>();
     match to.dtype {
-        DType::F16 => f32_to_f16(pool, x, to.slice_mut()),
-        _ => f32_to_bf16(pool, x, to.slice_mut()),
+        DType::F16 => cast(pool, x, to.slice_mut::<f16>()),
+        _ => cast(pool, x, to.slice_mut::<bf16>()),
     }
-}
-
-macro_rules! conversions {
-    ($($name:ident: $from:ty => $to:ty, |$x:ident, $y:ident| $body:expr;)*) => {$(
-        pub(crate) fn $name(pool: &Pool, x: &[$from], y: &mut [$to]) {
-            assert_eq!(x.len(), y.len(), "both sides have the same length");
-            let out = Shareable::new(y);
-            pool.run_ranges(x.len(), GRAIN, |range| {
-                let $x = &x[range.clone()];
-                // SAFETY: ranges are disjoint and inside both slices.
-                let $y = unsafe { out.slice(range.start, range.len()) };
-                $body
-            });
-        }
-    )*};
-}
-
-conversions! {
-    f16_to_f32: f16 => f32, |x, y| x.convert_to_f32_slice(y);
-    bf16_to_f32: bf16 => f32, |x, y| x.convert_to_f32_slice(y);
-    f32_to_f16: f32 => f16, |x, y| y.convert_from_f32_slice(x);
-    f32_to_bf16: f32 => bf16, |x, y| y.convert_from_f32_slice(x);
 }

@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 use crate::rules::physical_len;
-use crate::widen::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use fleet_kernels::cast::cast;
 use fleet_tensor::{Element, bf16, f16};
 
 /// Elements that a task converts.
@@ -42,19 +42,19 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Ok(())
         })),
         (DType::F16, DType::F32) => Ok(Kernel::new(|k| {
-            f16_to_f32(k.pool, k.input(0), k.output(0));
+            cast(k.pool, k.input::<f16>(0), k.output::<f32>(0));
             Ok(())
         })),
         (DType::BF16, DType::F32) => Ok(Kernel::new(|k| {
-            bf16_to_f32(k.pool, k.input(0), k.output(0));
+            cast(k.pool, k.input::<bf16>(0), k.output::<f32>(0));
             Ok(())
         })),
         (DType::F32, DType::F16) => Ok(Kernel::new(|k| {
-            f32_to_f16(k.pool, k.input(0), k.output(0));
+            cast(k.pool, k.input::<f32>(0), k.output::<f16>(0));
             Ok(())
         })),
         (DType::F32, DType::BF16) => Ok(Kernel::new(|k| {
-            f32_to_bf16(k.pool, k.input(0), k.output(0));
+            cast(k.pool, k.input::<f32>(0), k.output::<bf16>(0));
             Ok(())
         })),
         _ => Ok(from_type(from, to, len)),

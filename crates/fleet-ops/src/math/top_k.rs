@@ -1,12 +1,13 @@
 //! `top_k_v2`: the k largest (or smallest) elements along an axis, in order, and where they lie.
 //!
-//! f32 (halves through f32), f64, i32, i64. Equal elements come in the order of their places; NaN
-//! comes last. The gradient goes back to the places.
+//! f32 (halves through f32), f64, i32, i64. Equal elements come in the order of their places; a
+//! NaN counts as larger than any number. The gradient goes back to the places.
 
 use crate::prelude::*;
 use crate::rules::{around, axis_of, by_type};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::AttrSpec;
+use fleet_kernels::gather::{Rank, top_k};
 
 /// Elements that a task reads at least.
 const GRAIN: usize = 16 * 1024;
@@ -77,13 +78,20 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let x = p.input("X");
     let (outer, len, inner) = around(&x.shape, axis_of(p.op, "axis", &x.shape)?);
     let (count, largest) = (p.op.attr_usize("k"), p.op.attr_bool("largest"));
+    if x.dtype == DType::F32 && inner == 1 {
+        let rank = if largest { Rank::Largest } else { Rank::Smallest };
+        return Ok(Kernel::new(move |k| {
+            top_k(k.pool, rank, k.input(0), len, count, k.output(0), k.output(1));
+            Ok(())
+        }));
+    }
     let lines_per_task = (GRAIN / len.max(1)).max(1);
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)),
         [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
-        // `a` comes before `b`; a NaN before nothing, and every number before it.
+        // Whether `a` comes before `b`.
         #[allow(clippy::eq_op)]
         let before: fn(T, T) -> bool = match largest {
-            true => |a, b| a > b || (b != b && a == a),
+            true => |a, b| a > b || (a != a && b == b),
             false => |a, b| a < b || (b != b && a == a),
         };
         Ok(Kernel::new(move |k| {

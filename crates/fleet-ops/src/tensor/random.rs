@@ -2,17 +2,16 @@
 //!
 //! They fill parameters in startup programs, so a number depends on the seed, the op's `stream` and
 //! its place only: every run draws the same. `seed` 0 is the program's. Floating tensors are drawn in
-//! f32. A truncated normal redraws what lies beyond two standard deviations.
+//! f32. A truncated normal lies
+//! within two standard deviations.
 
 use crate::prelude::*;
 use crate::tensor::fill::infer_shape_attr;
 use crate::widen::{has_half, through_f32};
-use fleet_base::rng::{Philox, Sequence, normal_f32, unit_f32};
+use fleet_base::rng::Sequence;
 use fleet_ir::{AttrSpec, Op};
-use fleet_tensor::Element;
-
-/// Elements that a task draws; a multiple of the words of a Philox block.
-const GRAIN: usize = 8 * 1024;
+use fleet_kernels::cast::cast;
+use fleet_kernels::fill::{Draw, normal, randint, truncated_normal, uniform};
 
 const SEED: AttrSpec = attr("seed", Int(0));
 const STREAM: AttrSpec = attr("stream", Int(0));
@@ -59,8 +58,8 @@ impl Source {
         Source { seed: op.attr_int("seed") as u64, stream: op.attr_int("stream") as u64 }
     }
 
-    fn rng(&self, k: &KernelCtx<'_>) -> Philox {
-        Philox::new(self.seed(k), self.stream)
+    fn draw(&self, k: &KernelCtx<'_>) -> Draw {
+        Draw { seed: self.seed(k), stream: self.stream, offset: 0 }
     }
 
     fn seed(&self, k: &KernelCtx<'_>) -> u64 {
@@ -68,46 +67,32 @@ impl Source {
     }
 }
 
-/// Fills f32 or f64 with `draw(rng, first element, elements)`, which starts at a multiple of 4.
+/// Fills f32 with `fill`, and f64 from as many f32 in scratch.
 fn floats(
     p: &PrepareCtx<'_>,
-    draw: impl Fn(&Philox, u64, &mut [f32; 4]) + Send + Sync + 'static,
+    fill: impl Fn(&Pool, Draw, &mut [f32]) + Send + Sync + 'static,
 ) -> Result<Kernel> {
-    let (dtype, source) = (p.output("Out").dtype, Source::new(p.op));
+    let (out, source) = (p.output("Out"), Source::new(p.op));
     if p.output_layouts[0][0] != Layout::RowMajor {
         return Err(Error::internal(format!("{} fills row-major tensors", p.op.name())));
     }
-    match dtype {
+    match out.dtype {
         DType::F32 => Ok(Kernel::new(move |k| {
-            fill(k, &source.rng(k), &draw, |value| value);
+            fill(k.pool, source.draw(k), k.output(0));
             Ok(())
         })),
-        DType::F64 => Ok(Kernel::new(move |k| {
-            fill(k, &source.rng(k), &draw, f64::from);
-            Ok(())
-        })),
-        _ => Err(p.no_kernel(dtype)),
-    }
-}
-
-fn fill<T: Element>(
-    k: &KernelCtx<'_>,
-    rng: &Philox,
-    draw: &(impl Fn(&Philox, u64, &mut [f32; 4]) + Sync),
-    cast: impl Fn(f32) -> T + Sync,
-) {
-    let out = k.output::<T>(0);
-    let len = out.len();
-    let out = Shareable::new(out);
-    k.pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside the output.
-        let places = unsafe { out.slice(range.start, range.len()) };
-        for (group, places) in places.chunks_mut(4).enumerate() {
-            let mut four = [0.0; 4];
-            draw(rng, (range.start / 4 + group) as u64, &mut four);
-            places.iter_mut().zip(four).for_each(|(place, value)| *place = cast(value));
+        DType::F64 => {
+            let len = out.shape.len();
+            Ok(Kernel::new(move |k| {
+                let drawn = &mut k.scratch::<f32>()[..len];
+                fill(k.pool, source.draw(k), drawn);
+                cast(k.pool, drawn, k.output::<f64>(0));
+                Ok(())
+            })
+            .scratch::<f32>(len))
         }
-    });
+        dtype => Err(p.no_kernel(dtype)),
+    }
 }
 
 fn uniform_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
@@ -120,16 +105,8 @@ fn uniform_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             .expected("min up to max")
             .got(format!("min {min}, max {max}")));
     }
-    let (min, width) = (min as f32, (max - min) as f32);
-    floats(p, move |rng, block, four| {
-        *four = rng.block(block).map(|word| min + width * unit_f32(word));
-    })
-}
-
-/// Two normal numbers a block, as [`Philox::normal`] numbers them.
-fn normals(rng: &Philox, group: u64) -> [f32; 4] {
-    let (a, b) = (rng.block(2 * group), rng.block(2 * group + 1));
-    [normal_f32(a[0], a[1]), normal_f32(a[2], a[3]), normal_f32(b[0], b[1]), normal_f32(b[2], b[3])]
+    let (min, max) = (min as f32, max as f32);
+    floats(p, move |pool, draw, out| uniform(pool, draw, min, max, out))
 }
 
 fn moments(op: &Op) -> Result<(f32, f32)> {
@@ -147,33 +124,15 @@ fn gaussian_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return through_f32(p, gaussian_cpu);
     }
     let (mean, std) = moments(p.op)?;
-    floats(p, move |rng, group, four| {
-        *four = normals(rng, group).map(|normal| mean + std * normal);
-    })
+    floats(p, move |pool, draw, out| normal(pool, draw, mean, std, out))
 }
-
-/// Draws beyond two standard deviations are repeated, this often at most: one in 22 is, so that a
-/// tenth repetition comes once in 10^13 draws; what is left then is clamped.
-const REDRAWS_MAX: u64 = 10;
 
 fn truncated_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, truncated_cpu);
     }
     let (mean, std) = moments(p.op)?;
-    floats(p, move |rng, group, four| {
-        *four = normals(rng, group);
-        for (lane, value) in four.iter_mut().enumerate() {
-            // Repetitions come from far behind anything that a tensor draws at first.
-            let place = 4 * group + lane as u64;
-            let mut redraw = 0;
-            while value.abs() > 2.0 && redraw < REDRAWS_MAX {
-                redraw += 1;
-                *value = rng.normal((redraw << 48) + place);
-            }
-            *value = mean + std * value.clamp(-2.0, 2.0);
-        }
-    })
+    floats(p, move |pool, draw, out| truncated_normal(pool, draw, mean, std, out))
 }
 
 fn randint_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
@@ -183,37 +142,22 @@ fn randint_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             .expected("low below high")
             .got(format!("low {low}, high {high}")));
     }
-    let (width, source) = (high.wrapping_sub(low) as u64, Source::new(p.op));
-    let draw = move |rng: &Philox, place: usize| {
-        let word = u128::from(rng.word64(place as u64));
-        low.wrapping_add(((word * u128::from(width)) >> 64) as i64)
-    };
-    match p.output("Out").dtype {
+    let (out, source) = (p.output("Out"), Source::new(p.op));
+    let len = out.shape.len();
+    match out.dtype {
         DType::I64 => Ok(Kernel::new(move |k| {
-            integers(k, &source.rng(k), draw);
+            randint(k.pool, source.draw(k), low, high, k.output(0));
             Ok(())
         })),
         DType::I32 => Ok(Kernel::new(move |k| {
-            integers(k, &source.rng(k), |rng, place| draw(rng, place) as i32);
+            let drawn = &mut k.scratch::<i64>()[..len];
+            randint(k.pool, source.draw(k), low, high, drawn);
+            cast(k.pool, drawn, k.output::<i32>(0));
             Ok(())
-        })),
+        })
+        .scratch::<i64>(len)),
         dtype => Err(p.no_kernel(dtype)),
     }
-}
-
-fn integers<T: Element>(
-    k: &KernelCtx<'_>,
-    rng: &Philox,
-    draw: impl Fn(&Philox, usize) -> T + Sync,
-) {
-    let out = k.output::<T>(0);
-    let len = out.len();
-    let out = Shareable::new(out);
-    k.pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside the output.
-        let places = unsafe { out.slice(range.start, range.len()) };
-        places.iter_mut().zip(range).for_each(|(place, index)| *place = draw(rng, index));
-    });
 }
 
 /// The numbers 0 to n - 1 in random order.

@@ -10,6 +10,7 @@ use crate::rules::{by_type, check_row_major};
 use crate::tensor::assign::copy;
 use crate::tensor::gather::{GATHER, GATHER_ND, Indices, Tuples, nd_depth};
 use crate::widen::{has_half, through_f32};
+use fleet_kernels::gather::{Axis, scatter};
 
 pub static SCATTER: OpDef = OpDef {
     spec: OpSpec {
@@ -65,6 +66,13 @@ fn scatter_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             let (ids, updates) = (Indices::of(k, 1), k.input::<T>(2));
             ids.check(height, "scatter")?;
             copy(k, 0, 0);
+            if let Indices::Long(rows) = ids
+                && overwrite
+            {
+                let axis = Axis { outer: 1, len: height, inner: width * size_of::<T>() };
+                scatter(k.pool, axis, rows, k.arg(2).bytes(), k.out_arg(0).bytes_mut())?;
+                return Ok(());
+            }
             let out = k.output::<T>(0);
             let place = |i: usize| ids.at(i) as usize * width..(ids.at(i) as usize + 1) * width;
             if !overwrite {

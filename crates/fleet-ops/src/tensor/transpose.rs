@@ -2,8 +2,8 @@
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major, sizes};
-use crate::tensor::strided::{Strided, row_major};
 use fleet_ir::Op;
+use fleet_kernels::transpose::{Permute, permute};
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -49,15 +49,18 @@ fn order(op: &Op, x: &Shape) -> Result<Vec<usize>> {
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
-    let (x, out) = (p.input("X").shape, p.output("Out").shape);
-    let strides = row_major(&sizes(&x));
-    let from: Vec<isize> = order(p.op, &x)?.iter().map(|axis| strides[*axis]).collect();
-    let lens = sizes(&out);
-    let copy = Strided::new(&lens, (0, &from), (0, &row_major(&lens)));
-    by_width!(p.input("X").dtype, T => {
+    let x = p.input("X");
+    let plan = Permute::new(&sizes(&x.shape), &order(p.op, &x.shape)?)?;
+    let len = x.shape.len();
+    by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            // SAFETY: the plan goes over X and Out by their shapes.
-            unsafe { copy.run::<T>(k.pool, k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            let (x, out) = (k.arg(0).ptr.cast::<T>(), k.out_arg(0).ptr.cast::<T>());
+            // SAFETY: both hold `len` elements of this width, aligned to 64 bytes even when there
+            // are none, and do not overlap.
+            let (x, out) = unsafe {
+                (std::slice::from_raw_parts(x, len), std::slice::from_raw_parts_mut(out, len))
+            };
+            permute(k.pool, &plan, x, out);
             Ok(())
         }))
     })
