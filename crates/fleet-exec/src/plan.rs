@@ -382,10 +382,13 @@ impl<'a> Builder<'a> {
                 self.join(*input, *out);
                 continue;
             }
+            // An output takes over one input at most, and an input goes to one output.
             let mut taken: Vec<VarId> = Vec::new();
             for (out, input) in def.traits.inplace {
                 if let (Some(out), Some(input)) = (op.output(out).first(), op.input(input).first())
                     && !taken.contains(&self.root(*input))
+                    && !taken.contains(&self.root(*out))
+                    && self.is_read_once(id, def, *input)
                     && self.may_overwrite(at, *out, *input)
                 {
                     taken.push(self.root(*input));
@@ -432,6 +435,16 @@ impl<'a> Builder<'a> {
             && a.layout == b.layout;
         let ends_here = self.group_end[&root] == at;
         in_arena && fits && ends_here && !self.written_twice(out)
+    }
+
+    /// Whether the op sees the input's memory in one place only: a second one, under the same name or
+    /// as a view, could be overwritten before it is read.
+    fn is_read_once(&self, id: OpId, def: &OpDef, input: VarId) -> bool {
+        let op = self.program.op(id);
+        let slots = op.spec.inputs.iter().zip(&op.inputs);
+        let read = slots.filter(|(slot, _)| !def.traits.shape_only.contains(&slot.name));
+        let root = self.root(input);
+        read.flat_map(|(_, vars)| vars).filter(|var| self.root(**var) == root).count() == 1
     }
 
     fn written_twice(&self, var: VarId) -> bool {
