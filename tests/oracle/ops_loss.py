@@ -170,3 +170,6 @@ fail("softmax_with_cross_entropy", "axis 2 is outside shape [4, 5]", axis=2, Log
      Label=Shape(4, 1, dtype="i64"))
 fail("softmax_with_cross_entropy", "label out of range: expected 0 to 4 (or -100 to be ignored), got 5",
      Logits=x, Label=i64([0, 1, 5, 2], (4, 1)))
+x, label = rand(4, 5, seed=20, low=-3, high=3, dtype="float16"), i64([4, 0, 2, 2])
+case("softmax_with_cross_entropy", Logits=x, Label=label.reshape(4, 1), tol="2e-3 1e-3",
+     out={"Softmax": softmax(x, 1).astype(np.float16), "Loss": cross(x, label, 1).astype(np.float16)})

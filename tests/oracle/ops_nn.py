@@ -179,7 +179,8 @@ case("log_softmax", X=x, out={"Out": np.log(softmax(x))})
 case("softmax", X=f32([[1e4, 0, -1e4]]), out={"Out": f32([[1, 0, 0]])})
 for op in ["softmax", "log_softmax"]:
     fail(op, "axis 2 is outside shape [3, 4]", axis=2, X=Shape(3, 4))
-    fail(op, f"input 'X' of {op} has the wrong element type: expected f32, got i64", X=Shape(3, 4, dtype="i64"))
+    fail(op, f"input 'X' of {op} has the wrong element type: expected f32 or f16 or bf16, got i64",
+         X=Shape(3, 4, dtype="i64"))
 
 # Layer norm
 
@@ -497,3 +498,45 @@ case("dropout", X=x, dropout_prob=0.25, is_test=True, dropout_implementation="do
 fail("dropout", "dropout_prob is no probability: expected 0 to 1, got 1.5", dropout_prob=1.5, X=Shape(3))
 fail("dropout", "unknown dropout_implementation: expected upscale_in_train or downgrade_in_infer, got none",
      dropout_implementation="none", X=Shape(3))
+
+# Half precision goes through f32 and is rounded once.
+HALF = "2e-3 1e-3"
+
+
+def half(x):
+    return np.asarray(x).astype(np.float16)
+
+
+def halves(out, *names):
+    return {slot: half(value) if slot in names else value for slot, value in out.items()}
+
+
+x, n = rand(3, 2, 2, 3, seed=10, dtype="float16"), norm_inputs(2)
+z = rand(3, 2, 2, 3, seed=21, dtype="float16")
+case("batch_norm", X=x, **n, same=SAME, out=halves(batch_norm(x, *norm_args(n)), "Y"), tol=HALF)
+case("fused_bn_add_activation", X=x, Z=z, **n, same=SAME, tol=HALF,
+     out=halves(batch_norm(x, *norm_args(n), z=z, relu=True), "Y"))
+dy = rand(3, 2, 2, 3, seed=22, dtype="float16")
+out, grads = norm_backward(x, n, dy, "NCHW", False, False)
+case("batch_norm_grad", tol="5e-3 2e-3", out=halves(grads, "X@GRAD"),
+     inputs={"X": x, "Scale": n["Scale"], "Bias": n["Bias"], "SavedMean": f32(out["SavedMean"]),
+             "SavedVariance": f32(out["SavedVariance"]), "Y@GRAD": dy})
+x, w = rand(2, 3, 5, 4, seed=60, dtype="float16"), rand(4, 3, 3, 3, seed=61, dtype="float16")
+bias = rand(4, seed=62, dtype="float16")
+y = conv2d(x, w, paddings=[1, 1]) + d(bias).reshape(1, -1, 1, 1)
+case("conv2d", Input=x, Filter=w, Bias=bias, paddings=[1, 1], out={"Output": half(y)}, tol=HALF)
+fail("conv2d", "input 'Filter' of conv2d has the wrong element type: expected f16, got f32",
+     Input=Shape(2, 3, 4, 8, dtype="f16"), Filter=Shape(8, 3, 3, 3))
+x = rand(2, 3, 6, 5, seed=81, dtype="float16")
+for kind in ["max", "avg"]:
+    keys = {"ksize": [3, 3], "strides": [2, 2], "paddings": [1, 1]}
+    case("pool2d", X=x, pooling_type=kind, **keys, out={"Out": half(pool2d(x, kind, **keys))}, tol=HALF)
+x = rand(5, 7, seed=90, dtype="float16")
+case("dropout", X=x, dropout_prob=0.25, is_test=True, dropout_implementation="downgrade_in_infer",
+     out={"Out": half(d(x) * 0.75)}, tol=HALF)
+case("softmax", X=x, out={"Out": half(softmax(x))}, tol=HALF)
+case("log_softmax", X=x, axis=0, out={"Out": half(np.log(softmax(x, 0)))}, tol=HALF)
+scale, bias = rand(7, seed=41, low=0.5, high=1.5), rand(7, seed=42)
+case("layer_norm", X=x, Scale=scale, Bias=bias, out=halves(layer_norm(x, scale, bias), "Y"), tol=HALF)
+q, k, v = [rand(2, 3, 2, 4, seed=50 + i, dtype="float16") for i in range(3)]
+case("flash_attn", Q=q, K=k, V=v, causal=True, out=halves(attention(q, k, v, causal=True), "Out"), tol=HALF)

@@ -1,5 +1,5 @@
 //! Softmax and the cross entropy of it with Label, in one pass and without overflow: Softmax has the
-//! shape of Logits, Loss one number along `axis`; f32.
+//! shape of Logits, Loss one number along `axis`.
 //!
 //! Labels are class numbers (i64 or i32, with or without the axis of 1), or with `soft_label` a
 //! distribution. Rows labelled `ignore_index` have loss 0 and no gradient. The gradient is the softmax
@@ -7,6 +7,7 @@
 
 use super::labels::check_label;
 use crate::nn::axis::Split;
+use crate::nn::half::{FLOATS, any_float};
 use crate::nn::softmax as softmax_op;
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
@@ -29,15 +30,15 @@ pub static DEF: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer: |i| {
-        i.check_dtype("Logits", &[DType::F32])?;
-        let logits = i.input("Logits")?.shape;
+        i.check_dtype("Logits", FLOATS)?;
+        let Meta { dtype, shape: logits, .. } = i.input("Logits")?;
         let loss = check(i, "Logits")?;
-        i.set("Softmax", DType::F32, logits);
-        i.set("Loss", DType::F32, loss);
+        i.set("Softmax", dtype, logits);
+        i.set("Loss", dtype, loss);
         Ok(())
     },
     grad: Grad::Rule(rule),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("Softmax", "Logits")], cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
@@ -51,12 +52,12 @@ pub static GRAD: OpDef = OpDef {
     infer: |i| {
         let loss = check(i, "Softmax")?;
         i.check_shape("Loss@GRAD", loss)?;
-        let softmax = i.input("Softmax")?.shape;
-        i.set("Logits@GRAD", DType::F32, softmax);
+        let softmax = i.input("Softmax")?;
+        i.set("Logits@GRAD", softmax.dtype, softmax.shape);
         Ok(())
     },
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits {
         inplace: &[("Logits@GRAD", "Softmax")],
         cost: |c| Cost {

@@ -1,5 +1,5 @@
 //! Batch normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over all dimensions
-//! but the channels; f32.
+//! but the channels. X may have half precision; everything of one number a channel is f32.
 //!
 //! In training, mean and biased variance are those of the batch, and the running ones move:
 //! `running = running * momentum + batch * (1 - momentum)`. MeanOut and VarianceOut are the variables
@@ -9,6 +9,7 @@
 //!
 //! The bodies here also serve the fused forms, which add a residual Z and a ReLU.
 
+use super::half::{FLOATS, any_float};
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
 use fleet_kernels::batch_norm::{
@@ -46,7 +47,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer,
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu: |p| forward(p, Act::None),
+    cpu: |p| any_float(p, |p| forward(p, Act::None)),
     traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
 };
 
@@ -67,7 +68,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: |p| backward(p, Act::None),
+    cpu: |p| any_float(p, |p| backward(p, Act::None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
         cost: cost_grad,
@@ -104,14 +105,14 @@ pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
         i.check_shape(slot, [channels])?;
     }
     if i.optional("Z").is_some() {
-        i.check_dtype("Z", &[DType::F32])?;
+        i.check_dtype("Z", &[i.input("X")?.dtype])?;
         i.check_shape("Z", x)?;
     }
     if i.optional("Stats").is_some() {
         i.check_dtype("Stats", &[DType::F32])?;
         i.check_shape("Stats", [-1, 2, channels])?;
     }
-    i.set("Y", DType::F32, x);
+    i.set("Y", i.input("X")?.dtype, x);
     for slot in ["MeanOut", "VarianceOut", "SavedMean", "SavedVariance"] {
         i.set(slot, DType::F32, [channels]);
     }
@@ -121,14 +122,15 @@ pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
 pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     let (x, channels) = check(i)?;
     i.check_shape("Y@GRAD", x)?;
-    for (slot, shape) in [
-        ("X@GRAD", x),
-        ("Z@GRAD", x),
-        ("Scale@GRAD", [channels].into()),
-        ("Bias@GRAD", [channels].into()),
+    let dtype = i.input("X")?.dtype;
+    for (slot, dtype, shape) in [
+        ("X@GRAD", dtype, x),
+        ("Z@GRAD", dtype, x),
+        ("Scale@GRAD", DType::F32, [channels].into()),
+        ("Bias@GRAD", DType::F32, [channels].into()),
     ] {
         if !i.op.output(slot).is_empty() {
-            i.set(slot, DType::F32, shape);
+            i.set(slot, dtype, shape);
         }
     }
     Ok(())
@@ -136,7 +138,7 @@ pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
 
 /// The shape of X and its number of channels.
 fn check(i: &InferCtx<'_>) -> Result<(Shape, i64)> {
-    i.check_dtype("X", &[DType::F32])?;
+    i.check_dtype("X", FLOATS)?;
     let x = i.input("X")?.shape;
     if !(2..=5).contains(&x.rank()) {
         return Err(i

@@ -1,4 +1,5 @@
-//! Convolution of images: `Output = act(conv(Input, Filter) + Bias + ResidualData)`; f32.
+//! Convolution of images: `Output = act(conv(Input, Filter) + Bias + ResidualData)`, in
+//! one float type; half precision computes in f32.
 //!
 //! Filter is [Cout, Cin / groups, kh, kw]. Channels last with a filter kept in `Layout::Filter64` is the
 //! fast path: nothing is moved. Channels first goes through transposed copies in scratch, a row-major
@@ -8,6 +9,7 @@
 //! `depthwise_conv2d` is the same op, by its documented name, for one filter a channel; with
 //! `fuse_relu_before_depthwise_conv` it clips Input at 0 as it reads.
 
+use super::half::{FLOATS, any_float};
 use super::window::{Axes, pair, window};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
@@ -60,7 +62,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer,
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
 };
 
@@ -78,7 +80,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
 };
 
@@ -91,7 +93,7 @@ pub static DEPTHWISE: OpDef = OpDef {
     },
     infer,
     grad: Grad::Rule(|g| rule(g, &DEPTHWISE_GRAD)),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { cost: |c| cost(c, "Output"), ..OpTraits::amp(AmpClass::White) },
 };
 
@@ -109,15 +111,14 @@ pub static DEPTHWISE_GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
 };
 
 /// Checks everything and returns the shape of the output.
 fn check(i: &InferCtx<'_>) -> Result<Shape> {
-    for slot in ["Input", "Filter"] {
-        i.check_dtype(slot, &[DType::F32])?;
-    }
+    i.check_dtype("Input", FLOATS)?;
+    i.check_dtype("Filter", &[i.input("Input")?.dtype])?;
     let (input, filter) = (i.check_rank("Input", 4)?, i.check_rank("Filter", 4)?);
     let axes = Axes::of(i.op, "data_format")?;
     let groups = i.op.attr_int("groups");
@@ -146,15 +147,16 @@ fn check(i: &InferCtx<'_>) -> Result<Shape> {
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let output = check(i)?;
     let (input, filter) = (i.input("Input")?.shape, i.input("Filter")?.shape);
+    let dtype = i.input("Input")?.dtype;
     if i.optional("Bias").is_some() {
-        i.check_dtype("Bias", &[DType::F32])?;
+        i.check_dtype("Bias", &[dtype])?;
         i.check_shape("Bias", [filter[0]])?;
     }
     if i.optional("ResidualData").is_some() {
-        i.check_dtype("ResidualData", &[DType::F32])?;
+        i.check_dtype("ResidualData", &[dtype])?;
         i.check_shape("ResidualData", output)?;
     }
-    i.set("Output", DType::F32, output);
+    i.set("Output", dtype, output);
     if !i.op.output("Stats").is_empty() {
         if is_relu(i.op)? || i.optional("ResidualData").is_some() {
             return Err(Error::unsupported(format!(
@@ -177,7 +179,7 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     if is_relu(i.op)? && i.optional("Output").is_none() {
         return Err(i.error("Output", "is needed for the gradient of the activation"));
     }
-    let channels = i.input("Filter")?.shape[0];
+    let (channels, dtype) = (i.input("Filter")?.shape[0], i.input("Input")?.dtype);
     for (slot, shape) in [
         ("Input@GRAD", i.input("Input")?.shape),
         ("Filter@GRAD", i.input("Filter")?.shape),
@@ -185,7 +187,7 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
         ("ResidualData@GRAD", output),
     ] {
         if !i.op.output(slot).is_empty() {
-            i.set(slot, DType::F32, shape);
+            i.set(slot, dtype, shape);
         }
     }
     Ok(())

@@ -1,9 +1,10 @@
-//! `Out = X` with elements set to 0 with probability `dropout_prob`; f32.
+//! `Out = X` with elements set to 0 with probability `dropout_prob`.
 //!
 //! "upscale_in_train" divides the kept ones by the probability of keeping and changes nothing in a test
 //! run; "downgrade_in_infer" keeps them and multiplies in a test run. Which elements are dropped is a
 //! function of seed, stream, step and place: the gradient op draws them again, nothing is stored.
 
+use super::half::{FLOATS, any_float};
 use super::random;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
@@ -34,7 +35,7 @@ pub static DEF: OpDef = OpDef {
         }
         Ok(())
     }),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits {
         inplace: &[("Out", "X")],
         random: true,
@@ -52,12 +53,12 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| infer(i, "Out@GRAD", "X@GRAD"),
     grad: Grad::None,
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("X@GRAD", "Out@GRAD")], cost, ..OpTraits::amp(AmpClass::Gray) },
 };
 
 fn infer(i: &mut InferCtx<'_>, x: &str, out: &str) -> Result<()> {
-    i.check_dtype(x, &[DType::F32])?;
+    i.check_dtype(x, FLOATS)?;
     let probability = i.op.attr_float("dropout_prob");
     if !(0.0..=1.0).contains(&probability) {
         return Err(Error::invalid("dropout_prob is no probability")

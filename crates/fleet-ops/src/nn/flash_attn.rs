@@ -1,4 +1,4 @@
-//! Attention without the matrix of scores: `Out = softmax(scale * Q K^T + Mask) V` for each head; f32.
+//! Attention without the matrix of scores: `Out = softmax(scale * Q K^T + Mask) V` for each head.
 //!
 //! Q, K and V are [batch, time, heads, dim] (K and V may have another time), Mask is added to the
 //! scores and broadcasts to [batch, heads, queries, keys]. `scale` 0 means `1 / sqrt(dim)`. SoftmaxLse
@@ -8,6 +8,7 @@
 //!
 //! The bodies here also serve flash_attn_qkvpacked.
 
+use super::half::{FLOATS, any_float};
 use super::random;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
@@ -39,7 +40,7 @@ pub static DEF: OpDef = OpDef {
         let [batch, queries, heads, dim, keys] = check(i)?;
         check_mask(i, [batch, heads, queries, keys])?;
         check_dropout(i.op)?;
-        i.set("Out", DType::F32, [batch, queries, heads, dim]);
+        i.set("Out", i.input("Q")?.dtype, [batch, queries, heads, dim]);
         i.set("SoftmaxLse", DType::F32, [batch, heads, queries]);
         Ok(())
     },
@@ -64,7 +65,7 @@ pub static DEF: OpDef = OpDef {
             .done()?;
         Ok(())
     }),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { random: true, cost: |c| cost(c, 1.0), ..OpTraits::amp(AmpClass::White) },
 };
 
@@ -95,15 +96,16 @@ pub static GRAD: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     // Five products of the same size where the forward pass has two.
     traits: OpTraits { cost: |c| cost(c, 2.5), ..OpTraits::amp(AmpClass::White) },
 };
 
 /// batch, queries, heads, dim, keys.
 fn check(i: &InferCtx<'_>) -> Result<[i64; 5]> {
+    i.check_dtype("Q", FLOATS)?;
     for slot in ["Q", "K", "V"] {
-        i.check_dtype(slot, &[DType::F32])?;
+        i.check_dtype(slot, &[i.input("Q")?.dtype])?;
         i.check_rank(slot, 4)?;
     }
     let (q, key) = (i.input("Q")?.shape, i.input("K")?.shape);
@@ -117,7 +119,7 @@ pub(super) fn check_mask(i: &InferCtx<'_>, full: [i64; 4]) -> Result<()> {
     if i.optional("Mask").is_none() {
         return Ok(());
     }
-    i.check_dtype("Mask", &[DType::F32])?;
+    i.check_dtype("Mask", FLOATS)?;
     let mask = i.check_rank("Mask", 4)?;
     let fits = |(have, want): (&i64, &i64)| *have == 1 || have == want || *have < 0 || *want < 0;
     match mask.iter().zip(&full).all(fits) {

@@ -1,7 +1,8 @@
 //! Attention over packed queries, keys and values, QKV [batch, time, 3, heads, dim], as one product
-//! with a [model, 3 * model] weight makes them: flash_attn without splitting them first; f32.
+//! with a [model, 3 * model] weight makes them: flash_attn without splitting them first.
 
 use super::flash_attn::{ATTRS, Drops, attention, check_dropout, check_mask};
+use super::half::{FLOATS, any_float};
 use crate::prelude::*;
 use fleet_kernels::attention::{Attention, Heads, HeadsMut, Mask, Strides};
 
@@ -21,7 +22,7 @@ pub static DEF: OpDef = OpDef {
         let [batch, time, heads, dim] = check(i)?;
         check_mask(i, [batch, heads, time, time])?;
         check_dropout(i.op)?;
-        i.set("Out", DType::F32, [batch, time, heads, dim]);
+        i.set("Out", i.input("QKV")?.dtype, [batch, time, heads, dim]);
         i.set("SoftmaxLse", DType::F32, [batch, heads, time]);
         Ok(())
     },
@@ -41,7 +42,7 @@ pub static DEF: OpDef = OpDef {
             .done()?;
         Ok(())
     }),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { random: true, cost: |c| cost(c, 1.0), ..OpTraits::amp(AmpClass::White) },
 };
 
@@ -60,13 +61,13 @@ pub static GRAD: OpDef = OpDef {
         Ok(())
     },
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits { cost: |c| cost(c, 2.5), ..OpTraits::amp(AmpClass::White) },
 };
 
 /// batch, time, heads, dim.
 fn check(i: &InferCtx<'_>) -> Result<[i64; 4]> {
-    i.check_dtype("QKV", &[DType::F32])?;
+    i.check_dtype("QKV", FLOATS)?;
     let qkv = i.check_rank("QKV", 5)?;
     i.check_shape("QKV", [-1, -1, 3, -1, -1])?;
     Ok([qkv[0], qkv[1], qkv[3], qkv[4]])

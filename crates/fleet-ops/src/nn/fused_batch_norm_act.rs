@@ -3,6 +3,7 @@
 //! The gradient recomputes the ReLU's mask from X, so that Y is not read again.
 
 use super::batch_norm::{ATTRS, backward, cost, cost_grad, forward, infer, infer_grad, rule};
+use super::half::any_float;
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::batch_norm::Act;
@@ -36,7 +37,7 @@ pub static DEF: OpDef = OpDef {
         infer(i)
     },
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu: |p| forward(p, act_of(p.op)?),
+    cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?)),
     traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
 };
 
@@ -57,7 +58,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: |p| backward(p, act_of(p.op)?),
+    cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
         cost: cost_grad,

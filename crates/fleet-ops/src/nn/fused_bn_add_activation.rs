@@ -3,6 +3,7 @@
 
 use super::batch_norm::{backward, cost, cost_grad, forward, infer, infer_grad, rule};
 use super::fused_batch_norm_act::{FUSED_ATTRS, act_of};
+use super::half::any_float;
 use crate::prelude::*;
 
 pub static DEF: OpDef = OpDef {
@@ -31,7 +32,7 @@ pub static DEF: OpDef = OpDef {
         infer(i)
     },
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu: |p| forward(p, act_of(p.op)?),
+    cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?)),
     traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::White) },
 };
 
@@ -58,7 +59,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: |p| backward(p, act_of(p.op)?),
+    cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?)),
     traits: OpTraits {
         inplace: &[("Z@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
         cost: cost_grad,

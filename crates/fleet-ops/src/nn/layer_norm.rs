@@ -1,10 +1,11 @@
 //! Layer normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over the dimensions
-//! from `begin_norm_axis` on; f32. Mean and Variance (the inverse deviation) have one number a row.
+//! from `begin_norm_axis` on. X may have half precision; the rest is f32. Mean and Variance (the inverse deviation) have one number a row.
 //!
 //! With Residual, X + Residual is normalised and also written to Sum: the residual addition before a
 //! norm costs no pass of its own. The gradient op then takes Skip, the gradient that reaches Sum by
 //! another way, and adds it to X@GRAD. A pass makes these forms; both are also differentiable here.
 
+use super::half::{FLOATS, any_float};
 use crate::prelude::*;
 use fleet_kernels::layer_norm::{
     LayerNorm, Residual, layer_norm, layer_norm_grad_raw, layer_norm_grad_scratch_len,
@@ -34,19 +35,20 @@ pub static DEF: OpDef = OpDef {
         if i.optional("Bias").is_some() {
             check_width(i, "Bias", width)?;
         }
-        i.set("Y", DType::F32, x);
+        let dtype = i.input("X")?.dtype;
+        i.set("Y", dtype, x);
         let rows = product(&x[..begin]);
         i.set("Mean", DType::F32, [rows]);
         i.set("Variance", DType::F32, [rows]);
         if i.optional("Residual").is_some() {
-            i.check_dtype("Residual", &[DType::F32])?;
+            i.check_dtype("Residual", &[dtype])?;
             i.check_shape("Residual", x)?;
-            i.set("Sum", DType::F32, x);
+            i.set("Sum", dtype, x);
         }
         Ok(())
     },
     grad: Grad::Rule(rule),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
@@ -68,19 +70,20 @@ pub static GRAD: OpDef = OpDef {
         let (x, begin) = check(i)?;
         i.check_shape("Y@GRAD", x)?;
         let width = width(&x, begin);
-        for (slot, shape) in [
-            ("X@GRAD", x),
-            ("Scale@GRAD", i.optional("Scale").map_or([width].into(), |scale| scale.shape)),
-            ("Bias@GRAD", Shape::from([width])),
+        let scale = i.optional("Scale").map_or([width].into(), |scale| scale.shape);
+        for (slot, dtype, shape) in [
+            ("X@GRAD", i.input("X")?.dtype, x),
+            ("Scale@GRAD", DType::F32, scale),
+            ("Bias@GRAD", DType::F32, [width].into()),
         ] {
             if !i.op.output(slot).is_empty() {
-                i.set(slot, DType::F32, shape);
+                i.set(slot, dtype, shape);
             }
         }
         Ok(())
     },
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X"), ("X@GRAD", "Skip")],
         cost: cost_grad,
@@ -90,7 +93,7 @@ pub static GRAD: OpDef = OpDef {
 
 /// The shape of X and the first normalised axis.
 fn check(i: &InferCtx<'_>) -> Result<(Shape, usize)> {
-    i.check_dtype("X", &[DType::F32])?;
+    i.check_dtype("X", FLOATS)?;
     i.check_dtype("Scale", &[DType::F32])?;
     let x = i.input("X")?.shape;
     let begin = x.axis(i.op.attr_int("begin_norm_axis"))?;

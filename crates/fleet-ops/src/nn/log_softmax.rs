@@ -1,7 +1,8 @@
-//! `Out = X - ln(sum(exp(X)))` along `axis`; f32. Rows along another axis than the last go through
+//! `Out = X - ln(sum(exp(X)))` along `axis`. Rows along another axis than the last go through
 //! scratch.
 
 use super::axis::Split;
+use super::half::any_float;
 use super::softmax::{cost, infer, infer_grad, rule};
 use crate::prelude::*;
 use fleet_kernels::softmax;
@@ -15,7 +16,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer,
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
@@ -28,7 +29,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits {
         cost: |c| Cost {
             flops: 23.0 * c.input("Out").map_or(0, Meta::numel) as f64,

@@ -14,5 +14,6 @@ pub mod pool2d;
 pub mod softmax;
 
 pub(crate) mod axis;
+pub(crate) mod half;
 mod random;
 mod window;

@@ -1,10 +1,11 @@
-//! Pooling over images: the maximum or the average of windows; f32.
+//! Pooling over images: the maximum or the average of windows.
 //!
 //! `ksize` is the window, or with `adaptive` the size of the output; `global_pooling` takes one window
 //! over everything. Averages count only what lies inside the image (`exclusive`) or the padding too.
 //! Max pooling makes Mask where it is asked for, the place of each maximum in its window (u8, or i32
 //! for windows of more than 256), which the gradient reads.
 
+use super::half::{FLOATS, any_float};
 use super::window::{Axes, pair, window};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
@@ -33,7 +34,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer: |i| {
         let (x, out) = check(i)?;
-        i.set("Out", DType::F32, out);
+        i.set("Out", x.dtype, out);
         // A program under construction makes the mask at once: its gradient will want it.
         if is_max(i.op)? {
             i.set("Mask", mask_type(i.op)?, out);
@@ -51,7 +52,7 @@ pub static DEF: OpDef = OpDef {
         call.output("X@GRAD", dx).done()?;
         Ok(())
     }),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Gray) },
 };
 
@@ -72,17 +73,17 @@ pub static GRAD: OpDef = OpDef {
             i.check_dtype("Mask", &[mask_type(i.op)?])?;
             i.check_shape("Mask", out)?;
         }
-        i.set("X@GRAD", DType::F32, x);
+        i.set("X@GRAD", x.dtype, x.shape);
         Ok(())
     },
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits { shape_only: &["X"], cost: cost_grad, ..OpTraits::amp(AmpClass::Gray) },
 };
 
-/// The shapes of X and Out.
-fn check(i: &InferCtx<'_>) -> Result<(Shape, Shape)> {
-    i.check_dtype("X", &[DType::F32])?;
+/// X, and the shape of Out.
+fn check(i: &InferCtx<'_>) -> Result<(Meta, Shape)> {
+    i.check_dtype("X", FLOATS)?;
     let x = i.check_rank("X", 4)?;
     let axes = Axes::of(i.op, "data_format")?;
     let image = axes.spatial(&x);
@@ -95,7 +96,7 @@ fn check(i: &InferCtx<'_>) -> Result<(Shape, Shape)> {
             window(i.op, size, [1, 1], image)?.outputs(i.op, image, ceil)?
         }
     };
-    Ok((x, axes.shape(x[0], x[axes.channels], outputs)))
+    Ok((i.input("X")?, axes.shape(x[0], x[axes.channels], outputs)))
 }
 
 fn is_max(op: &Op) -> Result<bool> {

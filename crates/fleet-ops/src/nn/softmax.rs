@@ -1,7 +1,8 @@
-//! `Out = exp(X) / sum(exp(X))` along `axis`; f32. Rows along another axis than the last go through
+//! `Out = exp(X) / sum(exp(X))` along `axis`. Rows along another axis than the last go through
 //! scratch.
 
 use super::axis::Split;
+use super::half::{FLOATS, any_float};
 use crate::prelude::*;
 use fleet_kernels::softmax;
 
@@ -14,7 +15,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer,
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu,
+    cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("Out", "X")], cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
@@ -27,7 +28,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: cpu_grad,
+    cpu: |p| any_float(p, cpu_grad),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Out@GRAD"), ("X@GRAD", "Out")],
         cost: cost_grad,
@@ -36,7 +37,7 @@ pub static GRAD: OpDef = OpDef {
 };
 
 pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
-    i.check_dtype("X", &[DType::F32])?;
+    i.check_dtype("X", FLOATS)?;
     let x = i.input("X")?;
     x.shape.axis(i.op.attr_int("axis"))?;
     i.set("Out", x.dtype, x.shape);
@@ -58,8 +59,8 @@ pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> 
 }
 
 pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
-    i.check_dtype("Out@GRAD", &[DType::F32])?;
     let out = i.input("Out")?;
+    i.check_dtype("Out@GRAD", &[out.dtype])?;
     i.check_shape("Out@GRAD", out.shape)?;
     i.set("X@GRAD", out.dtype, out.shape);
     Ok(())
