@@ -24,16 +24,22 @@
 //! # Ok::<(), fleet::Error>(())
 //! ```
 
+mod save;
 mod session;
 
 pub use fleet_base::{Error, ErrorKind, Result, rng};
 pub use fleet_data as data;
 pub use fleet_exec::{Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope};
+pub use fleet_format as format;
 pub use fleet_ir as ir;
 pub use fleet_nn as nn;
 pub use fleet_ops as ops;
 pub use fleet_passes::{self as passes, BuildOptions};
 pub use fleet_tensor::{DType, Shape, Tensor};
+pub use save::{
+    InferenceModel, load_inference_model, load_persistables, load_vars, save_inference_model,
+    save_params, save_persistables,
+};
 pub use session::Session;
 
 /// What most programs import.

@@ -1,0 +1,200 @@
+//! Saving and loading what lives in a scope, and models for inference.
+//!
+//! What a program keeps between runs (parameters, optimizer state, statistics, counters) is saved by
+//! name. Loading checks every variable against the program before the scope changes: a file that
+//! misses one or holds another shape changes nothing.
+
+use fleet_base::{Error, Result, text};
+use fleet_exec::Scope;
+use fleet_format::{Checkpoint, Meta, load_tensors, load_vars as read_vars, save_tensors};
+use fleet_ir::{Program, Var};
+use fleet_ops::Registry;
+use fleet_tensor::Tensor;
+use std::path::Path;
+
+/// Saves every variable of `program` that lives in the scope, and the scope's step.
+///
+/// ```
+/// # use fleet::prelude::*;
+/// # let dir = std::env::temp_dir().join(format!("fleet-save-doc-{}", std::process::id()));
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 2], DType::F32);
+/// net.minimize(x.fc(1).mean(), Adam::new(0.1))?;
+/// let mut session = Session::new(net.build()?, ExecOptions::default())?;
+/// fleet::save_persistables(&dir, &session.programs.main, &session.scope)?;
+/// fleet::load_persistables(&dir, &session.programs.main, &mut session.scope)?;
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn save_persistables(path: impl AsRef<Path>, program: &Program, scope: &Scope) -> Result<()> {
+    save_where(path.as_ref(), program, scope, |var| var.persistable)
+}
+
+/// Saves the parameters alone: enough to go on with another optimizer, or to infer.
+pub fn save_params(path: impl AsRef<Path>, program: &Program, scope: &Scope) -> Result<()> {
+    save_where(path.as_ref(), program, scope, Var::is_parameter)
+}
+
+/// Loads every variable that [`save_persistables`] saved.
+pub fn load_persistables(
+    path: impl AsRef<Path>,
+    program: &Program,
+    scope: &mut Scope,
+) -> Result<()> {
+    let checkpoint = load_tensors(&path)?;
+    let wanted: Vec<&str> = persistables(program, |var| var.persistable);
+    let step = checkpoint.meta.step;
+    put(path.as_ref(), program, scope, checkpoint, &wanted)?;
+    scope.set_step(step);
+    Ok(())
+}
+
+/// Loads the named variables and leaves all others as they are.
+pub fn load_vars(
+    path: impl AsRef<Path>,
+    program: &Program,
+    scope: &mut Scope,
+    names: &[&str],
+) -> Result<()> {
+    for name in names {
+        program.var_named(name)?;
+    }
+    let checkpoint = read_vars(&path, names)?;
+    put(path.as_ref(), program, scope, checkpoint, names)
+}
+
+/// A model for inference: the part of a program that makes the targets, and its parameters.
+pub struct InferenceModel {
+    pub program: Program,
+    pub scope: Scope,
+    /// Names to feed.
+    pub feeds: Vec<String>,
+    /// Names to fetch.
+    pub targets: Vec<String>,
+}
+
+/// Saves the forward part of `program` that makes `targets`, with the variables that it reads.
+///
+/// ```
+/// # use fleet::prelude::*;
+/// # let dir = std::env::temp_dir().join(format!("fleet-infer-doc-{}", std::process::id()));
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 2], DType::F32);
+/// let y = x.fc(1);
+/// net.minimize(y.mean(), Sgd::new(0.1))?;
+/// let y = y.name();
+/// let session = Session::new(net.build()?, ExecOptions::default())?;
+/// fleet::save_inference_model(&dir, &session.programs.main, &[&y], &session.scope)?;
+///
+/// let mut model = fleet::load_inference_model(&dir)?;
+/// assert_eq!((&*model.feeds[0], &*model.targets[0]), ("x", &*y));
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2])?;
+/// let mut exe = Executor::new(ExecOptions::default());
+/// let out = exe.run(&model.program, &mut model.scope, &[("x", &x)], &[&y])?;
+/// assert_eq!(out[0].shape(), &Shape::from([1, 1]));
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn save_inference_model(
+    path: impl AsRef<Path>,
+    program: &Program,
+    targets: &[&str],
+    scope: &Scope,
+) -> Result<()> {
+    let test = program.clone_for_test()?;
+    let ids = targets.iter().map(|name| test.var_named(name)).collect::<Result<Vec<_>>>()?;
+    let pruned = test.prune(&ids);
+    let tensors = collect(&pruned, scope, |var| var.persistable)?;
+    let entries = [(TARGETS.to_string(), targets.join("\n"))].into();
+    let meta = Meta { step: scope.step(), entries };
+    let pairs = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    fleet_format::save_model(path, &pruned, pairs, &meta)
+}
+
+/// The entry of a saved model that lists its targets, one a line.
+const TARGETS: &str = "targets";
+
+/// Loads what [`save_inference_model`] saved.
+pub fn load_inference_model(path: impl AsRef<Path>) -> Result<InferenceModel> {
+    let (program, checkpoint) = fleet_format::load_model(&path, Registry::standard())?;
+    let Some(targets) = checkpoint.meta.entries.get(TARGETS) else {
+        return Err(Error::invalid("the saved model names no targets").at(path.as_ref().display()));
+    };
+    let targets: Vec<String> = targets.lines().map(str::to_string).collect();
+    let feeds =
+        program.vars().filter(|(_, var)| var.is_data).map(|(_, var)| var.name.clone()).collect();
+    let mut scope = Scope::new();
+    let wanted: Vec<String> =
+        persistables(&program, |var| var.persistable).into_iter().map(str::to_string).collect();
+    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    put(path.as_ref(), &program, &mut scope, checkpoint, &wanted)?;
+    Ok(InferenceModel { program, scope, feeds, targets })
+}
+
+fn persistables(program: &Program, which: impl Fn(&Var) -> bool) -> Vec<&str> {
+    program.vars().filter(|(_, var)| which(var)).map(|(_, var)| var.name.as_str()).collect()
+}
+
+fn collect(
+    program: &Program,
+    scope: &Scope,
+    which: impl Fn(&Var) -> bool,
+) -> Result<Vec<(String, Tensor)>> {
+    persistables(program, which)
+        .into_iter()
+        .map(|name| Ok((name.to_string(), scope.tensor(name)?)))
+        .collect()
+}
+
+fn save_where(
+    path: &Path,
+    program: &Program,
+    scope: &Scope,
+    which: impl Fn(&Var) -> bool,
+) -> Result<()> {
+    let tensors = collect(program, scope, which)?;
+    let meta = Meta { step: scope.step(), ..Meta::default() };
+    save_tensors(path, tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), &meta)
+}
+
+/// Checks all of `wanted` first and then puts them into the scope.
+fn put(
+    path: &Path,
+    program: &Program,
+    scope: &mut Scope,
+    checkpoint: Checkpoint,
+    wanted: &[&str],
+) -> Result<()> {
+    let held: Vec<&str> = checkpoint.tensors.iter().map(|(name, _)| name.as_str()).collect();
+    for name in wanted {
+        if !held.contains(name) {
+            let hint = text::did_you_mean(name, held.iter().copied());
+            return Err(Error::invalid(format!("the checkpoint has no variable '{name}'{hint}"))
+                .at(path.display()));
+        }
+    }
+    for (name, tensor) in &checkpoint.tensors {
+        let Some(id) = program.find_var(name) else { continue };
+        let var = program.var(id);
+        if var.dtype != tensor.dtype() || !var.shape.agrees(tensor.shape()) {
+            return Err(Error::invalid(format!(
+                "variable '{name}' of the checkpoint does not fit"
+            ))
+            .expected(format!("{}{}", var.dtype, var.shape))
+            .got(format!("{}{}", tensor.dtype(), tensor.shape()))
+            .at(path.display()));
+        }
+    }
+    for (name, tensor) in checkpoint.tensors {
+        if wanted.contains(&name.as_str()) {
+            match scope.meta(&name) {
+                // An address that plans know stays where it is.
+                Some(meta) if meta == (tensor.dtype(), *tensor.shape()) => {
+                    scope.assign(&name, &tensor)?;
+                }
+                _ => scope.set(name, tensor),
+            }
+        }
+    }
+    Ok(())
+}
