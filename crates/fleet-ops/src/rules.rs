@@ -22,10 +22,17 @@ pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The product of dimensions, -1 if one is unknown.
+/// The product of dimensions, -1 if one is unknown; what does not fit stays at the largest number,
+/// which no memory holds.
 pub(crate) fn flat(dims: &[i64]) -> i64 {
-    if dims.iter().any(|dim| *dim < 0) { -1 } else { dims.iter().product() }
+    if dims.iter().any(|dim| *dim < 0) {
+        return -1;
+    }
+    dims.iter().fold(1, |product: i64, dim| product.saturating_mul(*dim))
 }
+
+/// Variables that an op may make: a wrong attribute is to be an error, not a full memory.
+pub(crate) const PARTS_MAX: i64 = 1 << 16;
 
 /// The number that two descriptions of one dimension agree on; none if they do not.
 pub(crate) fn same_dim(a: i64, b: i64) -> Option<i64> {

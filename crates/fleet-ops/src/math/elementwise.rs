@@ -93,7 +93,7 @@ pub(crate) fn align(x: &Shape, y: &Shape, axis: i64) -> Result<(Shape, Shape)> {
         return Ok((x, y));
     }
     let (rank, inner) = (x.rank(), y.rank());
-    let start = if axis == -1 { (rank - inner) as i64 } else { axis };
+    let start = if axis == -1 { (rank - inner) as i64 } else { axis.clamp(-1, rank as i64 + 1) };
     // Trailing dimensions of length 1 may stick out.
     let trimmed = y.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
     let dims = if start >= 0 && start as usize + inner <= rank { y.dims() } else { &y[..trimmed] };

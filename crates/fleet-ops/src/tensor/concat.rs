@@ -2,7 +2,7 @@
 //! type. The gradient of one is another; outputs to which no gradient comes count as zero.
 
 use crate::prelude::*;
-use crate::rules::{axis_of, by_width, check_row_major, same_dim, sizes};
+use crate::rules::{PARTS_MAX, axis_of, by_width, check_row_major, same_dim, sizes};
 use crate::tensor::fill::FILL_ANY_LIKE;
 use crate::tensor::strided::{Strided, row_major};
 use fleet_ir::Op;
@@ -23,7 +23,7 @@ pub static CONCAT: OpDef = OpDef {
             if other.rank() == shape.rank() {
                 total = match (total, other[axis]) {
                     (-1, _) | (_, -1) => -1,
-                    (sum, dim) => sum + dim,
+                    (sum, dim) => i64::saturating_add(sum, dim),
                 };
                 other.dims_mut()[axis] = shape[axis];
             }
@@ -155,7 +155,7 @@ pub static UNSTACK: OpDef = OpDef {
         let axis = axis_of(i.op, "axis", &x.shape)?;
         let asked = i.op.attr_int("num");
         let count = if asked == 0 { x.shape[axis] } else { asked };
-        if count < 1 || same_dim(count, x.shape[axis]).is_none() {
+        if !(1..=PARTS_MAX).contains(&count) || same_dim(count, x.shape[axis]).is_none() {
             return Err(Error::invalid("attribute 'num' of unstack does not fit X")
                 .expected(format!("dimension {axis} of {}", x.shape))
                 .got(asked));
@@ -223,12 +223,13 @@ fn sections(op: &Op, x: &Shape, axis: usize) -> Result<Vec<i64>> {
             .got(got))
     };
     if asked.is_empty() {
-        if count < 1 || (len >= 0 && len % count != 0) {
+        if !(1..=PARTS_MAX).contains(&count) || (len >= 0 && len % count != 0) {
             return wrong(format!("a 'num' that divides {len}"), count.to_string());
         }
         return Ok(vec![if len < 0 { -1 } else { len / count }; count as usize]);
     }
-    let known: i64 = asked.iter().filter(|it| **it >= 0).sum();
+    let whole = asked.iter().filter(|it| **it >= 0);
+    let known = whole.fold(0, |sum: i64, it| sum.saturating_add(*it));
     let open = asked.iter().filter(|it| **it < 0).count();
     let fits = match open {
         0 => len < 0 || known == len,

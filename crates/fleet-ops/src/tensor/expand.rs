@@ -96,7 +96,7 @@ fn tiled(op: &Op, x: &Shape) -> Result<Shape> {
             .expected("numbers above 0")
             .got(format!("{:?}", op.attr_ints("repeat_times"))));
     }
-    let dim = |(count, own): &(i64, i64)| if *own < 0 { -1 } else { count * own };
+    let dim = |(count, own): &(i64, i64)| if *own < 0 { -1 } else { count.saturating_mul(*own) };
     Shape::new(&times.iter().map(dim).collect::<Vec<_>>())
 }
 

@@ -148,9 +148,9 @@ pub static ASSIGN_VALUE: OpDef = OpDef {
         let (floats, ints) = (i.op.attr_floats("values"), i.op.attr_ints("ints_values"));
         let shape = whole_shape(i.op)?;
         let given = floats.len().max(ints.len());
-        if given != shape.len() || (!floats.is_empty() && !ints.is_empty()) {
+        if shape.numel() != Some(given) || (!floats.is_empty() && !ints.is_empty()) {
             return Err(Error::invalid("attributes of assign_value do not fit together")
-                .expected(format!("{} numbers for shape {shape}", shape.len()))
+                .expected(format!("{} numbers for shape {shape}", crate::rules::flat(&shape)))
                 .got(format!("{} values and {} ints_values", floats.len(), ints.len())));
         }
         infer_shape_attr(i)

@@ -22,7 +22,7 @@ pub static DEF: OpDef = OpDef {
         }
         let mut shape = x.shape;
         for (dim, pair) in shape.dims_mut().iter_mut().zip(paddings.chunks(2)) {
-            *dim = if *dim < 0 { -1 } else { *dim + pair[0] + pair[1] };
+            *dim = if *dim < 0 { -1 } else { dim.saturating_add(pair[0]).saturating_add(pair[1]) };
         }
         i.set("Out", x.dtype, shape);
         Ok(())

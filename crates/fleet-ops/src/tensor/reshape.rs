@@ -105,7 +105,10 @@ fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
         return wrong("holds more than one dimension to be inferred");
     }
     let inferred = asked.iter().position(|dim| *dim == -1);
-    let known = |dims: &[i64]| -> i64 { dims.iter().filter(|dim| **dim >= 0).product() };
+    let known = |dims: &[i64]| {
+        let whole = dims.iter().filter(|dim| **dim >= 0);
+        whole.fold(1, |product: i64, dim| product.saturating_mul(*dim))
+    };
     let unknown = |dims: &[i64]| dims.iter().filter(|dim| **dim < 0).count();
     if let Some(at) = inferred {
         dims[at] = 1;
@@ -136,7 +139,7 @@ fn squeezed(op: &Op, x: &Shape) -> Result<Shape> {
 fn unsqueezed(op: &Op, x: &Shape) -> Result<Shape> {
     let mut dims = x.to_vec();
     for axis in op.attr_ints("axes") {
-        let at = if *axis < 0 { axis + dims.len() as i64 + 1 } else { *axis };
+        let at = if *axis < 0 { axis.saturating_add(dims.len() as i64 + 1) } else { *axis };
         if at < 0 || at > dims.len() as i64 {
             return Err(Error::invalid("attribute 'axes' of unsqueeze2 is out of range")
                 .expected(format!("{} to {}", -(dims.len() as i64) - 1, dims.len()))

@@ -91,14 +91,7 @@ fn cuts(op: &Op, input: &Shape) -> Result<Vec<Cut>> {
 
 fn cut(dim: i64, start: i64, end: i64, step: i64) -> Cut {
     if dim < 0 {
-        // Both counted from the same side: the length is known where the tensor is long enough.
-        let same_side = (start < 0) == (end < 0) && end != i64::MAX;
-        let len = if same_side && step == 1 && end > start && end < i64::from(i32::MAX) {
-            -1.max(if start >= 0 { -1 } else { end - start })
-        } else {
-            -1
-        };
-        return Cut { start, step, len };
+        return Cut { start, step, len: -1 };
     }
     let from_end = |at: i64| if at < 0 { at.saturating_add(dim) } else { at };
     let (start, end) = if step > 0 {
@@ -110,7 +103,7 @@ fn cut(dim: i64, start: i64, end: i64, step: i64) -> Cut {
         )
     };
     let span = if step > 0 { end - start } else { start - end };
-    let len = if span <= 0 { 0 } else { (span + step.abs() - 1) / step.abs() };
+    let len = if span <= 0 { 0 } else { 1 + (span - 1) / step.saturating_abs() };
     Cut { start, step, len }
 }
 
