@@ -286,13 +286,19 @@ pub fn group<'s>(
     let count = ids.len();
     assert!(u32::try_from(count).is_ok(), "more ids than positions can number");
     assert!(scratch.len() >= group_scratch_len(count), "scratch of group is too short");
-    let id_max = largest_id(pool, ids, rows, padding_idx)?;
+    // Ids below a known bound need no pass that looks for the largest: counting checks them.
+    let bound = rows.filter(|&rows| padding_idx.is_none_or(|id| (id as u64) < rows as u64));
+    let id_max = match bound {
+        Some(rows) => (rows as u64).saturating_sub(1),
+        None => largest_id(pool, ids, rows, padding_idx)?,
+    };
     let (items, scratch) = scratch.split_at_mut(4 * count);
     let (unique, scratch) = scratch.split_at_mut(count);
     let (starts, scratch) = scratch.split_at_mut((count + 1).div_ceil(2));
     let (positions, counters) = scratch.split_at_mut(count.div_ceil(2));
     let place = Sorting {
         ids,
+        bound: bound.unwrap_or(usize::MAX),
         id_bits: 64 - id_max.leading_zeros(),
         unique: cast_mut(unique),
         starts: &mut cast_mut(starts)[..count + 1],
@@ -301,11 +307,11 @@ pub fn group<'s>(
     };
     let mut groups = if id_max <= u64::from(u32::MAX) {
         let (from, to) = items[..2 * count].split_at_mut(count);
-        sort(pool, place, from, to, |id, position| id << 32 | position as u64)
+        sort(pool, place, from, to, |id, position| id << 32 | position as u64)?
     } else {
         let (from, to) = items.split_at_mut(2 * count);
         let (from, to) = (cast_mut::<[u64; 2]>(from), cast_mut::<[u64; 2]>(to));
-        sort(pool, place, from, to, |id, position| [position as u64, id])
+        sort(pool, place, from, to, |id, position| [position as u64, id])?
     };
     if let Some(padding) = padding_idx {
         groups = without(groups, padding);
@@ -709,6 +715,8 @@ fn bucket_count(count: usize) -> usize {
 /// What [`sort`] reads and writes.
 struct Sorting<'a, 's> {
     ids: &'a [i64],
+    /// Ids must be below this, unless it is `usize::MAX`.
+    bound: usize,
     /// Bits of the largest id.
     id_bits: u32,
     unique: &'s mut [i64],
@@ -725,8 +733,8 @@ fn sort<'s, T: Item>(
     from: &mut [T],
     to: &mut [T],
     make: impl Fn(u64, usize) -> T + Sync,
-) -> Spans<'s> {
-    let Sorting { ids, id_bits, unique, starts, positions, counters } = sorting;
+) -> Result<Spans<'s>, BadId> {
+    let Sorting { ids, bound, id_bits, unique, starts, positions, counters } = sorting;
     let (block, blocks) = blocks_of(ids.len());
     let buckets = bucket_count(ids.len());
     let (counters, edges) = counters.split_at_mut(blocks * buckets);
@@ -735,14 +743,22 @@ fn sort<'s, T: Item>(
     let bucket_of = |id: i64| (id as u64 >> low_bits.min(63)) as usize & (buckets - 1);
     let span = |index: usize| index * block..((index + 1) * block).min(ids.len());
     let shared = Shareable::new(&mut *counters);
+    let bad = AtomicUsize::new(usize::MAX);
     pool.run(blocks, |index| {
         // SAFETY: each block has its own counters.
         let counters = unsafe { shared.slice(index * buckets, buckets) };
         counters.fill(0);
+        let mut largest = 0;
         for &id in &ids[span(index)] {
             counters[bucket_of(id)] += 1;
+            largest = largest.max(id as u64);
+        }
+        if bound != usize::MAX && largest >= bound as u64 {
+            let first = ids[span(index)].iter().position(|&id| id as u64 >= bound as u64);
+            bad.fetch_min(index * block + first.unwrap_or(0), Relaxed);
         }
     });
+    report(&bad, ids, bound)?;
     // Counts become first places: by bucket, then by block, which keeps the order.
     let mut place = 0;
     for bucket in 0..buckets {
@@ -817,7 +833,7 @@ fn sort<'s, T: Item>(
     });
     let count = count as usize;
     starts[count] = ids.len() as u32;
-    Spans { ids: &mut unique[..count], starts: &mut starts[..count + 1], positions }
+    Ok(Spans { ids: &mut unique[..count], starts: &mut starts[..count + 1], positions })
 }
 
 /// Sorts `from` by the lowest `bits` of the id, lowest digit first.
