@@ -173,7 +173,7 @@ fn rows(bench: &Bench, pool: &Pool) {
 }
 
 fn reductions(bench: &Bench, pool: &Pool) {
-    let mut case = |shape: &[usize], axes: &[usize]| {
+    let case = |shape: &[usize], axes: &[usize]| {
         let plan = Reduction::new(shape, axes);
         let x = numbers(plan.in_len());
         let (mut out, mut scratch) = (vec![0.0; plan.out_len()], vec![0.0; plan.scratch_len()]);

@@ -334,7 +334,7 @@ unary_functions! {
     };
 }
 
-const FRAC_1_SQRT_TAU: f32 = 0.398_942_28;
+const FRAC_1_SQRT_TAU: f32 = 0.398_942_3;
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 
 /// Φ(x), the normal distribution.

@@ -300,7 +300,11 @@ mod tests {
     fn nested_calls_run_in_place() {
         let pool = Pool::new(3);
         let sum = AtomicUsize::new(0);
-        pool.run(8, |_| pool.run(8, |task| drop(sum.fetch_add(task, SeqCst))));
+        pool.run(8, |_| {
+            pool.run(8, |task| {
+                sum.fetch_add(task, SeqCst);
+            });
+        });
         assert_eq!(sum.into_inner(), 8 * 28);
     }
 
@@ -312,7 +316,9 @@ mod tests {
         }));
         assert!(outcome.is_err());
         let sum = AtomicUsize::new(0);
-        pool.run(10, |task| drop(sum.fetch_add(task, SeqCst)));
+        pool.run(10, |task| {
+            sum.fetch_add(task, SeqCst);
+        });
         assert_eq!(sum.into_inner(), 45);
     }
 }

@@ -407,11 +407,7 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
                 let rows_sum = if group == 4 {
                     F::fold(
                         s,
-                        F::fold(
-                            s,
-                            load_n(s, source, at + 0 * stride, n),
-                            load_n(s, source, at + 1 * stride, n),
-                        ),
+                        F::fold(s, load_n(s, source, at, n), load_n(s, source, at + stride, n)),
                         F::fold(
                             s,
                             load_n(s, source, at + 2 * stride, n),
@@ -419,7 +415,7 @@ unsafe fn columns<S: Simd, F: FoldOp, M: Source>(
                         ),
                     )
                 } else {
-                    let mut sum = load_n(s, source, at + 0 * stride, n);
+                    let mut sum = load_n(s, source, at, n);
                     for r in 1..group {
                         sum = F::fold(s, sum, load_n(s, source, at + r * stride, n));
                     }

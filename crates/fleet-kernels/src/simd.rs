@@ -122,11 +122,8 @@ macro_rules! kernel {
         #[inline]
         $vis unsafe fn $name<$($gen: $bound),*>($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            #[allow(unused_unsafe)]
-            unsafe fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? {
-                // SAFETY: the contract is that of the function around, stated where it is written.
-                unsafe { $body }
-            }
+            #[allow(unused_unsafe, unsafe_op_in_unsafe_fn)]
+            unsafe fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
             $crate::kernel_dispatch!(body [$($gen: $bound),*] [$($arg: $ty),*] [$(-> $ret)?])
         }
     };

@@ -201,8 +201,7 @@ struct Matrix {
     /// The input's innermost axis: length, and stride in the output.
     columns: usize,
     column_stride: usize,
-    /// The output's innermost axis: length, and stride in the input.
-    rows: usize,
+    /// The stride in the input of the output's innermost axis.
     row_stride: usize,
 }
 
@@ -218,8 +217,7 @@ fn transpose_tiles<T: Copy + Send + Sync>(
     // The innermost axis of the input has the smallest stride.
     let inner = (0..last).min_by_key(|axis| axes[*axis].1).unwrap_or(0);
     let out_stride = |axis: usize| axes[axis + 1..].iter().map(|(len, _)| len).product::<usize>();
-    let matrix =
-        Matrix { columns: axes[inner].0, column_stride: out_stride(inner), rows, row_stride };
+    let matrix = Matrix { columns: axes[inner].0, column_stride: out_stride(inner), row_stride };
     let others = Others { axes, inner, count: len / (rows * matrix.columns) };
     let bands = matrix.columns.div_ceil(TILE);
     let grain = (TASK_ELEMENTS / (TILE.min(matrix.columns) * rows)).max(1);

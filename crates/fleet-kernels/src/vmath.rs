@@ -199,7 +199,7 @@ pub(crate) fn sin_quarter<S: Simd>(s: S, r: S::F, turn: S::I) -> S::F {
 #[inline(always)]
 fn sin_or_cos<S: Simd>(s: S, x: S::F, turn: i32, scalar: fn(f64) -> f64) -> S::F {
     /// pi/2 in parts of 11 bits and a rest: products with n <= 2^13 are exact in f32.
-    const PARTS: [f32; 4] = [1.570_312_5, 4.837_512_97e-4, 7.549_766_3e-8, 5.126_688_5e-12];
+    const PARTS: [f32; 4] = [1.570_312_5, 4.837_513e-4, 7.549_766e-8, 5.126_688_5e-12];
     const SIZE_MAX: f32 = 1e4;
     let n = s.round(s.mul(x, s.splat(std::f32::consts::FRAC_2_PI)));
     let mut r = x;
@@ -235,7 +235,7 @@ pub(crate) fn normal_quantile<S: Simd>(s: S, t: S::F) -> S::F {
             1.253_314_1,
             0.328_118_03,
             1.632_436e-2,
-            -3.277_094_1e-3,
+            -3.277_094e-3,
             -2.155_572_4e-4,
             9.067_466e-5,
             -6.360_853e-6,
