@@ -183,7 +183,7 @@ fn shifted_loss(
 fn loss(machine: &Machine, id: OpId, weights: &HashMap<VarId, VarId>) -> Result<f64> {
     let pool = Pool::new(1);
     let share = machine.same.clone();
-    let outputs = machine.execute(id, &How { pool: &pool, garbage: 0, share })?;
+    let outputs = machine.execute(id, &How { pool: &pool, garbage: 0, share, turn: 0 })?;
     let op = machine.program.op(id);
     let mut loss = 0.0;
     for (vars, values) in op.outputs.iter().zip(&outputs) {

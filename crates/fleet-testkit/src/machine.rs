@@ -25,8 +25,16 @@ pub struct How<'a> {
     pub pool: &'a Pool,
     /// What fills the outputs and the scratch before the kernel runs.
     pub garbage: u8,
-    /// Pairs of output and input slot that share memory.
+    /// Pairs of output and input slot that share memory, variable by variable.
     pub share: Vec<(String, String)>,
+    /// Which variable of the input slot a lone output shares with.
+    pub turn: usize,
+}
+
+impl How<'_> {
+    fn turn_of(&self, outputs: usize) -> usize {
+        if outputs == 1 { self.turn } else { 0 }
+    }
 }
 
 impl Machine {
@@ -49,17 +57,25 @@ impl Machine {
         let def = self.registry.get(op.name())?;
         let (one, three) = (Pool::new(1), Pool::new(3));
         let share = self.same_of(&op);
-        let base = self.execute(id, &How { pool: &one, garbage: 0xff, share: share.clone() })?;
-        let other = self.execute(id, &How { pool: &three, garbage: 0x55, share: share.clone() })?;
+        let base =
+            self.execute(id, &How { pool: &one, garbage: 0xff, share: share.clone(), turn: 0 })?;
+        let other =
+            self.execute(id, &How { pool: &three, garbage: 0x55, share: share.clone(), turn: 0 })?;
         check_equal(&op, &base, &other, "on 3 threads, or where the kernel wrote nothing")?;
         for (output, input) in def.traits.inplace.iter().chain(&def.traits.view) {
-            if !self.can_share(&op, output, input) || share.iter().any(|pair| pair.0 == *output) {
-                continue;
+            let turns = if op.output(output).len() == 1 { op.input(input).len() } else { 1 };
+            for turn in 0..turns {
+                if !self.can_share(&op, output, input, turn)
+                    || share.iter().any(|pair| pair.0 == *output)
+                {
+                    continue;
+                }
+                let mut share = share.clone();
+                share.push((output.to_string(), input.to_string()));
+                let how = How { pool: &three, garbage: 0x55, share, turn };
+                let shared = self.execute(id, &how)?;
+                check_equal(&op, &base, &shared, &format!("when {output} lies in {input}"))?;
             }
-            let mut share = share.clone();
-            share.push((output.to_string(), input.to_string()));
-            let shared = self.execute(id, &How { pool: &three, garbage: 0x55, share })?;
-            check_equal(&op, &base, &shared, &format!("when {output} lies in {input}"))?;
         }
         for (vars, values) in op.outputs.iter().zip(base) {
             self.values.extend(vars.iter().copied().zip(values));
@@ -74,8 +90,8 @@ impl Machine {
         self.same.iter().filter(known).cloned().collect()
     }
 
-    fn can_share(&self, op: &Op, output: &str, input: &str) -> bool {
-        let (Some(out), Some(arg)) = (op.output(output).first(), op.input(input).first()) else {
+    fn can_share(&self, op: &Op, output: &str, input: &str, turn: usize) -> bool {
+        let (Some(out), Some(arg)) = (op.output(output).first(), op.input(input).get(turn)) else {
             return false;
         };
         let (out, arg) = (self.meta(*out), self.meta(*arg));
@@ -117,7 +133,8 @@ impl Machine {
             let (Some(to), Some(from)) = slots else {
                 return Err(Error::invalid(format!("{output} and {input} cannot share memory")));
             };
-            for (out, arg) in output_args[to].iter_mut().zip(&input_args[from]) {
+            let args = input_args[from].iter().skip(how.turn_of(output_args[to].len()));
+            for (out, arg) in output_args[to].iter_mut().zip(args) {
                 out.ptr = arg.ptr;
             }
         }
@@ -146,7 +163,8 @@ impl Machine {
         for (output, input) in &how.share {
             let (to, from) = (op.spec.output_index(output), op.spec.input_index(input));
             if let (Some(to), Some(from)) = (to, from) {
-                for (out, arg) in outputs[to].iter_mut().zip(&inputs[from]) {
+                let args = inputs[from].iter().skip(how.turn_of(outputs[to].len()));
+                for (out, arg) in outputs[to].iter_mut().zip(args) {
                     out.tensor_mut().as_bytes_mut().copy_from_slice(arg.tensor().as_bytes());
                 }
             }

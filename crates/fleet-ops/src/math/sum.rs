@@ -5,13 +5,13 @@
 //! order. f32, f64, i32, i64; halves through f32.
 
 use crate::prelude::*;
-use crate::rules::{by_type, physical_len};
+use crate::rules::by_type;
 use crate::widen::{has_half, through_f32};
 use fleet_tensor::Element;
 use std::ops::AddAssign;
 
 /// Elements that stay in L1 while the inputs are added.
-const TILE: usize = 4096;
+const TILE: usize = 2048;
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "sum", inputs: &[many("X")], outputs: &[one("Out")], attrs: &[] },
@@ -83,27 +83,35 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
     let sparse: Vec<bool> = p.inputs[0].iter().map(|m| m.kind == VarKind::SparseRows).collect();
     let dense: Vec<usize> = (0..sparse.len()).filter(|index| !sparse[*index]).collect();
-    // The first dense input may lie where Out does, so it is read first.
-    let first = dense[0];
-    let len = if first == 0 { physical_len(p, 0) } else { p.output("Out").shape.len() };
+    let len = p.output_layouts[0][0].physical_len(&p.output("Out").shape);
     Kernel::new(move |k| {
         let (inputs, out) = (k.inputs[0], k.out_arg(0).ptr as usize);
-        let in_place = inputs[first].ptr == k.out_arg(0).ptr;
+        // Out may lie where any of the inputs does: where it is not the first, the sum of a tile is
+        // made aside, so that nothing is overwritten before it is read.
+        let in_place = |index: &usize| inputs[*index].ptr as usize == out;
+        let aside = dense[1..].iter().any(in_place);
         k.pool.run_ranges(len, TILE, |range| {
-            let at = |ptr: *mut u8| ptr.cast::<T>().wrapping_add(range.start);
-            let out = at(out as *mut u8);
-            if !in_place {
-                // SAFETY: both hold `len` elements and do not overlap; ranges are disjoint.
-                unsafe { std::ptr::copy_nonoverlapping(at(inputs[first].ptr), out, range.len()) };
+            let mut tile = [T::default(); TILE];
+            // SAFETY: ranges of the output are disjoint; an input that shares its memory is read
+            // through pointers, before it is written.
+            let result: *mut T = unsafe { (out as *mut T).add(range.start) };
+            let to = if aside { tile.as_mut_ptr() } else { result };
+            for (turn, index) in dense.iter().enumerate() {
+                // SAFETY: every dense input holds `len` elements, and `to` has room for the range.
+                unsafe {
+                    let from = inputs[*index].ptr.cast::<T>().cast_const().add(range.start);
+                    if turn == 0 {
+                        std::ptr::copy(from, to, range.len());
+                        continue;
+                    }
+                    for i in 0..range.len() {
+                        *to.add(i) += *from.add(i);
+                    }
+                }
             }
-            // SAFETY: ranges of the output are disjoint; no other input overlaps it.
-            let out = unsafe { std::slice::from_raw_parts_mut(out, range.len()) };
-            for index in &dense[1..] {
-                // SAFETY: every dense input holds `len` elements.
-                let from = unsafe {
-                    std::slice::from_raw_parts(at(inputs[*index].ptr).cast_const(), range.len())
-                };
-                out.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+            if aside {
+                // SAFETY: the tile is ours, the range of the output this task's.
+                unsafe { std::ptr::copy_nonoverlapping(to.cast_const(), result, range.len()) };
             }
         });
         for (arg, is_sparse) in inputs.iter().zip(&sparse) {
@@ -131,13 +139,9 @@ fn append_rows<T: Element>(k: &KernelCtx<'_>) -> Result<()> {
     let mut count = 0;
     for arg in k.inputs[0] {
         let rows = arg.row_count();
-        if arg.ptr != out.ptr {
-            let ids = out.row_ids_mut();
-            ids[count..count + rows].copy_from_slice(arg.row_ids());
-            let values = out.slice_mut::<T>();
-            values[count * width..(count + rows) * width]
-                .copy_from_slice(&arg.slice::<T>()[..rows * width]);
-        }
+        out.row_ids_mut()[count..count + rows].copy_from_slice(arg.row_ids());
+        let values = &arg.slice::<T>()[..rows * width];
+        out.slice_mut::<T>()[count * width..(count + rows) * width].copy_from_slice(values);
         count += rows;
     }
     out.set_row_count(count);
