@@ -24,14 +24,17 @@ const IMAGE_OPS: [(&str, &str, &[&str]); 6] = [
 ];
 
 /// Ops that treat every element alike and do not say so in their traits, because they do so only for
-/// operands of one shape.
-const ALIKE: [&str; 8] = [
+/// operands of one shape, or because their padding would not stay zero, which images do not have.
+/// Functions of one element are known by their list.
+const ALIKE: [&str; 10] = [
     "sum",
     "elementwise_add",
     "elementwise_add_grad",
     "elementwise_sub",
+    "elementwise_sub_grad",
     "elementwise_mul",
     "elementwise_mul_grad",
+    "elementwise_div",
     "fused_elemwise_activation",
     "fused_elemwise_activation_grad",
 ];
@@ -97,7 +100,8 @@ fn image_vars(op: &Op) -> Vec<VarId> {
 /// Whether the op works element by element on images of one shape.
 fn treats_alike(program: &Program, registry: &Registry, op: &Op) -> bool {
     let by_trait = registry.find(op.name()).is_some_and(|def| def.traits.elementwise);
-    if !by_trait && !ALIKE.contains(&op.name()) {
+    let unary = || fleet_ops::math::unary::DEFS.iter().any(|def| def.spec.name == op.name());
+    if !by_trait && !ALIKE.contains(&op.name()) && !unary() {
         return false;
     }
     let mut vars = op.all_inputs().chain(op.all_outputs());

@@ -1,0 +1,124 @@
+//! What the executor's rewrites make of whole models: which ops are left, which layouts are chosen.
+
+use fleet::ir::{Program, VarId};
+use fleet::nn::models::{ResNetConfig, WideDeepConfig, resnet, wide_deep};
+use fleet::ops::Registry;
+use fleet::passes::optimize;
+use fleet::prelude::*;
+use std::collections::BTreeMap;
+
+fn counts(program: &Program) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::new();
+    for (_, op) in program.root_ops() {
+        *counts.entry(op.name()).or_default() += 1;
+    }
+    counts
+}
+
+fn optimized(program: &Program, keep: &[VarId], options: &BuildOptions) -> Program {
+    let done = optimize(program, Registry::standard(), keep, options).unwrap();
+    fleet::ops::verify::verify(&done, Registry::standard()).unwrap();
+    done
+}
+
+fn resnet50() -> Program {
+    let net = Net::new();
+    let model = resnet(&net, &ResNetConfig { size: 64, ..ResNetConfig::new(50) });
+    let rule = Momentum::new(0.1, 0.9).weight_decay(Regularizer::L2(1e-4));
+    net.minimize(model.loss, rule).unwrap();
+    net.build().unwrap().main
+}
+
+#[test]
+fn resnet_keeps_images_channels_last_and_filters_packed() {
+    let program = resnet50();
+    let done = optimized(&program, &[], &BuildOptions::default());
+    let ops = counts(&done);
+    assert_eq!(ops["conv2d"], 53);
+    assert_eq!(ops["conv2d_grad"], 53);
+    assert_eq!(ops["fused_batch_norm_act"], 33);
+    assert_eq!(ops["fused_bn_add_activation"], 16);
+    assert_eq!(ops["batch_norm"], 4);
+    assert_eq!(ops["transpose2"], 1, "the image that is fed, and nothing else");
+    assert_eq!(ops["fused_momentum"], 1);
+    assert!(!ops.contains_key("relu") && !ops.contains_key("relu_grad"));
+    // The gradients of an identity shortcut are added where they arrive.
+    assert!(ops.get("sum").copied().unwrap_or(0) <= 1, "{ops:?}");
+    for (_, op) in done.root_ops().filter(|(_, op)| op.name().starts_with("conv2d")) {
+        assert_eq!(op.attr_str("data_format"), "NHWC");
+        let filter = done.var(op.input("Filter")[0]);
+        assert_eq!(filter.layout.to_string(), "filter64", "{}", filter.name);
+    }
+    let velocity = done.var_named("res2a_branch2a_weights_velocity_0").unwrap();
+    assert_eq!(done.var(velocity).layout.to_string(), "filter64");
+    let convs = done.root_ops().filter(|(_, op)| op.name() == "conv2d");
+    assert!(convs.into_iter().all(|(_, op)| op.output("Stats").len() == 1));
+}
+
+#[test]
+fn every_switch_does_one_thing() {
+    let program = resnet50();
+    let none = counts(&optimized(&program, &[], &BuildOptions::none()));
+    assert_eq!((none["batch_norm"], none["relu"], none["momentum"]), (53, 49, 161));
+    let with = |set: fn(&mut BuildOptions)| {
+        let mut options = BuildOptions::none();
+        set(&mut options);
+        counts(&optimized(&program, &[], &options))
+    };
+    let act = with(|options| options.fuse_bn_act_ops = true);
+    assert_eq!((act["fused_batch_norm_act"], act["relu"]), (33, 16));
+    let add = with(|options| options.fuse_bn_add_act_ops = true);
+    assert_eq!((add["fused_bn_add_activation"], add["relu"]), (16, 33));
+    let sums = with(|options| options.fuse_elewise_add_act_ops = true);
+    assert_eq!((sums["fused_elemwise_activation"], sums["fused_gemm_epilogue"]), (16, 1));
+    let one = with(|options| options.fuse_all_optimizer_ops = true);
+    assert_eq!((one["fused_momentum"], one.get("momentum")), (1, None));
+    let addto = with(|options| options.enable_addto = true);
+    assert!(addto["sum"] < none["sum"] || none["sum"] == 0 || addto == none);
+    let layout = with(|options| options.choose_layout = true);
+    assert_eq!(layout["transpose2"], 1);
+}
+
+#[test]
+fn what_is_fetched_is_still_made() {
+    let program = resnet50();
+    let inner = program.var_named("bn2a_branch2a.output.1.tmp_2");
+    let wanted: Vec<VarId> = program
+        .root_ops()
+        .filter(|(_, op)| op.name() == "batch_norm")
+        .take(2)
+        .map(|(_, op)| op.output("Y")[0])
+        .chain(inner.ok())
+        .collect();
+    let done = optimized(&program, &wanted, &BuildOptions::default());
+    for var in wanted {
+        let made = done.root_ops().any(|(_, op)| op.all_outputs().any(|out| out == var));
+        assert!(made, "{}", program.var_name(var));
+    }
+    assert!(counts(&done)["batch_norm"] >= 5);
+}
+
+#[test]
+fn a_fully_connected_layer_is_one_op_each_way() {
+    let net = Net::new();
+    let model = wide_deep(&net, &WideDeepConfig { auc: false, ..WideDeepConfig::criteo() });
+    let (table, rest) = net.backward(model.loss).unwrap().partition(|name| name == "table");
+    net.apply_gradients(Sgd::new(0.1), table).unwrap();
+    net.apply_gradients(Adam::new(1e-3), rest).unwrap();
+    let program = net.build().unwrap().main;
+    let ops = counts(&optimized(&program, &[], &BuildOptions::default()));
+    assert!(ops["fused_gemm_epilogue"] >= 4 && ops["fused_gemm_epilogue_grad"] >= 4, "{ops:?}");
+    assert!(!ops.contains_key("relu") && !ops.contains_key("relu_grad"));
+    assert_eq!(ops["fused_adam"], 1);
+    // The forward part alone fuses as well.
+    let test = program.clone_for_test().unwrap();
+    let logit = test.find_var(&test_target(&test)).unwrap();
+    let ops = counts(&optimized(&test, &[logit], &BuildOptions::default()));
+    assert!(ops["fused_gemm_epilogue"] >= 4 && !ops.contains_key("sgd"));
+}
+
+/// The output of the last op.
+fn test_target(program: &Program) -> String {
+    let (_, op) = program.root_ops().next_back().unwrap();
+    program.var_name(op.all_outputs().next().unwrap()).to_string()
+}
