@@ -119,7 +119,11 @@ fn width(x: &Shape, begin: usize) -> i64 {
 }
 
 fn product(dims: &[i64]) -> i64 {
-    if dims.iter().any(|dim| *dim < 0) { -1 } else { dims.iter().product() }
+    if dims.iter().any(|dim| *dim < 0) {
+        return -1;
+    }
+    // A program may state sizes that no machine has.
+    dims.iter().fold(1, |product: i64, dim| product.saturating_mul(*dim))
 }
 
 fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {

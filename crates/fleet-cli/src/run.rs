@@ -1,0 +1,161 @@
+//! `fleet run`: runs a program with tensors from `.npy` files, prints or saves what it makes.
+
+use crate::inspect::load;
+use crate::{Output, Stop};
+use clap::Args;
+use fleet_base::{Error, Result};
+use fleet_exec::{ExecOptions, Executor, Scope};
+use fleet_format::{Meta, load_tensors, read_npy, save_tensors, write_npy, write_npz};
+use fleet_ir::Program;
+use fleet_tensor::{DType, Tensor, bf16, f16};
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+pub struct RunArgs {
+    program: PathBuf,
+    /// Runs this program first, once; it initialises parameters
+    #[arg(long, value_name = "PROGRAM")]
+    startup: Option<PathBuf>,
+    /// Starts from the variables of this checkpoint; by default from those of PROGRAM, if it is the
+    /// folder of a saved model
+    #[arg(long, value_name = "CHECKPOINT")]
+    load: Option<PathBuf>,
+    /// Feeds the tensor of a .npy file to a variable; may be given several times
+    #[arg(long, value_name = "NAME=FILE.npy")]
+    feed: Vec<String>,
+    /// Prints a variable after the last run, or writes it to a .npy file
+    #[arg(long, value_name = "NAME[=FILE.npy]")]
+    fetch: Vec<String>,
+    /// Writes everything fetched to one .npz file instead of printing it
+    #[arg(long, value_name = "FILE.npz")]
+    save_fetched: Option<PathBuf>,
+    /// Saves all variables that live between runs to a checkpoint
+    #[arg(long, value_name = "CHECKPOINT")]
+    save: Option<PathBuf>,
+    /// How often the program runs, with the same feeds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    runs: u64,
+    /// Threads; by default as many as the machine has cores
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
+    threads: u16,
+    /// Stops at the first op that makes a NaN or an infinity
+    #[arg(long)]
+    check_nan_inf: bool,
+}
+
+pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
+    let program = load(&args.program)?;
+    let fetches = fetches(args, &program)?;
+    let feeds = feeds(args, &program)?;
+    let options = ExecOptions {
+        check_nan_inf: args.check_nan_inf,
+        ..ExecOptions::threads(usize::from(args.threads))
+    };
+    let mut executor = Executor::new(options);
+    let mut scope = Scope::new();
+    if let Some(startup) = &args.startup {
+        executor.run(&load(startup)?, &mut scope, &[], &[])?;
+    }
+    let saved_model = Some(&args.program).filter(|program| program.is_dir());
+    if let Some(checkpoint) = args.load.as_ref().or(saved_model) {
+        let checkpoint = load_tensors(checkpoint)?;
+        scope.set_step(checkpoint.meta.step);
+        for (name, tensor) in checkpoint.tensors {
+            scope.set(name, tensor);
+        }
+    }
+    let feeds: Vec<(&str, &Tensor)> = feeds.iter().map(|(name, it)| (*name, it)).collect();
+    let names: Vec<&str> = fetches.iter().map(|fetch| fetch.name).collect();
+    let mut fetched = Vec::new();
+    for done in 1..=args.runs {
+        let names = if done == args.runs { &names[..] } else { &[] };
+        executor.run_into(&program, &mut scope, &feeds, names, &mut fetched)?;
+    }
+    save_scope(args, &scope)?;
+    if let Some(path) = &args.save_fetched {
+        write_npz(path, names.iter().copied().zip(&fetched))?;
+    }
+    for (fetch, tensor) in fetches.iter().zip(&fetched) {
+        match &fetch.file {
+            Some(path) => write_npy(path, tensor)?,
+            None if args.save_fetched.is_some() => {}
+            None => out.line(format!("{} {}", fetch.name, shown(tensor)?))?,
+        }
+    }
+    Ok(())
+}
+
+/// A variable to fetch and where it goes.
+struct Fetch<'a> {
+    name: &'a str,
+    file: Option<&'a Path>,
+}
+
+fn fetches<'a>(args: &'a RunArgs, program: &Program) -> Result<Vec<Fetch<'a>>> {
+    let mut fetches = Vec::new();
+    for given in &args.fetch {
+        // The whole may be a name with '=' in it.
+        let (name, file) = match given.split_once('=') {
+            Some((name, file)) if program.find_var(given).is_none() => {
+                (name, Some(Path::new(file)))
+            }
+            _ => (given.as_str(), None),
+        };
+        program.var_named(name)?;
+        fetches.push(Fetch { name, file });
+    }
+    Ok(fetches)
+}
+
+fn feeds<'a>(args: &'a RunArgs, program: &Program) -> Result<Vec<(&'a str, Tensor)>> {
+    let mut feeds = Vec::new();
+    for given in &args.feed {
+        let (name, file) = given.split_once('=').ok_or_else(|| {
+            Error::invalid("--feed is not understood").expected("NAME=FILE.npy").got(given)
+        })?;
+        program.var_named(name)?;
+        feeds.push((name, read_npy(file)?));
+    }
+    Ok(feeds)
+}
+
+fn save_scope(args: &RunArgs, scope: &Scope) -> Result<()> {
+    let Some(path) = &args.save else { return Ok(()) };
+    let names: Vec<&str> = scope.names().collect();
+    let tensors: Vec<Tensor> =
+        names.iter().map(|name| scope.tensor(name)).collect::<Result<_>>()?;
+    let meta = Meta { step: scope.step(), ..Meta::default() };
+    save_tensors(path, names.into_iter().zip(&tensors), &meta)
+}
+
+/// Elements that are printed of a tensor; the rest is in the files.
+const SHOWN_MAX: usize = 24;
+
+/// `f32[2, 2] 1.0 2.0 3.0 4.0`.
+fn shown(tensor: &Tensor) -> Result<String> {
+    let mut text = format!("{}{}", tensor.dtype(), tensor.shape());
+    let count = tensor.shape().numel().unwrap_or(0);
+    for index in 0..count.min(SHOWN_MAX) {
+        text.push(' ');
+        text += &element(tensor, index)?;
+    }
+    if count > SHOWN_MAX {
+        text += &format!(" .. ({count} elements)");
+    }
+    Ok(text)
+}
+
+fn element(tensor: &Tensor, index: usize) -> Result<String> {
+    Ok(match tensor.dtype() {
+        DType::Bool => (tensor.as_slice::<u8>()?[index] != 0).to_string(),
+        DType::U8 => tensor.as_slice::<u8>()?[index].to_string(),
+        DType::I8 => tensor.as_slice::<i8>()?[index].to_string(),
+        DType::I16 => tensor.as_slice::<i16>()?[index].to_string(),
+        DType::I32 => tensor.as_slice::<i32>()?[index].to_string(),
+        DType::I64 => tensor.as_slice::<i64>()?[index].to_string(),
+        DType::F16 => format!("{:?}", tensor.as_slice::<f16>()?[index].to_f32()),
+        DType::BF16 => format!("{:?}", tensor.as_slice::<bf16>()?[index].to_f32()),
+        DType::F32 => format!("{:?}", tensor.as_slice::<f32>()?[index]),
+        DType::F64 => format!("{:?}", tensor.as_slice::<f64>()?[index]),
+    })
+}

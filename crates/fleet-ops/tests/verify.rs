@@ -1,0 +1,178 @@
+//! The verifier over the registry, and that no shape rule can be made to panic.
+
+use fleet_base::rng::Sequence;
+use fleet_ir::{Arity, Attr, AttrKind, Op, OpSpec, Program, SlotSpec, Var, VarId, VarKind};
+use fleet_ops::{CostCtx, InferCtx, Meta, OPS, OpDef, Registry, meta, verify};
+use fleet_tensor::{DType, RANK_MAX, Shape};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn check(body: &str, expected: &[&str]) {
+    let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
+    let program = Program::parse(&text, Registry::standard()).expect("it is well formed");
+    let found: Vec<String> =
+        verify::errors(&program, Registry::standard()).iter().map(|e| e.to_string()).collect();
+    assert_eq!(found, expected);
+    assert_eq!(verify::verify(&program, Registry::standard()).is_ok(), expected.is_empty());
+}
+
+#[test]
+fn outputs_are_what_ops_make() {
+    let vars = "%x: f32[-1, 4] data";
+    check(&format!("{vars} %y: f32[-1, 4] (Out: %y) = scale(X: %x)"), &[]);
+    check(&format!("{vars} %y: f32[8, 4] (Out: %y) = scale(X: %x)"), &[]);
+    check(
+        &format!(
+            "{vars} %y: f32[-1, 5] %z: f64[-1, 4] (Out: %y) = scale(X: %x) (Out: %z) = scale(X: %x)"
+        ),
+        &[
+            "output 'Out' makes 'y' other than declared: expected f32[-1, 5], got f32[-1, 4]\n  \
+             at op 0 scale(X: %x)",
+            "output 'Out' makes 'z' other than declared: expected f64[-1, 4], got f32[-1, 4]\n  \
+             at op 1 scale(X: %x)",
+        ],
+    );
+    check(
+        &format!("{vars} %y: f32[-1, 4] sparse_rows (Out: %y) = scale(X: %x) at=\"m.rs:1\""),
+        &["output 'Out' makes 'y' other than declared: expected f32[-1, 4] (SparseRows), \
+           got f32[-1, 4]\n  at op 0 scale(X: %x) at m.rs:1"],
+    );
+}
+
+#[test]
+fn structure_comes_first() {
+    check(
+        "%x: f32[2] %y: f32[3] (Out: %y) = scale(X: %x)",
+        &["%x is read before any op writes it\n  at op 0 scale(X: %x)\n  \
+           help: feed it (data), keep it between runs (persistable), or write it earlier"],
+    );
+}
+
+#[test]
+fn an_op_of_another_registry_is_refused() {
+    static OTHER: OpSpec = OpSpec { name: "scale", inputs: &[], outputs: &[], attrs: &[] };
+    let mut program = Program::new();
+    program.append_op(Program::ROOT, Op::build(&OTHER).finish().unwrap());
+    let error = verify::verify(&program, Registry::standard()).unwrap_err().to_string();
+    assert!(error.starts_with("op 'scale' is not the one of this registry"), "{error}");
+}
+
+/// Random types, shapes and attributes, wrong ones above all: a rule answers or refuses. The same for
+/// the cost of what it accepts.
+#[test]
+fn no_shape_rule_panics() {
+    const CASES: u64 = 400;
+    let mut culprits = Vec::new();
+    for (index, def) in OPS.iter().enumerate() {
+        for case in 0..CASES {
+            let mut rng = Sequence::new(index as u64, case);
+            let (program, op) = random_op(&mut rng, def);
+            let run = || {
+                let mut ctx = InferCtx::new(&op, |var| meta(&program, var));
+                let inputs: Vec<Vec<Meta>> = op
+                    .inputs
+                    .iter()
+                    .map(|slot| slot.iter().map(|var| meta(&program, *var)).collect())
+                    .collect();
+                if (def.infer)(&mut ctx).is_ok() {
+                    let outputs = ctx.into_outputs();
+                    (def.traits.cost)(&CostCtx { op: &op, inputs: &inputs, outputs: &outputs });
+                }
+            };
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                culprits.push(format!("{} (case {case}):\n{program}", def.spec.name));
+                break;
+            }
+        }
+    }
+    assert!(culprits.is_empty(), "these rules panic:\n{}", culprits.join("\n"));
+}
+
+fn random_op(rng: &mut Sequence, def: &'static OpDef) -> (Program, Op) {
+    let mut program = Program::new();
+    // Most of the time one type and one shape, so that rules get past their first checks.
+    let common = (random_dtype(rng), random_shape(rng));
+    let mut builder = Op::build(&def.spec);
+    for slot in def.spec.inputs {
+        let vars = random_vars(rng, &mut program, slot, common);
+        builder = builder.inputs(slot.name, &vars);
+    }
+    for slot in def.spec.outputs {
+        let vars = random_vars(rng, &mut program, slot, common);
+        builder = builder.outputs(slot.name, &vars);
+    }
+    for attr in def.spec.attrs {
+        if attr.default.is_none() || rng.below(2) == 0 {
+            builder = builder.attr(attr.name, random_attr(rng, attr.kind));
+        }
+    }
+    let op = builder.finish().expect("slots and attributes fit");
+    program.append_op(Program::ROOT, op.clone());
+    (program, op)
+}
+
+fn random_vars(
+    rng: &mut Sequence,
+    program: &mut Program,
+    slot: &SlotSpec,
+    common: (DType, Shape),
+) -> Vec<VarId> {
+    let count = match slot.arity {
+        Arity::One => 1,
+        Arity::Optional => rng.below(2),
+        Arity::Many => rng.below(4),
+    };
+    let mut vars = Vec::new();
+    for _ in 0..count {
+        let (mut dtype, mut shape) = common;
+        if rng.below(4) == 0 {
+            dtype = random_dtype(rng);
+        }
+        if rng.below(3) == 0 {
+            shape = random_shape(rng);
+        }
+        let kind = if rng.below(8) == 0 { VarKind::SparseRows } else { VarKind::Dense };
+        let name = program.unique_name("v");
+        let var = Var { kind, is_data: true, ..Var::new(name, dtype, shape) };
+        vars.push(program.add_var(Program::ROOT, var).expect("a new name"));
+    }
+    vars
+}
+
+fn random_dtype(rng: &mut Sequence) -> DType {
+    match rng.below(4) {
+        0 => DType::ALL[rng.below(10) as usize],
+        1 => DType::I64,
+        _ => DType::F32,
+    }
+}
+
+fn random_shape(rng: &mut Sequence) -> Shape {
+    const DIMS: [i64; 8] = [-1, 0, 1, 2, 3, 4, 64, 1 << 40];
+    let rank = if rng.below(8) == 0 { RANK_MAX as u64 } else { rng.below(6) };
+    let known = if rng.below(4) == 0 { 8 } else { 7 };
+    let dims: Vec<i64> = (0..rank).map(|_| DIMS[rng.below(known) as usize]).collect();
+    Shape::of(&dims)
+}
+
+fn random_attr(rng: &mut Sequence, kind: AttrKind) -> Attr {
+    const INTS: [i64; 10] = [0, 1, 2, 3, -1, -2, -9, 100, i64::MAX, i64::MIN];
+    let int = |rng: &mut Sequence| {
+        let known = if rng.below(3) == 0 { 10 } else { 6 };
+        INTS[rng.below(known) as usize]
+    };
+    let count = rng.below(5);
+    match kind {
+        AttrKind::Int => Attr::Int(int(rng)),
+        AttrKind::Float => Attr::Float([0.0, 0.5, -1.0, 1e300, f64::NAN][rng.below(5) as usize]),
+        AttrKind::Bool => Attr::Bool(rng.below(2) == 0),
+        AttrKind::Str => {
+            let words = ["", "SAME", "VALID", "NCHW", "NHWC", "relu", "none", "mean", "max", "é"];
+            Attr::Str(words[rng.below(10) as usize].into())
+        }
+        AttrKind::Ints => Attr::Ints((0..count).map(|_| int(rng)).collect()),
+        AttrKind::Floats => Attr::Floats((0..count).map(|_| rng.normal()).collect()),
+        AttrKind::Strs => Attr::Strs((0..count).map(|_| "a".to_string()).collect()),
+        AttrKind::DType => Attr::DType(random_dtype(rng)),
+        AttrKind::Block => Attr::Block(Program::ROOT),
+    }
+}
