@@ -9,12 +9,12 @@
 
 use super::window::Source;
 use super::{Backward, Conv2d, depthwise};
-use crate::micro::{self, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
 /// Pixels of a block: few where the gradient stays in L2, more where each pass over it costs.
-const PIXELS: usize = 112;
+const PIXELS: usize = 196;
 const PIXELS_LARGE: usize = 392;
 
 /// Floats of one task's part of the gradient from which it counts as large.
@@ -40,9 +40,9 @@ struct Cut {
     /// Lines (rows of the output, of all images) of a slice and of a block.
     slice_lines: usize,
     block_lines: usize,
-    /// Rows of the gradient (of a group) and panels of a task.
-    rows: usize,
-    row_parts: usize,
+    /// Input channels and panels of a task (of one group).
+    channels: usize,
+    channel_parts: usize,
     panels: usize,
     panel_parts: usize,
 }
@@ -50,35 +50,45 @@ struct Cut {
 impl Cut {
     fn new(conv: &Conv2d) -> Cut {
         let lines = (conv.n * conv.out_h()).max(1);
-        let (rows, panels) = (conv.kh * conv.kw * conv.group_in(), conv.panels());
-        let len = (conv.groups * rows * panels * PANEL).max(1);
+        let (channels, panels) = (conv.group_in(), conv.panels());
+        let taps = conv.kh * conv.kw;
+        let len = (conv.groups * taps * channels * panels * PANEL).max(1);
         let wanted = TASKS.div_ceil(conv.groups);
         let slices = wanted.min((SLICED_MAX / len).max(1)).min(lines);
-        // What is left to cut goes to the longer side.
-        let rest = wanted.div_ceil(slices);
-        let copies_x = conv.group_in() <= conv.group_out();
-        let panel_parts =
-            if copies_x { rest.min((panels * PANEL / CUT_CHANNELS_MIN).max(1)) } else { 1 };
-        let row_parts = rest.div_ceil(panel_parts).min((rows / CUT_CHANNELS_MIN).max(1));
+        let (channel_parts, panel_parts) =
+            parts_of_sides(wanted.div_ceil(slices), channels, panels);
         let panels_in_task = panels.div_ceil(panel_parts);
-        let rows_in_task = rows.div_ceil(row_parts).next_multiple_of(TILE_ROWS);
+        let channels_in_task = channels.div_ceil(channel_parts);
         let slice_lines = lines.div_ceil(slices);
-        let is_large = rows_in_task * panels_in_task * PANEL >= LARGE;
+        let is_large = taps * channels_in_task * panels_in_task * PANEL >= LARGE;
         let pixels = if is_large { PIXELS_LARGE } else { PIXELS };
         Cut {
             slices: lines.div_ceil(slice_lines),
             slice_lines,
             block_lines: pixels.div_ceil(conv.out_w().max(1)).min(slice_lines),
-            rows: rows_in_task,
-            row_parts: rows.div_ceil(rows_in_task),
+            channels: channels_in_task,
+            channel_parts: channels.div_ceil(channels_in_task),
             panels: panels_in_task,
             panel_parts: panels.div_ceil(panels_in_task),
         }
     }
 
     fn tasks(&self, conv: &Conv2d) -> usize {
-        self.slices * conv.groups * self.row_parts * self.panel_parts
+        self.slices * conv.groups * self.channel_parts * self.panel_parts
     }
+}
+
+/// Parts of the input channels and of the panels, together at least `wanted` where the sides are
+/// large enough: x is copied once a part of the panels, dy once a part of the channels.
+fn parts_of_sides(wanted: usize, channels: usize, panels: usize) -> (usize, usize) {
+    let channel_parts_max = (channels / CUT_CHANNELS_MIN).max(1);
+    (1..=wanted.min(panels))
+        .map(|panel_parts| (wanted.div_ceil(panel_parts).min(channel_parts_max), panel_parts))
+        .min_by_key(|(channel_parts, panel_parts)| {
+            let missing = wanted.saturating_sub(channel_parts * panel_parts);
+            (missing, panel_parts * channels + channel_parts * panels * PANEL)
+        })
+        .unwrap_or((1, 1))
 }
 
 /// The copy of x in scratch, for one block of lines.
@@ -91,22 +101,30 @@ struct Copied {
     rows_max: usize,
     /// Only the pixels that a 1 x 1 window takes are copied.
     sampled: bool,
+    /// Those are all pixels, in order: x is read where it is.
+    in_place: bool,
+    /// The panels of dy are read where they are: there is one, and nothing beside it.
+    dy_in_place: bool,
 }
 
 impl Copied {
     fn new(conv: &Conv2d, cut: &Cut) -> Copied {
-        let channels = conv.group_in();
+        let channels = cut.channels;
         let pixel = if channels % PANEL == 0 { channels + SKEW } else { channels };
         let sampled = conv.kh * conv.kw == 1;
+        let in_place = sampled && conv.stride == [1, 1] && conv.pad == [[0, 0]; 2];
+        let dy_in_place = conv.c_out == PANEL && conv.groups == 1;
         if sampled {
-            return Copied { pixel, width: conv.out_w(), rows_max: cut.block_lines, sampled };
+            let pixel = if in_place { conv.c_in } else { pixel };
+            let rows_max = if in_place { 0 } else { cut.block_lines };
+            return Copied { pixel, width: conv.out_w(), rows_max, sampled, in_place, dy_in_place };
         }
         let width = (conv.out_w() - 1) * conv.stride[1] + (conv.kw - 1) * conv.dilation[1] + 1;
         // A block that crosses images has a window's height more rows in each.
         let images = (cut.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
         let window = (conv.kh - 1) * conv.dilation[0] + 1;
         let rows_max = cut.block_lines * conv.stride[0] + images * window;
-        Copied { pixel, width, rows_max, sampled }
+        Copied { pixel, width, rows_max, sampled, in_place, dy_in_place }
     }
 
     fn len(&self) -> usize {
@@ -211,98 +229,133 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// One slice of the pixels, for some rows and panels of one group.
+    /// One slice of the pixels, for some input channels and panels of one group.
     fn task(&self, task: usize, target: *mut f32, x: *mut f32, dy: *mut f32) {
         let (conv, cut) = (self.conv, &self.cut);
         let (rest, slice) = (task / cut.slices, task % cut.slices);
-        let (rest, row_part) = (rest / cut.row_parts, rest % cut.row_parts);
+        let (rest, channel_part) = (rest / cut.channel_parts, rest % cut.channel_parts);
         let (group, panel_part) = (rest / cut.panel_parts, rest % cut.panel_parts);
-        let all_rows = conv.kh * conv.kw * conv.group_in();
-        let rows = row_part * cut.rows..((row_part + 1) * cut.rows).min(all_rows);
-        let panels = panel_part * cut.panels..((panel_part + 1) * cut.panels).min(conv.panels());
-        let lines =
-            slice * cut.slice_lines..((slice + 1) * cut.slice_lines).min(conv.n * conv.out_h());
+        let channels = channel_part * cut.channels;
+        let panels = panel_part * cut.panels;
+        let part = Part {
+            group,
+            channels: channels..(channels + cut.channels).min(conv.group_in()),
+            panels: panels..(panels + cut.panels).min(conv.panels()),
+        };
+        let all = conv.n * conv.out_h();
+        let lines = slice * cut.slice_lines..((slice + 1) * cut.slice_lines).min(all);
         let beta = if slice == 0 { self.beta } else { 0.0 };
         for first in lines.clone().step_by(cut.block_lines) {
             let block = first..(first + cut.block_lines).min(lines.end);
-            let beta = if first == lines.start { beta } else { 1.0 };
-            self.copy_x(group, &block, x);
-            self.pack_dy(group, &panels, &block, dy);
-            for piece in self.pieces(&block) {
-                let beta = if piece.lines.start == first { beta } else { 1.0 };
-                self.tiles(group, &rows, &panels, &block, &piece, beta, target, x, dy);
+            let next = block.end..(block.end + cut.block_lines).min(lines.end);
+            let (x, dy) = (self.bring_x(&part, &block, x), self.bring_dy(&part, &block, dy));
+            let mut ahead = self.ahead(&part, &next);
+            // Blocks of a few long lines or of one run of pixels: almost always a single piece.
+            let most = if self.copied.sampled { block.len() } else { SEGMENTS_MAX };
+            for start in block.clone().step_by(most) {
+                let piece = start..(start + most).min(block.end);
+                let beta = if start == lines.start { beta } else { 1.0 };
+                self.tiles(&part, &block, &piece, beta, target, x, dy, &mut ahead);
             }
         }
     }
 
-    /// Parts of a block whose lines are at most [`SEGMENTS_MAX`] and lie at even distances.
-    fn pieces(&self, block: &Range<usize>) -> impl Iterator<Item = Piece> {
-        let (sampled, block) = (self.copied.sampled, block.clone());
-        let mut next = block.start;
-        std::iter::from_fn(move || {
-            let first = next;
-            // Sampled lines follow each other without a gap: one segment, however long.
-            let most = if sampled { block.len() } else { SEGMENTS_MAX };
-            next = (first + most).min(block.end);
-            (first < block.end).then_some(Piece { lines: first..next })
-        })
+    /// What the next block will read, of x and of dy.
+    fn ahead(&self, part: &Part, next: &Range<usize>) -> [Ahead; 2] {
+        if next.is_empty() {
+            return [Ahead::NOTHING; 2];
+        }
+        let (conv, height) = (self.conv, self.conv.out_h());
+        let input_row = |line: usize, tap: usize| {
+            let row = (line % height * conv.stride[0] + tap).saturating_sub(conv.pad[0][0]);
+            line / height * conv.h + row.min(conv.h - 1)
+        };
+        let first = input_row(next.start, 0);
+        let rows = input_row(next.end - 1, (conv.kh - 1) * conv.dilation[0]) + 1 - first;
+        let x_at = first * conv.w * conv.c_in + part.group * conv.group_in() + part.channels.start;
+        let x = self.x.as_ptr().wrapping_add(x_at);
+        let dy_at = next.start * conv.out_w() * conv.c_out
+            + part.group * conv.group_out()
+            + part.panels.start * PANEL;
+        let dy = self.dy.as_ptr().wrapping_add(dy_at);
+        let columns = part.panels.end * PANEL;
+        let columns = columns.min(conv.group_out()) - part.panels.start * PANEL;
+        [
+            Ahead::new(x, rows * conv.w, part.channels.len(), conv.c_in),
+            Ahead::new(dy, next.len() * conv.out_w(), columns, conv.c_out),
+        ]
     }
 
     fn tiles(
         &self,
-        group: usize,
-        rows: &Range<usize>,
-        panels: &Range<usize>,
+        part: &Part,
         block: &Range<usize>,
-        piece: &Piece,
+        piece: &Range<usize>,
         beta: f32,
         target: *mut f32,
         x: *const f32,
         dy: *const f32,
+        ahead: &mut [Ahead; 2],
     ) {
         let (conv, copied) = (self.conv, &self.copied);
         let mut segments = [0isize; SEGMENTS_MAX];
         let width = conv.out_w();
         let (count, len) = if copied.sampled {
-            segments[0] = ((piece.lines.start - block.start) * width * copied.pixel) as isize;
-            (1, piece.lines.len() * width)
+            segments[0] = ((piece.start - block.start) * width * copied.pixel) as isize;
+            (1, piece.len() * width)
         } else {
-            for (segment, line) in segments.iter_mut().zip(piece.lines.clone()) {
+            for (segment, line) in segments.iter_mut().zip(piece.clone()) {
                 *segment = (self.copied_row(block, line) * copied.width * copied.pixel) as isize;
             }
-            (piece.lines.len(), width)
+            (piece.len(), width)
         };
         let a_step = if copied.sampled { copied.pixel } else { conv.stride[1] * copied.pixel };
-        let c_in = conv.group_in();
-        let all_rows = conv.kh * conv.kw * c_in;
-        let row_offset = |row: usize| {
-            let (tap, channel) = (row / c_in, row % c_in);
-            let (kh, kw) = (tap / conv.kw, tap % conv.kw);
-            (kh * conv.dilation[0] * copied.width + kw * conv.dilation[1]) * copied.pixel + channel
-        };
-        for panel in panels.clone() {
-            let packed = (panel - panels.start) * block.len() + (piece.lines.start - block.start);
-            let out = ((group * conv.panels() + panel) * all_rows) * PANEL;
-            for row in rows.clone().step_by(TILE_ROWS) {
-                let tile_rows = (rows.end - row).min(TILE_ROWS);
-                let last = row + tile_rows - 1;
-                let c = target.wrapping_add(out + row * PANEL);
-                let tile = Tile {
-                    a: std::array::from_fn(|r| x.wrapping_add(row_offset((row + r).min(last)))),
-                    a_step,
-                    segments: segments.as_ptr(),
-                    segment_count: count,
-                    segment_len: len,
-                    b: dy.wrapping_add(packed * width * PANEL),
-                    b_step: PANEL,
-                    c: std::array::from_fn(|r| c.wrapping_add(r * PANEL)),
-                    rows: tile_rows,
-                    cols: PANEL,
-                    finish: Finish { beta, ..Finish::STORE },
-                };
+        let rows = conv.kh * conv.kw * part.channels.len();
+        let tiles = rows.div_ceil(TILE_ROWS) * part.panels.len();
+        let share = ahead.each_ref().map(|ahead| ahead.left().div_ceil(tiles));
+        let all_rows = conv.kh * conv.kw * conv.group_in();
+        for panel in part.panels.clone() {
+            let packed = (panel - part.panels.start) * block.len() + (piece.start - block.start);
+            let out = (part.group * conv.panels() + panel) * all_rows * PANEL;
+            let mut tile = Tile {
+                a: [x; TILE_ROWS],
+                a_step,
+                segments: segments.as_ptr(),
+                segment_count: count,
+                segment_len: len,
+                b: dy.wrapping_add(packed * width * PANEL),
+                b_step: PANEL,
+                c: [target; TILE_ROWS],
+                rows: 0,
+                cols: PANEL,
+                finish: Finish { beta, ..Finish::STORE },
+            };
+            let mut flush = |tile: &mut Tile| {
+                for (ahead, share) in ahead.iter_mut().zip(share) {
+                    ahead.ask(share);
+                }
                 // SAFETY: x and dy were brought to scratch for this block; the packed gradient has
                 // 64 columns in every panel, and no other task writes these rows of it.
-                unsafe { micro::run(self.isa, &tile) };
+                unsafe { micro::run(self.isa, tile) };
+                tile.rows = 0;
+            };
+            for kh in 0..conv.kh {
+                for kw in 0..conv.kw {
+                    let tap = (kh * conv.dilation[0] * copied.width + kw * conv.dilation[1])
+                        * copied.pixel;
+                    let row = (kh * conv.kw + kw) * conv.group_in() + part.channels.start;
+                    for channel in 0..part.channels.len() {
+                        tile.a[tile.rows] = x.wrapping_add(tap + channel);
+                        tile.c[tile.rows] = target.wrapping_add(out + (row + channel) * PANEL);
+                        tile.rows += 1;
+                        if tile.rows == TILE_ROWS {
+                            flush(&mut tile);
+                        }
+                    }
+                }
+            }
+            if tile.rows > 0 {
+                flush(&mut tile);
             }
         }
     }
@@ -329,16 +382,36 @@ impl Call<'_> {
         }
     }
 
+    /// Where x lies for a block: in place, or in `copy`, which is then filled.
+    fn bring_x(&self, part: &Part, block: &Range<usize>, copy: *mut f32) -> *const f32 {
+        if !self.copied.in_place {
+            self.copy_x(part, block, copy);
+            return copy;
+        }
+        let at = block.start * self.conv.w * self.conv.c_in;
+        let channel = part.group * self.conv.group_in() + part.channels.start;
+        self.x.as_ptr().wrapping_add(at + channel)
+    }
+
+    /// Where the panels of dy lie for a block.
+    fn bring_dy(&self, part: &Part, block: &Range<usize>, packed: *mut f32) -> *const f32 {
+        if !self.copied.dy_in_place {
+            self.pack_dy(part, block, packed);
+            return packed;
+        }
+        self.dy.as_ptr().wrapping_add(block.start * self.conv.out_w() * PANEL)
+    }
+
     /// Copies the input rows of a block, with zeros where there is no input.
-    fn copy_x(&self, group: usize, block: &Range<usize>, target: *mut f32) {
+    fn copy_x(&self, part: &Part, block: &Range<usize>, target: *mut f32) {
         let (conv, copied) = (self.conv, &self.copied);
         let source = Source {
             x: self.x.as_ptr(),
             height: conv.h,
             width: conv.w,
             pixel: conv.c_in,
-            first_channel: group * conv.group_in(),
-            channels: conv.group_in(),
+            first_channel: part.group * conv.group_in() + part.channels.start,
+            channels: part.channels.len(),
         };
         let (top, left) = (conv.pad[0][0] as isize, conv.pad[1][0] as isize);
         let height = conv.out_h();
@@ -390,15 +463,15 @@ impl Call<'_> {
     }
 
     /// Packs the pixels of a block, panel by panel.
-    fn pack_dy(&self, group: usize, panels: &Range<usize>, block: &Range<usize>, target: *mut f32) {
+    fn pack_dy(&self, part: &Part, block: &Range<usize>, target: *mut f32) {
         let conv = self.conv;
         let width = conv.out_w();
         let pixels = block.len() * width;
-        for panel in panels.clone() {
+        for panel in part.panels.clone() {
             let column = panel * PANEL;
             let cols = (conv.group_out() - column).min(PANEL);
-            let at = block.start * width * conv.c_out + group * conv.group_out() + column;
-            let to = target.wrapping_add((panel - panels.start) * pixels * PANEL);
+            let at = block.start * width * conv.c_out + part.group * conv.group_out() + column;
+            let to = target.wrapping_add((panel - part.panels.start) * pixels * PANEL);
             // SAFETY: dy holds the block's lines, the scratch was sized for them.
             unsafe {
                 let from = self.dy.as_ptr().add(at);
@@ -408,9 +481,11 @@ impl Call<'_> {
     }
 }
 
-/// Lines of a block that one pass of tiles covers.
-struct Piece {
-    lines: Range<usize>,
+/// The part of the gradient that a task computes.
+struct Part {
+    group: usize,
+    channels: Range<usize>,
+    panels: Range<usize>,
 }
 
 /// Segments of a tile.
