@@ -104,16 +104,18 @@ impl<'n> Var<'n> {
         let width = hidden / with.heads;
         let attention =
             Attention { causal: with.causal, scale: 0.0, mask: with.mask, dropout: with.dropout };
-        let mixed = if with.over.is_none() && with.mask.is_none() {
-            let qkv = self.linear(with.linear(3 * hidden, "qkv_fc"));
-            qkv.reshape([0, 0, 3, with.heads, width]).attention_packed(attention)
-        } else {
-            let over = with.over.unwrap_or(self);
-            let query = self.linear(with.linear(hidden, "query_fc"));
-            let key = over.linear(with.linear(hidden, "key_fc"));
-            let value = over.linear(with.linear(hidden, "value_fc"));
-            let split = [0, 0, with.heads, width];
-            query.reshape(split).attention(key.reshape(split), value.reshape(split), attention)
+        let mixed = match with.over {
+            None => {
+                let qkv = self.linear(with.linear(3 * hidden, "qkv_fc"));
+                qkv.reshape([0, 0, 3, with.heads, width]).attention_packed(attention)
+            }
+            Some(over) => {
+                let query = self.linear(with.linear(hidden, "query_fc"));
+                let key = over.linear(with.linear(hidden, "key_fc"));
+                let value = over.linear(with.linear(hidden, "value_fc"));
+                let split = [0, 0, with.heads, width];
+                query.reshape(split).attention(key.reshape(split), value.reshape(split), attention)
+            }
         };
         mixed.reshape([0, 0, hidden]).linear(with.linear(hidden, "output_fc"))
     }

@@ -109,7 +109,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn pool2d(self, with: Pool2d) -> Var<'n> {
         let (paddings, algorithm) = with.padding.attrs();
-        let mut call = self
+        let call = self
             .net
             .op("pool2d")
             .input("X", self)
@@ -117,14 +117,12 @@ impl<'n> Var<'n> {
             .attr("ksize", with.pool_size.to_vec())
             .attr("strides", with.stride.to_vec())
             .attr("paddings", paddings)
+            .attr("padding_algorithm", algorithm)
             .attr("global_pooling", with.global)
             .attr("adaptive", with.adaptive)
             .attr("ceil_mode", with.ceil_mode)
             .attr("exclusive", with.exclusive)
             .attr("data_format", with.data_format.name());
-        if algorithm != "EXPLICIT" {
-            call = call.attr("padding_algorithm", algorithm);
-        }
         match with.name {
             Some(name) => call.named(name).one("Out"),
             None => call.one("Out"),

@@ -129,7 +129,7 @@ pub fn bert_encoder<'n>(net: &'n Net, config: &BertConfig) -> Encoder<'n> {
 #[derive(Clone, Debug)]
 pub struct TokenClassifier<'n> {
     pub encoder: Encoder<'n>,
-    /// `labels`: `[batch, length]`.
+    /// `labels`: `[batch, length]`; -100 for a token that does not count.
     pub labels: Var<'n>,
     /// `[batch, length, classes]`.
     pub logits: Var<'n>,
@@ -150,8 +150,8 @@ pub fn bert_tokens<'n>(net: &'n Net, config: &BertConfig, classes: i64) -> Token
     let encoder = bert_encoder(net, config);
     let logits = encoder.output.linear(Linear::new(classes).weight(config.init()));
     let labels = net.data("labels", [-1, config.length], DType::I64);
-    let flat = labels.reshape([-1, 1]);
-    let loss = logits.reshape([-1, classes]).cross_entropy(flat);
+    let flat = (logits.reshape([-1, classes]), labels.reshape([-1, 1]));
+    let loss = flat.0.cross_entropy_with(flat.1, CrossEntropy::new().ignore_index(-100));
     TokenClassifier { encoder, labels, logits, loss }
 }
 

@@ -27,9 +27,11 @@ impl Word2VecConfig {
 pub struct Word2Vec<'n> {
     /// `center`: `[batch, 1]`.
     pub center: Var<'n>,
-    /// `context`: `[batch, 1 + negatives]`, the true neighbour first.
+    /// `context`: `[batch, 1]`, the true neighbour.
     pub context: Var<'n>,
-    /// How well each context word fits.
+    /// `negatives`: `[batch, negatives]`, words drawn at random.
+    pub negatives: Var<'n>,
+    /// `[batch, 1 + negatives]`: how well each fits, the true neighbour first.
     pub logits: Var<'n>,
     pub loss: Var<'n>,
 }
@@ -46,14 +48,16 @@ pub struct Word2Vec<'n> {
 /// ```
 pub fn word2vec<'n>(net: &'n Net, config: &Word2VecConfig) -> Word2Vec<'n> {
     let center = net.data("center", [-1, 1], DType::I64);
-    let context = net.data("context", [-1, 1 + config.negatives], DType::I64);
+    let context = net.data("context", [-1, 1], DType::I64);
+    let negatives = net.data("negatives", [-1, config.negatives], DType::I64);
     let bound = 0.5 / config.width as f64;
     let table = |name: &str, init| {
         let attr = ParamAttr::from(name).init(init);
         Embedding::new(config.vocabulary, config.width).sparse().weight(attr)
     };
     let word = center.embedding(table("emb", Init::uniform(-bound, bound)));
-    let others = context.embedding(table("emb_w", Init::Constant(0.0)));
+    let others = net.concat(&[context, negatives], 1);
+    let others = others.embedding(table("emb_w", Init::Constant(0.0)));
     let logits = (others * word).reduce_sum([2], false);
 
     // -log sigmoid(true) - sum log sigmoid(-false), as softplus of the logits with signs turned.
@@ -61,5 +65,5 @@ pub fn word2vec<'n>(net: &'n Net, config: &Word2VecConfig) -> Word2Vec<'n> {
     let right = (-parts[0]).softplus();
     let wrong = parts[1].softplus().reduce_sum([1], true);
     let loss = (right + wrong).mean();
-    Word2Vec { center, context, logits, loss }
+    Word2Vec { center, context, negatives, logits, loss }
 }

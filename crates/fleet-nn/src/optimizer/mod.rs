@@ -329,9 +329,8 @@ impl OptimizerDesc {
 fn mark_loss(main: &mut Program, loss: VarId) {
     let producer = main
         .root_ops()
-        .filter(|(_, op)| op.role.is_forward() && op.all_outputs().any(|var| var == loss))
-        .map(|(id, _)| id)
-        .last();
+        .rfind(|(_, op)| op.role.is_forward() && op.all_outputs().any(|var| var == loss))
+        .map(|(id, _)| id);
     if let Some(id) = producer {
         let op = main.op_mut(id);
         op.role = op.role.with_loss();

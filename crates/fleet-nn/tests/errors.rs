@@ -1,0 +1,148 @@
+//! Mistakes: kept from the line that made them to the place where the network is used.
+
+use fleet_nn::prelude::*;
+use fleet_nn::{Error, Programs};
+
+/// Builds a network that is wrong in the line after `line!()`, and checks what is said of it.
+fn check(found: Result<Programs, Error>, line: u32, parts: &[&str]) {
+    let text = found.expect_err("the network is wrong").to_string();
+    let place = format!("tests/errors.rs:{}", line + 1);
+    for part in parts.iter().copied().chain([place.as_str()]) {
+        assert!(text.contains(part), "'{part}' is not in: {text}");
+    }
+}
+
+#[test]
+fn wrong_widths_name_the_line() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 13], DType::F32);
+    let line = line!();
+    let y = x + net.data("y", [-1, 12], DType::F32);
+    // Later calls are harmless, whatever they do.
+    let [a, b] = y.split(1);
+    let z = (a.fc(4) * b).relu().softmax().mean();
+    assert_eq!((z.name(), z.shape()), (String::new(), Shape::SCALAR));
+    let error = net.minimize(z, Sgd::new(0.1)).err().unwrap();
+    assert_eq!(error, net.error().unwrap());
+    check(net.build(), line, &["elementwise_add", "13", "12"]);
+}
+
+#[test]
+fn options_out_of_range_name_the_line() {
+    let net = Net::new();
+    let line = line!();
+    net.data("x", [-1, 13], DType::F32).fc(0);
+    check(net.finish(), line, &["wrong size of fc", "expected 1 or more", "got 0"]);
+
+    let net = Net::new();
+    let line = line!();
+    net.data("x", [-1, 13], DType::F32).fc(Fc::new(1).num_flatten_dims(2));
+    check(net.finish(), line, &["num_flatten_dims", "1 to 1", "got 2"]);
+
+    let net = Net::new();
+    let line = line!();
+    net.data("x", [-1, -1], DType::F32).fc(1);
+    check(net.finish(), line, &["must be known", "[-1, -1]"]);
+
+    let net = Net::new();
+    let line = line!();
+    net.data("x", [-1, 3, 8, 8], DType::F32).conv2d(Conv2d::new(4, 3).groups(2));
+    check(net.finish(), line, &["groups", "a divisor of 3 and of 4", "got 2"]);
+
+    let net = Net::new();
+    let line = line!();
+    net.data("x", [-1, 4], DType::F32).dropout(1.5);
+    check(net.finish(), line, &["dropout", "0 to 1", "got 1.5"]);
+
+    let net = Net::new();
+    let line = line!();
+    net.data("ids", [-1, 1], DType::I64).embedding(Embedding::new(10, 4).padding_idx(10));
+    check(net.finish(), line, &["padding_idx", "-10 to 9", "got 10"]);
+
+    let net = Net::new();
+    let line = line!();
+    net.data("x", [-1, 5, 10], DType::F32).multi_head_attention(MultiHeadAttention::new(4));
+    check(net.finish(), line, &["multi-head attention", "4 heads", "[-1, 5, 10]"]);
+}
+
+#[test]
+fn names_are_checked() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 4], DType::F32);
+    let line = line!();
+    net.data("x", [-1, 4], DType::F32);
+    assert_eq!(x.shape(), Shape::from([-1, 4]));
+    check(net.build(), line, &["'x' exists already"]);
+
+    let net = Net::new();
+    net.data("x", [-1, 4], DType::F32).fc(Fc::new(2).weight("w"));
+    let line = line!();
+    net.var("x").fc(Fc::new(3).weight("w"));
+    check(net.build(), line, &["'w' exists already", "f32[4, 3]", "f32[4, 2]"]);
+
+    let net = Net::new();
+    net.data("features", [-1, 4], DType::F32);
+    let line = line!();
+    net.var("feature");
+    check(net.build(), line, &["did you mean 'features'?"]);
+
+    let net = Net::new();
+    let line = line!();
+    let _guard = net.device_guard("tpu:0");
+    check(net.build(), line, &["device", "gpu:all", "'tpu:0'"]);
+}
+
+#[test]
+fn networks_do_not_mix() {
+    let (here, there) = (Net::new(), Net::new());
+    let x = here.data("x", [-1, 4], DType::F32);
+    let line = line!();
+    let _ = x + there.data("z", [-1, 4], DType::F32);
+    check(here.build(), line, &["'z' is a variable of another network"]);
+    assert!(there.build().is_ok());
+}
+
+#[test]
+fn training_mistakes_are_returned() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 4], DType::F32);
+    let loss = x.fc(1);
+    let line = line!();
+    let found = net.minimize(loss, Sgd::new(0.1)).map(|_| Programs::new());
+    check(found, line, &["cannot be a loss", "take its mean or sum"]);
+    assert!(net.build().is_err(), "a half-made program must not come out");
+
+    let net = Net::new();
+    let loss = net.data("x", [-1, 4], DType::F32).mean();
+    let found = net.minimize(loss, Sgd::new(0.1)).err().unwrap().to_string();
+    assert!(found.contains("no trainable parameter"), "{found}");
+
+    let net = Net::new();
+    let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+    let wrong = LrSchedule::piecewise([10, 20], [0.1, 0.01]);
+    let found = net.minimize(loss, Sgd::new(wrong)).err().unwrap().to_string();
+    assert!(found.contains("boundaries"), "{found}");
+
+    let net = Net::new();
+    let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+    let found = net.minimize(loss, Sgd::new(0.1).parameters(["fc_0.w_1"])).err().unwrap();
+    assert!(found.to_string().contains("did you mean 'fc_0.w_0'?"), "{found}");
+}
+
+#[test]
+fn unknown_ops_are_named() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 4], DType::F32);
+    let line = line!();
+    net.op("sotfmax").input("X", x).one("Out");
+    check(net.build(), line, &["unknown op 'sotfmax'", "did you mean 'softmax'?"]);
+}
+
+#[test]
+fn sparse_gradients_are_not_clipped_by_value() {
+    let net = Net::new();
+    let rows = net.data("ids", [-1, 1], DType::I64).embedding(Embedding::new(10, 4).sparse());
+    let line = line!();
+    let found = net.minimize(rows.mean(), Sgd::new(0.1).grad_clip(GradClip::value(1.0)));
+    check(found.map(|_| Programs::new()), line, &["sparse gradient of 'embedding_0.w_0'"]);
+}

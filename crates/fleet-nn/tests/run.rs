@@ -1,0 +1,398 @@
+//! Networks that run: what initialisers draw, what schedules compute, that optimizers descend.
+
+use fleet_exec::{Interpreter, Scope};
+use fleet_nn::models::{
+    BertConfig, DeepFmConfig, GptConfig, ResNetConfig, WideDeepConfig, Word2VecConfig,
+};
+use fleet_nn::{models, prelude::*};
+use fleet_tensor::Tensor;
+
+/// Runs the startup program.
+fn started(net: &Net) -> Scope {
+    let mut scope = Scope::new();
+    let startup = net.build().unwrap().startup;
+    Interpreter::new().run(&startup, &mut scope, &[], &[]).unwrap();
+    scope
+}
+
+fn values(scope: &Scope, name: &str) -> Vec<f32> {
+    scope.tensor(name).unwrap().to_vec().unwrap()
+}
+
+fn moments(values: &[f32]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / count;
+    let square = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / count;
+    (mean, (square - mean * mean).sqrt())
+}
+
+fn initial(init: Init) -> Vec<f32> {
+    let net = Net::new();
+    net.set_seed(3);
+    net.create_parameter([300, 200], DType::F32, ParamAttr::from("w").init(init));
+    values(&started(&net), "w")
+}
+
+#[test]
+fn initialisers_draw_within_their_bounds() {
+    let uniform = |init: Init, bound: f64| {
+        let drawn = initial(init);
+        let most = drawn.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        assert!(f64::from(most) <= bound && f64::from(most) > 0.99 * bound, "{most} of {bound}");
+        let (mean, std) = moments(&drawn);
+        assert!(mean.abs() < 0.02 * bound, "mean {mean}");
+        assert!((std / (bound / 3f64.sqrt()) - 1.0).abs() < 0.02, "deviation {std}");
+    };
+    let normal = |init: Init, expected: f64| {
+        let (mean, std) = moments(&initial(init));
+        assert!(mean.abs() < 0.02 * expected, "mean {mean}");
+        assert!((std / expected - 1.0).abs() < 0.02, "deviation {std} of {expected}");
+    };
+    uniform(Init::uniform(-0.5, 0.5), 0.5);
+    uniform(Init::xavier_uniform(), (6.0f64 / 500.0).sqrt());
+    uniform(Init::kaiming_uniform(), (6.0f64 / 300.0).sqrt());
+    normal(Init::normal(0.0, 0.1), 0.1);
+    normal(Init::xavier_normal(), (2.0f64 / 500.0).sqrt());
+    normal(Init::kaiming_normal(), (2.0f64 / 300.0).sqrt());
+    // Cut off at two deviations, the normal distribution keeps 0.8796 of its deviation.
+    normal(Init::truncated_normal(0.0, 0.1), 0.08796);
+    let most = initial(Init::truncated_normal(0.0, 0.1)).iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    assert!(most <= 0.2, "{most}");
+    assert!(initial(Init::Constant(0.25)).iter().all(|v| *v == 0.25));
+}
+
+#[test]
+fn parameters_differ_and_repeat() {
+    let drawn = |seed| {
+        let net = Net::new();
+        net.set_seed(seed);
+        let x = net.data("x", [-1, 16], DType::F32);
+        x.fc(16).fc(16);
+        let scope = started(&net);
+        (values(&scope, "fc_0.w_0"), values(&scope, "fc_1.w_0"))
+    };
+    let (first, second) = drawn(1);
+    assert_ne!(first, second, "two parameters have the same numbers");
+    assert_eq!(drawn(1), (first.clone(), second));
+    assert_ne!(drawn(2).0, first, "the seed changes nothing");
+}
+
+#[test]
+fn assigned_values_arrive() {
+    let net = Net::new();
+    let attr = ParamAttr::from("w").init(Init::Assign(vec![1.0, 2.0, 3.0, 4.0]));
+    net.create_parameter([2, 2], DType::F32, attr);
+    assert_eq!(values(&started(&net), "w"), [1.0, 2.0, 3.0, 4.0]);
+
+    let net = Net::new();
+    net.create_parameter([3], DType::F32, Init::Assign(vec![1.0]));
+    let error = net.build().err().unwrap().to_string();
+    assert!(error.contains("those of shape [3], got 1"), "{error}");
+}
+
+/// What the ops of a schedule compute in the first steps.
+fn rates(schedule: LrSchedule, steps: u64) -> Vec<f32> {
+    let net = Net::new();
+    let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
+    net.minimize(loss, Sgd::new(schedule)).unwrap();
+    let mut scope = started(&net);
+    let main = net.build().unwrap().main;
+    let x = Tensor::from_slice(&[0.0f32, 0.0], [1, 2]).unwrap();
+    let interpreter = Interpreter::new();
+    let run = |scope: &mut Scope| {
+        let out = interpreter.run(&main, scope, &[("x", &x)], &["learning_rate_0"]).unwrap();
+        out[0].item::<f32>().unwrap()
+    };
+    (0..steps).map(|_| run(&mut scope)).collect()
+}
+
+#[test]
+fn schedules_compute_what_they_say() {
+    let cases = [
+        LrSchedule::noam(64.0, 4.0),
+        LrSchedule::exponential(0.1, 0.9),
+        LrSchedule::natural_exp(0.1, 0.3),
+        LrSchedule::inverse_time(0.1, 0.5),
+        LrSchedule::piecewise([3, 6], [1.0, 0.5, 0.1]),
+        LrSchedule::polynomial(0.1, 5),
+        LrSchedule::Polynomial {
+            learning_rate: 0.1,
+            decay_steps: 4.0,
+            end: 0.01,
+            power: 2.0,
+            cycle: true,
+        },
+        LrSchedule::cosine(0.1, 6),
+        LrSchedule::Cosine { learning_rate: 0.1, t_max: 5.0, eta_min: 0.02 },
+        LrSchedule::step(0.1, 3),
+        LrSchedule::multi_step(0.1, [2, 5]),
+        LrSchedule::linear_warmup(0.5, 4, 0.0, 0.4),
+        LrSchedule::cosine(0.1, 8).warmup(3, 0.0, 0.1),
+        LrSchedule::step(0.1, 2).warmup(2, 0.2, 0.3).warmup(3, 0.0, 0.1),
+    ];
+    for schedule in cases {
+        let found = rates(schedule.clone(), 10);
+        for (step, found) in found.iter().enumerate() {
+            let expected = schedule.value_at(step as u64);
+            let close = (f64::from(*found) - expected).abs() <= 1e-6 * expected.abs().max(1e-3);
+            assert!(close, "{schedule:?} at step {step}: {found}, not {expected}");
+        }
+    }
+}
+
+#[test]
+fn schedules_have_documented_values() {
+    let near = |schedule: LrSchedule, step, expected: f64| {
+        let found = schedule.value_at(step);
+        assert!((found - expected).abs() < 1e-9, "{schedule:?} at {step}: {found}");
+    };
+    near(LrSchedule::noam(100.0, 10.0), 0, 0.0);
+    near(LrSchedule::noam(100.0, 10.0), 10, 0.1 * 10f64.powf(-0.5));
+    near(LrSchedule::piecewise([3, 6], [1.0, 0.5, 0.1]), 2, 1.0);
+    near(LrSchedule::piecewise([3, 6], [1.0, 0.5, 0.1]), 3, 0.5);
+    near(LrSchedule::piecewise([3, 6], [1.0, 0.5, 0.1]), 6, 0.1);
+    near(LrSchedule::polynomial(0.5, 20), 20, 1e-4);
+    near(LrSchedule::polynomial(0.5, 20), 99, 1e-4);
+    near(LrSchedule::cosine(0.5, 10), 5, 0.25);
+    near(LrSchedule::linear_warmup(0.5, 20, 0.0, 0.5), 10, 0.25);
+    near(LrSchedule::linear_warmup(0.5, 20, 0.0, 0.5), 20, 0.5);
+    near(LrSchedule::step(0.5, 5), 10, 0.005);
+    near(LrSchedule::multi_step(0.5, [2, 5, 7]), 5, 0.005);
+    near(LrSchedule::lambda(0.5, |step| 0.95f64.powi(step as i32)), 2, 0.45125);
+}
+
+/// The loss of fitting a line, before and after `steps`.
+fn fit(optimizer: OptimizerDesc, steps: usize) -> (f32, f32) {
+    let net = Net::new();
+    net.set_seed(5);
+    let x = net.data("x", [-1, 2], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let loss = x.fc(1).mse_loss(y, Reduction::Mean);
+    net.minimize(loss, optimizer).unwrap();
+    let programs = net.build().unwrap();
+    let mut scope = started(&net);
+    let points: Vec<f32> = (0..32).map(|i| ((i * 7919) % 64) as f32 / 32.0 - 1.0).collect();
+    let truth = |p: &[f32]| 2.0 * p[0] - 3.0 * p[1] + 0.5;
+    let targets: Vec<f32> = points.chunks(2).map(truth).collect();
+    let x = Tensor::from_slice(&points, [16, 2]).unwrap();
+    let y = Tensor::from_slice(&targets, [16, 1]).unwrap();
+    let interpreter = Interpreter::new();
+    let loss = loss.name();
+    let mut step = || -> f32 {
+        let feed = [("x", &x), ("y", &y)];
+        let out = interpreter.run(&programs.main, &mut scope, &feed, &[&loss]).unwrap();
+        out[0].item().unwrap()
+    };
+    let first = step();
+    let last = (1..steps).map(|_| step()).last().unwrap_or(first);
+    (first, last)
+}
+
+#[test]
+fn every_optimizer_descends() {
+    let cases: [OptimizerDesc; 14] = [
+        Sgd::new(0.3).into(),
+        Sgd::new(LrSchedule::exponential(0.5, 0.999)).into(),
+        Momentum::new(0.1, 0.8).into(),
+        Momentum::new(0.1, 0.8).use_nesterov(true).into(),
+        Adam::new(0.1).into(),
+        AdamW::new(0.1).coeff(1e-4).into(),
+        Adamax::new(0.2).into(),
+        Adagrad::new(0.5).into(),
+        Adadelta::new(1.0).epsilon(1e-2).into(),
+        RmsProp::new(0.02).into(),
+        RmsProp::new(0.01).momentum(0.5).centered(true).into(),
+        LarsMomentum::new(1.0, 0.5).lars_coeff(0.02).lars_weight_decay(1e-5).into(),
+        Lamb::new(0.05).lamb_weight_decay(1e-4).into(),
+        Sgd::new(0.3).grad_clip(GradClip::GlobalNorm(2.0)).into(),
+    ];
+    for desc in cases {
+        let (first, last) = fit(desc.clone(), 300);
+        assert!(last < 0.05 * first, "{}: from {first} to {last}", desc.rule.op());
+    }
+}
+
+/// One SGD step of rate 1 on `w * x` summed: the change of w is the gradient that arrived.
+fn one_step(optimizer: Sgd, attr: ParamAttr, x: &[f32; 2]) -> [f32; 2] {
+    let net = Net::new();
+    let data = net.data("x", [2], DType::F32);
+    let attr = attr.name("w").init(Init::Assign(vec![1.0, -2.0]));
+    let w = net.create_parameter([2], DType::F32, attr);
+    net.minimize((w * data).sum(), optimizer).unwrap();
+    let mut scope = started(&net);
+    let x = Tensor::from_slice(x, [2]).unwrap();
+    let main = net.build().unwrap().main;
+    Interpreter::new().run(&main, &mut scope, &[("x", &x)], &[]).unwrap();
+    let after = values(&scope, "w");
+    [1.0 - after[0], -2.0 - after[1]]
+}
+
+#[test]
+fn clips_and_regularisers_do_what_they_say() {
+    let near = |found: [f32; 2], expected: [f32; 2]| {
+        let close = found.iter().zip(&expected).all(|(f, e)| (f - e).abs() < 1e-5);
+        assert!(close, "{found:?}, not {expected:?}");
+    };
+    let plain = ParamAttr::new;
+    let sgd = || Sgd::new(1.0);
+    let x = [3.0, -4.0];
+    near(one_step(sgd(), plain(), &x), [3.0, -4.0]);
+    near(one_step(sgd().grad_clip(GradClip::value(3.5)), plain(), &x), [3.0, -3.5]);
+    near(one_step(sgd().grad_clip(GradClip::Norm(2.5)), plain(), &x), [1.5, -2.0]);
+    near(one_step(sgd().grad_clip(GradClip::GlobalNorm(2.5)), plain(), &x), [1.5, -2.0]);
+    near(one_step(sgd().grad_clip(GradClip::GlobalNorm(10.0)), plain(), &x), [3.0, -4.0]);
+    let unclipped = plain().need_clip(false);
+    near(one_step(sgd().grad_clip(GradClip::GlobalNorm(2.5)), unclipped, &x), [3.0, -4.0]);
+    near(one_step(sgd().weight_decay(Regularizer::L2(0.5)), plain(), &x), [3.5, -5.0]);
+    near(one_step(sgd().weight_decay(Regularizer::L1(0.5)), plain(), &x), [3.5, -4.5]);
+    // The parameter's own regulariser wins; clips come first; its own rate is a factor.
+    let own = plain().regularizer(Regularizer::L1(1.0));
+    near(one_step(sgd().weight_decay(Regularizer::L2(0.5)), own, &x), [4.0, -5.0]);
+    let both = sgd().weight_decay(Regularizer::L2(0.5)).grad_clip(GradClip::Norm(2.5));
+    near(one_step(both, plain(), &x), [2.0, -3.0]);
+    near(one_step(sgd(), plain().learning_rate(0.5), &x), [1.5, -2.0]);
+}
+
+#[test]
+fn counters_live_from_step_to_step() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 1], DType::F32);
+    let seen = net.create_global_var("seen", [1], 0.0, DType::F32);
+    (seen + x.full_batch([-1, 1], 1.0, DType::F32).sum()).assign_to(seen);
+    let mut scope = started(&net);
+    let main = net.build().unwrap().main;
+    let x = Tensor::from_slice(&[0.0f32; 8], [8, 1]).unwrap();
+    for _ in 0..3 {
+        Interpreter::new().run(&main, &mut scope, &[("x", &x)], &[]).unwrap();
+    }
+    assert_eq!(values(&scope, "seen"), [24.0]);
+}
+
+#[test]
+fn the_area_under_the_curve_counts_everything_seen() {
+    let net = Net::new();
+    let p = net.data("p", [-1, 1], DType::F32);
+    let label = net.data("label", [-1, 1], DType::I64);
+    let auc = p.auc(label, Auc::new().slide_steps(2));
+    let mut scope = started(&net);
+    let main = net.build().unwrap().main;
+    let mut run = |p: &[f32], label: &[i64]| -> [f64; 2] {
+        let count = p.len() as i64;
+        let p = Tensor::from_slice(p, [count, 1]).unwrap();
+        let label = Tensor::from_slice(label, [count, 1]).unwrap();
+        let fetch = [auc.auc.name(), auc.batch_auc.name()];
+        let fetch = [fetch[0].as_str(), fetch[1].as_str()];
+        let feed = [("p", &p), ("label", &label)];
+        let out = Interpreter::new().run(&main, &mut scope, &feed, &fetch).unwrap();
+        [out[0].item().unwrap(), out[1].item().unwrap()]
+    };
+    assert_eq!(run(&[0.9, 0.1], &[1, 0]), [1.0, 1.0]);
+    // One of the four pairs of a positive and a negative is the wrong way round.
+    assert_eq!(run(&[0.2, 0.8], &[1, 0]), [0.5 + 0.25, 0.5 + 0.25]);
+}
+
+/// Trains on one batch and expects the loss to fall. Inputs are made from shapes: ids below `ids`,
+/// floats between 0 and 1.
+fn learns(net: &Net, loss: Var<'_>, batch: i64, ids: i64, steps: usize) {
+    let programs = net.build().unwrap();
+    let mut scope = started(net);
+    let mut feed = Vec::new();
+    for (_, var) in programs.main.vars().filter(|(_, var)| var.is_data) {
+        let mut shape = var.shape;
+        shape.dims_mut().iter_mut().filter(|dim| **dim < 0).for_each(|dim| *dim = batch);
+        let count = shape.len() as i64;
+        let spread = |i: i64| (i * 7919 + 13) % 104_729;
+        let tensor = match var.dtype {
+            DType::I64 => {
+                let numbers: Vec<i64> = (0..count).map(|i| spread(i) % ids).collect();
+                Tensor::from_slice(&numbers, shape)
+            }
+            _ => {
+                let numbers: Vec<f32> = (0..count).map(|i| (spread(i) % 2) as f32).collect();
+                Tensor::from_slice(&numbers, shape)
+            }
+        };
+        feed.push((var.name.clone(), tensor.unwrap()));
+    }
+    let feed: Vec<(&str, &Tensor)> = feed.iter().map(|(name, t)| (name.as_str(), t)).collect();
+    let loss = loss.name();
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let out = Interpreter::new().run(&programs.main, &mut scope, &feed, &[&loss]);
+        losses.push(out.unwrap()[0].item::<f32>().unwrap());
+    }
+    assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+    assert!(losses[steps - 1] < losses[0], "{losses:?}");
+}
+
+#[test]
+fn image_models_learn() {
+    let net = Net::new();
+    let model = models::lenet(&net, 10);
+    net.minimize(model.loss, Adam::new(1e-3)).unwrap();
+    learns(&net, model.loss, 4, 10, 8);
+
+    let net = Net::new();
+    let config = ResNetConfig { classes: 10, size: 32, ..ResNetConfig::new(18) };
+    let model = models::resnet(&net, &config);
+    net.minimize(model.loss, Momentum::new(0.01, 0.9)).unwrap();
+    learns(&net, model.loss, 4, 10, 5);
+}
+
+#[test]
+fn language_models_learn() {
+    let config = BertConfig {
+        vocabulary: 50,
+        hidden: 16,
+        layers: 2,
+        heads: 2,
+        ffn: 32,
+        length: 8,
+        positions: 12,
+        ..BertConfig::base()
+    };
+    // One id space serves every input here, so there are as many sentence types as words.
+    let config = BertConfig { sentence_types: 50, dropout: 0.0, ..config };
+    let net = Net::new();
+    let model = models::bert_mlm(&net, &config);
+    net.minimize(model.loss, AdamW::new(1e-2)).unwrap();
+    learns(&net, model.loss, 7, 50, 5);
+
+    let net = Net::new();
+    let model = models::bert_tokens(&net, &BertConfig { padded: false, ..config }, 50);
+    net.minimize(model.loss, Lamb::new(1e-2)).unwrap();
+    learns(&net, model.loss, 3, 50, 5);
+
+    let net = Net::new();
+    let config =
+        GptConfig { vocabulary: 50, hidden: 16, layers: 2, heads: 2, ..GptConfig::small() };
+    let model = models::gpt(&net, &GptConfig { ffn: 32, length: 8, dropout: 0.0, ..config });
+    let clip = GradClip::GlobalNorm(1.0);
+    net.minimize(model.loss, Adam::new(1e-2).grad_clip(clip)).unwrap();
+    learns(&net, model.loss, 3, 50, 5);
+
+    let net = Net::new();
+    let model = models::word2vec(&net, &Word2VecConfig { width: 8, ..Word2VecConfig::new(50) });
+    net.minimize(model.loss, Sgd::new(1.0)).unwrap();
+    learns(&net, model.loss, 16, 50, 20);
+}
+
+#[test]
+fn click_models_learn() {
+    let config = WideDeepConfig { slots: 3, vocabulary: 50, width: 4, ..WideDeepConfig::criteo() };
+    for on_servers in [false, true] {
+        let net = Net::new();
+        let config = WideDeepConfig { hidden: vec![8, 8], on_servers, ..config.clone() };
+        let model = models::wide_deep(&net, &config);
+        let (table, rest) = net.backward(model.loss).unwrap().partition(|name| name == "table");
+        net.apply_gradients(Adagrad::new(0.1), table).unwrap();
+        net.apply_gradients(Adam::new(1e-2), rest).unwrap();
+        learns(&net, model.loss, 16, 50, 10);
+    }
+
+    let net = Net::new();
+    let config = DeepFmConfig { slots: 3, vocabulary: 50, width: 4, ..DeepFmConfig::criteo() };
+    let model = models::deepfm(&net, &DeepFmConfig { hidden: vec![8, 8], ..config });
+    net.minimize(model.loss, Adam::new(1e-2).lazy_mode(true)).unwrap();
+    learns(&net, model.loss, 16, 50, 10);
+}
