@@ -58,16 +58,15 @@ pub struct StatsArgs {
 
 pub fn stats(args: &StatsArgs, out: &mut Output) -> Result<(), Stop> {
     let program = load(&args.program)?;
+    // Everything that can fail comes before the first line.
+    let feeds = feeds(&program, args)?;
+    let plan = feeds.as_ref().map(|feeds| plan(&program, feeds, args)).transpose()?;
     op_lines(&program, out)?;
     variable_lines(&program, out)?;
-    let feeds = feeds(&program, args)?;
-    if let Some(feeds) = feeds {
-        let plan = plan(&program, &feeds, args)?;
-        plan_lines(&plan, &feeds, out)?;
-    } else {
-        out.line("\nplan: give --batch N (or --shape) to see work and memory")?;
+    match (plan, feeds) {
+        (Some(plan), Some(feeds)) => plan_lines(&plan, &feeds, out),
+        _ => out.line("\nplan: give --batch N (or --shape) to see work and memory"),
     }
-    Ok(())
 }
 
 fn op_lines(program: &Program, out: &mut Output) -> Result<(), Stop> {

@@ -4,6 +4,7 @@
 //! went well, 1 for an error (a file, a program, a run), 2 for a wrong command line. What training
 //! needs beyond one program on one machine is not done here.
 
+mod demo;
 mod inspect;
 mod run;
 
@@ -42,6 +43,8 @@ enum Command {
     },
     /// Runs a program with tensors from .npy files
     Run(run::RunArgs),
+    /// Trains a model on generated data, as a first look
+    Demo(demo::DemoArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -77,6 +80,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
             inspect::convert(&input, &output, to)
         }
         Command::Run(args) => run::run(&args, out),
+        Command::Demo(args) => demo::run(&args, out),
     }
 }
 
@@ -107,8 +111,12 @@ impl Output {
         Self::check(write!(self.stdout, "{text}"))
     }
 
-    fn finish(&mut self) -> Result<(), Stop> {
+    fn flush(&mut self) -> Result<(), Stop> {
         Self::check(self.stdout.flush())
+    }
+
+    fn finish(&mut self) -> Result<(), Stop> {
+        self.flush()
     }
 
     fn check(result: std::io::Result<()>) -> Result<(), Stop> {

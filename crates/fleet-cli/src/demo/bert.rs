@@ -1,0 +1,75 @@
+//! A small BERT that fills in masked words.
+
+use super::{Batch, Demo, FIRST_TESTED, Source, number};
+use fleet::data::synth::{Text, TextConfig};
+use fleet::nn::models::{BertConfig, bert_tokens};
+use fleet::prelude::*;
+use std::sync::Arc;
+
+const BATCH: usize = 32;
+const LENGTH: usize = 32;
+const SAMPLES: u64 = 64_000;
+const TESTED: usize = 2_000;
+
+/// Sentences with holes.
+struct Masked(Text);
+
+pub fn demo(samples: Option<u64>) -> Result<Demo> {
+    let steps = samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64);
+    let sentences = Arc::new(Masked(Text::new(TextConfig::tiny())?));
+    let words = sentences.0.config().word_count as i64;
+    let net = Net::new();
+    net.set_seed(1);
+    let config = BertConfig {
+        vocabulary: words + 1, // one more for the mask
+        hidden: 128,
+        layers: 2,
+        heads: 4,
+        ffn: 512,
+        length: LENGTH as i64,
+        positions: LENGTH as i64,
+        sentence_types: 0,
+        padded: false,
+        dropout: 0.0,
+        ..BertConfig::base()
+    };
+    let model = bert_tokens(&net, &config, words);
+    let schedule = LrSchedule::cosine(2e-3, steps).warmup(steps / 20, 0.0, 2e-3);
+    net.minimize(model.loss, AdamW::new(schedule).coeff(0.01))?;
+    let loss = model.loss.name();
+    let source = Arc::clone(&sentences);
+    Ok(Demo {
+        title: format!("BERT learns to fill in masked words: {LENGTH} of {words} words"),
+        loss: loss.clone(),
+        score: None,
+        targets: vec![model.logits.name()],
+        programs: net.build()?,
+        source,
+        batch: BATCH,
+        steps,
+        test: Box::new(move |session| {
+            let mut batch = sentences.blank(TESTED)?;
+            sentences.fill(&mut batch, FIRST_TESTED)?;
+            let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
+            let reached = number(&session.evaluate(&feed, &[&loss])?[0])?;
+            let (best, blind) = (sentences.0.best_masked_loss()?, sentences.0.word_entropy());
+            let found = format!(
+                "{reached:.3} on {TESTED} unseen sentences; the best possible is {best:.3}, and \
+                 {blind:.3} without context"
+            );
+            Ok(("loss", found))
+        }),
+    })
+}
+
+impl Source for Masked {
+    fn blank(&self, rows: usize) -> Result<Batch> {
+        let ids = || Tensor::zeros(DType::I64, [rows as i64, LENGTH as i64]);
+        Ok(vec![("src_ids", ids()?), ("labels", ids()?)])
+    }
+
+    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()> {
+        let [(_, tokens), (_, labels)] = batch.as_mut_slice() else { return Ok(()) };
+        self.0.fill_masked(tokens.as_mut_slice()?, labels.as_mut_slice()?, LENGTH, first)
+    }
+}

@@ -1,0 +1,83 @@
+//! Wide & deep on click logs of 26 slots.
+
+use super::{Batch, Demo, FIRST_TESTED, Source};
+use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
+use fleet::nn::models::{WideDeepConfig, wide_deep};
+use fleet::prelude::*;
+use fleet_base::text;
+use std::sync::Arc;
+
+const BATCH: usize = 1024;
+const SAMPLES: u64 = 1_500_000;
+const TESTED: usize = 200_000;
+
+pub fn demo(samples: Option<u64>) -> Result<Demo> {
+    let steps = samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64);
+    let clicks = Arc::new(Ctr::new(CtrConfig::small())?);
+    let net = Net::new();
+    net.set_seed(1);
+    let rows = clicks.row_count() as i64;
+    let model = wide_deep(&net, &WideDeepConfig { vocabulary: rows, ..WideDeepConfig::criteo() });
+    let falling = |learning_rate| LrSchedule::Polynomial {
+        learning_rate,
+        decay_steps: steps as f64,
+        end: 0.0,
+        power: 1.0,
+        cycle: false,
+    };
+    let (table, rest) = net.backward(model.loss)?.partition(|name| name == "table");
+    net.apply_gradients(Sgd::new(falling(6.0)), table)?;
+    net.apply_gradients(Adam::new(falling(2e-3)), rest)?;
+    let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));
+    let prediction = model.prediction.name();
+    let source = Arc::clone(&clicks);
+    let target = prediction.clone();
+    Ok(Demo {
+        title: format!(
+            "wide & deep learns which adverts are clicked: 13 numbers, 26 ids of {} rows",
+            text::count(rows as f64)
+        ),
+        loss: model.loss.name(),
+        programs: net.build()?,
+        source,
+        batch: BATCH,
+        steps,
+        score,
+        targets: vec![target],
+        test: Box::new(move |session| test(session, &clicks, &prediction)),
+    })
+}
+
+impl Source for Ctr {
+    fn blank(&self, rows: usize) -> Result<Batch> {
+        let rows = rows as i64;
+        Ok(vec![
+            ("dense_input", Tensor::zeros(DType::F32, [rows, self.dense_count() as i64])?),
+            ("sparse_input", Tensor::zeros(DType::I64, [rows, self.slot_count() as i64])?),
+            ("label", Tensor::zeros(DType::F32, [rows, 1])?),
+        ])
+    }
+
+    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()> {
+        let [(_, dense), (_, ids), (_, label)] = batch.as_mut_slice() else { return Ok(()) };
+        let (dense, ids) = (dense.as_mut_slice()?, ids.as_mut_slice()?);
+        self.fill_batch(dense, ids, label.as_mut_slice()?, first)
+    }
+}
+
+fn test(session: &mut Session, clicks: &Ctr, prediction: &str) -> Result<super::Fact> {
+    const ROWS: usize = 10_000;
+    let mut batch = clicks.blank(ROWS)?;
+    let (mut scores, mut labels) = (Vec::new(), Vec::new());
+    for at in (0..TESTED).step_by(ROWS) {
+        clicks.fill(&mut batch, FIRST_TESTED + at as u64)?;
+        let feed = [("dense_input", &batch[0].1), ("sparse_input", &batch[1].1)];
+        scores.extend(session.evaluate(&feed, &[prediction])?[0].to_vec::<f32>()?);
+        labels.extend(batch[2].1.to_vec::<f32>()?);
+    }
+    let mut truth = vec![0.0; TESTED];
+    clicks.fill_probabilities(&mut truth, FIRST_TESTED);
+    let (reached, best) = (auc_exact(&scores, &labels)?, auc_exact(&truth, &labels)?);
+    let count = text::count(TESTED as f64);
+    Ok(("AUC", format!("{reached:.4} on {count} unseen samples; the best possible is {best:.4}")))
+}

@@ -1,0 +1,68 @@
+//! Skip-gram word vectors with negative sampling.
+
+use super::{Batch, Demo, FIRST_TESTED, Source, number};
+use fleet::data::synth::{Text, TextConfig};
+use fleet::nn::models::{Word2VecConfig, word2vec};
+use fleet::prelude::*;
+use fleet_base::text;
+use std::sync::Arc;
+
+const BATCH: usize = 1024;
+const SAMPLES: u64 = 4_000_000;
+const TESTED: usize = 200_000;
+
+/// Pairs of words, each with noise words.
+struct Pairs(Text);
+
+pub fn demo(samples: Option<u64>) -> Result<Demo> {
+    let steps = samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64);
+    let pairs = Arc::new(Pairs(Text::new(TextConfig::tiny())?));
+    let words = pairs.0.config().word_count as i64;
+    let net = Net::new();
+    net.set_seed(1);
+    let model = word2vec(&net, &Word2VecConfig { width: 16, ..Word2VecConfig::new(words) });
+    let falling = LrSchedule::Polynomial {
+        learning_rate: 0.2,
+        decay_steps: steps as f64,
+        end: 0.0,
+        power: 1.0,
+        cycle: false,
+    };
+    net.minimize(model.loss, Adagrad::new(falling))?;
+    let loss = model.loss.name();
+    let source = Arc::clone(&pairs);
+    Ok(Demo {
+        title: format!("word2vec learns which of {words} words keep company"),
+        loss: loss.clone(),
+        score: None,
+        targets: vec![model.logits.name()],
+        programs: net.build()?,
+        source,
+        batch: BATCH,
+        steps,
+        test: Box::new(move |session| {
+            let mut batch = pairs.blank(TESTED)?;
+            pairs.fill(&mut batch, FIRST_TESTED)?;
+            let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
+            let reached = number(&session.evaluate(&feed, &[&loss])?[0])?;
+            let (best, count) = (pairs.0.best_skip_gram_loss(), text::count(TESTED as f64));
+            let found =
+                format!("{reached:.4} on {count} unseen pairs; the best possible is {best:.4}");
+            Ok(("loss", found))
+        }),
+    })
+}
+
+impl Source for Pairs {
+    fn blank(&self, rows: usize) -> Result<Batch> {
+        let ids = |width: usize| Tensor::zeros(DType::I64, [rows as i64, width as i64]);
+        let noise = self.0.config().negative_count;
+        Ok(vec![("center", ids(1)?), ("context", ids(1)?), ("negatives", ids(noise)?)])
+    }
+
+    fn fill(&self, batch: &mut Batch, first: u64) -> Result<()> {
+        let [(_, center), (_, context), (_, noise)] = batch.as_mut_slice() else { return Ok(()) };
+        let (center, context) = (center.as_mut_slice()?, context.as_mut_slice()?);
+        self.0.fill_pairs(center, context, noise.as_mut_slice()?, first)
+    }
+}

@@ -1,0 +1,163 @@
+//! The tool as a user runs it: what it prints and how it ends, held to `golden/*.out`
+//! (`FLEET_BLESS=1` rewrites them).
+
+use fleet_format::{load_tensors, read_npy, read_npz, save_tensors, write_npy};
+use fleet_tensor::Tensor;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+
+/// Runs the tool in the folder of the golden files.
+fn fleet(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fleet"));
+    command.args(args).current_dir(GOLDEN).output().expect("the tool can be started")
+}
+
+/// Runs the tool and compares everything that it says.
+fn check(name: &str, args: &[&str]) {
+    let output = fleet(args);
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let mut found = format!("$ fleet {}\n{stdout}", args.join(" "));
+    if !stderr.is_empty() {
+        found += &format!("--- stderr\n{stderr}");
+    }
+    found += &format!("--- exit code {}\n", output.status.code().expect("no signal"));
+    let path = Path::new(GOLDEN).join(format!("{name}.out"));
+    if std::env::var_os("FLEET_BLESS").is_some() {
+        std::fs::write(&path, found).expect("the tests' folder can be written");
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(found, expected, "{}", path.display());
+}
+
+fn ok(args: &[&str]) -> String {
+    let output = fleet(args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "fleet {}: {stderr}", args.join(" "));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cli");
+    std::fs::create_dir_all(&folder).expect("the target folder can be written");
+    folder.join(name)
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a path that is text")
+}
+
+#[test]
+fn programs_are_printed_and_checked() {
+    check("print", &["print", "linear.fleet"]);
+    check("verify", &["verify", "linear.fleet"]);
+    check("verify-shapes", &["verify", "broken.fleet"]);
+    check("verify-order", &["verify", "early.fleet"]);
+    check("verify-text", &["verify", "typo.fleet"]);
+    check("missing-file", &["print", "no-such.fleet"]);
+    check("not-a-program", &["print", "diary.txt"]);
+}
+
+#[test]
+fn programs_are_counted() {
+    check("stats", &["stats", "linear.fleet"]);
+    check("stats-batch", &["stats", "forward.fleet", "--batch", "1000"]);
+    check("stats-shape", &["stats", "forward.fleet", "--shape", "x=16,2"]);
+    check("stats-wrong-shape", &["stats", "forward.fleet", "--shape", "x=16,3"]);
+    check("stats-wrong-text", &["stats", "forward.fleet", "--shape", "x=a"]);
+}
+
+#[test]
+fn a_wrong_command_line_ends_with_2() {
+    check("usage", &["prnt", "linear.fleet"]);
+    check("usage-batch", &["stats", "linear.fleet", "--batch", "0"]);
+    assert_eq!(fleet(&[]).status.code(), Some(2));
+    assert_eq!(fleet(&["--help"]).status.code(), Some(0));
+}
+
+#[test]
+fn programs_are_converted_there_and_back() {
+    let (binary, text) = (scratch("linear.pb"), scratch("linear.fleet"));
+    ok(&["convert", "linear.fleet", path(&binary)]);
+    ok(&["convert", path(&binary), path(&text)]);
+    let printed = ok(&["print", "linear.fleet"]);
+    assert_eq!(std::fs::read_to_string(&text).unwrap(), printed);
+    assert_eq!(ok(&["print", path(&binary)]), printed);
+    assert_eq!(std::fs::read(&binary).unwrap()[0], 8);
+    ok(&["convert", "linear.fleet", path(&text), "--to", "text"]);
+    assert_eq!(std::fs::read_to_string(&text).unwrap(), printed);
+}
+
+#[test]
+fn programs_are_run() {
+    let x = scratch("x.npy");
+    write_npy(&x, &Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2]).unwrap()).unwrap();
+    let feed = format!("x={}", path(&x));
+    let out = ok(&["run", "forward.fleet", "--feed", &feed, "--fetch", "y", "--fetch", "x"]);
+    assert_eq!(out, "y f32[2, 2] 3.0 5.0 7.0 9.0\nx f32[2, 2] 1.0 2.0 3.0 4.0\n");
+
+    let (y, all) = (scratch("y.npy"), scratch("all.npz"));
+    let fetch = format!("y={}", path(&y));
+    let out = ok(&[
+        "run",
+        "forward.fleet",
+        "--feed",
+        &feed,
+        "--fetch",
+        &fetch,
+        "--save-fetched",
+        path(&all),
+    ]);
+    assert_eq!(out, "");
+    assert_eq!(read_npy(&y).unwrap().to_vec::<f32>().unwrap(), [3.0, 5.0, 7.0, 9.0]);
+    assert_eq!(read_npz(&all).unwrap()[0].1.to_vec::<f32>().unwrap(), [3.0, 5.0, 7.0, 9.0]);
+
+    // From a checkpoint to a checkpoint. The gradient is x^T (2 y), with y = x w.
+    let (before, after) = (scratch("before"), scratch("after"));
+    let w = Tensor::from_slice(&[1.0f32, 0.0], [2, 1]).unwrap();
+    let lr = Tensor::from_slice(&[0.125f32], [1]).unwrap();
+    save_tensors(&before, [("w", &w), ("lr", &lr)], &Default::default()).unwrap();
+    let (load, save) = (path(&before), path(&after));
+    ok(&["run", "linear.fleet", "--feed", &feed, "--load", load, "--save", save]);
+    let saved = load_tensors(&after).unwrap();
+    let (_, w) = saved.tensors.iter().find(|(name, _)| name == "w").unwrap();
+    // y = [1, 3]; gradient = 2 [1 + 9, 2 + 12] = [20, 28].
+    assert_eq!(w.to_vec::<f32>().unwrap(), [1.0 - 20.0 / 8.0, -28.0 / 8.0]);
+    assert_eq!(saved.meta.step, 1);
+}
+
+#[test]
+fn wrong_runs_are_explained() {
+    let x = scratch("wide.npy");
+    write_npy(&x, &Tensor::zeros(fleet_tensor::DType::F32, [2, 3]).unwrap()).unwrap();
+    let run = |args: &[&str], part: &str| {
+        let output = fleet(&[&["run", "forward.fleet"], args].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.starts_with("error: ") && error.contains(part), "{error}");
+    };
+    run(&["--fetch", "y"], "'x'");
+    run(&["--fetch", "yy"], "no variable 'yy'; did you mean 'y'?");
+    run(&["--feed", "x"], "--feed is not understood: expected NAME=FILE.npy, got x");
+    run(&["--feed", "x=diary.txt", "--fetch", "y"], "this is not npy data");
+    run(&["--feed", &format!("x={}", path(&x)), "--fetch", "y"], "[-1, 2]");
+    run(&["--load", "no-such"], "no-such");
+}
+
+/// `fleet print x | head -1`.
+#[test]
+fn a_reader_may_leave() {
+    use std::process::Stdio;
+    let big = scratch("big.fleet");
+    let vars: String = (0..20_000).map(|i| format!("%v{i}: f32[2] data\n")).collect();
+    std::fs::write(&big, format!("fleet program 1\nblock0 {{\n{vars}}}\n")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fleet"));
+    command.args(["print", path(&big)]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the tool can be started");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
