@@ -135,11 +135,11 @@ fn sizes<'v>(vars: impl Iterator<Item = &'v Var>) -> (usize, f64, f64) {
     })
 }
 
+/// Name, type and shape of a tensor that would be fed.
+type Feed<'p> = (&'p str, DType, Shape);
+
 /// What would be fed, or nothing when sizes are needed and not given.
-fn feeds<'p>(
-    program: &'p Program,
-    args: &StatsArgs,
-) -> Result<Option<Vec<(&'p str, DType, Shape)>>> {
+fn feeds<'p>(program: &'p Program, args: &StatsArgs) -> Result<Option<Vec<Feed<'p>>>> {
     let mut shapes = BTreeMap::new();
     for given in &args.shape {
         let (name, shape) = parse_shape(given)?;
@@ -187,11 +187,7 @@ fn parse_shape(given: &str) -> Result<(&str, Shape)> {
     Ok((name, Shape::new(&dims.ok_or_else(wrong)?)?))
 }
 
-fn plan(
-    program: &Program,
-    feeds: &[(&str, DType, Shape)],
-    args: &StatsArgs,
-) -> Result<PlanSummary> {
+fn plan(program: &Program, feeds: &[Feed<'_>], args: &StatsArgs) -> Result<PlanSummary> {
     let options =
         ExecOptions { device: Device::Null, ..ExecOptions::threads(usize::from(args.threads)) };
     let results = results(program);
@@ -210,11 +206,7 @@ fn results(program: &Program) -> Vec<&str> {
     last.flat_map(|(_, op)| op.all_outputs()).map(|var| program.var_name(var)).collect()
 }
 
-fn plan_lines(
-    plan: &PlanSummary,
-    feeds: &[(&str, DType, Shape)],
-    out: &mut Output,
-) -> Result<(), Stop> {
+fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Result<(), Stop> {
     let feeds: Vec<String> =
         feeds.iter().map(|(name, dtype, shape)| format!("{name}: {dtype}{shape}")).collect();
     let fed = if feeds.is_empty() { "nothing fed".to_string() } else { feeds.join(", ") };
