@@ -110,7 +110,7 @@ struct Copied {
 impl Copied {
     fn new(conv: &Conv2d, cut: &Cut) -> Copied {
         let channels = cut.channels;
-        let pixel = if channels % PANEL == 0 { channels + SKEW } else { channels };
+        let pixel = if channels.is_multiple_of(PANEL) { channels + SKEW } else { channels };
         let sampled = conv.kh * conv.kw == 1;
         let in_place = sampled && conv.stride == [1, 1] && conv.pad == [[0, 0]; 2];
         let dy_in_place = conv.c_out == PANEL && conv.groups == 1;

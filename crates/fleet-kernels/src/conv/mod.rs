@@ -215,9 +215,8 @@ impl Conv2d {
         self.hold(x.len(), filter.len(), y.len());
         assert!(scratch.len() >= self.forward_scratch_len(pool.threads()), "conv: short scratch");
         assert!(options.bias.is_none_or(|bias| bias.len() >= self.c_out), "conv: short bias");
-        let stats = options.stats.map(|stats| {
+        let stats = options.stats.inspect(|stats| {
             assert!(stats.len() >= self.stats_len(), "conv: short statistics");
-            stats
         });
         let isa = options.isa.unwrap_or(Isa::best()).or_best();
         if y.is_empty() {

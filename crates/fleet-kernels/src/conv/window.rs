@@ -343,7 +343,7 @@ impl<'a> Task<'a> {
             cols: (window.c_out - panel * PANEL).min(PANEL),
             finish,
         };
-        let mut flush = |tile: &mut Tile| {
+        let flush = |tile: &mut Tile| {
             // SAFETY: the window's inputs, weights and outputs were checked to exist, and this task
             // alone writes these pixels of this panel.
             unsafe { micro::run(self.isa, tile) };

@@ -14,6 +14,9 @@ const B_BLOCK: usize = 1 << 18;
 /// Columns of a block of C at most.
 const N_BLOCK: usize = 512;
 
+/// Rows of C whose strips of a transposed A one task packs, for one block of K.
+const PACK_ROWS: usize = 16 * TILE_ROWS;
+
 /// Blocks that an output is cut into where it is large enough: fair shares for up to a dozen threads.
 const TASKS_WANTED: usize = 24;
 
@@ -28,7 +31,7 @@ const M_DIRECT: usize = 24;
 
 /// Slices of K at most, where an output is too small to give [`SLICE_TASKS`] blocks.
 const SLICES_MAX: usize = 8;
-const SLICE_TASKS: usize = 8;
+const SLICE_TASKS: usize = 4;
 
 /// The right-hand side as the caller has it.
 #[derive(Clone, Copy)]
@@ -55,9 +58,10 @@ struct Cut {
 
 impl Cut {
     fn new(gemm: &Gemm, packed: bool) -> Cut {
-        let k_blocks = gemm.k.div_ceil(K_BLOCK).max(1);
         let panels = gemm.n.div_ceil(PANEL).max(1);
-        let n_blocks = panels.div_ceil((B_BLOCK / PANEL / gemm.k.max(1)).clamp(2, N_BLOCK / PANEL));
+        let most = (B_BLOCK / PANEL / gemm.k.max(1)).clamp(2, N_BLOCK / PANEL);
+        let n_blocks = panels.div_ceil(most);
+        let k_blocks = gemm.k.div_ceil(K_BLOCK).max(1);
         let tiles = gemm.m.div_ceil(TILE_ROWS).max(1);
         let m_blocks = (TASKS_WANTED / n_blocks).clamp(1, gemm.m.div_ceil(M_BLOCK_MIN).max(1));
         let m_tiles = tiles.div_ceil(m_blocks);
@@ -89,14 +93,14 @@ fn round_up(len: usize) -> usize {
     len.div_ceil(LINE) * LINE
 }
 
-/// Parts of the scratch, in floats: the packed B, the strips of A of one task, the slices' sums.
+/// Parts of the scratch, in floats: the packed B, the strips of a transposed A, the slices' sums.
 fn parts(gemm: &Gemm, cut: &Cut, packed: bool) -> [usize; 3] {
     let b = match (packed, cut.direct) {
         (true, _) => 0,
         (_, true) => gemm.k * PANEL,
         _ => packed_b_len(gemm.k, gemm.n),
     };
-    let strips = if gemm.trans_a { micro::strips_len(cut.k, cut.m) } else { 0 };
+    let strips = if gemm.trans_a { micro::strips_len(gemm.k, gemm.m) } else { 0 };
     let sums = if cut.slices > 1 { cut.slices * gemm.m * gemm.n } else { 0 };
     [round_up(b), round_up(strips), round_up(sums)]
 }
@@ -105,7 +109,7 @@ pub(super) fn scratch_len(gemm: &Gemm, threads: usize, packed: bool) -> usize {
     let [b, strips, sums] = parts(gemm, &Cut::new(gemm, packed), packed);
     LINE + match items_alone(gemm) && !shares_b(gemm) {
         true => threads * (b + strips),
-        false => b + threads * strips + sums,
+        false => b + if items_alone(gemm) { threads * strips } else { strips } + sums,
     }
 }
 
@@ -130,40 +134,48 @@ pub(super) fn run(
         micro::cut_aligned(scratch, scratch_len(gemm, pool.threads(), packed) - LINE);
     let call = Call { gemm, cut, a, b, c: Shareable::new(c), epilogue };
     let items = gemm.batch.len();
-    if items_alone(gemm) && !packed && !shares_b(gemm) {
-        let scratch = Shareable::new(scratch);
+    if items_alone(gemm) {
+        let shared = packed || shares_b(gemm);
+        let (shared_b, own) = scratch.split_at_mut(if shared { b_len } else { 0 });
+        let panels = shared.then(|| call.pack_b(Some(pool), 0, shared_b));
+        let own_len = strips_len + if shared { 0 } else { b_len };
+        let own = Shareable::new(own);
         pool.run_with_worker(items, |item, worker| {
             // SAFETY: each worker has a part of its own, counted by `scratch_len`.
-            let mine = unsafe { scratch.slice(worker * (b_len + strips_len), b_len + strips_len) };
-            let (packed_b, strips) = mine.split_at_mut(b_len);
-            let panels = call.pack(None, item, packed_b);
+            let own = unsafe { own.slice(worker * own_len, own_len) };
+            let (strips, own_b) = own.split_at_mut(strips_len);
+            let panels = panels.unwrap_or_else(|| call.pack_b(None, item, own_b));
+            call.pack_strips(None, item, strips);
             for task in 0..cut.tasks() {
-                call.block(item, task, panels, strips.as_mut_ptr(), None);
+                call.block(item, task, panels, strips.as_ptr(), None);
             }
         });
         return;
     }
     let (packed_b, scratch) = scratch.split_at_mut(b_len);
-    let (strips, sums) = scratch.split_at_mut(pool.threads() * strips_len);
-    let strips = Shareable::new(strips);
-    let mine = |worker: usize| strips.ptr().wrapping_add(worker * strips_len);
-    if items_alone(gemm) {
-        let panels = call.pack(Some(pool), 0, packed_b);
-        pool.run_with_worker(items * cut.tasks(), |task, worker| {
-            let (item, task) = (task / cut.tasks(), task % cut.tasks());
-            call.block(item, task, panels, mine(worker), None);
-        });
-        return;
-    }
+    let (strips, sums) = scratch.split_at_mut(strips_len);
     for item in 0..items {
-        let panels = call.pack(Some(pool), item, packed_b);
+        let panels = call.pack_b(Some(pool), item, packed_b);
+        call.pack_strips(Some(pool), item, strips);
+        let strips = Strips(strips.as_ptr());
         let sums = (cut.slices > 1).then(|| Shareable::new(&mut sums[..sums_len]));
-        pool.run_with_worker(cut.tasks(), |task, worker| {
-            call.block(item, task, panels, mine(worker), sums);
-        });
+        pool.run(cut.tasks(), |task| call.block(item, task, panels, strips.ptr(), sums));
         if let Some(sums) = sums {
             pool.run_ranges(gemm.m, ROWS_PER_SUM, |rows| call.add_slices(item, rows, sums));
         }
+    }
+}
+
+/// The strips of A, which tasks read.
+#[derive(Clone, Copy)]
+struct Strips(*const f32);
+
+// SAFETY: the pointer is only read while tasks run.
+unsafe impl Sync for Strips {}
+
+impl Strips {
+    fn ptr(&self) -> *const f32 {
+        self.0
     }
 }
 
@@ -198,7 +210,7 @@ impl Panels {
     /// The panel's row `k` and the distance between its rows.
     fn row(&self, panel: usize, k: usize) -> (*const f32, usize) {
         match self.direct {
-            Some((b, ldb)) if (panel + 1) * PANEL <= self.n || self.n % 16 == 0 => {
+            Some((b, ldb)) if (panel + 1) * PANEL <= self.n || self.n.is_multiple_of(16) => {
                 (b.wrapping_add(k * ldb + panel * PANEL), ldb)
             }
             Some(_) => (self.packed.wrapping_add(k * PANEL), PANEL),
@@ -209,7 +221,7 @@ impl Panels {
 
 impl Call<'_> {
     /// Brings the B of one product into panels: by the pool, or by this thread alone.
-    fn pack(&self, pool: Option<&Pool>, item: usize, target: &mut [f32]) -> Panels {
+    fn pack_b(&self, pool: Option<&Pool>, item: usize, target: &mut [f32]) -> Panels {
         let gemm = self.gemm;
         let panels = Panels { packed: target.as_ptr(), direct: None, k: gemm.k, n: gemm.n };
         let data = match self.b {
@@ -219,7 +231,7 @@ impl Call<'_> {
         let (k, n) = (gemm.k, gemm.n);
         let source = Source { data, ldb: gemm.ldb, transposed: gemm.trans_b, k, n };
         if self.cut.direct {
-            if n % 16 != 0 {
+            if !n.is_multiple_of(16) {
                 // SAFETY: the caller of `run` was held to the lengths of B and of the scratch.
                 unsafe { source.pack_panel_alone(gemm.isa, n / PANEL, target.as_mut_ptr()) };
             }
@@ -235,13 +247,46 @@ impl Call<'_> {
         panels
     }
 
+    /// Brings a transposed A into strips of six columns, block of K by block of K.
+    fn pack_strips(&self, pool: Option<&Pool>, item: usize, target: &mut [f32]) {
+        let (gemm, cut) = (self.gemm, &self.cut);
+        if !gemm.trans_a {
+            return;
+        }
+        let a = &self.a[gemm.batch.offset(gemm.batch.a, item)..];
+        let target = Shareable::new(target);
+        let parts = gemm.m.div_ceil(PACK_ROWS);
+        let pack = |task: usize| {
+            let (k_block, row) = (task / parts, task % parts * PACK_ROWS);
+            let first = k_block * cut.k;
+            let terms = (gemm.k - first).min(cut.k);
+            // SAFETY: A holds these rows and columns, and the strips have room for all.
+            unsafe {
+                let from = a.as_ptr().add(first * gemm.lda + row);
+                let to = target.ptr().add(self.strip(first, terms, row));
+                let rows = (gemm.m - row).min(PACK_ROWS);
+                micro::copy_strips(gemm.isa, from, gemm.lda, terms, rows, to);
+            }
+        };
+        let tasks = if gemm.k == 0 { 0 } else { cut.k_blocks * parts };
+        match pool {
+            Some(pool) => pool.run(tasks, pack),
+            None => (0..tasks).for_each(pack),
+        }
+    }
+
+    /// Where the strip that begins at a row lies, for `terms` terms from `first` on.
+    fn strip(&self, first: usize, terms: usize, row: usize) -> usize {
+        first * self.gemm.m.next_multiple_of(TILE_ROWS) + row * terms
+    }
+
     /// One block of C (of one slice of K): all its blocks of K, row tiles and panels.
     fn block(
         &self,
         item: usize,
         task: usize,
         panels: Panels,
-        strips: *mut f32,
+        strips: *const f32,
         sums: Option<Shareable<f32>>,
     ) {
         let (gemm, cut) = (self.gemm, &self.cut);
@@ -261,13 +306,6 @@ impl Call<'_> {
         for k_block in k_blocks.clone() {
             let first = k_block * cut.k;
             let terms = (gemm.k - first).min(cut.k);
-            if gemm.trans_a {
-                // SAFETY: A holds these rows and columns, the strips have room for a block.
-                unsafe {
-                    let from = a.add(first * gemm.lda + rows.start);
-                    micro::copy_strips(gemm.isa, from, gemm.lda, terms, rows.len(), strips);
-                }
-            }
             let last = sums.is_none() && k_block + 1 == k_blocks.end;
             let finish = Finish {
                 alpha: if sums.is_some() { 1.0 } else { gemm.alpha },
@@ -283,7 +321,7 @@ impl Call<'_> {
             for row in rows.clone().step_by(TILE_ROWS) {
                 let tile_rows = (rows.end - row).min(TILE_ROWS);
                 let (a_rows, a_step) = if gemm.trans_a {
-                    let strip = strips.wrapping_add((row - rows.start) * terms).cast_const();
+                    let strip = strips.wrapping_add(self.strip(first, terms, row));
                     (std::array::from_fn(|r| strip.wrapping_add(r)), TILE_ROWS)
                 } else {
                     let at = a.wrapping_add(row * gemm.lda + first);

@@ -2,7 +2,7 @@
 //!
 //! Matrices are row-major with leading dimensions. B is packed into panels of 64 columns (by all
 //! threads, once a call, or by the caller once a parameter: [`PackedB`]); A is read in place, except
-//! that a transposed A is packed strip by strip. The output is cut into blocks by shape and K into
+//! that a transposed A is packed into strips of six rows of op(A). The output is cut into blocks by shape and K into
 //! blocks of at most [`K_BLOCK`]; a small output with a long K is summed in a fixed number of slices,
 //! added in order. Results are bitwise the same for any number of threads.
 //!

@@ -122,7 +122,6 @@ impl Finish {
         relu: false,
         stats: std::ptr::null_mut(),
     };
-    pub const ADD: Finish = Finish { beta: 1.0, ..Finish::STORE };
 }
 
 /// Runs one tile.
