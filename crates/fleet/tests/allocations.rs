@@ -1,0 +1,64 @@
+//! A training step in the steady state allocates nothing, on any thread.
+//!
+//! One test in a binary of its own: the count is of the whole process.
+
+#[path = "models/zoo.rs"]
+#[allow(dead_code)] // the models that are not counted here
+mod zoo;
+
+use fleet::prelude::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn steps_allocate_nothing() {
+    for model in [zoo::lenet(), zoo::wide_deep(), zoo::bert(), zoo::deepfm(), zoo::resnet18()] {
+        for threads in [1, 2] {
+            count(&model, threads);
+        }
+    }
+}
+
+fn count(model: &zoo::Model, threads: usize) {
+    let options = ExecOptions::threads(threads);
+    let mut session = Session::new(model.programs.clone(), options).unwrap();
+    let feeds: Vec<Vec<(&str, &Tensor)>> = model.batches.iter().map(zoo::feed).collect();
+    let fetches: [&[&str]; 2] = [&[], &[&model.loss]];
+    let mut out = Vec::new();
+    for fetch in fetches {
+        let Session { programs, scope, executor, .. } = &mut session;
+        let mut step = |at: usize| {
+            executor.run_into(&programs.main, scope, &feeds[at % 3], fetch, &mut out).unwrap();
+        };
+        (0..4).for_each(&mut step);
+        let before = ALLOCATIONS.load(Relaxed);
+        (4..12).for_each(&mut step);
+        let made = ALLOCATIONS.load(Relaxed) - before;
+        assert_eq!(made, 0, "{} on {threads} threads, fetching {fetch:?}", model.name);
+    }
+}
