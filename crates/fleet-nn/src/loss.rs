@@ -93,6 +93,15 @@ impl<'n> Var<'n> {
     }
 
     /// As [`Var::cross_entropy`] with options.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let logits = net.data("logits", [-1, 10], DType::F32);
+    /// let soft = net.data("soft", [-1, 10], DType::F32);
+    /// let loss = logits.cross_entropy_with(soft, CrossEntropy::new().soft_label());
+    /// assert_eq!(loss.shape(), Shape::from([1]));
+    /// ```
     #[track_caller]
     pub fn cross_entropy_with(self, label: Var<'n>, with: CrossEntropy) -> Var<'n> {
         let (loss, _) = self.softmax_with_cross_entropy(label, with);

@@ -318,7 +318,7 @@ impl LrSchedule {
     ) -> Result<VarId> {
         let inner = match self {
             LrSchedule::LinearWarmup { after, warmup_steps, .. } => {
-                let since = since + warmup_steps;
+                let since = since.saturating_add(*warmup_steps);
                 Some(match after.as_ref() {
                     LearningRate::Schedule(inner) => inner.emit(main, step, since, None)?,
                     LearningRate::Constant(rate) => {

@@ -153,6 +153,14 @@ impl Elementwise {
 
 impl<'n> Var<'n> {
     /// `x + y` with options.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// let y = x.elementwise_add(x, Elementwise::new().act(Act::Relu));
+    /// assert_eq!(y.name(), "elementwise_add_0.tmp_1");
+    /// ```
     #[track_caller]
     pub fn elementwise_add(self, other: Var<'n>, with: Elementwise) -> Var<'n> {
         self.elementwise("elementwise_add", other, with, Location::caller())
@@ -284,7 +292,7 @@ impl<'n> Var<'n> {
         self.net.op("clip").input("X", self).attr("min", min).attr("max", max).one("Out")
     }
 
-    /// The mean of every element, shape [1].
+    /// The mean of every element, shape `[1]`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -297,7 +305,7 @@ impl<'n> Var<'n> {
         self.net.op("mean").input("X", self).one("Out")
     }
 
-    /// The sum of every element, shape [1].
+    /// The sum of every element, shape `[1]`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -5,6 +5,11 @@ use fleet_base::Error;
 use fleet_tensor::{DType, Shape};
 use std::panic::Location;
 
+/// Buckets of predictions: more than f32 tells apart are of no use.
+const BUCKETS_MAX: i64 = 1 << 24;
+/// Batches that are counted apart: each holds all buckets.
+const STEPS_MAX: i64 = 1 << 16;
+
 /// Options of the area under the ROC curve.
 ///
 /// ```
@@ -94,14 +99,24 @@ impl<'n> Var<'n> {
 
     /// The area under the ROC curve of probabilities (`[N, 1]`, or `[N, 2]` whose second column
     /// counts), over the last batches and over everything.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let p = net.data("p", [-1, 2], DType::F32);
+    /// let auc = p.auc(net.data("label", [-1, 1], DType::I64), Auc::new());
+    /// assert_eq!(auc.auc.dtype(), DType::F64);
+    /// ```
     #[track_caller]
     pub fn auc(self, label: Var<'n>, with: Auc) -> AucVars<'n> {
         let net = self.net;
         let made = net.attempt(Location::caller(), |b| {
             let (n, steps) = (with.num_thresholds, with.slide_steps);
-            if n < 1 || steps < 0 {
+            if !(1..=BUCKETS_MAX).contains(&n) || !(0..=STEPS_MAX).contains(&steps) {
                 return Err(Error::invalid("wrong options of auc")
-                    .expected("num_thresholds 1 or more, slide_steps 0 or more")
+                    .expected(format!(
+                        "num_thresholds 1 to {BUCKETS_MAX}, slide_steps 0 to {STEPS_MAX}"
+                    ))
                     .got(format!("{n} and {steps}")));
             }
             let (predict, label) = (b.id(self)?, b.id(label)?);

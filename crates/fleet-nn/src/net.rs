@@ -150,6 +150,13 @@ impl Net {
     }
 
     /// As [`Net::data`], of ragged rows: `lod_level` levels of nesting.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let words = net.data_lod("words", [-1, 1], DType::I64, 1);
+    /// assert_eq!(net.build().unwrap().main.var(words.id()).lod_level, 1);
+    /// ```
     #[track_caller]
     pub fn data_lod(
         &self,

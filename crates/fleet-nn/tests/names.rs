@@ -93,6 +93,23 @@ fn updates_are_sorted_by_name() {
     assert_eq!(updated[..3], ["fc_0.b_0", "fc_0.w_0", "fc_1.b_0"]);
 }
 
+/// An update runs where its gradient is made; what all parameters share has no device.
+#[test]
+fn updates_follow_the_device_of_their_layer() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 4], DType::F32);
+    let first = net.device_guard("gpu:0");
+    let y = x.fc(4);
+    drop(first);
+    let _second = net.device_guard("gpu:1");
+    let loss = y.fc(4).mean();
+    net.minimize(loss, Sgd::new(0.1)).unwrap();
+    let main = net.build().unwrap().main;
+    let updates = main.root_ops().filter(|(_, op)| op.name() == "sgd");
+    let devices: Vec<_> = updates.map(|(_, op)| op.device.as_deref().unwrap_or("none")).collect();
+    assert_eq!(devices, ["gpu:0", "gpu:0", "gpu:1", "gpu:1"]);
+}
+
 #[test]
 fn state_names_are_documented() {
     let names = |desc: OptimizerDesc| -> Vec<String> {

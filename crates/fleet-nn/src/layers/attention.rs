@@ -63,6 +63,14 @@ impl<'n> Attention<'n> {
 
 impl<'n> Var<'n> {
     /// Attention of the queries `self` over keys and values, all `[batch, length, heads, width]`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let q = net.data("q", [-1, 8, 2, 16], DType::F32);
+    /// let kv = net.data("kv", [-1, 20, 2, 16], DType::F32);
+    /// assert_eq!(q.attention(kv, kv, Attention::new()).shape(), Shape::from([-1, 8, 2, 16]));
+    /// ```
     #[track_caller]
     pub fn attention(self, key: Var<'n>, value: Var<'n>, with: Attention<'n>) -> Var<'n> {
         let stream = self.attention_stream(&with);

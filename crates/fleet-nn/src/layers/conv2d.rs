@@ -189,7 +189,7 @@ impl Conv2d {
         self.check(channels)?;
         let layer = b.layer_name("conv2d", self.name.as_deref());
         let [kh, kw] = self.filter_size;
-        let init = Init::normal(0.0, (2.0 / (kh * kw * channels) as f64).sqrt());
+        let init = Init::normal(0.0, (2.0 / (kh as f64 * kw as f64 * channels as f64)).sqrt());
         let shape = [self.num_filters, channels / self.groups, kh, kw];
         let filter = b.parameter(&layer, "w", &self.weight, shape, meta.dtype, &init)?;
         let bias = match &self.bias {

@@ -99,7 +99,7 @@ impl Embedding {
 
     /// The attribute `padding_idx`: -1 for none.
     fn padding(&self, kind: &str) -> Result<i64> {
-        let vocabulary = self.size[0];
+        let vocabulary = self.size[0].max(0);
         let Some(id) = self.padding_idx else { return Ok(-1) };
         let place = if id < 0 { id + vocabulary } else { id };
         if (0..vocabulary).contains(&place) {

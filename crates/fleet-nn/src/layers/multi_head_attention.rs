@@ -86,6 +86,15 @@ impl<'n> MultiHeadAttention<'n> {
 impl<'n> Var<'n> {
     /// Multi-head attention of `[batch, length, hidden]`. Over itself, one product makes queries,
     /// keys and values.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 8, 32], DType::F32);
+    /// let memory = net.data("memory", [-1, 20, 32], DType::F32);
+    /// let y = x.multi_head_attention(MultiHeadAttention::new(4).over(memory));
+    /// assert_eq!(y.shape(), Shape::from([-1, 8, 32]));
+    /// ```
     #[track_caller]
     pub fn multi_head_attention(self, with: MultiHeadAttention<'n>) -> Var<'n> {
         let shape = self.shape();
@@ -106,7 +115,7 @@ impl<'n> Var<'n> {
             Attention { causal: with.causal, scale: 0.0, mask: with.mask, dropout: with.dropout };
         let mixed = match with.over {
             None => {
-                let qkv = self.linear(with.linear(3 * hidden, "qkv_fc"));
+                let qkv = self.linear(with.linear(hidden.saturating_mul(3), "qkv_fc"));
                 qkv.reshape([0, 0, 3, with.heads, width]).attention_packed(attention)
             }
             Some(over) => {

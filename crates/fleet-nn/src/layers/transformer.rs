@@ -134,6 +134,13 @@ impl<'n> TransformerLayer<'n> {
 
 impl<'n> Var<'n> {
     /// A transformer layer over `[batch, length, hidden]`.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let x = net.data("x", [-1, 8, 32], DType::F32);
+    /// assert_eq!(x.transformer_layer(TransformerLayer::new(4, 64)).shape(), x.shape());
+    /// ```
     #[track_caller]
     pub fn transformer_layer(self, with: TransformerLayer<'n>) -> Var<'n> {
         let hidden = self.shape().last().copied().unwrap_or(-1);
