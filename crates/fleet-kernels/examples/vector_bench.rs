@@ -219,6 +219,13 @@ fn optimizers(bench: &Bench, pool: &Pool) {
             unsafe { segments.update(pool, rule, Step::default(), &mut scratch) };
         });
     }
+    let cut = 1 << 16;
+    let state = [Some(&mut m[..cut]), Some(&mut v[..cut]), None];
+    let segments = Segments::new(vec![Segment::of(&mut w[..cut], &g[..cut], state)]);
+    bench.time("Adam 64K, in L2", 28 * cut, None, || {
+        // SAFETY: the tensors outlive the call and are distinct.
+        unsafe { segments.update(pool, adam, Step::default(), &mut []) };
+    });
     let (width, rows) = (16, 53_000);
     let mut param = numbers(1_000_000 * width);
     let mut state = vec![1.0; param.len()];
