@@ -5,7 +5,7 @@
 
 use super::pack::{PackedB, Source, packed_b_len};
 use super::{Epilogue, Gemm, K_BLOCK, RowPart};
-use crate::micro::{self, Finish, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Ahead, Finish, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 
 /// Floats of B (over all of K) that neighbouring tasks share: 1 MB, half of an L2.
@@ -327,7 +327,20 @@ impl Call<'_> {
                     let at = a.wrapping_add(row * gemm.lda + first);
                     (std::array::from_fn(|r| at.wrapping_add(r * gemm.lda)), 1)
                 };
+                // The next rows of A come from L3 or beyond: asked for while these are used.
+                let mut ahead = Ahead::NOTHING;
+                if !gemm.trans_a && row + TILE_ROWS < rows.end {
+                    let next = a.wrapping_add((row + TILE_ROWS) * gemm.lda + first);
+                    ahead = Ahead::new(
+                        next,
+                        tile_rows.min(rows.end - row - TILE_ROWS),
+                        terms,
+                        gemm.lda,
+                    );
+                }
+                let share = ahead.left().div_ceil(cols.len().div_ceil(PANEL));
                 for col in cols.clone().step_by(PANEL) {
+                    ahead.ask(share);
                     let (b, b_step) = panels.row(col / PANEL, first);
                     let c_tile = c.wrapping_add(row * ldc + col);
                     let tile = Tile {
