@@ -122,6 +122,9 @@ impl Finish {
         relu: false,
         stats: std::ptr::null_mut(),
     };
+
+    /// Adds to what is there.
+    pub const ADD: Finish = Finish { beta: 1.0, ..Finish::STORE };
 }
 
 /// Runs one tile.
