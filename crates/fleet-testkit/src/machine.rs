@@ -125,7 +125,8 @@ impl Machine {
         let mut scratch = Buffer::zeroed(kernel.scratch_bytes)?;
         scratch.as_mut_slice().fill(how.garbage);
 
-        let mut counts = Vec::new();
+        let sparse = inputs.iter().chain(&outputs).flatten().filter(is_rows).count();
+        let mut counts = Vec::with_capacity(sparse);
         let input_args = args_of(&mut inputs, &mut counts);
         let mut output_args = args_of(&mut outputs, &mut counts);
         for (output, input) in &how.share {
@@ -226,15 +227,15 @@ fn is_rows(value: &&Value) -> bool {
 }
 
 /// The arguments of a kernel; the counters of sparse rows lie in `counts`, in order.
-fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<Box<u64>>) -> Vec<Vec<Arg>> {
+fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<u64>) -> Vec<Vec<Arg>> {
     let mut arg = |value: &mut Value| {
         let meta = value.meta();
         let rows = match value {
             Value::Dense(_) => None,
             Value::Rows(rows) => {
-                counts.push(Box::new(rows.count as u64));
-                let count =
-                    counts.last_mut().map_or(std::ptr::null_mut(), |count| &raw mut **count);
+                assert!(counts.len() < counts.capacity(), "counters stay where they are");
+                counts.push(rows.count as u64);
+                let count = counts.as_mut_ptr().wrapping_add(counts.len() - 1);
                 let capacity = rows.rows.physical_len();
                 Some(RowsArg { rows: rows.rows.as_ptr().cast(), count, capacity })
             }
@@ -251,13 +252,13 @@ fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<Box<u64>>) -> Vec<Vec<Arg>
     slots.iter_mut().map(|slot| slot.iter_mut().map(&mut arg).collect()).collect()
 }
 
-fn take_counts(outputs: &mut [Vec<Value>], skip: usize, counts: &[Box<u64>]) {
+fn take_counts(outputs: &mut [Vec<Value>], skip: usize, counts: &[u64]) {
     let mut counts = counts[skip..].iter();
     for value in outputs.iter_mut().flatten() {
         if let Value::Rows(rows) = value
             && let Some(count) = counts.next()
         {
-            rows.count = **count as usize;
+            rows.count = *count as usize;
         }
     }
 }

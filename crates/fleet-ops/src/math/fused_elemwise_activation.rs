@@ -185,7 +185,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let is_row = trailing.product::<i64>() as usize == row && row > 0 && row < len;
     let repeated: Vec<usize> = (0..x.rank()).filter(|axis| x[*axis] != y[*axis]).collect();
     let sums = Reduction::new(&sizes(&x), &repeated);
-    let rows = if row > 0 { len / row } else { 0 };
+    let rows = len.checked_div(row).unwrap_or(0);
     let scratch = match is_row {
         true => bias_activation_grad_scratch_len(rows, row),
         false => sums.scratch_len(),

@@ -72,11 +72,15 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Err(p.no_kernel(x.dtype));
     }
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
+        let number = |x: T| -> f64 { x as _ };
         Ok(Kernel::new(move |k| {
             let (x, y): (*const T, *mut T) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
             for i in 0..len {
                 // SAFETY: both hold `len` elements; equal pointers are read before written.
-                unsafe { *y.add(i) = (scale * *x.add(i) as f64 + bias) as T };
+                unsafe {
+                    let value = number(*x.add(i));
+                    *y.add(i) = (scale * value + bias) as T;
+                };
             }
             Ok(())
         }))
