@@ -249,21 +249,21 @@ impl Call<'_> {
             let block = first..(first + cut.block_lines).min(lines.end);
             let next = block.end..(block.end + cut.block_lines).min(lines.end);
             let (x, dy) = (self.bring_x(&part, &block, x), self.bring_dy(&part, &block, dy));
-            let mut ahead = self.ahead(&part, &next);
+            let ahead = self.ahead(&part, &next);
             // Blocks of a few long lines or of one run of pixels: almost always a single piece.
             let most = if self.copied.sampled { block.len() } else { SEGMENTS_MAX };
             for start in block.clone().step_by(most) {
                 let piece = start..(start + most).min(block.end);
                 let beta = if start == lines.start { beta } else { 1.0 };
-                self.tiles(&part, &block, &piece, beta, target, x, dy, &mut ahead);
+                self.tiles(&part, &block, &piece, beta, target, x, dy, ahead);
             }
         }
     }
 
-    /// What the next block will read, of x and of dy.
-    fn ahead(&self, part: &Part, next: &Range<usize>) -> [Ahead; 2] {
+    /// What the next block will read, of x and of dy: where it begins, and how many floats.
+    fn ahead(&self, part: &Part, next: &Range<usize>) -> [(*const f32, usize); 2] {
         if next.is_empty() {
-            return [Ahead::NOTHING; 2];
+            return [(self.x.as_ptr(), 0); 2];
         }
         let (conv, height) = (self.conv, self.conv.out_h());
         let input_row = |line: usize, tap: usize| {
@@ -280,9 +280,13 @@ impl Call<'_> {
         let dy = self.dy.as_ptr().wrapping_add(dy_at);
         let columns = part.panels.end * PANEL;
         let columns = columns.min(conv.group_out()) - part.panels.start * PANEL;
+        // Parts of pixels are left to the hardware: the rest of the pixel would come with them.
+        let dense = |part: usize, pixel: usize, pixels: usize| {
+            if part == pixel { pixels * pixel } else { 0 }
+        };
         [
-            Ahead::new(x, rows * conv.w, part.channels.len(), conv.c_in),
-            Ahead::new(dy, next.len() * conv.out_w(), columns, conv.c_out),
+            (x, dense(part.channels.len(), conv.c_in, rows * conv.w)),
+            (dy, dense(columns, conv.c_out, next.len() * conv.out_w())),
         ]
     }
 
@@ -295,7 +299,7 @@ impl Call<'_> {
         target: *mut f32,
         x: *const f32,
         dy: *const f32,
-        ahead: &mut [Ahead; 2],
+        ahead: [(*const f32, usize); 2],
     ) {
         let (conv, copied) = (self.conv, &self.copied);
         let mut segments = [0isize; SEGMENTS_MAX];
@@ -312,7 +316,7 @@ impl Call<'_> {
         let a_step = if copied.sampled { copied.pixel } else { conv.stride[1] * copied.pixel };
         let rows = conv.kh * conv.kw * part.channels.len();
         let tiles = rows.div_ceil(TILE_ROWS) * part.panels.len();
-        let share = ahead.each_ref().map(|ahead| ahead.left().div_ceil(tiles));
+        let mut tiles_done = 0;
         let all_rows = conv.kh * conv.kw * conv.group_in();
         for panel in part.panels.clone() {
             let packed = (panel - part.panels.start) * block.len() + (piece.start - block.start);
@@ -328,12 +332,15 @@ impl Call<'_> {
                 c: [target; TILE_ROWS],
                 rows: 0,
                 cols: PANEL,
+                ahead: Ahead::nothing(x),
                 finish: Finish { beta, ..Finish::STORE },
             };
             let mut flush = |tile: &mut Tile| {
-                for (ahead, share) in ahead.iter_mut().zip(share) {
-                    ahead.ask(share);
-                }
+                // Tiles ask for x and for dy in turn.
+                let (from, floats) = ahead[tiles_done % 2];
+                tile.ahead =
+                    Ahead::part(from, floats, tiles_done / 2, tiles.div_ceil(2), count * len);
+                tiles_done += 1;
                 // SAFETY: x and dy were brought to scratch for this block; the packed gradient has
                 // 64 columns in every panel, and no other task writes these rows of it.
                 unsafe { micro::run(self.isa, tile) };

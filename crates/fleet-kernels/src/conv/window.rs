@@ -9,7 +9,7 @@
 //!
 //! Sketch: copying costs about 0.3 cycles an input number, the window `taps * c_out / 32` cycles.
 
-use crate::micro::{self, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
@@ -340,6 +340,7 @@ impl<'a> Task<'a> {
             b_step: PANEL,
             c: [std::ptr::null_mut(); TILE_ROWS],
             rows: 0,
+            ahead: Ahead::nothing(place.first),
             cols: (window.c_out - panel * PANEL).min(PANEL),
             finish,
         };

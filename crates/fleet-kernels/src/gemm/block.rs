@@ -1,7 +1,7 @@
 //! The blocked product: how C is cut into tasks, and the loops of a task.
 //!
 //! Sketch: a task owns a block of C. For each block of K it walks the row tiles; a tile of A (at most
-//! 12 KB) then stays in L1 while the panels of B (at most [`N_BLOCK`] columns) stream from L2.
+//! 18 KB) then stays in L1 while the panels of B (at most [`N_BLOCK`] columns) stream from L2.
 
 use super::pack::{PackedB, Source, packed_b_len};
 use super::{Epilogue, Gemm, K_BLOCK, RowPart};
@@ -327,20 +327,7 @@ impl Call<'_> {
                     let at = a.wrapping_add(row * gemm.lda + first);
                     (std::array::from_fn(|r| at.wrapping_add(r * gemm.lda)), 1)
                 };
-                // The next rows of A come from L3 or beyond: asked for while these are used.
-                let mut ahead = Ahead::NOTHING;
-                if !gemm.trans_a && row + TILE_ROWS < rows.end {
-                    let next = a.wrapping_add((row + TILE_ROWS) * gemm.lda + first);
-                    ahead = Ahead::new(
-                        next,
-                        tile_rows.min(rows.end - row - TILE_ROWS),
-                        terms,
-                        gemm.lda,
-                    );
-                }
-                let share = ahead.left().div_ceil(cols.len().div_ceil(PANEL));
                 for col in cols.clone().step_by(PANEL) {
-                    ahead.ask(share);
                     let (b, b_step) = panels.row(col / PANEL, first);
                     let c_tile = c.wrapping_add(row * ldc + col);
                     let tile = Tile {
@@ -358,6 +345,14 @@ impl Call<'_> {
                             bias: bias.map_or(std::ptr::null(), |bias| bias[col..].as_ptr()),
                             ..finish
                         },
+                        ahead: self.next_rows(
+                            a,
+                            row,
+                            rows.end,
+                            first,
+                            terms,
+                            (col - cols.start) / PANEL,
+                        ),
                     };
                     // SAFETY: the matrices hold the rows and columns of this tile, which no other
                     // task writes.
@@ -367,6 +362,23 @@ impl Call<'_> {
                     }
                 }
             }
+        }
+    }
+
+    /// The rows of A after a tile's, one of them for each panel: they come from L3 or beyond.
+    fn next_rows(
+        &self,
+        a: *const f32,
+        row: usize,
+        end: usize,
+        first: usize,
+        terms: usize,
+        panel: usize,
+    ) -> Ahead {
+        let (gemm, next) = (self.gemm, row + TILE_ROWS + panel);
+        match gemm.trans_a || panel >= TILE_ROWS || next >= end {
+            true => Ahead::nothing(a),
+            false => Ahead::part(a.wrapping_add(next * gemm.lda + first), terms, 0, 1, terms),
         }
     }
 

@@ -31,9 +31,9 @@ pub use pack::{PackedB, pack_b, pack_b_transposed, packed_b_len};
 use crate::pool::Pool;
 use fleet_base::{Error, Result};
 
-/// Terms summed in registers before C is touched: a panel of B is then 128 KB, well inside L2, and
+/// Terms summed in registers before C is touched: a panel of B is then 192 KB, well inside L2, and
 /// the rounding error of long sums stays that of short ones.
-pub const K_BLOCK: usize = 512;
+pub const K_BLOCK: usize = 768;
 
 /// One product, or a batch of equal ones: shapes, strides, scale factors.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -98,6 +98,30 @@ pub(crate) struct Tile {
     /// 1 to 64.
     pub cols: usize,
     pub finish: Finish,
+    pub ahead: Ahead,
+}
+
+/// Memory that will be read soon: each term asks for a line of it, so that it comes in while the sums
+/// run. (Asked for in one go, it stalls the loads of the sums.)
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    /// Any address is allowed; one that is in L1 costs nothing.
+    pub at: *const f32,
+    /// Elements from one term to the next.
+    pub step: usize,
+}
+
+impl Ahead {
+    /// Nothing new: asks for what is there.
+    pub fn nothing(at: *const f32) -> Ahead {
+        Ahead { at, step: 0 }
+    }
+
+    /// `part` of `parts` equal parts of `len` elements, over `terms` terms.
+    pub fn part(first: *const f32, len: usize, part: usize, parts: usize, terms: usize) -> Ahead {
+        let step = len.div_ceil(parts.max(1)).div_ceil(terms.max(1));
+        Ahead { at: first.wrapping_add((part * step * terms).min(len)), step }
+    }
 }
 
 /// What happens between the sums and the store: `C = act(alpha * sum + beta * C + bias)`.
@@ -214,67 +238,6 @@ pub(crate) unsafe fn copy_strips(
 /// Floats that [`copy_strips`] writes.
 pub(crate) fn strips_len(rows: usize, cols: usize) -> usize {
     cols.div_ceil(TILE_ROWS) * rows * TILE_ROWS
-}
-
-/// Asks for a cache line, to be in L2 by the time it is read.
-#[inline(always)]
-pub(crate) fn prefetch(address: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, whatever the address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
-/// Pieces of memory that will be read soon, asked for a few lines at a time.
-#[derive(Clone, Copy)]
-pub(crate) struct Ahead {
-    next: *const f32,
-    /// From one piece to the next, lines of a piece, and pieces left.
-    pitch: usize,
-    lines: usize,
-    pieces: usize,
-    line: usize,
-}
-
-impl Ahead {
-    pub const NOTHING: Ahead =
-        Ahead { next: std::ptr::null(), pitch: 0, lines: 0, pieces: 0, line: 0 };
-
-    /// `pieces` pieces of `len` floats, `pitch` floats apart.
-    pub fn new(first: *const f32, pieces: usize, len: usize, pitch: usize) -> Ahead {
-        if pitch == len {
-            // One long piece.
-            let lines = (pieces * len).div_ceil(LINE);
-            return Ahead { next: first, pitch: LINE, lines: 1, pieces: lines, line: 0 };
-        }
-        // A piece need not begin on a line.
-        Ahead { next: first, pitch, lines: len.div_ceil(LINE) + 1, pieces, line: 0 }
-    }
-
-    /// Lines that are left to ask for.
-    pub fn left(&self) -> usize {
-        self.pieces * self.lines - self.line.min(self.pieces * self.lines)
-    }
-
-    /// Asks for the next `count` lines.
-    #[inline]
-    pub fn ask(&mut self, count: usize) {
-        for _ in 0..count {
-            if self.pieces == 0 {
-                return;
-            }
-            prefetch(self.next.wrapping_add(self.line * LINE));
-            self.line += 1;
-            if self.line == self.lines {
-                self.line = 0;
-                self.pieces -= 1;
-                self.next = self.next.wrapping_add(self.pitch);
-            }
-        }
-    }
 }
 
 /// Floats in 64 bytes, the alignment of packed panels.
