@@ -3,7 +3,7 @@
 //!
 //! `activation` is "" or one of relu, tanh, sigmoid (whose gradients read Out) and gelu (whose
 //! gradient reads the optional output PreAct, the value before it). f32, halves through f32. Bias and
-//! activation are applied to a tile of the product while it is in cache; the gradient of the
+//! relu are applied to a tile of the product while it is in registers; the gradient of the
 //! activation and that of the bias are one sweep over Out@GRAD.
 
 use crate::math::matmul::{mul_shape, mul_sizes};
@@ -12,8 +12,8 @@ use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, wants};
 use crate::widen::{has_half, through_f32};
 use fleet_kernels::chain::{bias_activation_grad, bias_activation_grad_scratch_len};
-use fleet_kernels::elementwise::{Saved, Unary, unary_grad, unary_inplace};
-use fleet_kernels::gemm::{Epilogue, Gemm, RowPart};
+use fleet_kernels::elementwise::{Saved, Unary, unary, unary_grad, unary_inplace};
+use fleet_kernels::gemm::{Epilogue, Gemm};
 
 const X: usize = 0;
 const Y: usize = 1;
@@ -97,24 +97,28 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (m, n, depth) = mul_sizes(p);
     let (gemm, op) = (Gemm::nn(m, n, depth), activation(p.op)?);
     let scratch = gemm.scratch_len(p.threads);
+    // The relu rides on the product. Other functions cost enough to be worth a sweep of their own,
+    // in long runs, rather than 64 numbers at a time behind each tile.
+    let relu = op == Some(Unary::Relu);
     Ok(Kernel::new(move |k| {
-        let (x, y, out) = (k.input(X), k.input(Y), k.output(0));
-        let pre = k.optional_output::<f32>(1).map(Shareable::new);
-        let finish = |part: RowPart<'_>| {
-            if let Some(pre) = &pre {
-                // SAFETY: PreAct has the shape of Out, and parts are disjoint.
-                let place = unsafe { pre.slice(part.row * n + part.col, part.values.len()) };
-                place.copy_from_slice(part.values);
+        let (x, y, out) = (k.input(X), k.input(Y), k.output::<f32>(0));
+        let epilogue = Epilogue { bias: k.optional(BIAS), relu, finish: None };
+        match (op, k.optional_output::<f32>(1)) {
+            (Some(op), Some(pre)) => {
+                let epilogue = Epilogue { relu: false, ..epilogue };
+                gemm.run(k.pool, x, y, pre, k.scratch(), &epilogue);
+                unary(k.pool, op, pre, out);
             }
-            if let Some(op) = op {
-                unary_inplace(k.pool, op, part.values);
+            (op, pre) => {
+                gemm.run(k.pool, x, y, out, k.scratch(), &epilogue);
+                if let Some(op) = op.filter(|_| !relu) {
+                    unary_inplace(k.pool, op, out);
+                }
+                if let Some(pre) = pre {
+                    pre.copy_from_slice(out);
+                }
             }
-        };
-        let relu = op == Some(Unary::Relu) && pre.is_none();
-        let finish: Option<&(dyn Fn(RowPart<'_>) + Sync)> =
-            if pre.is_none() && (op.is_none() || relu) { None } else { Some(&finish) };
-        let epilogue = Epilogue { bias: k.optional(BIAS), relu, finish };
-        gemm.run(k.pool, x, y, out, k.scratch(), &epilogue);
+        }
         Ok(())
     })
     .scratch::<f32>(scratch))
