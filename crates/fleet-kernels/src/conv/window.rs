@@ -199,9 +199,14 @@ pub(super) fn run(
     let copied_len = cut.copied_len(window);
     let (scratch, _) = micro::cut_aligned(scratch, pool.threads() * copied_len);
     let scratch = Shareable::new(scratch);
-    pool.run_with_worker(cut.tasks(window), |task, worker| {
+    let (tasks, threads) = (cut.tasks(window), pool.threads());
+    pool.run_with_worker(tasks, |task, worker| {
         let copy = scratch.ptr().wrapping_add(worker * copied_len);
-        Task { beta, relu, ..Task::new(window, &cut, isa, sides, task) }.run(copy);
+        // A guess at what this thread does next; it only moves data closer.
+        let next = Task::new(window, &cut, isa, sides, (task + threads).min(tasks - 1));
+        let task = Task::new(window, &cut, isa, sides, task);
+        let ahead = if next.row_task == task.row_task { (sides.x, 0) } else { next.input() };
+        Task { beta, relu, ahead, ..task }.run(copy);
     });
 }
 
@@ -212,6 +217,8 @@ struct Task<'a> {
     sides: Sides,
     beta: f32,
     relu: bool,
+    /// What will be read next: where it begins, and how many floats.
+    ahead: (*const f32, usize),
     copied: bool,
     row_task: usize,
     images: Range<usize>,
@@ -250,6 +257,7 @@ impl<'a> Task<'a> {
             sides,
             beta: 0.0,
             relu: false,
+            ahead: (sides.x, 0),
             copied: cut.copied,
             row_task,
             images,
@@ -297,13 +305,15 @@ impl<'a> Task<'a> {
                 is_last: block + 1 == total,
             };
             for panel in self.panels.clone() {
-                self.panel(&place, &terms, panel);
+                let pass = (block * self.panels.len() + panel - self.panels.start, total);
+                self.panel(&place, &terms, panel, pass);
             }
         }
     }
 
     /// All pixels of the task, for one panel and one block of terms.
-    fn panel(&self, place: &Place, terms: &Terms<'_>, panel: usize) {
+    /// `pass` counts such calls, in blocks of terms of all panels.
+    fn panel(&self, place: &Place, terms: &Terms<'_>, panel: usize, pass: (usize, usize)) {
         let window = self.window;
         let (rows, cols) = (&window.rows, &window.cols);
         let out_pixel = window.groups * window.c_out;
@@ -344,7 +354,21 @@ impl<'a> Task<'a> {
             cols: (window.c_out - panel * PANEL).min(PANEL),
             finish,
         };
-        let flush = |tile: &mut Tile| {
+        let pixels = self.images.len() * self.rows.len() * cols.count;
+        let (in_pass, passes) = (pixels.div_ceil(TILE_ROWS), pass.1 * self.panels.len());
+        let all_terms = terms.segments.len() * terms.len;
+        let mut tiles_done = pass.0 * in_pass;
+        // The first pass over inputs in place reads them from far away: the next pixels come first.
+        let is_near = !self.copied && pass.0 == 0 && cols.step == 1;
+        let mut flush = |tile: &mut Tile| {
+            tile.ahead = if is_near {
+                let next = tile.a[0].wrapping_add(TILE_ROWS * place.pixel);
+                Ahead::part(next, TILE_ROWS * place.pixel, 0, 1, all_terms)
+            } else {
+                let parts = in_pass * passes;
+                Ahead::part(self.ahead.0, self.ahead.1, tiles_done, parts, all_terms)
+            };
+            tiles_done += 1;
             // SAFETY: the window's inputs, weights and outputs were checked to exist, and this task
             // alone writes these pixels of this panel.
             unsafe { micro::run(self.isa, tile) };
@@ -376,6 +400,23 @@ impl<'a> Task<'a> {
         if tile.rows > 0 {
             flush(&mut tile);
         }
+    }
+
+    /// The input rows that the task reads, as one piece; nothing if there is more between them.
+    fn input(&self) -> (*const f32, usize) {
+        let window = self.window;
+        let rows = &window.rows;
+        if window.groups > 1 || rows.tap_count == 0 {
+            return (self.sides.x, 0);
+        }
+        let clamp = |row: isize| row.clamp(0, rows.size as isize - 1) as usize;
+        let top = clamp((self.rows.start * rows.step) as isize + rows.first_tap());
+        let last = (self.rows.end - 1) * rows.step;
+        let last = clamp(last as isize + rows.taps().last().copied().unwrap_or(0));
+        let first = self.images.start * rows.size + top;
+        let end = (self.images.end - 1) * rows.size + last + 1;
+        let row = window.cols.size * window.c_in;
+        (self.sides.x.wrapping_add(first * row), (end - first) * row)
     }
 
     /// The inputs where they are.
