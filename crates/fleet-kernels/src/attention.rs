@@ -16,7 +16,7 @@
 //!
 //! It is not a cache of keys for generation, and has no shared key heads.
 
-use crate::micro::{self, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile, cut_aligned};
+use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile, cut_aligned};
 use crate::philox::{self, WORDS};
 use crate::pool::{Pool, Shareable};
 use crate::simd::{Level, Simd, level};
@@ -417,6 +417,7 @@ impl Product {
                     rows,
                     cols: PANEL.min(self.cols - column),
                     finish: self.finish,
+                    ahead: Ahead::nothing(self.b),
                 };
                 // SAFETY: promised by the caller.
                 unsafe { micro::run(isa, &tile) };
