@@ -23,11 +23,11 @@ const LARGE: usize = 1 << 18;
 /// Pieces that the work is cut into.
 const TASKS: usize = 8;
 
-/// Floats that all slices together may add up at the end.
-const SLICED_MAX: usize = 1 << 19;
+/// Floats of a page of memory.
+const PAGE: usize = 1024;
 
-/// Channels below which a side is not cut: the other side is copied once a cut.
-const CUT_CHANNELS_MIN: usize = 256;
+/// Channels of a part at least.
+const CUT_CHANNELS_MIN: usize = 64;
 
 /// Floats between the pixels of the copy beyond their channels, so that they do not all fall on the
 /// same sets of L1.
@@ -53,10 +53,7 @@ impl Cut {
         let (channels, panels) = (conv.group_in(), conv.panels());
         let taps = conv.kh * conv.kw;
         let len = (conv.groups * taps * channels * panels * PANEL).max(1);
-        let wanted = TASKS.div_ceil(conv.groups);
-        let slices = wanted.min((SLICED_MAX / len).max(1)).min(lines);
-        let (channel_parts, panel_parts) =
-            parts_of_sides(wanted.div_ceil(slices), channels, panels);
+        let (slices, channel_parts, panel_parts) = cheapest_parts(conv, lines, len);
         let panels_in_task = panels.div_ceil(panel_parts);
         let channels_in_task = channels.div_ceil(channel_parts);
         let slice_lines = lines.div_ceil(slices);
@@ -78,17 +75,37 @@ impl Cut {
     }
 }
 
-/// Parts of the input channels and of the panels, together at least `wanted` where the sides are
-/// large enough: x is copied once a part of the panels, dy once a part of the channels.
-fn parts_of_sides(wanted: usize, channels: usize, panels: usize) -> (usize, usize) {
-    let channel_parts_max = (channels / CUT_CHANNELS_MIN).max(1);
-    (1..=wanted.min(panels))
-        .map(|panel_parts| (wanted.div_ceil(panel_parts).min(channel_parts_max), panel_parts))
-        .min_by_key(|(channel_parts, panel_parts)| {
-            let missing = wanted.saturating_sub(channel_parts * panel_parts);
-            (missing, panel_parts * channels + channel_parts * panels * PANEL)
-        })
-        .unwrap_or((1, 1))
+/// Slices of the pixels, parts of the input channels and of the panels: at least [`TASKS`] pieces
+/// where the shape allows, and of these the way that moves the least. x is copied once a part of the
+/// panels (reading it in place again costs a quarter), dy once a part of the channels, and a slice's
+/// sums are written, read and added.
+fn cheapest_parts(conv: &Conv2d, lines: usize, len: usize) -> (usize, usize, usize) {
+    let (panels, wanted) = (conv.panels(), TASKS.div_ceil(conv.groups));
+    let channels_max = (conv.group_in() / CUT_CHANNELS_MIN).max(1);
+    let (x, dy) = (conv.input_len() as f64, conv.output_len() as f64);
+    let x = if is_in_place(conv) { x / 4.0 } else { x };
+    let mut best = (1, 1, 1);
+    let mut least = (usize::MAX, f64::INFINITY);
+    for slices in [1, 2, 4, 8] {
+        for panel_parts in 1..=wanted.min(panels) {
+            let channel_parts = wanted.div_ceil(slices * panel_parts).min(channels_max);
+            let missing = wanted.saturating_sub(slices * panel_parts * channel_parts);
+            let moved = 3.0 * ((slices - 1) * len) as f64
+                + panel_parts as f64 * x
+                + channel_parts as f64 * dy;
+            if slices <= lines && (missing, moved) < least {
+                (best, least) = ((slices, channel_parts, panel_parts), (missing, moved));
+            }
+        }
+    }
+    best
+}
+
+/// Whether x is read where it is: a window takes each pixel once, in order, and pixels do not each
+/// begin a page (then all of them fall on the same sets of L1, and each needs an entry of the TLB).
+fn is_in_place(conv: &Conv2d) -> bool {
+    let takes_all = conv.kh * conv.kw == 1 && conv.stride == [1, 1] && conv.pad == [[0, 0]; 2];
+    takes_all && !conv.c_in.is_multiple_of(PAGE)
 }
 
 /// The copy of x in scratch, for one block of lines.
@@ -112,7 +129,7 @@ impl Copied {
         let channels = cut.channels;
         let pixel = if channels.is_multiple_of(PANEL) { channels + SKEW } else { channels };
         let sampled = conv.kh * conv.kw == 1;
-        let in_place = sampled && conv.stride == [1, 1] && conv.pad == [[0, 0]; 2];
+        let in_place = is_in_place(conv);
         let dy_in_place = conv.c_out == PANEL && conv.groups == 1;
         if sampled {
             let pixel = if in_place { conv.c_in } else { pixel };
@@ -260,10 +277,10 @@ impl Call<'_> {
         }
     }
 
-    /// What the next block will read, of x and of dy: where it begins, and how many floats.
-    fn ahead(&self, part: &Part, next: &Range<usize>) -> [(*const f32, usize); 2] {
+    /// What the next block will read, of x and of dy.
+    fn ahead(&self, part: &Part, next: &Range<usize>) -> [Next; 2] {
         if next.is_empty() {
-            return [(self.x.as_ptr(), 0); 2];
+            return [Next { first: self.x.as_ptr(), pieces: 0, len: 0, pitch: 0 }; 2];
         }
         let (conv, height) = (self.conv, self.conv.out_h());
         let input_row = |line: usize, tap: usize| {
@@ -280,13 +297,10 @@ impl Call<'_> {
         let dy = self.dy.as_ptr().wrapping_add(dy_at);
         let columns = part.panels.end * PANEL;
         let columns = columns.min(conv.group_out()) - part.panels.start * PANEL;
-        // Parts of pixels are left to the hardware: the rest of the pixel would come with them.
-        let dense = |part: usize, pixel: usize, pixels: usize| {
-            if part == pixel { pixels * pixel } else { 0 }
-        };
+        let x_len = part.channels.len();
         [
-            (x, dense(part.channels.len(), conv.c_in, rows * conv.w)),
-            (dy, dense(columns, conv.c_out, next.len() * conv.out_w())),
+            Next { first: x, pieces: rows * conv.w, len: x_len, pitch: conv.c_in },
+            Next { first: dy, pieces: next.len() * conv.out_w(), len: columns, pitch: conv.c_out },
         ]
     }
 
@@ -299,7 +313,7 @@ impl Call<'_> {
         target: *mut f32,
         x: *const f32,
         dy: *const f32,
-        ahead: [(*const f32, usize); 2],
+        ahead: [Next; 2],
     ) {
         let (conv, copied) = (self.conv, &self.copied);
         let mut segments = [0isize; SEGMENTS_MAX];
@@ -337,9 +351,8 @@ impl Call<'_> {
             };
             let mut flush = |tile: &mut Tile| {
                 // Tiles ask for x and for dy in turn.
-                let (from, floats) = ahead[tiles_done % 2];
-                tile.ahead =
-                    Ahead::part(from, floats, tiles_done / 2, tiles.div_ceil(2), count * len);
+                let turn = (tiles_done / 2, tiles.div_ceil(2));
+                tile.ahead = ahead[tiles_done % 2].ahead(turn, count * len);
                 tiles_done += 1;
                 // SAFETY: x and dy were brought to scratch for this block; the packed gradient has
                 // 64 columns in every panel, and no other task writes these rows of it.
@@ -484,6 +497,28 @@ impl Call<'_> {
                 let from = self.dy.as_ptr().add(at);
                 micro::copy_panel(self.isa, from, conv.c_out, pixels, cols, to);
             }
+        }
+    }
+}
+
+/// Pieces of memory at even distances that will be read soon.
+#[derive(Clone, Copy)]
+struct Next {
+    first: *const f32,
+    pieces: usize,
+    len: usize,
+    pitch: usize,
+}
+
+impl Next {
+    /// What one of some tiles asks for: an equal part where pieces touch, else one piece.
+    fn ahead(&self, (tile, tiles): (usize, usize), terms: usize) -> Ahead {
+        if self.pitch == self.len {
+            return Ahead::part(self.first, self.pieces * self.len, tile, tiles, terms);
+        }
+        match tile < self.pieces {
+            true => Ahead::part(self.first.wrapping_add(tile * self.pitch), self.len, 0, 1, terms),
+            false => Ahead::nothing(self.first),
         }
     }
 }
