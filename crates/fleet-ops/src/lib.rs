@@ -7,8 +7,8 @@ mod def;
 mod emit;
 mod grad;
 mod registry;
-mod widen;
 mod rules;
+mod widen;
 
 pub mod verify;
 
