@@ -22,6 +22,7 @@ pub fn train(steps: u64) -> Result<()> {
         sentence_types: 0,
         padded: false,
         dropout: 0.0,
+        initializer_range: 0.1, // as fits so few dimensions
         ..BertConfig::base()
     };
     // Classifies each token; words that were not masked carry a label that does not count.
@@ -50,5 +51,5 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(1000))
+    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(1500))
 }

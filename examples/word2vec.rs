@@ -32,7 +32,9 @@ pub fn train(steps: u64) -> Result<()> {
         }
     }
     let table = session.scope.tensor("emb")?;
-    println!("word 7 lies nearest to {:?}", nearest(table.as_slice()?, 48, 7));
+    let found = nearest(table.as_slice()?, 48, 7);
+    let classes: Vec<usize> = found.iter().map(|word| word % text.config().class_count).collect();
+    println!("word 7, of class 7, lies nearest to {found:?}, of classes {classes:?}");
     Ok(())
 }
 

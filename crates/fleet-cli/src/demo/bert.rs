@@ -22,19 +22,20 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
     net.set_seed(1);
     let config = BertConfig {
         vocabulary: words + 1, // one more for the mask
-        hidden: 128,
+        hidden: 64,
         layers: 2,
         heads: 4,
-        ffn: 512,
+        ffn: 128,
         length: LENGTH as i64,
         positions: LENGTH as i64,
         sentence_types: 0,
         padded: false,
         dropout: 0.0,
+        initializer_range: 0.1, // as fits so few dimensions
         ..BertConfig::base()
     };
     let model = bert_tokens(&net, &config, words);
-    let schedule = LrSchedule::cosine(2e-3, steps).warmup(steps / 20, 0.0, 2e-3);
+    let schedule = LrSchedule::polynomial(3e-3, steps).warmup(steps / 10, 0.0, 3e-3);
     net.minimize(model.loss, AdamW::new(schedule).coeff(0.01))?;
     let loss = model.loss.name();
     let source = Arc::clone(&sentences);

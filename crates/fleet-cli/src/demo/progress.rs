@@ -23,7 +23,8 @@ pub struct Progress {
 const PERIOD: Duration = Duration::from_millis(100);
 /// Lines that are printed where there is no terminal.
 const LINES: u64 = 10;
-const BAR_CELLS: u64 = 20;
+/// The whole line fits 80 columns, and is then drawn over as one.
+const BAR_CELLS: u64 = 14;
 
 impl Progress {
     pub fn new(steps: u64, batch: usize, score: Option<&'static str>) -> Progress {
@@ -92,7 +93,7 @@ impl Progress {
             }
             false => format!("{percent:>3} %"),
         };
-        line += &format!("  {:>6} samples/s", text::count(self.rate));
+        line += &format!("  {:>7} samples/s", text::count(self.rate));
         line += &format!("  loss {:.4}", self.loss.value());
         if let Some(score) = self.score {
             line += &format!("  {score} {:.4}", self.value.value());
@@ -135,11 +136,11 @@ mod tests {
         (0..100).for_each(|_| progress.loss.add(0.5));
         progress.value.add(0.75);
         progress.rate = 12_300.0;
-        assert_eq!(progress.line(100), " 50 %   12.3k samples/s  loss 0.5000  AUC 0.7500");
+        assert_eq!(progress.line(100), " 50 %   12.3 k samples/s  loss 0.5000  AUC 0.7500");
         progress.is_terminal = true;
         let line = progress.line(100);
-        assert!(line.starts_with("[==========          ]  50 %"), "{line}");
+        assert!(line.starts_with("[=======       ]  50 %"), "{line}");
         assert!(line.ends_with("s left"), "{line}");
-        assert!(line.len() < 80);
+        assert!(line.len() < 78, "{line}");
     }
 }

@@ -7,7 +7,7 @@ use fleet::prelude::*;
 use std::sync::Arc;
 
 const BATCH: usize = 32;
-const SAMPLES: u64 = 12_800;
+const SAMPLES: u64 = 6_400;
 const TESTED: usize = 2_000;
 const SIDE: usize = 32;
 

@@ -8,7 +8,7 @@ use fleet_base::text;
 use std::sync::Arc;
 
 const BATCH: usize = 1024;
-const SAMPLES: u64 = 1_500_000;
+const SAMPLES: u64 = 2_000_000;
 const TESTED: usize = 200_000;
 
 pub fn demo(samples: Option<u64>) -> Result<Demo> {
@@ -71,7 +71,7 @@ fn test(session: &mut Session, clicks: &Ctr, prediction: &str) -> Result<super::
     let (mut scores, mut labels) = (Vec::new(), Vec::new());
     for at in (0..TESTED).step_by(ROWS) {
         clicks.fill(&mut batch, FIRST_TESTED + at as u64)?;
-        let feed = [("dense_input", &batch[0].1), ("sparse_input", &batch[1].1)];
+        let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
         scores.extend(session.evaluate(&feed, &[prediction])?[0].to_vec::<f32>()?);
         labels.extend(batch[2].1.to_vec::<f32>()?);
     }
