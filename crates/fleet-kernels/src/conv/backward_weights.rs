@@ -13,12 +13,8 @@ use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
 use std::ops::Range;
 
-/// Pixels of a block: few where the gradient stays in L2, more where each pass over it costs.
-const PIXELS: usize = 196;
-const PIXELS_LARGE: usize = 392;
-
-/// Floats of one task's part of the gradient from which it counts as large.
-const LARGE: usize = 1 << 18;
+/// Pixels of a block: each block adds to the gradient once, which costs as much as 12 pixels.
+const PIXELS: usize = 392;
 
 /// Pieces that the work is cut into.
 const TASKS: usize = 8;
@@ -57,12 +53,10 @@ impl Cut {
         let panels_in_task = panels.div_ceil(panel_parts);
         let channels_in_task = channels.div_ceil(channel_parts);
         let slice_lines = lines.div_ceil(slices);
-        let is_large = taps * channels_in_task * panels_in_task * PANEL >= LARGE;
-        let pixels = if is_large { PIXELS_LARGE } else { PIXELS };
         Cut {
             slices: lines.div_ceil(slice_lines),
             slice_lines,
-            block_lines: pixels.div_ceil(conv.out_w().max(1)).min(slice_lines),
+            block_lines: PIXELS.div_ceil(conv.out_w().max(1)).min(slice_lines),
             channels: channels_in_task,
             channel_parts: channels.div_ceil(channels_in_task),
             panels: panels_in_task,
