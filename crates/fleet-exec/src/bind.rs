@@ -62,9 +62,9 @@ impl Binding {
     ) -> Result<()> {
         self.scope = None;
         let mut addresses = Vec::with_capacity(plan.scope_vars.len());
-        for var in &plan.scope_vars {
-            prepare_scope_var(scope, var)?;
-        }
+        // All are checked before the first is touched.
+        plan.scope_vars.iter().try_for_each(|var| check_scope_var(scope, var))?;
+        plan.scope_vars.iter().try_for_each(|var| prepare_scope_var(scope, var))?;
         for var in &plan.scope_vars {
             addresses.push(scope.raw(&var.name)?.as_ptr());
         }
@@ -113,17 +113,12 @@ fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>))
     }
 }
 
-fn prepare_scope_var(scope: &mut Scope, var: &crate::plan::ScopeVar) -> Result<()> {
+fn check_scope_var(scope: &Scope, var: &crate::plan::ScopeVar) -> Result<()> {
     match scope.meta(&var.name) {
-        None if var.created => {
-            scope.set(&var.name, Tensor::zeros_in(var.dtype, var.shape, var.layout)?);
-            Ok(())
-        }
+        None if var.created => Ok(()),
         // The error that says what to do.
         None => scope.raw(&var.name).map(|_| ()),
-        Some((dtype, shape)) if dtype == var.dtype && shape == var.shape => {
-            scope.ensure_layout(&var.name, var.layout)
-        }
+        Some((dtype, shape)) if dtype == var.dtype && shape == var.shape => Ok(()),
         Some((dtype, shape)) => Err(Error::invalid(format!(
             "variable '{}' in the scope is not what the program was planned for",
             var.name
@@ -131,6 +126,14 @@ fn prepare_scope_var(scope: &mut Scope, var: &crate::plan::ScopeVar) -> Result<(
         .expected(format!("{}{}", var.dtype, var.shape))
         .got(format!("{dtype}{shape}"))),
     }
+}
+
+fn prepare_scope_var(scope: &mut Scope, var: &crate::plan::ScopeVar) -> Result<()> {
+    if scope.contains(&var.name) {
+        return scope.ensure_layout(&var.name, var.layout);
+    }
+    scope.set(&var.name, Tensor::zeros_in(var.dtype, var.shape, var.layout)?);
+    Ok(())
 }
 
 /// Copies what an argument points to into a row-major tensor (sparse rows become dense).

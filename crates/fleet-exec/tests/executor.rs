@@ -83,6 +83,25 @@ static FAIL: OpDef = side_op("test_fail", Lane::Side(0), |_| {
     Ok(Kernel::new(|_| Err(Error::unavailable("the peer is gone"))))
 });
 static PANIC: OpDef = side_op("test_panic", Lane::Compute, |_| Ok(Kernel::new(|_| panic!("boom"))));
+/// May lie over either operand.
+static PAIR: OpDef = OpDef {
+    spec: OpSpec {
+        name: "test_pair",
+        inputs: const { &[one("X"), one("Y")] },
+        outputs: const { &[one("Out")] },
+        attrs: &[],
+    },
+    infer: same_shape,
+    grad: Grad::None,
+    cpu: |_| {
+        Ok(Kernel::new(|k| {
+            let terms = k.input::<f32>(0).to_vec().into_iter().zip(k.input::<f32>(1).to_vec());
+            terms.zip(k.output::<f32>(0)).for_each(|((x, y), out)| *out = 10.0 * x + y);
+            Ok(())
+        }))
+    },
+    traits: OpTraits { inplace: &[("Out", "X"), ("Out", "Y")], ..OpTraits::plain() },
+};
 static INF: OpDef = side_op("test_inf", Lane::Compute, |_| {
     Ok(Kernel::new(|k| {
         k.output::<f32>(0).fill(0.0);
@@ -93,7 +112,7 @@ static INF: OpDef = side_op("test_inf", Lane::Compute, |_| {
 
 fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
-    REGISTRY.get_or_init(|| Registry::with(&[&ADD, &SIDE, &OTHER, &FAIL, &PANIC, &INF]))
+    REGISTRY.get_or_init(|| Registry::with(&[&ADD, &SIDE, &OTHER, &FAIL, &PANIC, &INF, &PAIR]))
 }
 
 /// A program of `x` and a chain of (op, k), each step reading the one before.
@@ -170,6 +189,25 @@ fn a_chain_of_temporaries_needs_two_buffers() {
 }
 
 #[test]
+fn an_output_takes_over_one_operand_only() {
+    let mut program = Program::new();
+    let x = program.add_var(Program::ROOT, Var::data("x", DType::F32, [-1])).unwrap();
+    // Both operands end at the op.
+    let a = call(&mut program, "test_add", x, 1.0, "a");
+    let b = call(&mut program, "test_add", x, 2.0, "b");
+    let mut emit = Emit::new(&mut program, registry(), OpRole::FORWARD);
+    let out = emit.named_op("test_pair").unwrap().input("X", a).input("Y", b);
+    out.one("Out").unwrap();
+    emit.append();
+    let out = program.root_ops().last().and_then(|(_, op)| op.all_outputs().next()).unwrap();
+    let out = program.var_name(out).to_string();
+    let found = executor(ExecOptions::default())
+        .run(&program, &mut Scope::new(), &[("x", &vector(&[0.0, 5.0]))], &[&out])
+        .unwrap();
+    assert_eq!(found[0].to_vec::<f32>().unwrap(), [12.0, 67.0]);
+}
+
+#[test]
 fn what_nobody_reads_is_not_run() {
     let mut program = chain(&[("test_add", 1.0)]);
     let x = program.find_var("x").unwrap();
@@ -226,7 +264,8 @@ fn mistakes_are_named() {
     let mut scope = Scope::new();
     let feed = vector(&[1.0]);
     let ints = Tensor::from_slice(&[1i64], [1]).unwrap();
-    let cases: [(&[(&str, &Tensor)], &str, &str); 5] = [
+    type Case<'a> = (&'a [(&'a str, &'a Tensor)], &'a str, &'a str);
+    let cases: [Case<'_>; 5] = [
         (&[], "y0", "no value was fed for 'x': expected f32[-1]"),
         (&[("xx", &feed)], "y0", "takes no input 'xx'; did you mean 'x'?"),
         (&[("x", &ints)], "y0", "expected f32[-1], got i64[1]"),

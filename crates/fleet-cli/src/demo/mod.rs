@@ -78,8 +78,10 @@ struct Demo {
     /// What the saved model computes.
     targets: Vec<String>,
     /// Measures the trained model on samples that it has not seen.
-    test: Box<dyn FnOnce(&mut Session) -> Result<Fact>>,
+    test: Test,
 }
+
+type Test = Box<dyn FnOnce(&mut Session) -> Result<Fact>>;
 
 /// A line of the summary: a short name, and what is to be said.
 type Fact = (&'static str, String);
@@ -88,14 +90,13 @@ type Fact = (&'static str, String);
 const FIRST_TESTED: u64 = 1 << 40;
 
 pub fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Stop> {
-    let (make, name): (fn(Option<u64>) -> Result<Demo>, _) = match args.model {
-        Which::WideDeep => (wide_deep::demo, "wide_deep"),
-        Which::Lenet => (lenet::demo, "lenet"),
-        Which::Word2vec => (word2vec::demo, "word2vec"),
-        Which::Bert => (bert::demo, "bert"),
-        Which::Resnet => (resnet::demo, "resnet"),
+    let (demo, name) = match args.model {
+        Which::WideDeep => (wide_deep::demo(args.samples)?, "wide_deep"),
+        Which::Lenet => (lenet::demo(args.samples)?, "lenet"),
+        Which::Word2vec => (word2vec::demo(args.samples)?, "word2vec"),
+        Which::Bert => (bert::demo(args.samples)?, "bert"),
+        Which::Resnet => (resnet::demo(args.samples)?, "resnet"),
     };
-    let demo = make(args.samples)?;
     let options = ExecOptions::threads(usize::from(args.threads));
     let mut session = Session::new(demo.programs.clone(), options)?;
     let count = parameter_count(&session);

@@ -8,7 +8,7 @@ use fleet_base::text;
 use std::sync::Arc;
 
 const BATCH: usize = 1024;
-const SAMPLES: u64 = 2_000_000;
+const SAMPLES: u64 = 1_500_000;
 const TESTED: usize = 200_000;
 
 pub fn demo(samples: Option<u64>) -> Result<Demo> {
