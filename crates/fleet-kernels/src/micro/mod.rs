@@ -104,6 +104,7 @@ pub(crate) struct Tile {
 /// Memory that will be read soon: each term asks for a line of it, so that it comes in while the sums
 /// run. (Asked for in one go, it stalls the loads of the sums.)
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Only the AVX-512 tile asks ahead.
 pub(crate) struct Ahead {
     /// Any address is allowed; one that is in L1 costs nothing.
     pub at: *const f32,
