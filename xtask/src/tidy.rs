@@ -1,5 +1,7 @@
 //! Rules of the house that the compiler does not know.
 //!
+//! Documents: what they show as Rust is quoted from an example, which is compiled and run by tests.
+//!
 //! Layers: a crate may depend on crates of lower layers and on those in front of it in its own.
 
 use std::path::Path;
@@ -17,6 +19,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
 pub fn run(root: &Path) -> Result<(), String> {
     let mut errors = Vec::new();
     check_layers(root, &mut errors)?;
+    check_quoted_code(root, &mut errors)?;
     if errors.is_empty() {
         println!("== tidy: fine");
         return Ok(());
@@ -65,4 +68,46 @@ fn normal_dependencies(manifest: &str) -> Vec<String> {
         }
     }
     found
+}
+
+/// Every block of Rust in a document must occur, line by line, in a file of `examples/`; blocks that
+/// are sketches are marked `rust,ignore`.
+fn check_quoted_code(root: &Path, errors: &mut Vec<String>) -> Result<(), String> {
+    let examples = texts(&root.join("examples"), "rs")?;
+    let examples: Vec<Vec<&str>> = examples.iter().map(|(_, text)| trimmed_lines(text)).collect();
+    let mut documents = texts(&root.join("docs"), "md")?;
+    let readme = std::fs::read_to_string(root.join("README.md")).map_err(|e| e.to_string())?;
+    documents.push(("README.md".into(), readme));
+    for (name, text) in &documents {
+        for block in text.split("```rust\n").skip(1) {
+            let code = trimmed_lines(block.split("```").next().unwrap_or_default());
+            let quoted = |lines: &Vec<&str>| lines.windows(code.len().max(1)).any(|w| w == code);
+            if !examples.iter().any(quoted) {
+                let first = code.first().copied().unwrap_or_default();
+                errors.push(format!(
+                    "{name}: the Rust block that begins with '{first}' is in no file of examples/, \
+                     so nothing compiles it"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn trimmed_lines(text: &str) -> Vec<&str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
+}
+
+/// Name and text of the files of a folder that end so.
+fn texts(folder: &Path, extension: &str) -> Result<Vec<(String, String)>, String> {
+    let context = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(context)?.flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|found| found == extension) {
+            let text = std::fs::read_to_string(&path).map_err(context)?;
+            found.push((path.display().to_string(), text));
+        }
+    }
+    Ok(found)
 }

@@ -35,7 +35,7 @@ pub use fleet_ir as ir;
 pub use fleet_nn as nn;
 pub use fleet_ops as ops;
 pub use fleet_passes::{self as passes, BuildOptions};
-pub use fleet_tensor::{DType, Shape, Tensor};
+pub use fleet_tensor::{DType, Element, Shape, Tensor};
 pub use save::{
     InferenceModel, load_inference_model, load_persistables, load_vars, save_inference_model,
     save_params, save_persistables,

@@ -18,6 +18,7 @@ examples! {
     deepfm: "../../../examples/deepfm.rs",
     gpt: "../../../examples/gpt.rs",
     lenet: "../../../examples/lenet.rs",
+    quick_start: "../../../examples/quick_start.rs",
     resnet: "../../../examples/resnet.rs",
     vgg: "../../../examples/vgg.rs",
     wide_deep: "../../../examples/wide_deep.rs",
