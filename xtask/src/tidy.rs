@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Every crate, lowest first. A crate may name only crates that stand before it.
 const LAYERS: [(&str, &[&str]); 6] = [
-    ("base", &["fleet-base", "fleet-tensor"]),
+    ("base", &["fleet-base", "fleet-tensor", "fleet-topology"]),
     ("kernels", &["fleet-kernels"]),
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn"]),
     ("run", &["fleet-exec", "fleet-data", "fleet-format"]),

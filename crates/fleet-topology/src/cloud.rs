@@ -1,0 +1,298 @@
+//! The role maker that reads the environment ("PaddleCloudRoleMaker" in the documents).
+//!
+//! First messages of errors are those that scripts know from the original; what comes after them
+//! (`expected`, `help`) is ours.
+
+use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Token, Topology, names};
+use fleet_base::{Error, Result};
+
+impl Topology {
+    /// The place in a collective job, `fleet.init(is_collective=True)`. Without
+    /// `PADDLE_TRAINER_ENDPOINTS` the process is worker 0 of 1.
+    pub fn collective(env: &Env) -> Result<Topology> {
+        refuse_server(env)?;
+        let endpoints = list(env, names::PADDLE_TRAINER_ENDPOINTS)?;
+        let distributed = !endpoints.is_empty();
+        let workers = match distributed {
+            true => endpoints,
+            false => vec![Endpoint::new(ALONE_HOST, ALONE_PORT)],
+        };
+        let worker_num = env.number(names::PADDLE_TRAINERS_NUM)?.unwrap_or(workers.len());
+        counts_agree(worker_num, &workers)?;
+        let rank = match env.number(names::PADDLE_TRAINER_ID)? {
+            Some(rank) => rank,
+            None if worker_num > 1 => return Err(not_found(names::PADDLE_TRAINER_ID)),
+            None => 0,
+        };
+        rank_fits(rank, worker_num)?;
+        let own = own_of(env, &workers, rank)?;
+        Ok(Topology {
+            mode: Mode::Collective,
+            role: Role::Worker,
+            rank,
+            distributed,
+            endpoint: Some(own),
+            worker_num,
+            local: local(env, &workers, rank)?,
+            workers,
+            servers: Vec::new(),
+            coordinators: Vec::new(),
+            heter: None,
+            gloo: Gloo::from_env(env)?,
+            job: job(env)?,
+        })
+    }
+
+    /// The place in a parameter-server job, `fleet.init()`. Without `PADDLE_PSERVERS_IP_PORT_LIST`
+    /// the process is worker 0 of 1.
+    pub fn parameter_server(env: &Env) -> Result<Topology> {
+        let servers = list(env, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
+        if servers.is_empty() {
+            return Ok(Topology { job: job(env)?, ..Topology::alone(Mode::ParameterServer) });
+        }
+        no_duplicates(&servers, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
+        let workers = list(env, names::PADDLE_TRAINER_ENDPOINTS)?;
+        let worker_num = env
+            .number(names::PADDLE_TRAINERS_NUM)?
+            .ok_or_else(|| not_found(names::PADDLE_TRAINERS_NUM))?;
+        let role = role(env)?;
+        if worker_num == 0 {
+            return Err(Error::invalid("PADDLE_TRAINERS_NUM is 0").expected("at least 1 worker"));
+        }
+        counts_agree(worker_num, &workers)?;
+        let heter = heter(env, role)?;
+        let (rank, endpoint) = ps_place(env, role, worker_num, &servers, heter.as_ref())?;
+        Ok(Topology {
+            mode: Mode::ParameterServer,
+            role,
+            rank,
+            distributed: true,
+            endpoint,
+            worker_num,
+            local: match role {
+                Role::Worker => local(env, &workers, rank)?,
+                _ => Local::default(),
+            },
+            workers,
+            servers,
+            coordinators: list(env, names::PADDLE_COORDINATOR_ENDPOINTS)?,
+            heter,
+            gloo: Gloo::from_env(env)?,
+            job: job(env)?,
+        })
+    }
+
+    /// Worker 0 of 1.
+    pub(crate) fn alone(mode: Mode) -> Topology {
+        Topology {
+            mode,
+            role: Role::Worker,
+            rank: 0,
+            distributed: false,
+            endpoint: None,
+            worker_num: 1,
+            workers: Vec::new(),
+            servers: Vec::new(),
+            coordinators: Vec::new(),
+            local: Local::default(),
+            heter: None,
+            gloo: Gloo::default(),
+            job: Job::default(),
+        }
+    }
+}
+
+/// The rank and the own endpoint of a process of a parameter-server job.
+fn ps_place(
+    env: &Env,
+    role: Role,
+    worker_num: usize,
+    servers: &[Endpoint],
+    heter: Option<&HeterStage>,
+) -> Result<(usize, Option<Endpoint>)> {
+    match role {
+        Role::Worker => {
+            let rank = env
+                .number(names::PADDLE_TRAINER_ID)?
+                .ok_or_else(|| not_found(names::PADDLE_TRAINER_ID))?;
+            rank_fits(rank, worker_num)?;
+            let host = env.text(names::POD_IP).unwrap_or(ALONE_HOST);
+            Ok((rank, Some(Endpoint::new(host, port(env)?))))
+        }
+        Role::Server => {
+            let port = port(env)?;
+            let host = env.text(names::POD_IP).ok_or_else(|| not_found(names::POD_IP))?;
+            let own = Endpoint::new(host, port);
+            let rank = position(&own, servers, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
+            Ok((rank, Some(own)))
+        }
+        Role::HeterWorker => {
+            let port = port(env)?;
+            let host = env.text(names::POD_IP).ok_or_else(|| not_found(names::POD_IP))?;
+            let own = Endpoint::new(host, port);
+            let all = heter.map(|stage| stage.all.as_slice()).unwrap_or_default();
+            let at = position(&own, all, names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST)?;
+            Ok((worker_num + at, Some(own)))
+        }
+        Role::Coordinator => Ok((0, None)),
+    }
+}
+
+/// `None` when the job has no heterogeneous workers, or for a server, which has no stage.
+fn heter(env: &Env, role: Role) -> Result<Option<HeterStage>> {
+    let all = list(env, names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST)?;
+    let staged = matches!(role, Role::Worker | Role::HeterWorker);
+    if !staged || (all.is_empty() && role == Role::Worker) {
+        return Ok(None);
+    }
+    if all.is_empty() {
+        return Err(not_found(names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST));
+    }
+    let need = |name| env.text(name).ok_or_else(|| not_found(name));
+    let count = |name| env.number::<usize>(name)?.ok_or_else(|| not_found(name));
+    let stage = HeterStage {
+        id: count(names::STAGE_ID)?,
+        count: count(names::STAGE_NUM)?,
+        trainers: bracketed(need(names::PADDLE_STAGE_TRAINERS_NUM)?)?,
+        device: need(names::HETER_DEVICE_TYPE)?.to_string(),
+        all,
+        next: list(env, names::PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST)?,
+        previous: list(env, names::PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST)?,
+    };
+    if stage.id == 0 || stage.id > stage.count || stage.trainers.len() != stage.count {
+        return Err(Error::invalid("the stage of this process does not exist")
+            .expected(format!("1 to {}", stage.trainers.len()))
+            .got(format!("stage {} of {}", stage.id, stage.count))
+            .at("STAGE_ID, STAGE_NUM, PADDLE_STAGE_TRAINERS_NUM"));
+    }
+    Ok(Some(stage))
+}
+
+/// `[1, 2]`, as a list is printed.
+fn bracketed(text: &str) -> Result<Vec<usize>> {
+    let wrong = || {
+        Error::invalid("PADDLE_STAGE_TRAINERS_NUM is not understood")
+            .expected("a list of numbers like [1, 2]")
+            .got(format!("'{}'", text.chars().take(80).collect::<String>()))
+    };
+    let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).ok_or_else(wrong)?;
+    inner.split(',').map(|item| item.trim().parse().map_err(|_| wrong())).collect()
+}
+
+fn role(env: &Env) -> Result<Role> {
+    let name = env.get(names::TRAINING_ROLE).ok_or_else(|| not_found(names::TRAINING_ROLE))?;
+    Role::from_env_name(name).ok_or_else(|| {
+        Error::invalid(format!(
+            "TRAINING_ROLE must be PSERVER or TRAINER or HETER_TRAINER or COORDINATOR, \
+             but get {name}, please check your environment."
+        ))
+    })
+}
+
+fn port(env: &Env) -> Result<u16> {
+    env.number(names::PADDLE_PORT)?.ok_or_else(|| not_found(names::PADDLE_PORT))
+}
+
+/// A script that asks for a collective job but runs as a server would wait for nobody.
+fn refuse_server(env: &Env) -> Result<()> {
+    match env.text(names::TRAINING_ROLE) {
+        Some(role) if role != Role::Worker.env_name() => {
+            Err(Error::invalid("this process was not started as a worker of a collective job")
+                .expected("TRAINING_ROLE absent or TRAINER")
+                .got(role)
+                .help("initialise without is_collective, or start the job without servers"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The own endpoint of a collective worker: what was said must be what the list says.
+fn own_of(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Endpoint> {
+    let listed = workers[rank].clone();
+    let Some(text) = env.text(names::PADDLE_CURRENT_ENDPOINT) else { return Ok(listed) };
+    let own: Endpoint = text.parse().map_err(|e: Error| e.at(names::PADDLE_CURRENT_ENDPOINT))?;
+    if own != listed {
+        return Err(Error::invalid("PADDLE_CURRENT_ENDPOINT is not the endpoint of this rank")
+            .expected(format!("{listed} (entry {rank} of PADDLE_TRAINER_ENDPOINTS)"))
+            .got(own));
+    }
+    Ok(own)
+}
+
+fn local(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Local> {
+    // Ranks of one host count up in the order of the list.
+    let own_host = workers.get(rank).map(|endpoint| &endpoint.host);
+    let before = workers.iter().take(rank).filter(|other| Some(&other.host) == own_host).count();
+    let devices = |name| match env.text(name) {
+        Some(text) => text.split(',').map(|id| id.trim().to_string()).collect(),
+        None => Vec::new(),
+    };
+    let mut own: Vec<String> = devices(names::PADDLE_LOCAL_DEVICE_IDS);
+    if own.is_empty() {
+        own = devices(names::FLAGS_SELECTED_GPUS);
+    }
+    Ok(Local {
+        rank: env.number(names::PADDLE_RANK_IN_NODE)?.unwrap_or(before),
+        devices: own,
+        world_devices: devices(names::PADDLE_WORLD_DEVICE_IDS),
+    })
+}
+
+fn job(env: &Env) -> Result<Job> {
+    let store = env.text(names::FLEET_STORE).map(str::parse).transpose();
+    Ok(Job {
+        id: env.text(names::FLEET_JOB_ID).map(str::to_string),
+        store: store.map_err(|error: Error| error.at(names::FLEET_STORE))?,
+        token: env.text(names::FLEET_TOKEN).map(Token::new).transpose()?,
+        restarts: env.number(names::FLEET_RESTART_COUNT)?.unwrap_or(0),
+    })
+}
+
+fn list(env: &Env, name: &str) -> Result<Vec<Endpoint>> {
+    Endpoint::list(name, env.get(name).unwrap_or_default())
+}
+
+fn counts_agree(worker_num: usize, workers: &[Endpoint]) -> Result<()> {
+    no_duplicates(workers, names::PADDLE_TRAINER_ENDPOINTS)?;
+    if workers.is_empty() || worker_num == workers.len() {
+        return Ok(());
+    }
+    Err(Error::invalid("PADDLE_TRAINERS_NUM and PADDLE_TRAINER_ENDPOINTS do not agree")
+        .expected(format!("{worker_num} endpoints"))
+        .got(workers.len()))
+}
+
+pub(crate) fn no_duplicates(endpoints: &[Endpoint], what: &str) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    match endpoints.iter().find(|endpoint| !seen.insert(*endpoint)) {
+        None => Ok(()),
+        Some(twice) => Err(Error::invalid(format!("{twice} stands twice in {what}"))),
+    }
+}
+
+pub(crate) fn rank_fits(rank: usize, worker_num: usize) -> Result<()> {
+    if rank < worker_num {
+        return Ok(());
+    }
+    Err(Error::invalid("the worker's number is too high")
+        .expected(format!("0 to {}", worker_num.saturating_sub(1)))
+        .got(rank)
+        .at(names::PADDLE_TRAINER_ID))
+}
+
+fn position(own: &Endpoint, all: &[Endpoint], list: &str) -> Result<usize> {
+    all.iter().position(|other| other == own).ok_or_else(|| {
+        Error::invalid(format!("'{own}' is not in list"))
+            .at(format!("{list}={}", Endpoint::join(&all[..all.len().min(8)])))
+            .help("POD_IP:PADDLE_PORT of a server must be one of the listed endpoints")
+    })
+}
+
+pub(crate) fn not_found(name: &str) -> Error {
+    Error::invalid(format!("Can not find {name}, please check your environment."))
+        .help("start the script with fleetrun, or set the variables of the role by hand")
+}
+
+/// What a process that nobody launched calls itself.
+const ALONE_HOST: &str = "127.0.0.1";
+const ALONE_PORT: u16 = 6170;

@@ -1,0 +1,107 @@
+//! The environment as a value.
+
+use fleet_base::{Error, Result};
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// Environment variables, passed as an argument: what a process reads is what it was given.
+///
+/// ```
+/// use fleet_topology::Env;
+/// let mut env = Env::from([("CPU_NUM", "4")]);
+/// env.set("TRAINING_ROLE", "PSERVER");
+/// assert_eq!(env.get("TRAINING_ROLE"), Some("PSERVER"));
+/// assert_eq!(env.number::<usize>("CPU_NUM")?, Some(4));
+/// env.set("CPU_NUM", "four");
+/// assert!(env.number::<usize>("CPU_NUM").unwrap_err().to_string().contains("'four'"));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Env(BTreeMap<String, String>);
+
+impl Env {
+    pub fn new() -> Self {
+        Env::default()
+    }
+
+    /// The environment of this process. Only `main` functions and bindings call this. Variables that
+    /// are not Unicode are left out: none of ours can be.
+    pub fn process() -> Self {
+        let pairs = std::env::vars_os();
+        Env(pairs
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+            .collect())
+    }
+
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// The value, unless it is absent or empty.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.get(name).map(str::trim).filter(|value| !value.is_empty())
+    }
+
+    pub fn set(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.0.insert(name.into(), value.into());
+    }
+
+    pub fn remove(&mut self, name: &str) -> Option<String> {
+        self.0.remove(name)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A number, if the variable is there and not empty.
+    pub fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>> {
+        let Some(value) = self.text(name) else { return Ok(None) };
+        let parsed = value.parse().map_err(|_| wrong(name, "a number in range", value))?;
+        Ok(Some(parsed))
+    }
+
+    /// A switch, if the variable is there and not empty: 0, 1, true, false, on, off, yes, no.
+    pub fn switch(&self, name: &str) -> Result<Option<bool>> {
+        let Some(value) = self.text(name) else { return Ok(None) };
+        match value.to_ascii_lowercase().as_str() {
+            "1" | "true" | "on" | "yes" => Ok(Some(true)),
+            "0" | "false" | "off" | "no" => Ok(Some(false)),
+            _ => Err(wrong(name, "0 or 1", value)),
+        }
+    }
+}
+
+fn wrong(name: &str, expected: &str, value: &str) -> Error {
+    let value: String = value.chars().take(80).collect();
+    Error::invalid(format!("environment variable {name} is not understood"))
+        .expected(expected)
+        .got(format!("'{value}'"))
+}
+
+impl<K: Into<String>, V: Into<String>, const N: usize> From<[(K, V); N]> for Env {
+    fn from(pairs: [(K, V); N]) -> Self {
+        pairs.into_iter().collect()
+    }
+}
+
+impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Env {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Self {
+        Env(pairs.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+/// Names only: an environment holds other people's secrets.
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}

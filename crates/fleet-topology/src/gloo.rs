@@ -1,0 +1,89 @@
+//! Settings of the barrier and all-reduce service beside training ("gloo" in the documents).
+
+use crate::{Endpoint, Env, names};
+use fleet_base::{Error, Result};
+
+/// Who takes part, where they meet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gloo {
+    pub members: GlooMembers,
+    /// None when the members are none and nothing was said.
+    pub rendezvous: Option<Rendezvous>,
+    /// Keeps jobs apart that share a meeting place.
+    pub job: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GlooMembers {
+    #[default]
+    None,
+    Workers,
+    All,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rendezvous {
+    Hdfs {
+        name: String,
+        ugi: String,
+        path: String,
+    },
+    File {
+        path: String,
+    },
+    /// Process 0 of each role answers here.
+    Http {
+        endpoint: Endpoint,
+    },
+}
+
+impl Gloo {
+    pub(crate) fn from_env(env: &Env) -> Result<Gloo> {
+        let members = match env.text(names::PADDLE_WITH_GLOO) {
+            None | Some("0") => GlooMembers::None,
+            Some("1") => GlooMembers::Workers,
+            Some("2") => GlooMembers::All,
+            Some(other) => {
+                return Err(Error::invalid("PADDLE_WITH_GLOO is not understood")
+                    .expected("0 (nobody), 1 (workers) or 2 (workers and servers)")
+                    .got(other));
+            }
+        };
+        let job = env.text(names::SYS_JOB_ID).map(str::to_string);
+        // A launcher exports the meeting place whether or not it is used.
+        let rendezvous = match members {
+            GlooMembers::None => rendezvous(env).unwrap_or_default(),
+            _ => Some(rendezvous(env)?.ok_or_else(|| missing(names::PADDLE_GLOO_RENDEZVOUS))?),
+        };
+        Ok(Gloo { members, rendezvous, job })
+    }
+}
+
+fn rendezvous(env: &Env) -> Result<Option<Rendezvous>> {
+    let need = |name| env.text(name).map(str::to_string).ok_or_else(|| missing(name));
+    Ok(Some(match env.text(names::PADDLE_GLOO_RENDEZVOUS) {
+        None => return Ok(None),
+        Some("1") => Rendezvous::Hdfs {
+            name: need(names::PADDLE_GLOO_FS_NAME)?,
+            ugi: need(names::PADDLE_GLOO_FS_UGI)?,
+            path: need(names::PADDLE_GLOO_FS_PATH)?,
+        },
+        Some("2") => Rendezvous::File { path: need(names::PADDLE_GLOO_FS_PATH)? },
+        Some("3") => {
+            let text = need(names::PADDLE_GLOO_HTTP_ENDPOINT)?;
+            let endpoint = text.parse::<Endpoint>();
+            Rendezvous::Http {
+                endpoint: endpoint.map_err(|error| error.at(names::PADDLE_GLOO_HTTP_ENDPOINT))?,
+            }
+        }
+        Some(other) => {
+            return Err(Error::invalid("PADDLE_GLOO_RENDEZVOUS is not understood")
+                .expected("1 (HDFS), 2 (files) or 3 (HTTP)")
+                .got(other));
+        }
+    }))
+}
+
+fn missing(name: &str) -> Error {
+    crate::cloud::not_found(name).at("PADDLE_WITH_GLOO is on")
+}

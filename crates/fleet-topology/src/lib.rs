@@ -1,0 +1,36 @@
+//! Where a process stands in its job: role, rank, peers.
+//!
+//! A launcher (`fleetrun`, the operator, a cluster's own) tells each process its place by environment
+//! variables. This crate has the one list of their names ([`VARIABLES`]), and turns an [`Env`], which
+//! is a value like any other, into a [`Topology`] that needs no further checks. It opens no socket and
+//! reads the real environment in one function only ([`Env::process`]).
+//!
+//! ```
+//! use fleet_topology::{Env, Topology};
+//! let env = Env::from([
+//!     ("PADDLE_TRAINER_ID", "1"),
+//!     ("PADDLE_TRAINERS_NUM", "2"),
+//!     ("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6170,10.0.0.2:6170"),
+//! ]);
+//! let topology = Topology::collective(&env)?;
+//! assert_eq!((topology.worker_index(), topology.worker_num()), (1, 2));
+//! assert_eq!(topology.hosts().len(), 2);
+//! # Ok::<(), fleet_base::Error>(())
+//! ```
+
+mod cloud;
+mod endpoint;
+mod env;
+mod gloo;
+pub mod names;
+mod token;
+mod topology;
+mod user;
+
+pub use endpoint::Endpoint;
+pub use env::Env;
+pub use gloo::{Gloo, GlooMembers, Rendezvous};
+pub use names::{Reader, VARIABLES, Variable};
+pub use token::Token;
+pub use topology::{HeterStage, Host, Job, Local, Mode, Role, Topology};
+pub use user::UserDefinedRoleMaker;

@@ -1,0 +1,446 @@
+//! The one list of environment variables that Fleet reads or writes.
+//!
+//! Code names a variable by its constant here, never by a literal, so that this list is complete.
+
+/// Who looks at a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// [`crate::Topology`].
+    RoleMaker,
+    /// `fleetrun`.
+    Launcher,
+    Collective,
+    ParameterServer,
+    Execution,
+    /// Nobody of ours: it is written for users' scripts.
+    Script,
+}
+
+/// A row of the list.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    pub name: &'static str,
+    /// What holds when it is absent; empty when nothing does.
+    pub default: &'static str,
+    pub meaning: &'static str,
+    pub readers: &'static [Reader],
+    /// Its value is never shown.
+    pub secret: bool,
+}
+
+/// The row of a name.
+///
+/// ```
+/// use fleet_topology::names;
+/// assert!(names::find(names::FLEET_TOKEN).unwrap().secret);
+/// assert!(names::find("HOME").is_none());
+/// ```
+pub fn find(name: &str) -> Option<&'static Variable> {
+    VARIABLES.iter().find(|variable| variable.name == name)
+}
+
+/// The value as tables may show it: a mask for secrets.
+///
+/// ```
+/// use fleet_topology::names;
+/// assert_eq!(names::shown("PADDLE_TRAINER_ID", "0"), "0");
+/// assert_eq!(names::shown("FLEET_TOKEN", "0123456789abcdef"), "***");
+/// ```
+pub fn shown<'a>(name: &str, value: &'a str) -> &'a str {
+    match find(name) {
+        Some(variable) if variable.secret && !value.is_empty() => "***",
+        _ => value,
+    }
+}
+
+// Place in a collective job.
+pub const PADDLE_TRAINER_ID: &str = "PADDLE_TRAINER_ID";
+pub const PADDLE_TRAINERS_NUM: &str = "PADDLE_TRAINERS_NUM";
+pub const PADDLE_TRAINER_ENDPOINTS: &str = "PADDLE_TRAINER_ENDPOINTS";
+pub const PADDLE_CURRENT_ENDPOINT: &str = "PADDLE_CURRENT_ENDPOINT";
+pub const PADDLE_RANK_IN_NODE: &str = "PADDLE_RANK_IN_NODE";
+pub const PADDLE_LOCAL_DEVICE_IDS: &str = "PADDLE_LOCAL_DEVICE_IDS";
+pub const PADDLE_WORLD_DEVICE_IDS: &str = "PADDLE_WORLD_DEVICE_IDS";
+pub const PADDLE_DISTRI_BACKEND: &str = "PADDLE_DISTRI_BACKEND";
+pub const FLAGS_SELECTED_GPUS: &str = "FLAGS_selected_gpus";
+pub const FLAGS_SELECTED_XPUS: &str = "FLAGS_selected_xpus";
+pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+pub const XPU_VISIBLE_DEVICES: &str = "XPU_VISIBLE_DEVICES";
+// Place in a parameter-server job.
+pub const TRAINING_ROLE: &str = "TRAINING_ROLE";
+pub const PADDLE_PSERVERS_IP_PORT_LIST: &str = "PADDLE_PSERVERS_IP_PORT_LIST";
+pub const PADDLE_COORDINATOR_ENDPOINTS: &str = "PADDLE_COORDINATOR_ENDPOINTS";
+pub const POD_IP: &str = "POD_IP";
+pub const PADDLE_PORT: &str = "PADDLE_PORT";
+pub const PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST: &str = "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST";
+pub const PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST: &str = "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST";
+pub const PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST: &str =
+    "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST";
+pub const PADDLE_STAGE_TRAINERS_NUM: &str = "PADDLE_STAGE_TRAINERS_NUM";
+pub const STAGE_ID: &str = "STAGE_ID";
+pub const STAGE_NUM: &str = "STAGE_NUM";
+pub const HETER_DEVICE_TYPE: &str = "HETER_DEVICE_TYPE";
+pub const PADDLE_WITH_GLOO: &str = "PADDLE_WITH_GLOO";
+pub const PADDLE_GLOO_RENDEZVOUS: &str = "PADDLE_GLOO_RENDEZVOUS";
+pub const PADDLE_GLOO_FS_NAME: &str = "PADDLE_GLOO_FS_NAME";
+pub const PADDLE_GLOO_FS_UGI: &str = "PADDLE_GLOO_FS_UGI";
+pub const PADDLE_GLOO_FS_PATH: &str = "PADDLE_GLOO_FS_PATH";
+pub const PADDLE_GLOO_HTTP_ENDPOINT: &str = "PADDLE_GLOO_HTTP_ENDPOINT";
+pub const SYS_JOB_ID: &str = "SYS_JOB_ID";
+// What launchers and clusters say to the launcher.
+pub const PADDLE_TRAINERS: &str = "PADDLE_TRAINERS";
+pub const TRAINER_PORTS_NUM: &str = "TRAINER_PORTS_NUM";
+pub const DISTRIBUTED_TRAINER_ENDPOINTS: &str = "DISTRIBUTED_TRAINER_ENDPOINTS";
+pub const FLAGS_START_PORT: &str = "FLAGS_START_PORT";
+pub const PADDLE_MASTER: &str = "PADDLE_MASTER";
+pub const PADDLE_NNODES: &str = "PADDLE_NNODES";
+pub const PADDLE_GLOBAL_SIZE: &str = "PADDLE_GLOBAL_SIZE";
+pub const PADDLE_LOCAL_SIZE: &str = "PADDLE_LOCAL_SIZE";
+pub const PADDLE_GLOBAL_RANK: &str = "PADDLE_GLOBAL_RANK";
+pub const PADDLE_LOCAL_RANK: &str = "PADDLE_LOCAL_RANK";
+pub const PADDLE_LOG_DIR: &str = "PADDLE_LOG_DIR";
+pub const PADDLE_ROLE: &str = "PADDLE_ROLE";
+pub const POD_NAME: &str = "POD_NAME";
+pub const PADDLE_ELASTIC_JOB_ID: &str = "PADDLE_ELASTIC_JOB_ID";
+pub const PADDLE_ELASTIC_NP: &str = "PADDLE_ELASTIC_NP";
+pub const PADDLE_ELASTIC_SERVER: &str = "PADDLE_ELASTIC_SERVER";
+pub const PADDLE_ELASTIC_TIMEOUT: &str = "PADDLE_ELASTIC_TIMEOUT";
+pub const PADDLE_ELASTIC_TTL: &str = "PADDLE_ELASTIC_TTL";
+pub const PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL: &str = "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL";
+pub const NO_COLOR: &str = "NO_COLOR";
+pub const PYTHON: &str = "PYTHON";
+// Of a running job.
+pub const FLEET_JOB_ID: &str = "FLEET_JOB_ID";
+pub const FLEET_STORE: &str = "FLEET_STORE";
+pub const FLEET_TOKEN: &str = "FLEET_TOKEN";
+pub const FLEET_TOKEN_FILE: &str = "FLEET_TOKEN_FILE";
+pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
+pub const FLEET_LOG: &str = "FLEET_LOG";
+pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
+pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
+pub const CPU_NUM: &str = "CPU_NUM";
+pub const FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM: &str = "FLAGS_communicator_max_merge_var_num";
+pub const FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE: &str = "FLAGS_communicator_send_queue_size";
+pub const FLAGS_COMMUNICATOR_SEND_WAIT_TIMES: &str = "FLAGS_communicator_send_wait_times";
+pub const FLAGS_COMMUNICATOR_THREAD_POOL_SIZE: &str = "FLAGS_communicator_thread_pool_size";
+pub const FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD: &str =
+    "FLAGS_communicator_independent_recv_thread";
+pub const FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV: &str =
+    "FLAGS_communicator_min_send_grad_num_before_recv";
+pub const FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER: &str = "FLAGS_communicator_is_sgd_optimizer";
+pub const FLAGS_RPC_DEADLINE: &str = "FLAGS_rpc_deadline";
+// Written by strategies, for scripts that look.
+pub const FLAGS_FUSE_PARAMETER_MEMORY_SIZE: &str = "FLAGS_fuse_parameter_memory_size";
+pub const FLAGS_FUSE_PARAMETER_GROUPS_SIZE: &str = "FLAGS_fuse_parameter_groups_size";
+pub const FLAGS_SYNC_NCCL_ALLREDUCE: &str = "FLAGS_sync_nccl_allreduce";
+pub const FLAGS_CUDNN_EXHAUSTIVE_SEARCH: &str = "FLAGS_cudnn_exhaustive_search";
+pub const FLAGS_CONV_WORKSPACE_SIZE_LIMIT: &str = "FLAGS_conv_workspace_size_limit";
+pub const FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT: &str =
+    "FLAGS_cudnn_batchnorm_spatial_persistent";
+
+/// Every variable, grouped by who says it.
+pub const VARIABLES: &[Variable] = &[
+    // Place in a collective job.
+    row(PADDLE_TRAINER_ID, "", "The worker's number, from 0", &[Reader::RoleMaker]),
+    row(PADDLE_TRAINERS_NUM, "", "How many workers the job has", &[Reader::RoleMaker]),
+    row(
+        PADDLE_TRAINER_ENDPOINTS,
+        "",
+        "HOST:PORT of every worker by rank, separated by commas",
+        &[Reader::RoleMaker],
+    ),
+    row(PADDLE_CURRENT_ENDPOINT, "", "HOST:PORT of this worker", &[Reader::RoleMaker]),
+    row(
+        PADDLE_RANK_IN_NODE,
+        "",
+        "The worker's number among those of its host",
+        &[Reader::RoleMaker],
+    ),
+    row(PADDLE_LOCAL_DEVICE_IDS, "", "Devices of this worker", &[Reader::RoleMaker]),
+    row(
+        PADDLE_WORLD_DEVICE_IDS,
+        "",
+        "Devices of all workers by rank, separated by commas",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        PADDLE_DISTRI_BACKEND,
+        "",
+        "What carries collectives between workers: gloo (CPU) or nccl (GPU)",
+        &[Reader::Collective],
+    ),
+    row(
+        FLAGS_SELECTED_GPUS,
+        "",
+        "The GPU of this process, counted within CUDA_VISIBLE_DEVICES",
+        &[Reader::RoleMaker, Reader::Execution],
+    ),
+    row(
+        FLAGS_SELECTED_XPUS,
+        "",
+        "As FLAGS_selected_gpus for XPUs; written for scripts, no device of ours",
+        &[Reader::Script],
+    ),
+    row(
+        CUDA_VISIBLE_DEVICES,
+        "all",
+        "GPUs that a process may see",
+        &[Reader::Launcher, Reader::Execution],
+    ),
+    row(XPU_VISIBLE_DEVICES, "", "Written for scripts, no device of ours", &[Reader::Script]),
+    // Place in a parameter-server job.
+    row(TRAINING_ROLE, "", "TRAINER, PSERVER, HETER_TRAINER or COORDINATOR", &[Reader::RoleMaker]),
+    row(
+        PADDLE_PSERVERS_IP_PORT_LIST,
+        "",
+        "HOST:PORT of every server, separated by commas; absent: the process is alone",
+        &[Reader::RoleMaker],
+    ),
+    row(PADDLE_COORDINATOR_ENDPOINTS, "", "HOST:PORT of every coordinator", &[Reader::RoleMaker]),
+    row(POD_IP, "", "Address of this process's host", &[Reader::RoleMaker, Reader::Launcher]),
+    row(PADDLE_PORT, "", "Port of this process", &[Reader::RoleMaker]),
+    row(
+        PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST,
+        "",
+        "HOST:PORT of every heterogeneous worker",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST,
+        "",
+        "HOST:PORT of the workers of the next stage",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST,
+        "",
+        "HOST:PORT of the workers of the stage before",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        PADDLE_STAGE_TRAINERS_NUM,
+        "",
+        "How many workers each stage has: [1, 2]",
+        &[Reader::RoleMaker],
+    ),
+    row(STAGE_ID, "", "The stage of this process, from 1 (the workers)", &[Reader::RoleMaker]),
+    row(STAGE_NUM, "", "How many stages the job has", &[Reader::RoleMaker]),
+    row(
+        HETER_DEVICE_TYPE,
+        "",
+        "The kind of device that the stage runs on: cpu, gpu",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        PADDLE_WITH_GLOO,
+        "0",
+        "Barrier service beside training: 0 nobody, 1 workers, 2 workers and servers",
+        &[Reader::RoleMaker, Reader::Launcher],
+    ),
+    row(
+        PADDLE_GLOO_RENDEZVOUS,
+        "",
+        "Where its members meet: 1 HDFS, 2 files, 3 HTTP",
+        &[Reader::RoleMaker],
+    ),
+    row(PADDLE_GLOO_FS_NAME, "", "HDFS name for meeting way 1", &[Reader::RoleMaker]),
+    secret(
+        PADDLE_GLOO_FS_UGI,
+        "",
+        "HDFS user and password for meeting way 1",
+        &[Reader::RoleMaker],
+    ),
+    row(PADDLE_GLOO_FS_PATH, "", "Folder for meeting ways 1 and 2", &[Reader::RoleMaker]),
+    row(PADDLE_GLOO_HTTP_ENDPOINT, "", "HOST:PORT for meeting way 3", &[Reader::RoleMaker]),
+    row(SYS_JOB_ID, "", "Keeps apart the jobs that meet in one place", &[Reader::RoleMaker]),
+    // What launchers and clusters say to the launcher.
+    row(
+        PADDLE_TRAINERS,
+        "",
+        "Hosts of a cluster's job, separated by commas; counts as --ips",
+        &[Reader::Launcher],
+    ),
+    row(TRAINER_PORTS_NUM, "", "How many ports a cluster's job was given", &[Reader::Launcher]),
+    row(
+        DISTRIBUTED_TRAINER_ENDPOINTS,
+        "",
+        "Endpoints given by a cluster; they win over generated ones",
+        &[Reader::Launcher],
+    ),
+    row(
+        FLAGS_START_PORT,
+        "",
+        "First of the fixed ports; absent: free ones from the system",
+        &[Reader::Launcher],
+    ),
+    row(
+        PADDLE_MASTER,
+        "",
+        "HOST:PORT where the machines of a job meet; counts as --master",
+        &[Reader::Launcher, Reader::Script],
+    ),
+    row(
+        PADDLE_NNODES,
+        "",
+        "How many machines, N or MIN:MAX; counts as --nnodes",
+        &[Reader::Launcher, Reader::Script],
+    ),
+    row(PADDLE_GLOBAL_SIZE, "", "How many processes the job has", &[Reader::Script]),
+    row(PADDLE_LOCAL_SIZE, "", "How many processes this machine has", &[Reader::Script]),
+    row(PADDLE_GLOBAL_RANK, "", "The process's number in the job", &[Reader::Script]),
+    row(PADDLE_LOCAL_RANK, "", "The process's number on this machine", &[Reader::Script]),
+    row(PADDLE_LOG_DIR, "", "Where the launcher writes logs", &[Reader::Script]),
+    row(PADDLE_ROLE, "", "TRAINING_ROLE once more, for newer scripts", &[Reader::Script]),
+    row(POD_NAME, "", "A name for this machine within the job", &[Reader::Script]),
+    row(PADDLE_ELASTIC_JOB_ID, "", "Counts as --job_id", &[Reader::Launcher]),
+    row(PADDLE_ELASTIC_NP, "", "Counts as --nnodes: N or MIN:MAX", &[Reader::Launcher]),
+    row(
+        PADDLE_ELASTIC_SERVER,
+        "",
+        "Address of an etcd; refused, since the built-in store does its work",
+        &[Reader::Launcher],
+    ),
+    row(
+        PADDLE_ELASTIC_TIMEOUT,
+        "120",
+        "Seconds to wait for machines before an elastic job gives up",
+        &[Reader::Launcher],
+    ),
+    row(
+        PADDLE_ELASTIC_TTL,
+        "",
+        "Seconds without a sign of life after which a machine is lost",
+        &[Reader::Launcher],
+    ),
+    row(
+        PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL,
+        "",
+        "Counts as --elastic_level: 1 same size again, 2 any size within MIN:MAX",
+        &[Reader::Launcher],
+    ),
+    row(NO_COLOR, "", "Set to anything: no colours on the terminal", &[Reader::Launcher]),
+    row(PYTHON, "", "The interpreter for Python scripts; counts as --python", &[Reader::Launcher]),
+    // Of a running job.
+    row(FLEET_JOB_ID, "", "The job's name", &[Reader::RoleMaker]),
+    row(FLEET_STORE, "", "HOST:PORT of the job's key-value store", &[Reader::RoleMaker]),
+    secret(
+        FLEET_TOKEN,
+        "",
+        "The job's secret, shown by every process that joins",
+        &[Reader::RoleMaker, Reader::Launcher],
+    ),
+    row(
+        FLEET_TOKEN_FILE,
+        "",
+        "A file with the job's secret, for jobs on several machines; counts as --token_file",
+        &[Reader::Launcher],
+    ),
+    row(
+        FLEET_RESTART_COUNT,
+        "0",
+        "How often the job was started again; above 0 a script resumes from its checkpoint",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        FLEET_LOG,
+        "info",
+        "What the runtime writes to the log: error, warn, info, debug",
+        &[Reader::Execution],
+    ),
+    row(
+        FLAGS_LAUNCH_BARRIER,
+        "1",
+        "Workers wait until the servers listen",
+        &[Reader::ParameterServer],
+    ),
+    row(PSERVER_DEBUG, "0", "Prints the descriptors of tables", &[Reader::ParameterServer]),
+    row(
+        CPU_NUM,
+        "",
+        "Threads of a process; by default as many as the machine has cores",
+        &[Reader::Execution, Reader::ParameterServer],
+    ),
+    row(
+        FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM,
+        "CPU_NUM, else 1",
+        "Gradients merged into one push",
+        &[Reader::ParameterServer],
+    ),
+    row(
+        FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE,
+        "CPU_NUM, else 1",
+        "Length of the queue of gradients per variable",
+        &[Reader::ParameterServer],
+    ),
+    row(
+        FLAGS_COMMUNICATOR_SEND_WAIT_TIMES,
+        "5",
+        "Empty looks into the queue before what is there is sent",
+        &[Reader::ParameterServer],
+    ),
+    row(FLAGS_COMMUNICATOR_THREAD_POOL_SIZE, "5", "Threads that send", &[Reader::ParameterServer]),
+    row(
+        FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD,
+        "1",
+        "Parameters are fetched by a thread of their own",
+        &[Reader::ParameterServer],
+    ),
+    row(
+        FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV,
+        "CPU_NUM",
+        "Gradients sent between two fetches of parameters",
+        &[Reader::ParameterServer],
+    ),
+    row(
+        FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER,
+        "1",
+        "The optimizer is plain SGD, so that updates may be merged",
+        &[Reader::ParameterServer],
+    ),
+    row(
+        FLAGS_RPC_DEADLINE,
+        "",
+        "Milliseconds after which a call to a server has failed",
+        &[Reader::ParameterServer],
+    ),
+    // Written by strategies, for scripts that look.
+    row(
+        FLAGS_FUSE_PARAMETER_MEMORY_SIZE,
+        "",
+        "Size of a bucket of gradients in MB",
+        &[Reader::Script],
+    ),
+    row(FLAGS_FUSE_PARAMETER_GROUPS_SIZE, "", "Layers in a bucket of gradients", &[Reader::Script]),
+    row(
+        FLAGS_SYNC_NCCL_ALLREDUCE,
+        "",
+        "Communication waits for each all-reduce",
+        &[Reader::Script],
+    ),
+    row(FLAGS_CUDNN_EXHAUSTIVE_SEARCH, "", "As the strategy of that name", &[Reader::Script]),
+    row(FLAGS_CONV_WORKSPACE_SIZE_LIMIT, "", "As the strategy of that name", &[Reader::Script]),
+    row(
+        FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT,
+        "",
+        "As the strategy of that name",
+        &[Reader::Script],
+    ),
+];
+
+const fn row(
+    name: &'static str,
+    default: &'static str,
+    meaning: &'static str,
+    readers: &'static [Reader],
+) -> Variable {
+    Variable { name, default, meaning, readers, secret: false }
+}
+
+const fn secret(
+    name: &'static str,
+    default: &'static str,
+    meaning: &'static str,
+    readers: &'static [Reader],
+) -> Variable {
+    Variable { secret: true, ..row(name, default, meaning, readers) }
+}

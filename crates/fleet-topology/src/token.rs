@@ -1,0 +1,47 @@
+//! The job's secret.
+
+use fleet_base::{Error, Result};
+
+/// What the processes of one job show each other, so that nobody else can join. It is never printed:
+/// its debug form is a mask, and it has no display form.
+///
+/// ```
+/// use fleet_topology::Token;
+/// let token = Token::new("0123456789abcdef")?;
+/// assert_eq!(format!("{token:?}"), "Token(***)");
+/// assert!(Token::new("short").is_err());
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    pub fn new(text: impl Into<String>) -> Result<Token> {
+        let text = text.into();
+        let length = text.len();
+        let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !(BYTES_MIN..=BYTES_MAX).contains(&length) || !plain {
+            // Not a word of the token itself.
+            return Err(Error::invalid("the job token is not usable")
+                .expected(format!("{BYTES_MIN} to {BYTES_MAX} visible ASCII characters"))
+                .got(format!("{length} bytes")));
+        }
+        Ok(Token(text))
+    }
+
+    /// The secret itself: for the handshake and the environment of a child, nothing else.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(***)")
+    }
+}
+
+/// Shorter ones can be guessed.
+const BYTES_MIN: usize = 16;
+/// Fits a frame of the handshake many times over.
+const BYTES_MAX: usize = 512;

@@ -1,0 +1,237 @@
+//! The typed result: what a process knows of its job.
+
+use crate::{Endpoint, Gloo, Token};
+use std::fmt;
+
+/// How the processes of a job work together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Collective,
+    ParameterServer,
+}
+
+/// What a process is for. The numbers are those of the documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    Worker = 1,
+    Server = 2,
+    HeterWorker = 3,
+    Coordinator = 5,
+}
+
+impl Role {
+    /// As `TRAINING_ROLE` spells it.
+    pub fn env_name(self) -> &'static str {
+        match self {
+            Role::Worker => "TRAINER",
+            Role::Server => "PSERVER",
+            Role::HeterWorker => "HETER_TRAINER",
+            Role::Coordinator => "COORDINATOR",
+        }
+    }
+
+    pub fn from_env_name(name: &str) -> Option<Role> {
+        let all = [Role::Worker, Role::Server, Role::HeterWorker, Role::Coordinator];
+        all.into_iter().find(|role| role.env_name() == name)
+    }
+}
+
+/// For people: `worker`, `server`, `heter`, `coordinator`.
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Role::Worker => "worker",
+            Role::Server => "server",
+            Role::HeterWorker => "heter",
+            Role::Coordinator => "coordinator",
+        })
+    }
+}
+
+/// The processes of the own role on one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    pub name: String,
+    pub ranks: Vec<usize>,
+}
+
+/// The place within the own host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Local {
+    pub rank: usize,
+    /// Devices of this process, as the launcher chose them; empty on a CPU.
+    pub devices: Vec<String>,
+    /// Devices of all workers, by rank.
+    pub world_devices: Vec<String>,
+}
+
+/// The place in a pipeline of device kinds (heterogeneous parameter server).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeterStage {
+    /// 1 is the workers' stage.
+    pub id: usize,
+    pub count: usize,
+    /// How many processes each stage has.
+    pub trainers: Vec<usize>,
+    pub device: String,
+    pub all: Vec<Endpoint>,
+    pub next: Vec<Endpoint>,
+    pub previous: Vec<Endpoint>,
+}
+
+/// What `fleetrun` hands to each process beside its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    pub id: Option<String>,
+    /// The key-value store where the job's processes meet.
+    pub store: Option<Endpoint>,
+    pub token: Option<Token>,
+    /// How often the job was started again after a failure or a change of members.
+    pub restarts: u32,
+}
+
+/// Where a process stands in its job. Made by a role maker; true by construction: the rank is below
+/// the count, the own endpoint is in the list, counts and lists agree.
+///
+/// ```
+/// use fleet_topology::{Env, Role, Topology};
+/// let alone = Topology::parameter_server(&Env::new())?;
+/// assert!(alone.is_worker() && alone.is_first_worker() && alone.is_non_distributed());
+/// assert_eq!((alone.worker_num(), alone.server_num()), (1, 0));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    pub(crate) mode: Mode,
+    pub(crate) role: Role,
+    pub(crate) rank: usize,
+    pub(crate) distributed: bool,
+    pub(crate) endpoint: Option<Endpoint>,
+    pub(crate) worker_num: usize,
+    pub(crate) workers: Vec<Endpoint>,
+    pub(crate) servers: Vec<Endpoint>,
+    pub(crate) coordinators: Vec<Endpoint>,
+    pub(crate) local: Local,
+    pub(crate) heter: Option<HeterStage>,
+    pub(crate) gloo: Gloo,
+    pub(crate) job: Job,
+}
+
+impl Topology {
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    pub fn is_worker(&self) -> bool {
+        self.role == Role::Worker
+    }
+
+    pub fn is_server(&self) -> bool {
+        self.role == Role::Server
+    }
+
+    pub fn is_heter_worker(&self) -> bool {
+        self.role == Role::HeterWorker
+    }
+
+    pub fn is_coordinator(&self) -> bool {
+        self.role == Role::Coordinator
+    }
+
+    pub fn is_first_worker(&self) -> bool {
+        self.is_worker() && self.rank == 0
+    }
+
+    /// Nobody launched this process: it is worker 0 of 1.
+    pub fn is_non_distributed(&self) -> bool {
+        !self.distributed
+    }
+
+    /// The number within the own role. Heterogeneous workers count on from the workers.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// [`rank`](Self::rank) under the documents' name.
+    pub fn worker_index(&self) -> usize {
+        self.rank
+    }
+
+    /// [`rank`](Self::rank) under the documents' name.
+    pub fn server_index(&self) -> usize {
+        self.rank
+    }
+
+    pub fn worker_num(&self) -> usize {
+        self.worker_num
+    }
+
+    pub fn server_num(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// By rank; empty in parameter-server mode when the launcher did not say.
+    pub fn worker_endpoints(&self) -> &[Endpoint] {
+        &self.workers
+    }
+
+    pub fn server_endpoints(&self) -> &[Endpoint] {
+        &self.servers
+    }
+
+    pub fn coordinator_endpoints(&self) -> &[Endpoint] {
+        &self.coordinators
+    }
+
+    /// The own one; none for a coordinator.
+    pub fn endpoint(&self) -> Option<&Endpoint> {
+        self.endpoint.as_ref()
+    }
+
+    pub fn local(&self) -> &Local {
+        &self.local
+    }
+
+    pub fn heter(&self) -> Option<&HeterStage> {
+        self.heter.as_ref()
+    }
+
+    pub fn gloo(&self) -> &Gloo {
+        &self.gloo
+    }
+
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// How many machines the workers are on.
+    pub fn node_num(&self) -> usize {
+        hosts_of(&self.workers).len().max(1)
+    }
+
+    /// The workers, grouped by host: hosts in order of their first rank, ranks ascending. One
+    /// nameless host with every rank when endpoints are not known.
+    pub fn hosts(&self) -> Vec<Host> {
+        if self.workers.is_empty() {
+            return vec![Host { name: String::new(), ranks: (0..self.worker_num).collect() }];
+        }
+        hosts_of(&self.workers)
+    }
+}
+
+fn hosts_of(endpoints: &[Endpoint]) -> Vec<Host> {
+    let mut place = std::collections::HashMap::new();
+    let mut hosts: Vec<Host> = Vec::new();
+    for (rank, endpoint) in endpoints.iter().enumerate() {
+        let at = *place.entry(endpoint.host.as_str()).or_insert(hosts.len());
+        if at == hosts.len() {
+            hosts.push(Host { name: endpoint.host.clone(), ranks: Vec::new() });
+        }
+        hosts[at].ranks.push(rank);
+    }
+    hosts
+}

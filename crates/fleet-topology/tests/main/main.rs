@@ -1,0 +1,5 @@
+//! What the role makers promise.
+
+mod catalogue;
+mod cloud;
+mod endpoints;
