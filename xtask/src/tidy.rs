@@ -7,10 +7,11 @@
 use std::path::Path;
 
 /// Every crate, lowest first. A crate may name only crates that stand before it.
-const LAYERS: [(&str, &[&str]); 6] = [
+const LAYERS: [(&str, &[&str]); 7] = [
     ("base", &["fleet-base", "fleet-tensor", "fleet-topology"]),
     ("kernels", &["fleet-kernels"]),
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn"]),
+    ("wire", &["fleet-net"]),
     ("run", &["fleet-exec", "fleet-data", "fleet-format"]),
     ("surface", &["fleet", "fleet-cli"]),
     ("dev", &["fleet-testkit", "fleet-bench", "xtask"]),

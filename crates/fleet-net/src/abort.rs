@@ -1,0 +1,205 @@
+//! A token that fires once, with the reason, and wakes everybody who waits.
+//!
+//! Waiters differ, so there are four ways to notice: [`Abort::check`] between steps,
+//! [`Abort::flag`] for loops over shared memory, [`Abort::wake_fd`] for `poll`, and
+//! [`Abort::on_fire`] for condition variables and futexes.
+//!
+//! ```
+//! use fleet_base::Error;
+//! use fleet_net::Abort;
+//! let abort = Abort::new();
+//! abort.check()?;
+//! assert!(abort.fire(Error::unavailable("rank 3 died")));
+//! assert!(!abort.fire(Error::unavailable("too late: the first reason stays")));
+//! assert_eq!(abort.check().unwrap_err().message(), "rank 3 died");
+//! # Ok::<(), Error>(())
+//! ```
+
+use fleet_base::{Error, Result};
+use std::io::{PipeReader, PipeWriter, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Shared by everybody who must stop together; a clone is the same token.
+#[derive(Clone, Default)]
+pub struct Abort(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    fired: AtomicU32,
+    state: Mutex<State>,
+    changed: Condvar,
+    wake: OnceLock<(PipeReader, PipeWriter)>,
+}
+
+type Call = Arc<dyn Fn(&Error) + Send + Sync>;
+
+#[derive(Default)]
+struct State {
+    reason: Option<Error>,
+    hooks: Vec<(u64, Call)>,
+    hook_next: u64,
+    /// Keeps the hook that a child hangs on its parent.
+    parent: Option<Hook>,
+}
+
+impl Abort {
+    pub fn new() -> Abort {
+        Abort::default()
+    }
+
+    /// A token that fires when this one does, and may fire alone.
+    pub fn child(&self) -> Abort {
+        let child = Abort::new();
+        let weak = Arc::downgrade(&child.0);
+        let hook = self.on_fire(move |reason| {
+            if let Some(inner) = weak.upgrade() {
+                Abort(inner).fire(reason.clone());
+            }
+        });
+        child.0.lock().parent = Some(hook);
+        child
+    }
+
+    /// Fires with `reason`; false when it had fired before, and the first reason stays.
+    pub fn fire(&self, reason: Error) -> bool {
+        let hooks = {
+            let mut state = self.0.lock();
+            if state.reason.is_some() {
+                return false;
+            }
+            state.reason = Some(reason.clone());
+            self.0.fired.store(1, Ordering::SeqCst);
+            std::mem::take(&mut state.hooks)
+        };
+        self.0.changed.notify_all();
+        self.0.ring();
+        // Outside the lock: a hook may take locks under which somebody asks this token.
+        for (_, call) in hooks {
+            call(&reason);
+        }
+        true
+    }
+
+    #[inline]
+    pub fn is_fired(&self) -> bool {
+        self.0.fired.load(Ordering::Acquire) != 0
+    }
+
+    /// The reason, as an error, once the token has fired.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        if self.is_fired() { Err(self.reason()) } else { Ok(()) }
+    }
+
+    pub fn error(&self) -> Option<Error> {
+        self.0.lock().reason.clone()
+    }
+
+    /// Not 0 once fired; for loops that watch memory.
+    pub fn flag(&self) -> &AtomicU32 {
+        &self.0.fired
+    }
+
+    /// Calls `call` when the token fires, or now when it has. Dropping the hook takes it back; a
+    /// call that has begun by then still ends.
+    #[must_use = "the call is taken back when the hook is dropped"]
+    pub fn on_fire(&self, call: impl Fn(&Error) + Send + Sync + 'static) -> Hook {
+        let mut state = self.0.lock();
+        if let Some(reason) = state.reason.clone() {
+            drop(state);
+            call(&reason);
+            return Hook { owner: Weak::new(), id: 0 };
+        }
+        let id = state.hook_next;
+        state.hook_next += 1;
+        state.hooks.push((id, Arc::new(call)));
+        Hook { owner: Arc::downgrade(&self.0), id }
+    }
+
+    /// A descriptor that becomes readable when the token fires, and stays so. Do not read it.
+    pub fn wake_fd(&self) -> Result<BorrowedFd<'_>> {
+        if self.0.wake.get().is_none() {
+            let pipe = std::io::pipe().map_err(|error| {
+                Error::exhausted(format!("cannot make a pipe to wake waiters: {error}"))
+                    .help("raise the limit on open files (ulimit -n)")
+            })?;
+            // When another thread was faster its pipe stays and this one closes.
+            let _ = self.0.wake.set(pipe);
+            if self.is_fired() {
+                self.0.ring();
+            }
+        }
+        match self.0.wake.get() {
+            Some((reader, _)) => Ok(reader.as_fd()),
+            None => Err(Error::internal("the wake pipe was made and is not there")),
+        }
+    }
+
+    /// Waits until the token fires (the reason as an error) or `span` is over.
+    pub fn sleep(&self, span: Duration) -> Result<()> {
+        let end = Instant::now() + span;
+        let mut state = self.0.lock();
+        loop {
+            if let Some(reason) = &state.reason {
+                return Err(reason.clone());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            state =
+                self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn reason(&self) -> Error {
+        self.error().unwrap_or_else(|| Error::internal("aborted without a reason"))
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing here panics under the lock; a waiter that panicked elsewhere changes nothing.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        if let Some((_, writer)) = self.wake.get() {
+            // One byte that nobody reads; the pipe cannot be full, and its reader lives as long.
+            let _ = (&*writer).write(&[1]);
+        }
+    }
+}
+
+impl std::fmt::Debug for Abort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.error() {
+            Some(reason) => write!(f, "Abort(fired: {reason})"),
+            None => write!(f, "Abort(not fired)"),
+        }
+    }
+}
+
+/// Keeps a call of [`Abort::on_fire`] in place.
+#[derive(Debug)]
+pub struct Hook {
+    owner: Weak<Inner>,
+    id: u64,
+}
+
+impl Drop for Hook {
+    fn drop(&mut self) {
+        if let Some(inner) = self.owner.upgrade() {
+            inner.lock().hooks.retain(|(id, _)| *id != self.id);
+        }
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Abort")
+    }
+}

@@ -1,0 +1,21 @@
+//! The wire layer: how the processes of one job find each other, prove who they are, move bytes,
+//! and learn that one of them is gone.
+//!
+//! * [`Mesh`]: ordered, reliable bytes between the members of a group, with one primitive,
+//!   [`Mesh::transfer`]. A [`Fabric`] opens meshes: [`memory`] between threads.
+//! * [`Store`]: the key-value store of the rendezvous.
+//! * [`Abort`] and [`Deadline`]: nothing here waits without both.
+//!
+//! It knows nothing of tensors, of programs or of environment variables: what it needs comes in as
+//! arguments.
+
+pub mod abort;
+pub mod memory;
+pub mod mesh;
+pub mod store;
+pub mod time;
+
+pub use abort::{Abort, Hook};
+pub use mesh::{Fabric, Member, Mesh, Transfer};
+pub use store::{Change, Changes, MemoryStore, Store, Swap};
+pub use time::{Deadline, Limits, Time};

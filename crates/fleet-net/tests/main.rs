@@ -1,0 +1,5 @@
+//! Tests of the wire layer: one module a subject.
+
+mod abort;
+mod mesh;
+mod store;

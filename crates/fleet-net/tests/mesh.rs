@@ -1,0 +1,269 @@
+//! What every mesh promises, held against each implementation.
+
+use fleet_base::rng::Sequence;
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_net::{Abort, Fabric, Limits, Mesh, Transfer, memory};
+use std::sync::Arc;
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Runs `work` on a thread for each rank and gives the answers in the order of ranks.
+pub fn on_ranks<F: Fabric + 'static, T: Send>(
+    fabrics: Vec<F>,
+    work: impl Fn(F) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> =
+            fabrics.into_iter().map(|fabric| scope.spawn(move || work(fabric))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn all_ok<T>(answers: Vec<Result<T>>) -> Vec<T> {
+    answers.into_iter().map(|answer| answer.unwrap()).collect()
+}
+
+fn world(fabric: &impl Fabric) -> Result<Arc<dyn Mesh>> {
+    fabric.open("world", &(0..fabric.size()).collect::<Vec<_>>())
+}
+
+/// The byte at `position` of message `index` between two ranks.
+fn pattern(from: usize, to: usize, index: usize, position: usize) -> u8 {
+    (from * 7 + to * 13 + index * 31 + position * 11 + position / 251) as u8
+}
+
+fn message(from: usize, to: usize, index: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|position| pattern(from, to, index, position)).collect()
+}
+
+/// Everybody exchanges messages of all `sizes` with everybody in one call, as receives and folds.
+pub fn exchange_all<F: Fabric + 'static>(fabrics: Vec<F>, sizes: &[usize]) {
+    all_ok(on_ranks(fabrics, |fabric| {
+        let mesh = world(&fabric)?;
+        let (rank, size) = (mesh.rank(), mesh.size());
+        let peers: Vec<usize> = (0..size).filter(|peer| *peer != rank).collect();
+        let outgoing: Vec<(usize, Vec<u8>)> = peers
+            .iter()
+            .flat_map(|&to| {
+                (0..sizes.len()).map(move |index| (to, message(rank, to, index, sizes[index])))
+            })
+            .collect();
+        let mut incoming: Vec<(usize, usize, Vec<u8>)> = peers
+            .iter()
+            .flat_map(|&from| {
+                (0..sizes.len()).map(move |index| (from, index, vec![0; sizes[index]]))
+            })
+            .collect();
+        let mut sinks: Vec<_> = incoming
+            .iter_mut()
+            .map(|(from, index, into)| {
+                let (from, index, bytes) = (*from, *index, into.len());
+                let fold = index % 2 == 1 && bytes % 4 == 0;
+                (from, fold, bytes, move |offset: usize, piece: &[u8]| {
+                    assert_eq!(piece.as_ptr() as usize % 4, 0, "pieces are aligned");
+                    into[offset..offset + piece.len()].copy_from_slice(piece);
+                })
+            })
+            .collect();
+        let mut scratch: Vec<Vec<u8>> = sinks.iter().map(|sink| vec![0; sink.2]).collect();
+        let mut ops: Vec<Transfer<'_>> =
+            outgoing.iter().map(|(to, data)| Transfer::Send { to: *to, data }).collect();
+        for ((from, fold, bytes, sink), into) in sinks.iter_mut().zip(&mut scratch) {
+            ops.push(match fold {
+                true => Transfer::Fold { from: *from, bytes: *bytes, unit: 4, sink },
+                false => Transfer::Recv { from: *from, into },
+            });
+        }
+        mesh.transfer(&mut ops, &mesh.limits(LONG, &Abort::new()))?;
+        drop(ops);
+        for ((_, fold, _, sink), scratch) in sinks.iter_mut().zip(&scratch) {
+            if !*fold && !scratch.is_empty() {
+                // The check of alignment is for folds; this copy starts where a vector starts.
+                sink(0, scratch);
+            }
+        }
+        drop(sinks);
+        for (from, index, got) in &incoming {
+            assert!(
+                *got == message(*from, rank, *index, sizes[*index]),
+                "{from} -> {rank} {index}"
+            );
+        }
+        Ok(())
+    }));
+}
+
+/// A chain of random steps; both ends know from the seed what comes.
+pub fn random_steps<F: Fabric + 'static>(fabrics: Vec<F>, seed: u64, steps: usize) {
+    println!("seed {seed}");
+    all_ok(on_ranks(fabrics, |fabric| {
+        let mesh = world(&fabric)?;
+        let (rank, size) = (mesh.rank(), mesh.size());
+        let mut random = Sequence::new(seed, 0);
+        for step in 0..steps {
+            let shift = 1 + random.below(size as u64 - 1) as usize;
+            let bits = random.below(18);
+            let bytes = random.below(1 << bits) as usize * 4;
+            let (to, from) = ((rank + shift) % size, (rank + size - shift) % size);
+            let data = message(rank, to, step, bytes);
+            let mut got = vec![0; bytes];
+            mesh.transfer(
+                &mut [Transfer::Recv { from, into: &mut got }, Transfer::Send { to, data: &data }],
+                &mesh.limits(LONG, &Abort::new()),
+            )?;
+            assert!(got == message(from, rank, step, bytes), "step {step} on rank {rank}");
+        }
+        Ok(())
+    }));
+}
+
+/// A deadline names whom the rank waits for; the mesh is broken when a message is cut.
+pub fn deadline_names_the_peer<F: Fabric + 'static>(fabrics: Vec<F>) {
+    let rest = std::sync::Barrier::new(fabrics.len());
+    let errors = on_ranks(fabrics, |fabric| {
+        let mesh = world(&fabric)?;
+        let result = if mesh.rank() == 0 {
+            let mut into = [0; 100];
+            let limits = Limits::within(Duration::from_millis(50));
+            mesh.transfer(&mut [Transfer::Recv { from: 1, into: &mut into }], &limits)
+        } else {
+            Ok(())
+        };
+        rest.wait();
+        result
+    });
+    let error = errors[0].as_ref().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("100 of 100 bytes from rank 1"), "{error}");
+}
+
+/// A token that fires wakes a rank that waits, with its reason.
+pub fn abort_wakes<F: Fabric + 'static>(fabrics: Vec<F>) {
+    let aborts: Vec<Abort> = fabrics.iter().map(|_| Abort::new()).collect();
+    let answers = on_ranks(fabrics, |fabric| {
+        let mesh = world(&fabric)?;
+        if mesh.rank() == 0 {
+            for abort in &aborts[1..] {
+                abort.fire(Error::unavailable("rank 9 was killed by signal 9"));
+            }
+            return Ok(());
+        }
+        let mut into = [0; 8];
+        let limits = mesh.limits(LONG, &aborts[mesh.rank()]);
+        let error = mesh.transfer(&mut [Transfer::Recv { from: 0, into: &mut into }], &limits);
+        assert_eq!(error.unwrap_err().message(), "rank 9 was killed by signal 9");
+        Ok(())
+    });
+    all_ok(answers);
+}
+
+/// A rank that leaves is named; what it sent before is there.
+pub fn death_is_named<F: Fabric + 'static>(fabrics: Vec<F>) {
+    let answers = on_ranks(fabrics, |fabric| {
+        let mesh = world(&fabric)?;
+        let limits = mesh.limits(LONG, &Abort::new());
+        if mesh.rank() == 1 {
+            mesh.transfer(&mut [Transfer::Send { to: 0, data: b"last words" }], &limits)?;
+            return Ok(());
+        }
+        let mut words = [0; 10];
+        mesh.transfer(&mut [Transfer::Recv { from: 1, into: &mut words }], &limits)?;
+        assert_eq!(&words, b"last words");
+        let result = mesh.transfer(&mut [Transfer::Recv { from: 1, into: &mut words }], &limits);
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let peer = fabric.member(1);
+        assert!(error.message().contains(&peer.to_string()), "{error}");
+        let again = mesh.transfer(&mut [Transfer::Recv { from: 1, into: &mut words }], &limits);
+        assert!(again.is_err(), "a broken mesh stays broken");
+        Ok(())
+    });
+    all_ok(answers);
+}
+
+/// Two meshes with other members, and calls on both at once.
+pub fn meshes_are_apart<F: Fabric + 'static>(fabrics: Vec<F>) {
+    all_ok(on_ranks(fabrics, |fabric| {
+        let (rank, size) = (fabric.rank(), fabric.size());
+        let world = world(&fabric)?;
+        let backwards = fabric.open("backwards", &(0..size).rev().collect::<Vec<_>>())?;
+        assert_eq!(backwards.rank(), size - 1 - rank);
+        std::thread::scope(|scope| {
+            let threads = [(&world, 1), (&backwards, 2)].map(|(mesh, index)| {
+                scope.spawn(move || -> Result<()> {
+                    let (rank, size) = (mesh.rank(), mesh.size());
+                    let limits = mesh.limits(LONG, &Abort::new());
+                    for _ in 0..20 {
+                        let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
+                        let data = message(rank, to, index, 1000);
+                        let mut into = vec![0; 1000];
+                        mesh.transfer(
+                            &mut [
+                                Transfer::Send { to, data: &data },
+                                Transfer::Recv { from, into: &mut into },
+                            ],
+                            &limits,
+                        )?;
+                        assert!(into == message(from, rank, index, 1000));
+                    }
+                    Ok(())
+                })
+            });
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+        })
+    }));
+}
+
+pub fn wrong_use_is_refused<F: Fabric + 'static>(fabrics: Vec<F>) {
+    all_ok(on_ranks(fabrics, |fabric| {
+        let (rank, size) = (fabric.rank(), fabric.size());
+        let kind = |result: Result<()>| result.unwrap_err().kind();
+        for members in [vec![], vec![rank, size], vec![rank, rank], vec![(rank + 1) % size]] {
+            let result = fabric.open("bad", &members).map(|_| ());
+            assert_eq!(kind(result), ErrorKind::Invalid, "{members:?}");
+        }
+        let mesh = world(&fabric)?;
+        let limits = mesh.limits(LONG, &Abort::new());
+        let peer = (rank + 1) % size;
+        let mut sink = |_: usize, _: &[u8]| {};
+        let call = |op: Transfer<'_>| kind(mesh.transfer(&mut [op], &limits));
+        assert_eq!(call(Transfer::Send { to: size, data: b"x" }), ErrorKind::Invalid);
+        assert_eq!(call(Transfer::Send { to: rank, data: b"x" }), ErrorKind::Invalid);
+        for (bytes, unit) in [(7, 4), (12, 3), (0, 0), (64, 64)] {
+            let op = Transfer::Fold { from: peer, bytes, unit, sink: &mut sink };
+            assert_eq!(call(op), ErrorKind::Invalid);
+        }
+        Ok(())
+    }));
+}
+
+mod in_memory {
+    use super::*;
+
+    #[test]
+    fn everybody_with_everybody() {
+        for size in [2, 3, 5] {
+            exchange_all(memory::fabrics(size), &[1, 4096, 0, 300_000, 12, 64]);
+        }
+    }
+
+    #[test]
+    fn random() {
+        random_steps(memory::fabrics(4), 3, 100);
+    }
+
+    #[test]
+    fn ends() {
+        deadline_names_the_peer(memory::fabrics(2));
+        abort_wakes(memory::fabrics(3));
+        death_is_named(memory::fabrics(2));
+    }
+
+    #[test]
+    fn several() {
+        meshes_are_apart(memory::fabrics(3));
+        wrong_use_is_refused(memory::fabrics(3));
+    }
+}

@@ -1,0 +1,129 @@
+//! What every store promises, held against each implementation.
+
+use fleet_base::{Error, ErrorKind};
+use fleet_net::store::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+use fleet_net::{Abort, Deadline, Limits, MemoryStore, Store, Swap};
+use std::time::Duration;
+
+fn long() -> Limits {
+    Limits::within(Duration::from_secs(60))
+}
+
+fn short() -> Limits {
+    Limits::within(Duration::from_millis(30))
+}
+
+/// `connect` gives a handle on a store that was empty at first.
+pub fn keys_and_values(store: &dyn Store) {
+    let limits = &long();
+    assert_eq!(store.get("a", limits).unwrap(), None);
+    store.set("a", b"1", limits).unwrap();
+    store.set("a", &[0, 255], limits).unwrap();
+    assert_eq!(store.get("a", limits).unwrap().unwrap(), [0, 255]);
+    assert!(store.delete("a", limits).unwrap());
+    assert!(!store.delete("a", limits).unwrap());
+
+    assert_eq!(store.add("n", 5, limits).unwrap(), 5);
+    assert_eq!(store.add("n", -7, limits).unwrap(), -2);
+    assert_eq!(store.get("n", limits).unwrap().unwrap(), b"-2");
+    store.set("text", b"ten", limits).unwrap();
+    assert_eq!(store.add("text", 1, limits).unwrap_err().kind(), ErrorKind::Invalid);
+    store.set("big", i64::MAX.to_string().as_bytes(), limits).unwrap();
+    assert!(store.add("big", 1, limits).unwrap_err().message().contains("overflows"));
+
+    assert_eq!(store.compare_and_set("c", None, b"x", limits).unwrap(), Swap::Done);
+    let lost = store.compare_and_set("c", None, b"y", limits).unwrap();
+    assert_eq!(lost, Swap::Lost(Some(b"x".to_vec())));
+    assert_eq!(store.compare_and_set("c", Some(b"x"), b"y", limits).unwrap(), Swap::Done);
+    assert_eq!(store.compare_and_set("d", Some(b"x"), b"y", limits).unwrap(), Swap::Lost(None));
+
+    for key in ["list/b", "list/a", "list", "list0", "list/"] {
+        store.set(key, key.as_bytes(), limits).unwrap();
+    }
+    let keys: Vec<_> = store.list("list/", limits).unwrap().into_iter().map(|(k, _)| k).collect();
+    assert_eq!(keys, ["list/", "list/a", "list/b"]);
+
+    let long_key = "k".repeat(KEY_BYTES_MAX + 1);
+    for key in ["", &long_key] {
+        assert_eq!(store.set(key, b"", limits).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    let long_value = vec![0; VALUE_BYTES_MAX + 1];
+    let error = store.set("v", &long_value, limits).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    store.set("v", &long_value[1..], limits).unwrap();
+    assert_eq!(store.get("v", limits).unwrap().unwrap().len(), VALUE_BYTES_MAX);
+}
+
+pub fn waits(connect: &(dyn Fn() -> Box<dyn Store> + Sync)) {
+    let store = connect();
+    store.set("w/0", b"zero", &long()).unwrap();
+    let error = store.wait(&["w/0", "w/1", "w/2"], &short()).unwrap_err();
+    assert!(error.message().contains("2 of 3 keys are missing: w/1, w/2"), "{error}");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| connect().wait(&["w/1", "w/0"], &long()).unwrap());
+        let watcher = scope.spawn(|| connect().watch("w/1", 0, &long()).unwrap());
+        store.set("w/1", b"one", &long()).unwrap();
+        assert_eq!(waiter.join().unwrap(), [b"one".to_vec(), b"zero".to_vec()]);
+        assert_eq!(watcher.join().unwrap().changes[0].value.as_deref(), Some(&b"one"[..]));
+    });
+    let abort = Abort::new();
+    std::thread::scope(|scope| {
+        let limits = Limits::new(Deadline::never(), &abort);
+        let waiter = scope.spawn(move || connect().wait(&["never"], &limits).unwrap_err());
+        abort.fire(Error::unavailable("enough"));
+        assert_eq!(waiter.join().unwrap().message(), "enough");
+    });
+}
+
+pub fn watches(store: &dyn Store) {
+    let limits = &long();
+    store.set("x/a", b"1", limits).unwrap();
+    store.set("x/b", b"2", limits).unwrap();
+    store.set("x/a", b"3", limits).unwrap();
+    let first = store.watch("x/", 0, limits).unwrap();
+    let seen: Vec<_> = first.changes.iter().map(|c| (c.key.as_str(), c.value.clone())).collect();
+    assert_eq!(seen, [("x/b", Some(b"2".to_vec())), ("x/a", Some(b"3".to_vec()))]);
+    let none = store.watch("x/", first.revision, &short()).unwrap();
+    assert!(none.changes.is_empty() && none.revision >= first.revision);
+    store.delete("x/b", limits).unwrap();
+    store.set("y", b"", limits).unwrap();
+    let second = store.watch("x/", first.revision, limits).unwrap();
+    assert_eq!(second.changes.len(), 1);
+    assert_eq!((second.changes[0].key.as_str(), &second.changes[0].value), ("x/b", &None));
+
+    // Somebody who was away too long gets all that is there.
+    store.set("x/c", b"4", limits).unwrap();
+    for round in 0..5000 {
+        store.set("gone", &[round as u8], limits).unwrap();
+        store.delete("gone", limits).unwrap();
+    }
+    let all = store.watch("x/", second.revision, limits).unwrap();
+    let keys: Vec<_> = all.changes.iter().map(|change| change.key.as_str()).collect();
+    assert!(all.complete);
+    assert_eq!(keys, ["x/a", "x/c"]);
+}
+
+pub fn counts_are_exact(connect: &(dyn Fn() -> Box<dyn Store> + Sync)) {
+    const ADDS: i64 = 50;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let store = connect();
+                for _ in 0..ADDS {
+                    store.add("sum", 1, &long()).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(connect().add("sum", 0, &long()).unwrap(), 4 * ADDS);
+}
+
+#[test]
+fn in_memory() {
+    let store = MemoryStore::new();
+    keys_and_values(&store);
+    watches(&MemoryStore::new());
+    let connect = || Box::new(store.clone()) as Box<dyn Store>;
+    waits(&connect);
+    counts_are_exact(&connect);
+}
