@@ -2,7 +2,8 @@
 //! and learn that one of them is gone.
 //!
 //! * [`Mesh`]: ordered, reliable bytes between the members of a group, with one primitive,
-//!   [`Mesh::transfer`]. A [`Fabric`] opens meshes: [`memory`] between threads.
+//!   [`Mesh::transfer`]. A [`Fabric`] opens meshes: [`memory`] between threads,
+//!   [`sim`] in a simulated network under a replayable seed.
 //! * [`Store`]: the key-value store of the rendezvous.
 //! * [`Abort`] and [`Deadline`]: nothing here waits without both.
 //!
@@ -12,6 +13,7 @@
 pub mod abort;
 pub mod memory;
 pub mod mesh;
+pub mod sim;
 pub mod store;
 pub mod time;
 

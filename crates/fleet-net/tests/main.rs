@@ -2,4 +2,5 @@
 
 mod abort;
 mod mesh;
+mod sim;
 mod store;
