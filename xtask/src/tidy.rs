@@ -10,7 +10,7 @@ use std::path::Path;
 const LAYERS: [(&str, &[&str]); 7] = [
     ("base", &["fleet-base", "fleet-tensor", "fleet-topology"]),
     ("kernels", &["fleet-kernels"]),
-    ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn"]),
+    ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
     ("wire", &["fleet-net"]),
     ("run", &["fleet-exec", "fleet-data", "fleet-format"]),
     ("surface", &["fleet", "fleet-cli"]),

@@ -1,0 +1,3 @@
+//! What a strategy promises, held to recorded facts.
+
+mod schema;
