@@ -13,7 +13,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
     ("wire", &["fleet-net"]),
     ("run", &["fleet-exec", "fleet-data", "fleet-format"]),
-    ("surface", &["fleet", "fleet-cli"]),
+    ("surface", &["fleet", "fleet-launch", "fleet-cli"]),
     ("dev", &["fleet-testkit", "fleet-bench", "xtask"]),
 ];
 

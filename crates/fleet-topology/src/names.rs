@@ -115,6 +115,7 @@ pub const FLEET_STORE: &str = "FLEET_STORE";
 pub const FLEET_TOKEN: &str = "FLEET_TOKEN";
 pub const FLEET_TOKEN_FILE: &str = "FLEET_TOKEN_FILE";
 pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
+pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
 pub const FLEET_LOG: &str = "FLEET_LOG";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
@@ -340,6 +341,12 @@ pub const VARIABLES: &[Variable] = &[
         "0",
         "How often the job was started again; above 0 a script resumes from its checkpoint",
         &[Reader::RoleMaker],
+    ),
+    row(
+        FLEET_LAUNCH,
+        "",
+        "Marks every process of one launch, so that none is left behind",
+        &[Reader::Launcher],
     ),
     row(
         FLEET_LOG,

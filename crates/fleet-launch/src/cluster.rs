@@ -1,0 +1,625 @@
+//! Who is where: the processes of a job with their endpoints and devices, and the environment of each.
+//!
+//! Pure: ports come from a [`Ports`], facts of the machine from a [`Machine`], so that every recorded
+//! environment of the original is a test.
+
+use crate::machine::Machine;
+use crate::options::{Mode, Options, Who};
+use crate::ports::Ports;
+use fleet_base::{Error, Result};
+use fleet_topology::{Endpoint, Env, Role, Token, names};
+
+/// One process: where it listens, which machine it is on, the devices that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub endpoint: Endpoint,
+    pub node: usize,
+    pub devices: Vec<String>,
+}
+
+/// All processes of a job, and what they have in common.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    pub mode: Mode,
+    /// By rank.
+    pub workers: Vec<Place>,
+    pub servers: Vec<Place>,
+    pub coordinators: Vec<Place>,
+    /// Stages from 2 on.
+    pub heter: Vec<Vec<Place>>,
+    pub heter_devices: Vec<String>,
+    /// The number of this machine, and how many there are.
+    pub node: usize,
+    pub node_count: usize,
+    pub gloo_http: Option<Endpoint>,
+    pub with_gloo: String,
+    pub backend: Option<String>,
+}
+
+/// What only the launcher of this run knows.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    pub job_id: String,
+    /// A name for this machine within the job.
+    pub pod: String,
+    /// Marks all processes of this launcher.
+    pub mark: String,
+    pub log_dir: String,
+    pub scratch: String,
+    pub store: Option<Endpoint>,
+    pub token: Option<Token>,
+    pub restarts: u32,
+}
+
+/// A process to start here.
+#[derive(Clone, Debug)]
+pub struct Process {
+    pub role: Role,
+    /// Within its role.
+    pub rank: usize,
+    pub host: String,
+    /// The name of its log in the log folder.
+    pub log: String,
+    /// Variables to set, or to remove.
+    pub env: Vec<(&'static str, Option<String>)>,
+}
+
+impl Process {
+    /// `worker 3`, as people read it.
+    pub fn name(&self) -> String {
+        format!("{} {}", self.role, self.rank)
+    }
+
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        let found = self.env.iter().rev().find(|(known, _)| *known == name)?;
+        found.1.as_deref()
+    }
+}
+
+impl Cluster {
+    /// The cluster that flags and environment describe completely: one machine, `--ips`, lists of
+    /// addresses, or a cluster's own variables. Machines that meet at `--master` are in `rendezvous`.
+    pub fn described(
+        options: &Options,
+        env: &Env,
+        machine: &Machine,
+        ports: &mut dyn Ports,
+    ) -> Result<Cluster> {
+        match options.mode {
+            Mode::Collective => collective(options, env, machine, ports),
+            Mode::Ps | Mode::PsHeter => parameter_server(options, env, machine, ports),
+        }
+    }
+
+    /// The processes of this machine, in the order of starting.
+    pub fn processes(&self, run: &Run, env: &Env) -> Vec<Process> {
+        let mut made = Vec::new();
+        let mut add = |role: Role, places: &[Place], first: usize, local: &mut usize| {
+            for (index, place) in places.iter().enumerate() {
+                if place.node == self.node {
+                    made.push(self.process(role, first + index, *local, place));
+                    *local += 1;
+                }
+            }
+        };
+        add(Role::Server, &self.servers, 0, &mut 0);
+        add(Role::Worker, &self.workers, 0, &mut 0);
+        let (mut first, mut local) = (0, 0);
+        for stage in &self.heter {
+            add(Role::HeterWorker, stage, first, &mut local);
+            first += stage.len();
+        }
+        add(Role::Coordinator, &self.coordinators, 0, &mut 0);
+        let count = made.len();
+        for process in &mut made {
+            let mut common = self.common(run);
+            if count > 1 && env.get("OMP_NUM_THREADS").is_none() {
+                // Many processes with a thread per core each would fight.
+                common.push(("OMP_NUM_THREADS", Some("1".into())));
+            }
+            common.append(&mut process.env);
+            // What an outer environment says of a place is not true of this one.
+            let stale = PLACE_VARIABLES.iter().chain(PROXIES);
+            let stale = stale.filter(|name| !common.iter().any(|(set, _)| set == *name));
+            process.env = stale.map(|name| (*name, None)).collect();
+            process.env.append(&mut common);
+        }
+        made
+    }
+
+    /// How many machines' processes this launcher does not start itself.
+    pub fn is_alone(&self) -> bool {
+        self.node_count == 1
+    }
+
+    fn process(&self, role: Role, rank: usize, local: usize, place: &Place) -> Process {
+        let env = match self.mode {
+            Mode::Collective => self.collective_env(rank, local, place),
+            Mode::Ps | Mode::PsHeter => self.ps_env(role, rank, place),
+        };
+        let log = match role {
+            Role::Worker => format!("workerlog.{local}"),
+            Role::Server => format!("serverlog.{local}"),
+            Role::HeterWorker => format!("heterlog.{local}"),
+            Role::Coordinator => format!("coordinator.{local}"),
+        };
+        let env = env.into_iter().map(|(name, value)| (name, Some(value))).collect();
+        Process { role, rank, host: place.endpoint.host.clone(), log, env }
+    }
+
+    fn common(&self, run: &Run) -> Vec<(&'static str, Option<String>)> {
+        let mut env = vec![
+            (names::PADDLE_NNODES, self.node_count.to_string()),
+            (names::PADDLE_LOG_DIR, run.log_dir.clone()),
+            (names::POD_NAME, run.pod.clone()),
+            (names::PADDLE_GLOO_FS_PATH, run.scratch.clone()),
+            (names::FLEET_JOB_ID, run.job_id.clone()),
+            (names::FLEET_LAUNCH, run.mark.clone()),
+            (names::FLEET_RESTART_COUNT, run.restarts.to_string()),
+        ];
+        if let Some(store) = &run.store {
+            env.push((names::PADDLE_MASTER, store.to_string()));
+            env.push((names::FLEET_STORE, store.to_string()));
+        }
+        if let Some(token) = &run.token {
+            env.push((names::FLEET_TOKEN, token.reveal().to_string()));
+        }
+        env.into_iter().map(|(name, value)| (name, Some(value))).collect()
+    }
+
+    fn collective_env(
+        &self,
+        rank: usize,
+        local: usize,
+        place: &Place,
+    ) -> Vec<(&'static str, String)> {
+        let here = self.workers.iter().filter(|worker| worker.node == self.node).count();
+        let world: Vec<String> = self.workers.iter().map(|it| it.devices.join(":")).collect();
+        let mut env = vec![
+            (names::PADDLE_TRAINER_ID, rank.to_string()),
+            (names::PADDLE_CURRENT_ENDPOINT, place.endpoint.to_string()),
+            (names::PADDLE_TRAINERS_NUM, self.workers.len().to_string()),
+            (names::PADDLE_TRAINER_ENDPOINTS, join(&self.workers)),
+            (names::PADDLE_RANK_IN_NODE, local.to_string()),
+            (names::PADDLE_LOCAL_DEVICE_IDS, place.devices.join(",")),
+            (names::PADDLE_WORLD_DEVICE_IDS, world.join(",")),
+            (names::PADDLE_DISTRI_BACKEND, self.backend(place)),
+            (names::PADDLE_WITH_GLOO, self.with_gloo.clone()),
+            (names::PADDLE_GLOO_RENDEZVOUS, "3".to_string()),
+            (names::PADDLE_GLOBAL_SIZE, self.workers.len().to_string()),
+            (names::PADDLE_LOCAL_SIZE, here.to_string()),
+            (names::PADDLE_GLOBAL_RANK, rank.to_string()),
+            (names::PADDLE_LOCAL_RANK, local.to_string()),
+        ];
+        if !place.devices.is_empty() {
+            env.push((names::FLAGS_SELECTED_GPUS, place.devices.join(",")));
+        }
+        if let Some(endpoint) = &self.gloo_http {
+            env.push((names::PADDLE_GLOO_HTTP_ENDPOINT, endpoint.to_string()));
+        }
+        env
+    }
+
+    fn backend(&self, place: &Place) -> String {
+        match &self.backend {
+            Some(backend) => backend.clone(),
+            None if place.devices.is_empty() => "gloo".to_string(),
+            None => "nccl".to_string(),
+        }
+    }
+
+    fn ps_env(&self, role: Role, rank: usize, place: &Place) -> Vec<(&'static str, String)> {
+        let mut env = vec![
+            (names::PADDLE_PSERVERS_IP_PORT_LIST, join(&self.servers)),
+            (names::PADDLE_TRAINER_ENDPOINTS, join(&self.workers)),
+            (names::PADDLE_TRAINERS_NUM, self.workers.len().to_string()),
+            (names::TRAINING_ROLE, role.env_name().to_string()),
+            (names::PADDLE_ROLE, role.env_name().to_string()),
+            (names::POD_IP, place.endpoint.host.clone()),
+            (names::PADDLE_PORT, place.endpoint.port.to_string()),
+            (names::PADDLE_WITH_GLOO, self.with_gloo.clone()),
+            (names::PADDLE_GLOO_RENDEZVOUS, "3".to_string()),
+        ];
+        if let Some(endpoint) = &self.gloo_http {
+            env.push((names::PADDLE_GLOO_HTTP_ENDPOINT, endpoint.to_string()));
+        }
+        if role != Role::HeterWorker {
+            env.push((names::PADDLE_COORDINATOR_ENDPOINTS, join(&self.coordinators)));
+        }
+        if role == Role::Worker {
+            env.push((names::PADDLE_TRAINER_ID, rank.to_string()));
+        }
+        if matches!(role, Role::Worker | Role::HeterWorker) {
+            // Without a GPU the original says 0 as well.
+            let device = place.devices.first().cloned().unwrap_or_else(|| "0".to_string());
+            env.push((names::FLAGS_SELECTED_GPUS, "0".to_string()));
+            env.push((names::FLAGS_SELECTED_XPUS, "0".to_string()));
+            env.push((names::CUDA_VISIBLE_DEVICES, device.clone()));
+            env.push((names::XPU_VISIBLE_DEVICES, device));
+        }
+        if self.mode == Mode::PsHeter {
+            self.add_stages(&mut env, role, rank);
+        }
+        env
+    }
+
+    fn add_stages(&self, env: &mut Vec<(&'static str, String)>, role: Role, rank: usize) {
+        let all: Vec<Place> = self.heter.iter().flatten().cloned().collect();
+        env.push((names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, join(&all)));
+        if !matches!(role, Role::Worker | Role::HeterWorker) {
+            return;
+        }
+        // 0 is the workers' stage.
+        let mut first = 0;
+        let mut stage = 0;
+        if role == Role::HeterWorker {
+            for places in &self.heter {
+                stage += 1;
+                first += places.len();
+                if rank < first {
+                    break;
+                }
+            }
+        }
+        let of = |stage: usize| match stage {
+            0 => join(&self.workers),
+            _ => self.heter.get(stage - 1).map(|places| join(places)).unwrap_or_default(),
+        };
+        let counts: Vec<String> = std::iter::once(self.workers.len())
+            .chain(self.heter.iter().map(Vec::len))
+            .map(|count| count.to_string())
+            .collect();
+        let previous = if stage == 0 { String::new() } else { of(stage - 1) };
+        let device = match stage {
+            0 => "cpu".to_string(),
+            _ => self.heter_devices[stage - 1].clone(),
+        };
+        env.extend([
+            (names::STAGE_ID, (stage + 1).to_string()),
+            (names::STAGE_NUM, counts.len().to_string()),
+            (names::PADDLE_STAGE_TRAINERS_NUM, format!("[{}]", counts.join(", "))),
+            (names::PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST, of(stage + 1)),
+            (names::PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST, previous),
+            (names::HETER_DEVICE_TYPE, device),
+        ]);
+    }
+}
+
+/// The devices of each worker of this machine.
+pub fn local_devices(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<Vec<String>>> {
+    let visible: Option<Vec<String>> = env
+        .text(names::CUDA_VISIBLE_DEVICES)
+        .map(|text| text.split(',').map(|id| id.trim().to_string()).collect());
+    let count = visible.as_ref().map_or(machine.gpu_count, Vec::len);
+    let gpus: Vec<String> = match (&options.gpus, &visible) {
+        (None, _) => (0..count).map(|index| index.to_string()).collect(),
+        (Some(asked), Some(visible)) => asked
+            .iter()
+            .map(|gpu| {
+                let at = visible.iter().position(|id| id == gpu);
+                at.map(|at| at.to_string()).ok_or_else(|| {
+                    Error::invalid("--gpus names a GPU that CUDA_VISIBLE_DEVICES hides")
+                        .expected(format!("some of {}", visible.join(",")))
+                        .got(gpu)
+                })
+            })
+            .collect::<Result<_>>()?,
+        (Some(_), None) if count == 0 => {
+            return Err(Error::invalid("this machine has no GPU")
+                .got(format!("--gpus {}", options.gpus.as_deref().unwrap_or_default().join(",")))
+                .help("--nproc_per_node N starts N workers on the CPU"));
+        }
+        (Some(asked), None) => {
+            let fits = |gpu: &&String| gpu.parse::<usize>().is_ok_and(|index| index < count);
+            if let Some(wrong) = asked.iter().find(|gpu| !fits(gpu)) {
+                return Err(Error::invalid("--gpus names a GPU that is not there")
+                    .expected(format!("numbers from 0 to {}", count - 1))
+                    .got(format!("'{wrong}'")));
+            }
+            asked.clone()
+        }
+    };
+    let on_cpu = gpus.is_empty() || options.backend.as_deref() == Some("gloo");
+    let workers = options.nproc.unwrap_or(if on_cpu { 1 } else { gpus.len() });
+    if on_cpu {
+        return Ok(vec![Vec::new(); workers]);
+    }
+    if !gpus.len().is_multiple_of(workers) {
+        return Err(Error::invalid("the GPUs cannot be shared equally")
+            .expected(format!("a multiple of {workers} GPUs, for --nproc_per_node {workers}"))
+            .got(gpus.len()));
+    }
+    Ok(gpus.chunks(gpus.len() / workers).map(<[String]>::to_vec).collect())
+}
+
+fn collective(
+    options: &Options,
+    env: &Env,
+    machine: &Machine,
+    ports: &mut dyn Ports,
+) -> Result<Cluster> {
+    let devices = local_devices(options, env, machine)?;
+    let (hosts, node) = hosts(options, env, machine)?;
+    let mut workers = Vec::new();
+    let given = Endpoint::list(
+        names::DISTRIBUTED_TRAINER_ENDPOINTS,
+        env.text(names::DISTRIBUTED_TRAINER_ENDPOINTS).unwrap_or_default(),
+    )?;
+    let is_cloud = is_cloud(options, env);
+    for (at, host) in hosts.iter().enumerate() {
+        for (local, devices) in devices.iter().enumerate() {
+            let port = match (is_cloud && !given.is_empty(), hosts.len()) {
+                (true, _) => cloud_port(env, &given, at, local, hosts.len())?,
+                (_, 1) => ports.next(host)?,
+                // Nobody has met yet, so everybody must know the ports.
+                _ => several_port(ports, local)?,
+            };
+            if at == node && hosts.len() > 1 {
+                ports.given(host, port)?;
+            }
+            let endpoint = Endpoint::new(host, port);
+            workers.push(Place { endpoint, node: at, devices: devices.clone() });
+        }
+    }
+    let needs_gloo = options.with_gloo != "0" || options.http_port.is_some();
+    let gloo_http = match needs_gloo {
+        true => Some(gloo_endpoint(options, &workers[0].endpoint.host, ports, workers.len())?),
+        false => None,
+    };
+    Ok(Cluster {
+        mode: Mode::Collective,
+        workers,
+        servers: Vec::new(),
+        coordinators: Vec::new(),
+        heter: Vec::new(),
+        heter_devices: Vec::new(),
+        node,
+        node_count: hosts.len(),
+        gloo_http,
+        with_gloo: options.with_gloo.clone(),
+        backend: options.backend.clone(),
+    })
+}
+
+/// A cluster of its own kind (PaddleCloud) says the hosts in the environment.
+fn is_cloud(options: &Options, env: &Env) -> bool {
+    let default_ips = options.ips == ["127.0.0.1"];
+    let named = [names::PADDLE_TRAINERS, names::POD_IP, names::PADDLE_TRAINER_ID];
+    default_ips
+        && env.get(names::FLEET_LAUNCH).is_none()
+        && named.iter().all(|name| env.text(name).is_some())
+}
+
+fn hosts(options: &Options, env: &Env, machine: &Machine) -> Result<(Vec<String>, usize)> {
+    if !is_cloud(options, env) {
+        let node = machine.position(&options.ips, options.host.as_deref(), env)?;
+        return Ok((options.ips.clone(), node));
+    }
+    let text = env.text(names::PADDLE_TRAINERS).unwrap_or_default();
+    let hosts: Vec<String> = text.split(',').map(|host| host.trim().to_string()).collect();
+    let node = env.number::<usize>(names::PADDLE_TRAINER_ID)?.unwrap_or(0);
+    if node >= hosts.len() {
+        return Err(Error::invalid("PADDLE_TRAINER_ID is not the number of a host")
+            .expected(format!("below {}, the number of PADDLE_TRAINERS", hosts.len()))
+            .got(node));
+    }
+    Ok((hosts, node))
+}
+
+/// Given endpoints are by host: as many for each as it has ports.
+fn cloud_port(
+    env: &Env,
+    given: &[Endpoint],
+    node: usize,
+    local: usize,
+    nodes: usize,
+) -> Result<u16> {
+    let each = match env.number::<usize>(names::TRAINER_PORTS_NUM)? {
+        Some(count) => count,
+        None => given.len() / nodes,
+    };
+    given.get(node * each + local).filter(|_| local < each).map(|it| it.port).ok_or_else(|| {
+        Error::invalid("the cluster gave too few endpoints for the workers")
+            .expected(format!("one for worker {local} of host {node}"))
+            .got(format!("{} endpoints for {nodes} hosts", given.len()))
+            .at(names::DISTRIBUTED_TRAINER_ENDPOINTS)
+    })
+}
+
+fn several_port(ports: &dyn Ports, local: usize) -> Result<u16> {
+    let start = ports.start().unwrap_or(SEVERAL_START_PORT);
+    u16::try_from(usize::from(start) + local)
+        .map_err(|_| Error::exhausted("there are no more ports above the first one").got(start))
+}
+
+fn parameter_server(
+    options: &Options,
+    env: &Env,
+    machine: &Machine,
+    ports: &mut dyn Ports,
+) -> Result<Cluster> {
+    let ps = &options.ps;
+    if ps.servers.is_empty() || ps.workers.is_empty() {
+        return Err(Error::invalid("a parameter-server job needs servers and workers")
+            .expected("--server_num N --worker_num N, or --servers LIST --workers LIST")
+            .got(format!("{} servers, {} workers", ps.servers.len(), ps.workers.len())));
+    }
+    let own = options.host.clone().unwrap_or_else(|| "127.0.0.1".to_string());
+    let mut hosts = Vec::new();
+    let mut wanted = vec![
+        endpoints(&ps.servers, &own, ports, 0)?,
+        endpoints(&ps.workers, &own, ports, ps.servers.len())?,
+    ];
+    for stage in &ps.heter {
+        wanted.push(endpoints(stage, &own, ports, ps.servers.len() + ps.workers.len())?);
+    }
+    wanted.push(endpoints(&ps.coordinators, &own, ports, 0)?);
+    for endpoint in wanted.iter().flatten() {
+        if !hosts.contains(&endpoint.host) {
+            hosts.push(endpoint.host.clone());
+        }
+    }
+    let node = machine.position(&hosts, options.host.as_deref(), env)?;
+    let total: usize = wanted.iter().map(Vec::len).sum();
+    let gpus = gpu_list(options, env, machine)?;
+    let mut placed = wanted.into_iter().map(|list| {
+        let place = |(index, endpoint): (usize, Endpoint)| Place {
+            node: hosts.iter().position(|host| *host == endpoint.host).unwrap_or(0),
+            devices: match gpus.is_empty() {
+                true => Vec::new(),
+                false => vec![gpus[index % gpus.len()].clone()],
+            },
+            endpoint,
+        };
+        list.into_iter().enumerate().map(place).collect::<Vec<Place>>()
+    });
+    let (servers, workers) = (placed.next().unwrap_or_default(), placed.next().unwrap_or_default());
+    let mut heter: Vec<Vec<Place>> = placed.collect();
+    let coordinators = heter.pop().unwrap_or_default();
+    let mut seen = std::collections::HashSet::new();
+    let all = servers.iter().chain(&workers).chain(heter.iter().flatten()).chain(&coordinators);
+    for place in all.clone() {
+        if !seen.insert(&place.endpoint) {
+            return Err(Error::invalid(format!("{} stands twice in the lists", place.endpoint)));
+        }
+    }
+    for place in all.filter(|place| place.node == node) {
+        if ps_is_listed(options, &place.endpoint) {
+            ports.given(&place.endpoint.host, place.endpoint.port)?;
+        }
+    }
+    let gloo_http = gloo_endpoint(options, &servers[0].endpoint.host, ports, total)?;
+    Ok(Cluster {
+        mode: options.mode,
+        heter_devices: heter_devices(options, heter.len(), !gpus.is_empty())?,
+        workers,
+        servers,
+        coordinators,
+        heter,
+        node,
+        node_count: hosts.len(),
+        gloo_http: Some(gloo_http),
+        with_gloo: options.with_gloo.clone(),
+        backend: options.backend.clone(),
+    })
+}
+
+fn ps_is_listed(options: &Options, endpoint: &Endpoint) -> bool {
+    let ps = &options.ps;
+    let all = [&ps.servers, &ps.workers, &ps.coordinators].into_iter().chain(&ps.heter);
+    all.into_iter().any(|who| match who {
+        Who::Count(_) => false,
+        Who::Listed(list) => list.iter().any(|(host, port)| {
+            *host == endpoint.host && port.is_none_or(|port| port == endpoint.port)
+        }),
+    })
+}
+
+/// A worker that was listed without a port has the documents' port.
+fn endpoints(who: &Who, own: &str, ports: &mut dyn Ports, before: usize) -> Result<Vec<Endpoint>> {
+    match who {
+        Who::Count(count) => {
+            (0..*count).map(|_| Ok(Endpoint::new(own, ports.next(own)?))).collect()
+        }
+        Who::Listed(list) => list
+            .iter()
+            .enumerate()
+            .map(|(index, (host, port))| {
+                let documented = usize::from(LISTED_START_PORT) + before + index;
+                let port = match port {
+                    Some(port) => *port,
+                    None => u16::try_from(documented)
+                        .map_err(|_| Error::exhausted("the list is longer than there are ports"))?,
+                };
+                Ok(Endpoint::new(host, port))
+            })
+            .collect(),
+    }
+}
+
+fn gpu_list(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<String>> {
+    match (&options.gpus, env.text(names::CUDA_VISIBLE_DEVICES)) {
+        (Some(gpus), _) => Ok(gpus.clone()),
+        (None, Some(visible)) => Ok(visible.split(',').map(|id| id.trim().to_string()).collect()),
+        (None, None) => Ok((0..machine.gpu_count).map(|index| index.to_string()).collect()),
+    }
+}
+
+fn heter_devices(options: &Options, stages: usize, has_gpus: bool) -> Result<Vec<String>> {
+    let said = &options.ps.heter_devices;
+    if options.mode == Mode::PsHeter && stages == 0 {
+        return Err(Error::invalid("a heterogeneous job needs heterogeneous workers")
+            .expected("--heter_worker_num N, or --heter_workers LIST"));
+    }
+    if said.is_empty() {
+        let kind = if has_gpus { "gpu" } else { "cpu" };
+        return Ok(vec![kind.to_string(); stages]);
+    }
+    if said.len() != stages {
+        return Err(Error::invalid("--heter_devices does not fit the stages")
+            .expected(format!("{stages} kinds, separated by ';'"))
+            .got(said.len()));
+    }
+    Ok(said.clone())
+}
+
+fn gloo_endpoint(
+    options: &Options,
+    host: &str,
+    ports: &mut dyn Ports,
+    total: usize,
+) -> Result<Endpoint> {
+    let port = match (options.http_port, ports.start()) {
+        (Some(port), _) => port,
+        (None, None) => ports.next(host)?,
+        (None, Some(start)) => u16::try_from(usize::from(start) + total)
+            .map_err(|_| Error::exhausted("there are no more ports above the first one"))?,
+    };
+    Ok(Endpoint::new(host, port))
+}
+
+fn join(places: &[Place]) -> String {
+    let all: Vec<String> = places.iter().map(|place| place.endpoint.to_string()).collect();
+    all.join(",")
+}
+
+/// Where the documents' ports begin on several machines, and for workers listed without one.
+const SEVERAL_START_PORT: u16 = 6070;
+const LISTED_START_PORT: u16 = 6170;
+
+/// Variables that place a process; all that are not set for it are removed.
+const PLACE_VARIABLES: &[&str] = &[
+    names::PADDLE_TRAINER_ID,
+    names::PADDLE_TRAINERS_NUM,
+    names::PADDLE_TRAINER_ENDPOINTS,
+    names::PADDLE_CURRENT_ENDPOINT,
+    names::PADDLE_RANK_IN_NODE,
+    names::PADDLE_LOCAL_DEVICE_IDS,
+    names::PADDLE_WORLD_DEVICE_IDS,
+    names::PADDLE_DISTRI_BACKEND,
+    names::FLAGS_SELECTED_GPUS,
+    names::TRAINING_ROLE,
+    names::PADDLE_ROLE,
+    names::PADDLE_PSERVERS_IP_PORT_LIST,
+    names::PADDLE_COORDINATOR_ENDPOINTS,
+    names::PADDLE_PORT,
+    names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST,
+    names::PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST,
+    names::PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST,
+    names::PADDLE_STAGE_TRAINERS_NUM,
+    names::STAGE_ID,
+    names::STAGE_NUM,
+    names::HETER_DEVICE_TYPE,
+    names::PADDLE_GLOO_HTTP_ENDPOINT,
+    names::PADDLE_GLOBAL_SIZE,
+    names::PADDLE_LOCAL_SIZE,
+    names::PADDLE_GLOBAL_RANK,
+    names::PADDLE_LOCAL_RANK,
+    names::PADDLE_MASTER,
+    names::FLEET_STORE,
+    names::FLEET_TOKEN,
+    names::FLEET_TOKEN_FILE,
+];
+
+/// Traffic within the job goes to its peers, not to a proxy.
+const PROXIES: &[&str] = &["http_proxy", "https_proxy"];

@@ -1,0 +1,424 @@
+//! The command line: one table of flags, from which the parser, the help and the printed table of
+//! arguments are made.
+//!
+//! Names are those of the documents and of the later launcher; every name is also accepted with
+//! dashes, and torchrun's names are aliases where the meaning is the same. Flags end at the script:
+//! what follows belongs to it.
+
+use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
+use fleet_base::{Error, Result};
+
+/// One flag.
+pub struct Flag {
+    pub name: &'static str,
+    aliases: &'static [&'static str],
+    /// The placeholder of its value; empty for a switch.
+    value: &'static str,
+    /// What is printed, and holds, when it is not given. `None` is printed as such.
+    default: Option<&'static str>,
+    group: &'static str,
+    help: &'static str,
+}
+
+const JOB: &str = "Job";
+const MACHINES: &str = "Several machines";
+const DEVICES: &str = "Collective";
+const SERVERS: &str = "Parameter server";
+const FAILURES: &str = "Failures and elasticity";
+const OUTPUT: &str = "Output";
+
+/// Every flag, in the order of the help.
+pub const FLAGS: &[Flag] = &[
+    flag(
+        DEVICES,
+        "nproc_per_node",
+        "N",
+        None,
+        "Workers on this machine; by default one per GPU, or 1",
+    ),
+    aliased(
+        DEVICES,
+        "gpus",
+        &["selected_gpus", "devices"],
+        "LIST",
+        None,
+        "GPUs to use, one worker each: 0,1. Counted within CUDA_VISIBLE_DEVICES",
+    ),
+    flag(
+        DEVICES,
+        "backend",
+        "NAME",
+        Some("auto"),
+        "What carries collectives: auto, gloo (CPU), nccl (GPU)",
+    ),
+    flag(SERVERS, "server_num", "N", None, "Servers on this machine"),
+    aliased(SERVERS, "worker_num", &["trainer_num"], "N", None, "Workers on this machine"),
+    flag(SERVERS, "servers", "LIST", Some(""), "Servers by address: HOST:PORT,HOST:PORT"),
+    aliased(
+        SERVERS,
+        "workers",
+        &["trainers"],
+        "LIST",
+        Some(""),
+        "Workers by address: HOST[:PORT],..",
+    ),
+    flag(
+        SERVERS,
+        "heter_worker_num",
+        "N[;N]",
+        None,
+        "Heterogeneous workers of each stage on this machine",
+    ),
+    flag(
+        SERVERS,
+        "heter_workers",
+        "LIST[;LIST]",
+        Some(""),
+        "Heterogeneous workers of each stage by address",
+    ),
+    flag(
+        SERVERS,
+        "heter_devices",
+        "KIND[;KIND]",
+        Some(""),
+        "The kind of device of each stage: cpu, gpu",
+    ),
+    flag(SERVERS, "coordinator_num", "N", None, "Coordinators on this machine"),
+    flag(SERVERS, "coordinators", "LIST", Some(""), "Coordinators by address"),
+    aliased(
+        SERVERS,
+        "http_port",
+        &["gloo_port"],
+        "PORT",
+        None,
+        "Port of the barrier service; by default a free one",
+    ),
+    flag(
+        SERVERS,
+        "with_gloo",
+        "0|1|2",
+        None,
+        "Barrier service: 0 nobody, 1 workers, 2 workers and servers",
+    ),
+    flag(
+        MACHINES,
+        "ips",
+        "LIST",
+        Some("127.0.0.1"),
+        "The hosts of the job, the same list on every host",
+    ),
+    aliased(
+        MACHINES,
+        "master",
+        &["rdzv_endpoint"],
+        "HOST:PORT",
+        None,
+        "Where the machines meet; the first one there answers",
+    ),
+    aliased(
+        MACHINES,
+        "nnodes",
+        &["np"],
+        "N|MIN:MAX",
+        None,
+        "How many machines; a range makes the job elastic",
+    ),
+    aliased(
+        MACHINES,
+        "rank",
+        &["node_rank"],
+        "N",
+        None,
+        "The number of this machine; by default in order of arrival",
+    ),
+    aliased(
+        MACHINES,
+        "host",
+        &["local_addr"],
+        "HOST",
+        None,
+        "Address of this machine for the others",
+    ),
+    switch(MACHINES, "sort_ip", "Number the machines by address, not by arrival"),
+    flag(
+        MACHINES,
+        "token_file",
+        "FILE",
+        None,
+        "File with the job's secret (or FLEET_TOKEN); needed with several machines",
+    ),
+    aliased(
+        MACHINES,
+        "join_timeout",
+        &["rdzv_timeout"],
+        "SECONDS",
+        Some("300"),
+        "How long to wait for the other machines",
+    ),
+    flag(
+        MACHINES,
+        "start_port",
+        "PORT",
+        None,
+        "First of fixed ports (or FLAGS_START_PORT); by default free ones",
+    ),
+    aliased(
+        FAILURES,
+        "max_restart",
+        &["max_restarts"],
+        "N",
+        None,
+        "How often to start again after a death; by default 0, for servers 3",
+    ),
+    flag(
+        FAILURES,
+        "elastic_level",
+        "LEVEL",
+        None,
+        "On a lost machine: 0 stop, 1 wait for another, 2 go on with those in MIN:MAX",
+    ),
+    flag(
+        FAILURES,
+        "elastic_timeout",
+        "SECONDS",
+        Some("30"),
+        "How long an elastic job waits for more machines",
+    ),
+    flag(
+        FAILURES,
+        "start_timeout",
+        "SECONDS",
+        Some("0"),
+        "Stop when a process has written nothing by then; 0: never",
+    ),
+    flag(
+        FAILURES,
+        "stop_timeout",
+        "SECONDS",
+        Some("10"),
+        "Between SIGTERM and SIGKILL; time to save",
+    ),
+    aliased(JOB, "job_id", &["rdzv_id"], "NAME", Some("default"), "The job's name"),
+    flag(
+        JOB,
+        "run_mode",
+        "MODE",
+        None,
+        "collective, ps or ps-heter; by default from the other flags",
+    ),
+    flag(
+        JOB,
+        "python",
+        "FILE",
+        None,
+        "Interpreter for Python scripts (or PYTHON); by default python3 or python",
+    ),
+    Flag { aliases: &[], ..switch(JOB, "module", "SCRIPT is a Python module, as with python -m") },
+    aliased(
+        OUTPUT,
+        "log_dir",
+        &["log-directory"],
+        "FOLDER",
+        Some("log"),
+        "Where each process has its log",
+    ),
+    switch(OUTPUT, "log_overwrite", "Empty old logs of workers first, instead of adding to them"),
+    flag(
+        OUTPUT,
+        "log_level",
+        "LEVEL",
+        Some("info"),
+        "What fleetrun says: debug (as -v), info, warning, error",
+    ),
+    flag(OUTPUT, "follow", "WHO", Some("0"), "Whose log is shown: 0 (worker 0), all, none"),
+    switch(OUTPUT, "verbose", "Print arguments and the environment of the first process"),
+];
+
+/// Flags that other launchers have and this one does not, with the reason.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "elastic_server",
+        "machines meet in the built-in store: give --master HOST:PORT and --nnodes MIN:MAX",
+    ),
+    (
+        "scale",
+        "start fleetrun on one more machine, or stop one: --nnodes MIN:MAX lets the job follow",
+    ),
+    ("force", "there is no membership left over to force: the store ends with the job"),
+    ("elastic_pre_hook", "run it before fleetrun"),
+    ("cluster_topo_path", "workers are numbered in the order of --ips"),
+    ("rank_mapping_path", "workers are numbered in the order of --ips"),
+    ("enable_auto_mapping", "workers are numbered in the order of --ips"),
+    ("enable_gpu_log", "use the tools of the GPU's maker beside the job"),
+    ("legacy", "there is one launcher, which takes the flags of both"),
+    ("xpus", "there is no support for XPUs"),
+    ("npus", "there is no support for NPUs"),
+];
+
+const fn flag(
+    group: &'static str,
+    name: &'static str,
+    value: &'static str,
+    default: Option<&'static str>,
+    help: &'static str,
+) -> Flag {
+    Flag { name, aliases: &[], value, default, group, help }
+}
+
+const fn aliased(
+    group: &'static str,
+    name: &'static str,
+    aliases: &'static [&'static str],
+    value: &'static str,
+    default: Option<&'static str>,
+    help: &'static str,
+) -> Flag {
+    Flag { name, aliases, value, default, group, help }
+}
+
+const fn switch(group: &'static str, name: &'static str, help: &'static str) -> Flag {
+    Flag { name, aliases: &[], value: "", default: Some("False"), group, help }
+}
+
+/// What the command line said, by names of [`FLAGS`].
+pub struct Given {
+    matches: ArgMatches,
+}
+
+impl Given {
+    /// Parses arguments without the program's name. The error is clap's: it also carries `--help`.
+    pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Given, clap::Error> {
+        let args = std::iter::once("fleetrun".to_string()).chain(args);
+        Ok(Given { matches: command().try_get_matches_from(args)? })
+    }
+
+    /// The value, given or default; `None` when there is neither, or when it is empty.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let value = self.matches.get_one::<String>(name).map(|value| value.trim());
+        value.filter(|value| !value.is_empty())
+    }
+
+    pub fn is_on(&self, name: &str) -> bool {
+        self.matches.get_flag(name)
+    }
+
+    /// Whether the user wrote it (and not an empty value).
+    pub fn is_given(&self, name: &str) -> bool {
+        let written = self.matches.value_source(name) == Some(ValueSource::CommandLine);
+        let switch = FLAGS.iter().any(|flag| flag.name == name && flag.value.is_empty());
+        written && (switch || self.text(name).is_some())
+    }
+
+    pub fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let number = text.parse().map_err(|_| {
+            Error::invalid(format!("--{name} is not understood"))
+                .expected("a number in range")
+                .got(format!("'{text}'"))
+        })?;
+        Ok(Some(number))
+    }
+
+    /// The script and its arguments.
+    pub fn command(&self) -> Vec<String> {
+        self.matches.get_many("command").into_iter().flatten().cloned().collect()
+    }
+
+    /// A flag of other launchers that this one does not have is an error, never ignored.
+    pub fn refuse_unsupported(&self) -> Result<()> {
+        for (name, why) in REFUSED {
+            if self.matches.value_source(name) == Some(ValueSource::CommandLine) {
+                return Err(Error::unsupported(format!("--{name} is not there")).help(why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Names and values as the original prints them, sorted by name.
+    pub fn table(&self) -> Vec<(String, String)> {
+        let mut rows: Vec<(String, String)> = FLAGS
+            .iter()
+            .map(|flag| {
+                let value = match flag.value {
+                    "" if self.is_on(flag.name) => "True".to_string(),
+                    "" => "False".to_string(),
+                    _ => match self.matches.get_one::<String>(flag.name) {
+                        Some(value) => value.clone(),
+                        None => flag.default.unwrap_or("None").to_string(),
+                    },
+                };
+                (flag.name.to_string(), value)
+            })
+            .collect();
+        let command = self.command();
+        rows.push(("training_script".into(), command.first().cloned().unwrap_or_default()));
+        let args: Vec<String> = command.iter().skip(1).map(|arg| format!("'{arg}'")).collect();
+        rows.push(("training_script_args".into(), format!("[{}]", args.join(", "))));
+        rows.sort();
+        rows
+    }
+}
+
+/// The parser. Its help is for people who know torchrun.
+pub fn command() -> Command {
+    let mut command = Command::new("fleetrun")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Starts the processes of a training job, watches them, and says what went wrong")
+        .override_usage("fleetrun [FLAGS] SCRIPT [ARGS]...")
+        .after_help(AFTER_HELP)
+        .args_override_self(true)
+        .max_term_width(100);
+    for flag in FLAGS {
+        command = command.arg(argument(flag));
+    }
+    for (name, _) in REFUSED {
+        let arg = Arg::new(*name).long(*name).alias(name.replace('_', "-"));
+        command = command.arg(arg.hide(true).num_args(0..=1).action(ArgAction::Set));
+    }
+    command.arg(
+        Arg::new("command")
+            .value_name("SCRIPT")
+            .num_args(0..)
+            .trailing_var_arg(true)
+            .help("A Python file, an executable, or a built-in job such as demo:wide_deep; then its arguments"),
+    )
+}
+
+fn argument(flag: &'static Flag) -> Arg {
+    let mut arg = Arg::new(flag.name).long(flag.name).help(flag.help).help_heading(flag.group);
+    for name in std::iter::once(&flag.name).chain(flag.aliases) {
+        let dashed = name.replace('_', "-");
+        if *name != flag.name {
+            arg = arg.alias(*name);
+        }
+        if dashed != *name {
+            arg = arg.alias(dashed);
+        }
+    }
+    arg = match flag.name {
+        "verbose" => arg.short('v'),
+        "module" => arg.short('m'),
+        _ => arg,
+    };
+    if flag.value.is_empty() {
+        return arg.action(ArgAction::SetTrue);
+    }
+    // Later launchers say -1 for "not said".
+    let arg = arg.value_name(flag.value).action(ArgAction::Set).allow_negative_numbers(true);
+    match flag.default {
+        Some(default) if !default.is_empty() => arg.default_value(default),
+        _ => arg,
+    }
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  fleetrun train.py                                      one worker per GPU, or one
+  fleetrun --nproc_per_node 4 train.py --lr 0.1          four workers
+  fleetrun --gpus 0,1 train.py                           two workers, a GPU each
+  fleetrun --ips 10.0.0.1,10.0.0.2 train.py              the same on both machines
+  fleetrun --master 10.0.0.1:7000 --nnodes 2 train.py    the same on both machines
+  fleetrun --master 10.0.0.1:7000 --nnodes 2:4 --max_restart 3 train.py
+                                                         machines may come and go
+  fleetrun --server_num 1 --worker_num 2 train.py        parameter server
+  fleetrun demo:wide_deep                                a first look, nothing else needed";

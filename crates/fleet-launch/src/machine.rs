@@ -1,0 +1,108 @@
+//! Facts about this machine: its addresses, its GPUs. Asked once, passed as a value.
+
+use fleet_base::{Error, Result};
+use fleet_topology::{Env, names};
+use std::net::{IpAddr, ToSocketAddrs};
+
+/// What the launcher needs to know of the machine that it runs on.
+#[derive(Clone, Debug, Default)]
+pub struct Machine {
+    pub hostname: String,
+    pub addresses: Vec<IpAddr>,
+    pub gpu_count: usize,
+}
+
+impl Machine {
+    pub fn here() -> Machine {
+        let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+        let addresses = interfaces.filter_map(|interface| {
+            let address = interface.address?;
+            match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+                (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
+                (_, Some(v6)) => Some(IpAddr::V6(v6.ip())),
+                _ => None,
+            }
+        });
+        Machine {
+            hostname: nix::unistd::gethostname()
+                .ok()
+                .and_then(|name| name.into_string().ok())
+                .unwrap_or_else(|| "localhost".to_string()),
+            addresses: addresses.collect(),
+            gpu_count: gpu_count(),
+        }
+    }
+
+    /// Whether a host name or address is this machine.
+    pub fn is_here(&self, host: &str) -> bool {
+        if host == "localhost" || host == self.hostname {
+            return true;
+        }
+        match host.parse::<IpAddr>() {
+            Ok(address) => self.addresses.contains(&address),
+            Err(_) => (host, 0)
+                .to_socket_addrs()
+                .is_ok_and(|mut found| found.any(|found| self.addresses.contains(&found.ip()))),
+        }
+    }
+
+    /// The position of this machine in a list of hosts.
+    pub fn position(&self, hosts: &[String], said: Option<&str>, env: &Env) -> Result<usize> {
+        let list = hosts.join(",");
+        if let Some(said) = said {
+            return hosts.iter().position(|host| host == said).ok_or_else(|| {
+                Error::invalid("--host is not in the list of hosts")
+                    .expected(format!("one of {list}"))
+                    .got(said)
+            });
+        }
+        let pod = env.text(names::POD_IP);
+        if let Some(at) = hosts.iter().position(|host| Some(host.as_str()) == pod) {
+            return Ok(at);
+        }
+        if hosts.len() == 1 && hosts[0] == "127.0.0.1" {
+            return Ok(0);
+        }
+        let here: Vec<usize> = (0..hosts.len()).filter(|at| self.is_here(&hosts[*at])).collect();
+        match here.as_slice() {
+            [one] => Ok(*one),
+            [] => Err(Error::invalid("this machine is not in the list of hosts")
+                .expected(format!("one of its addresses in {list}"))
+                .got(self.shown())
+                .help(
+                    "give --host ADDRESS when this machine is known to the others by another one",
+                )),
+            _ => Err(Error::invalid("several of the listed hosts are this machine")
+                .got(list)
+                .help("say with --host which of them this launcher is for")),
+        }
+    }
+
+    /// The address that other machines can most likely reach.
+    pub fn outward(&self) -> String {
+        let mut v4 = self.addresses.iter().filter(|address| address.is_ipv4());
+        match v4.find(|address| !address.is_loopback()) {
+            Some(address) => address.to_string(),
+            None => "127.0.0.1".to_string(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        let mut all = vec![self.hostname.clone()];
+        let v4 = self.addresses.iter().filter(|address| address.is_ipv4());
+        all.extend(v4.map(IpAddr::to_string));
+        all.join(", ")
+    }
+}
+
+/// NVIDIA's devices are numbered files; elsewhere there are none to find.
+fn gpu_count() -> usize {
+    let Ok(entries) = std::fs::read_dir("/dev") else { return 0 };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| {
+            let number = name.strip_prefix("nvidia").unwrap_or_default();
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        })
+        .count()
+}

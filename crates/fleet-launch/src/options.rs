@@ -1,0 +1,511 @@
+//! What was asked for, typed: flags, with variables of the environment where they count as flags.
+
+use crate::flags::Given;
+use fleet_base::{Error, Result};
+use fleet_topology::{Endpoint, Env, Token, names};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How the job's processes work together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Collective,
+    Ps,
+    PsHeter,
+}
+
+/// How many machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    pub min: usize,
+    pub max: usize,
+}
+
+/// What happens when a machine is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ElasticLevel {
+    /// The job ends.
+    Off,
+    /// The job waits for as many machines as before.
+    Same,
+    /// The job goes on with as many as there are, within its range.
+    Range,
+}
+
+/// Whose log is shown on the console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    First,
+    All,
+    Nobody,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    Errors,
+    Warnings,
+    Normal,
+    Debug,
+}
+
+/// Where processes of a parameter-server job are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PsOptions {
+    pub servers: Who,
+    pub workers: Who,
+    /// By stage, from stage 2 on.
+    pub heter: Vec<Who>,
+    pub heter_devices: Vec<String>,
+    pub coordinators: Who,
+}
+
+/// Processes of one role: a number on this machine, or addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    Count(usize),
+    /// Without a port where none was said.
+    Listed(Vec<(String, Option<u16>)>),
+}
+
+impl Default for Who {
+    fn default() -> Self {
+        Who::Count(0)
+    }
+}
+
+impl Who {
+    pub fn len(&self) -> usize {
+        match self {
+            Who::Count(count) => *count,
+            Who::Listed(list) => list.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Everything that was asked for.
+pub struct Options {
+    pub mode: Mode,
+    /// Neither a flag nor the environment named a mode.
+    pub is_mode_default: bool,
+    pub job_id: String,
+    pub command: Vec<String>,
+    pub python: Option<String>,
+    pub is_module: bool,
+
+    pub nproc: Option<usize>,
+    pub gpus: Option<Vec<String>>,
+    pub backend: Option<String>,
+    pub ps: PsOptions,
+    pub http_port: Option<u16>,
+    pub with_gloo: String,
+
+    pub ips: Vec<String>,
+    pub master: Option<Endpoint>,
+    pub nodes: Option<Nodes>,
+    pub node_rank: Option<usize>,
+    pub host: Option<String>,
+    pub sort_ip: bool,
+    pub token: Option<Token>,
+    pub join_timeout: Duration,
+    pub start_port: Option<u16>,
+
+    pub max_restart: Option<u32>,
+    pub elastic_level: ElasticLevel,
+    pub elastic_timeout: Duration,
+    pub start_timeout: Option<Duration>,
+    pub stop_timeout: Duration,
+
+    pub log_dir: PathBuf,
+    pub log_overwrite: bool,
+    pub follow: Follow,
+    pub verbosity: Verbosity,
+}
+
+impl Options {
+    pub fn new(given: &Given, env: &Env) -> Result<Options> {
+        given.refuse_unsupported()?;
+        let (mode, is_mode_default) = mode(given)?;
+        let outer = OuterEnv { env, nested: env.get(names::FLEET_LAUNCH).is_some() };
+        let nodes = match given.text("nnodes").or_else(|| outer.text(NNODES_VARIABLES)) {
+            Some(text) => Some(nodes(text)?),
+            None => None,
+        };
+        let master = given.text("master").or_else(|| outer.text(&[names::PADDLE_MASTER]));
+        let command = given.command();
+        if command.is_empty() {
+            return Err(Error::invalid("there is nothing to start")
+                .expected("a script: fleetrun [FLAGS] SCRIPT [ARGS]")
+                .help("fleetrun demo:wide_deep is a first look; fleetrun --help shows the flags"));
+        }
+        let master = master.map(master_endpoint).transpose()?;
+        let ips = hosts(given.text("ips"), "ips")?;
+        if master.is_some() && given.is_given("ips") {
+            return Err(Error::invalid("--ips and --master both say where the machines are")
+                .help("give one of them"));
+        }
+        let nnodes = nodes.unwrap_or(Nodes { min: 1, max: 1 });
+        if master.is_none() && nnodes.max > 1 && !given.is_given("ips") {
+            return Err(Error::invalid("several machines need a place to meet")
+                .expected("--master HOST:PORT, or --ips HOST,HOST")
+                .got(format!(
+                    "--nnodes {}",
+                    given.text("nnodes").unwrap_or("of the environment")
+                )));
+        }
+        let log_dir = PathBuf::from(given.text("log_dir").unwrap_or("log"));
+        Ok(Options {
+            mode,
+            is_mode_default,
+            job_id: job_id(given, &outer)?,
+            command,
+            python: given.text("python").or(env.text(names::PYTHON)).map(str::to_string),
+            is_module: given.is_on("module"),
+            nproc: positive(given, "nproc_per_node")?,
+            gpus: given.text("gpus").map(split),
+            backend: backend(given)?,
+            ps: ps(given)?,
+            http_port: given.number("http_port")?,
+            with_gloo: with_gloo(given, env)?,
+            ips,
+            master,
+            nodes,
+            node_rank: given.number("rank")?,
+            host: given.text("host").map(str::to_string),
+            sort_ip: given.is_on("sort_ip"),
+            token: token(given, env)?,
+            join_timeout: seconds(given, "join_timeout")?,
+            start_port: match given.number("start_port")? {
+                Some(port) => Some(port),
+                None => env.number(names::FLAGS_START_PORT)?,
+            },
+            max_restart: given.number("max_restart")?,
+            elastic_level: elastic_level(given, &outer, nodes)?,
+            elastic_timeout: match outer.text(&[names::PADDLE_ELASTIC_TIMEOUT]) {
+                Some(_) if !given.is_given("elastic_timeout") => Duration::from_secs(
+                    env.number(names::PADDLE_ELASTIC_TIMEOUT)?.unwrap_or_default(),
+                ),
+                _ => seconds(given, "elastic_timeout")?,
+            },
+            start_timeout: Some(seconds(given, "start_timeout")?).filter(|time| !time.is_zero()),
+            stop_timeout: seconds(given, "stop_timeout")?,
+            log_dir,
+            log_overwrite: given.is_on("log_overwrite"),
+            follow: follow(given)?,
+            verbosity: verbosity(given)?,
+        })
+    }
+
+    /// Whether members may change while the job runs.
+    pub fn is_elastic(&self) -> bool {
+        self.elastic_level > ElasticLevel::Off
+    }
+}
+
+const NNODES_VARIABLES: &[&str] = &[names::PADDLE_NNODES, names::PADDLE_ELASTIC_NP];
+
+/// The environment of a launcher inside a job has the job's own variables, which say nothing to it.
+struct OuterEnv<'a> {
+    env: &'a Env,
+    nested: bool,
+}
+
+impl<'a> OuterEnv<'a> {
+    fn text(&self, names: &[&str]) -> Option<&'a str> {
+        if self.nested {
+            return None;
+        }
+        names.iter().find_map(|name| self.env.text(name))
+    }
+}
+
+/// The documents' rule: parameter-server flags, or collective ones, not both.
+fn mode(given: &Given) -> Result<(Mode, bool)> {
+    const HETER: [&str; 3] = ["heter_worker_num", "heter_workers", "heter_devices"];
+    const PS: [&str; 6] =
+        ["server_num", "worker_num", "servers", "workers", "coordinator_num", "coordinators"];
+    const COLLECTIVE: [&str; 2] = ["ips", "nproc_per_node"];
+    let any = |names: &[&str]| names.iter().any(|name| given.is_given(name));
+    let asked = match given.text("run_mode").map(str::to_ascii_lowercase).as_deref() {
+        None => None,
+        Some("collective") => Some(Mode::Collective),
+        Some("ps") => Some(Mode::Ps),
+        Some("ps-heter" | "ps_heter") => Some(Mode::PsHeter),
+        Some(other) => {
+            return Err(Error::invalid("--run_mode is not understood")
+                .expected("collective, ps or ps-heter")
+                .got(other));
+        }
+    };
+    let is_ps = any(&PS) || any(&HETER);
+    let is_collective = any(&COLLECTIVE);
+    let asked_other = match asked {
+        Some(Mode::Collective) => is_ps,
+        Some(Mode::Ps | Mode::PsHeter) => is_collective,
+        None => false,
+    };
+    if (is_ps && is_collective) || asked_other {
+        let written = PS.iter().chain(&HETER).chain(&COLLECTIVE).chain(&["run_mode"]);
+        let written: Vec<String> =
+            written.filter(|name| given.is_given(name)).map(|name| format!("--{name}")).collect();
+        return Err(Error::invalid(
+            "Only one mode(Collective or Parameter-Server) can be selected at the same time, \
+             but more than one configuration was received.",
+        )
+        .got(written.join(" ")));
+    }
+    if let Some(mode) = asked {
+        return match (mode, any(&HETER)) {
+            (Mode::Ps, true) => Ok((Mode::PsHeter, false)),
+            _ => Ok((mode, false)),
+        };
+    }
+    Ok(match (any(&HETER), is_ps) {
+        (true, _) => (Mode::PsHeter, false),
+        (_, true) => (Mode::Ps, false),
+        _ => (Mode::Collective, !is_collective),
+    })
+}
+
+fn nodes(text: &str) -> Result<Nodes> {
+    let wrong = || {
+        Error::invalid("--nnodes is not understood")
+            .expected(format!("N or MIN:MAX, from 1 to {NODES_MAX}"))
+            .got(format!("'{text}'"))
+    };
+    let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
+    let (min, max) = match text.split_once(':') {
+        Some((min, max)) => (number(min)?, number(max)?),
+        None => (number(text)?, number(text)?),
+    };
+    if min == 0 || min > max || max > NODES_MAX {
+        return Err(wrong());
+    }
+    Ok(Nodes { min, max })
+}
+
+fn master_endpoint(text: &str) -> Result<Endpoint> {
+    if text.starts_with("etcd://") {
+        return Err(Error::unsupported("a job does not meet in etcd here")
+            .got(text)
+            .help("--master HOST:PORT starts the built-in store on the first machine"));
+    }
+    // The later launcher takes http:// in front.
+    let text = text.strip_prefix("http://").unwrap_or(text);
+    text.parse::<Endpoint>().map_err(|error| error.at("--master"))
+}
+
+fn job_id(given: &Given, outer: &OuterEnv<'_>) -> Result<String> {
+    let from_env = outer.text(&[names::PADDLE_ELASTIC_JOB_ID]);
+    let id = match from_env {
+        Some(id) if !given.is_given("job_id") => id,
+        _ => given.text("job_id").unwrap_or("default"),
+    };
+    let fine = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+    if id.len() > JOB_ID_BYTES_MAX || !id.chars().all(fine) {
+        return Err(Error::invalid("--job_id is not usable")
+            .expected(format!("up to {JOB_ID_BYTES_MAX} letters, digits, '-', '_', '.'"))
+            .got(format!("'{}'", id.chars().take(JOB_ID_BYTES_MAX).collect::<String>())));
+    }
+    Ok(id.to_string())
+}
+
+fn positive(given: &Given, name: &str) -> Result<Option<usize>> {
+    match given.number::<usize>(name)? {
+        Some(count) if count == 0 || count > PROCESSES_MAX => {
+            Err(Error::invalid(format!("--{name} is out of range"))
+                .expected(format!("1 to {PROCESSES_MAX} on one machine"))
+                .got(count))
+        }
+        other => Ok(other),
+    }
+}
+
+fn backend(given: &Given) -> Result<Option<String>> {
+    match given.text("backend") {
+        None | Some("auto") => Ok(None),
+        Some(name @ ("gloo" | "nccl")) => Ok(Some(name.to_string())),
+        Some("host") => Ok(Some("gloo".to_string())),
+        Some(other) => Err(Error::invalid("--backend is not understood")
+            .expected("auto, gloo or nccl")
+            .got(other)),
+    }
+}
+
+fn ps(given: &Given) -> Result<PsOptions> {
+    let who = |count: &str, list: &str| -> Result<Who> {
+        match given.text(list) {
+            Some(text) => {
+                if given.is_given(count) {
+                    return Err(Error::invalid(format!("--{count} and --{list} say the same"))
+                        .help("give one of them"));
+                }
+                listed(list, text)
+            }
+            None => Ok(Who::Count(positive(given, count)?.unwrap_or(0))),
+        }
+    };
+    let heter = match (given.text("heter_workers"), given.text("heter_worker_num")) {
+        (Some(stages), None) => {
+            stages.split(';').map(|stage| listed("heter_workers", stage)).collect::<Result<_>>()?
+        }
+        (None, Some(stages)) => stages.split(';').map(heter_count).collect::<Result<Vec<Who>>>()?,
+        (None, None) => Vec::new(),
+        _ => {
+            return Err(Error::invalid("--heter_workers and --heter_worker_num say the same")
+                .help("give one of them"));
+        }
+    };
+    let devices = given.text("heter_devices");
+    Ok(PsOptions {
+        servers: who("server_num", "servers")?,
+        workers: who("worker_num", "workers")?,
+        heter,
+        heter_devices: devices.map_or(Vec::new(), |text| {
+            text.split(';').map(|kind| kind.trim().to_string()).collect()
+        }),
+        coordinators: who("coordinator_num", "coordinators")?,
+    })
+}
+
+fn heter_count(text: &str) -> Result<Who> {
+    match text.trim().parse::<usize>() {
+        Ok(count) if (1..=PROCESSES_MAX).contains(&count) => Ok(Who::Count(count)),
+        _ => Err(Error::invalid("--heter_worker_num is not understood")
+            .expected(format!("1 to {PROCESSES_MAX} for each stage, separated by ';'"))
+            .got(format!("'{text}'"))),
+    }
+}
+
+fn listed(name: &str, text: &str) -> Result<Who> {
+    let item = |item: &str| -> Result<(String, Option<u16>)> {
+        match item.contains(':') || name == "servers" {
+            true => {
+                let endpoint: Endpoint =
+                    item.parse().map_err(|error: Error| error.at(format!("--{name}")))?;
+                Ok((endpoint.host, Some(endpoint.port)))
+            }
+            false => Ok((host(item, name)?, None)),
+        }
+    };
+    let list = split(text).iter().map(|it| item(it)).collect::<Result<Vec<_>>>()?;
+    if list.len() > PROCESSES_MAX {
+        return Err(Error::exhausted(format!("--{name} is too long"))
+            .expected(format!("up to {PROCESSES_MAX}"))
+            .got(list.len()));
+    }
+    Ok(Who::Listed(list))
+}
+
+fn hosts(text: Option<&str>, name: &str) -> Result<Vec<String>> {
+    let list: Vec<String> = split(text.unwrap_or("127.0.0.1"))
+        .iter()
+        .map(|it| host(it, name))
+        .collect::<Result<_>>()?;
+    let mut seen = std::collections::HashSet::new();
+    if let Some(twice) = list.iter().find(|host| !seen.insert(host.as_str())) {
+        return Err(Error::invalid(format!("{twice} stands twice in --{name}"))
+            .help("--nproc_per_node starts several workers on one host"));
+    }
+    Ok(list)
+}
+
+fn host(text: &str, name: &str) -> Result<String> {
+    // The grammar of hosts is that of endpoints.
+    let endpoint: Endpoint = format!("{text}:1").parse().map_err(|_| {
+        Error::invalid(format!("--{name} is not understood"))
+            .expected("host names or addresses, separated by commas")
+            .got(format!("'{text}'"))
+    })?;
+    Ok(endpoint.host)
+}
+
+fn split(text: &str) -> Vec<String> {
+    text.split(',').map(|item| item.trim().to_string()).collect()
+}
+
+fn with_gloo(given: &Given, env: &Env) -> Result<String> {
+    match given.text("with_gloo").or(env.text(names::PADDLE_WITH_GLOO)).unwrap_or("0") {
+        value @ ("0" | "1" | "2") => Ok(value.to_string()),
+        other => Err(Error::invalid("--with_gloo is not understood")
+            .expected("0, 1 or 2")
+            .got(format!("'{other}'"))),
+    }
+}
+
+fn token(given: &Given, env: &Env) -> Result<Option<Token>> {
+    let file = given.text("token_file").or(env.text(names::FLEET_TOKEN_FILE));
+    let Some(file) = file else { return env.text(names::FLEET_TOKEN).map(Token::new).transpose() };
+    let path = std::path::Path::new(file);
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::io("read the job token from", path, &error))?;
+    Token::new(text.trim()).map(Some).map_err(|error| error.at(file))
+}
+
+fn seconds(given: &Given, name: &str) -> Result<Duration> {
+    let text = given.text(name).unwrap_or("0");
+    let seconds = text.parse::<f64>().ok().filter(|s| (0.0..=SECONDS_MAX).contains(s));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+        Error::invalid(format!("--{name} is not understood"))
+            .expected(format!("seconds, 0 to {SECONDS_MAX}"))
+            .got(format!("'{text}'"))
+    })
+}
+
+/// By default a range goes on with what it has, a fixed size waits for as many as before, and one
+/// machine has nothing to be elastic about. The original's -1 means "not said".
+fn elastic_level(
+    given: &Given,
+    outer: &OuterEnv<'_>,
+    nodes: Option<Nodes>,
+) -> Result<ElasticLevel> {
+    let from_env = outer.text(&[names::PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL]);
+    let range = nodes.is_some_and(|nodes| nodes.min < nodes.max);
+    match given.text("elastic_level").or(from_env) {
+        None | Some("-1") if range => Ok(ElasticLevel::Range),
+        None | Some("-1" | "0") => Ok(ElasticLevel::Off),
+        Some("1") => Ok(ElasticLevel::Same),
+        Some("2") => Ok(ElasticLevel::Range),
+        Some(other) => Err(Error::invalid("--elastic_level is not understood")
+            .expected("0 (stop), 1 (wait for another machine) or 2 (go on within MIN:MAX)")
+            .got(format!("'{other}'"))),
+    }
+}
+
+fn follow(given: &Given) -> Result<Follow> {
+    match given.text("follow").unwrap_or("0") {
+        "0" => Ok(Follow::First),
+        "all" => Ok(Follow::All),
+        "none" => Ok(Follow::Nobody),
+        other => {
+            Err(Error::invalid("--follow is not understood").expected("0, all or none").got(other))
+        }
+    }
+}
+
+fn verbosity(given: &Given) -> Result<Verbosity> {
+    let level = given.text("log_level").unwrap_or("info").to_ascii_lowercase();
+    Ok(match level.as_str() {
+        "debug" => Verbosity::Debug,
+        _ if given.is_on("verbose") => Verbosity::Debug,
+        "info" => Verbosity::Normal,
+        "warning" | "warn" => Verbosity::Warnings,
+        "error" | "critical" => Verbosity::Errors,
+        other => {
+            return Err(Error::invalid("--log_level is not understood")
+                .expected("debug, info, warning or error")
+                .got(other));
+        }
+    })
+}
+
+/// More machines than any cluster of this kind has.
+const NODES_MAX: usize = 65_536;
+/// Processes of a role on one machine: above this somebody mistyped.
+const PROCESSES_MAX: usize = 4096;
+const JOB_ID_BYTES_MAX: usize = 128;
+/// About a month; longer waits are mistakes.
+const SECONDS_MAX: f64 = 2_592_000.0;

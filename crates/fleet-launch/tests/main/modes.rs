@@ -1,0 +1,124 @@
+//! The mode of a job, and command lines that are refused.
+
+use crate::{cluster, options, words};
+use fleet_launch::flags::Given;
+use fleet_launch::options::{ElasticLevel, Mode, Options};
+use fleet_topology::Env;
+
+#[test]
+fn flags_decide_the_mode() {
+    let mode = |line: &str| {
+        let options = options(line, &Env::new()).unwrap();
+        (options.mode, options.is_mode_default)
+    };
+    assert_eq!(mode("t.py"), (Mode::Collective, true));
+    assert_eq!(mode("--ips=127.0.0.1 t.py"), (Mode::Collective, false));
+    assert_eq!(mode("--gpus=0 --server_num=1 --worker_num=1 t.py"), (Mode::Ps, false));
+    assert_eq!(mode("--servers=a:1 --workers=a:2 t.py"), (Mode::Ps, false));
+    assert_eq!(mode("--server_num=1 --worker_num=1 --heter_worker_num=1 t.py").0, Mode::PsHeter);
+    assert_eq!(mode("--run_mode=ps --server_num=1 --worker_num=1 t.py").0, Mode::Ps);
+    // Flags after the script are the script's.
+    assert_eq!(mode("t.py --server_num=1 --ips=x"), (Mode::Collective, true));
+}
+
+#[test]
+fn names_and_spellings() {
+    let given = |line: &str| Given::parse(words(line)).unwrap();
+    for line in ["--gpus 0,1 t", "--gpus=0,1 t", "--selected_gpus 0,1 t", "--devices=0,1 t"] {
+        assert_eq!(given(line).text("gpus"), Some("0,1"), "{line}");
+    }
+    for line in
+        ["--nproc_per_node 4 t", "--nproc-per-node=4 t", "--nproc_per_node 2 --nproc_per_node 4 t"]
+    {
+        assert_eq!(given(line).text("nproc_per_node"), Some("4"), "{line}");
+    }
+    for (line, name) in [
+        ("--rdzv-endpoint a:1 t", "master"),
+        ("--node-rank 1 t", "rank"),
+        ("--max-restarts 1 t", "max_restart"),
+        ("--log-dir x t", "log_dir"),
+        ("--np 2 t", "nnodes"),
+        ("--trainers a:1 t", "workers"),
+        ("--gloo_port 6767 t", "http_port"),
+    ] {
+        assert!(given(line).is_given(name), "{line}");
+    }
+    assert_eq!(given("--gpus 0 t.py --gpus 1 -v -- x").command(), words("t.py --gpus 1 -v -- x"));
+    assert!(!given("t.py").is_given("ips") && !given("--servers= t.py").is_given("servers"));
+}
+
+#[test]
+fn wrong_command_lines_say_what_to_do() {
+    let check = |line: &str, parts: &[&str]| {
+        let error = match Given::parse(words(line)) {
+            Err(error) => error.to_string(),
+            Ok(given) => match Options::new(&given, &Env::new()) {
+                Err(error) => error.to_string(),
+                Ok(_) => cluster(line, &Env::new(), 7000).expect_err(line).to_string(),
+            },
+        };
+        for part in parts {
+            assert!(error.contains(part), "{line}: '{part}' is not in: {error}");
+        }
+    };
+    check("--gpuss 0 t.py", &["unexpected argument '--gpuss'", "--gpus"]);
+    check("--nproc_per_nod 2 t.py", &["--nproc_per_node"]);
+    check(
+        "--server_num=1 --worker_num=1 --ips=127.0.0.1 t.py",
+        &[
+            "Only one mode(Collective or Parameter-Server) can be selected at the same time, but more \
+           than one configuration was received.",
+            "--server_num --worker_num --ips",
+        ],
+    );
+    check("--run_mode collective --server_num 1 t.py", &["Only one mode"]);
+    check("--server_num 1 t.py", &["needs servers and workers", "1 servers, 0 workers"]);
+    check("--server_num 1 --servers a:1 --worker_num 1 t.py", &["--server_num and --servers"]);
+    check("--nproc_per_node 0 t.py", &["1 to 4096"]);
+    check("--nproc_per_node two t.py", &["--nproc_per_node is not understood", "'two'"]);
+    check("--nnodes 2 t.py", &["need a place to meet", "--master HOST:PORT"]);
+    check("--nnodes 4:2 --master a:1 t.py", &["MIN:MAX"]);
+    check("--master a:1 --ips a,b t.py", &["--ips and --master"]);
+    check("--master etcd://a:1 --nnodes 2 t.py", &["does not meet in etcd"]);
+    check(
+        "--ips 10.9.9.9,10.9.9.8 t.py",
+        &["this machine is not in the list", "10.0.0.2", "--host"],
+    );
+    check("--ips 10.0.0.2,10.0.0.2 t.py", &["stands twice"]);
+    check("--ips 127.0.0.1,10.0.0.2 t.py", &["several of the listed hosts", "--host"]);
+    check("--ips 10.0.0.2 --host 10.0.0.7 t.py", &["--host is not in the list"]);
+    check("--servers a --workers b t.py", &["expected HOST:PORT", "--servers"]);
+    check("--servers 127.0.0.1:1 --workers 127.0.0.1:1 t.py", &["stands twice in the lists"]);
+    check(
+        "--server_num 1 --worker_num 1 --heter_worker_num 1 --heter_devices a;b t.py",
+        &["1 kinds"],
+    );
+    check("--gpus 0 t.py", &["this machine has no GPU", "--nproc_per_node"]);
+    check("--elastic_server a:1 t.py", &["--elastic_server is not there", "--master"]);
+    check("--follow some t.py", &["0, all or none"]);
+    check("--token_file /no/such/file t.py", &["cannot read the job token"]);
+    check("--job_id a/b t.py", &["--job_id is not usable"]);
+    check("--stop_timeout -1 t.py", &["--stop_timeout is not understood"]);
+    check("", &["nothing to start", "demo:wide_deep"]);
+}
+
+#[test]
+fn elasticity_follows_from_the_number_of_machines() {
+    let level = |line: &str| options(line, &Env::new()).unwrap().elastic_level;
+    assert_eq!(level("t.py"), ElasticLevel::Off);
+    assert_eq!(level("--master a:1 --nnodes 2 t.py"), ElasticLevel::Off);
+    assert_eq!(level("--master a:1 --nnodes 2:4 t.py"), ElasticLevel::Range);
+    assert_eq!(level("--master a:1 --nnodes 2:4 --elastic_level=-1 t.py"), ElasticLevel::Range);
+    assert_eq!(level("--master a:1 --nnodes 2 --elastic_level 1 t.py"), ElasticLevel::Same);
+}
+
+#[test]
+fn variables_count_as_flags_but_not_within_a_job() {
+    let mut env = Env::from([("PADDLE_MASTER", "a:1"), ("PADDLE_NNODES", "2")]);
+    let outside = options("t.py", &env).unwrap();
+    assert_eq!(outside.master.unwrap().port, 1);
+    assert_eq!(outside.nodes.unwrap().max, 2);
+    env.set("FLEET_LAUNCH", "mark");
+    let inside = options("t.py", &env).unwrap();
+    assert!(inside.master.is_none() && inside.nodes.is_none());
+}
