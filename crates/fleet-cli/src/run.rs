@@ -41,6 +41,9 @@ pub struct RunArgs {
     /// Stops at the first op that makes a NaN or an infinity
     #[arg(long)]
     check_nan_inf: bool,
+    /// Writes when which op of the last run ran, for chrome://tracing or Perfetto
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
 }
 
 pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
@@ -49,6 +52,7 @@ pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
     let feeds = feeds(args, &program)?;
     let options = ExecOptions {
         check_nan_inf: args.check_nan_inf,
+        profile: args.trace.is_some(),
         ..ExecOptions::threads(usize::from(args.threads))
     };
     let mut executor = Executor::new(options);
@@ -70,6 +74,11 @@ pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
     for done in 1..=args.runs {
         let names = if done == args.runs { &names[..] } else { &[] };
         executor.run_into(&program, &mut scope, &feeds, names, &mut fetched)?;
+    }
+    if let Some(path) = &args.trace {
+        std::fs::write(path, executor.trace().to_chrome_json(0)).map_err(|error| {
+            Error::unavailable("cannot write the trace").got(error).at(path.display().to_string())
+        })?;
     }
     save_scope(args, &scope)?;
     if let Some(path) = &args.save_fetched {

@@ -115,6 +115,13 @@ fn programs_are_run() {
     assert_eq!(read_npy(&y).unwrap().to_vec::<f32>().unwrap(), [3.0, 5.0, 7.0, 9.0]);
     assert_eq!(read_npz(&all).unwrap()[0].1.to_vec::<f32>().unwrap(), [3.0, 5.0, 7.0, 9.0]);
 
+    let trace = scratch("trace.json");
+    ok(&["run", "forward.fleet", "--feed", &feed, "--fetch", "y", "--trace", path(&trace)]);
+    let trace: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert!(events.iter().any(|event| event["ph"] == "X" && event["dur"].is_number()), "{trace}");
+
     // From a checkpoint to a checkpoint. The gradient is x^T (2 y), with y = x w.
     let (before, after) = (scratch("before"), scratch("after"));
     let w = Tensor::from_slice(&[1.0f32, 0.0], [2, 1]).unwrap();

@@ -3,6 +3,7 @@
 use crate::bind::{Binding, copy_out};
 use crate::lanes::{Lanes, RunContext};
 use crate::plan::{Plan, PlanRequest, PlanSummary, StepKind};
+use crate::trace::{Times, Trace};
 use crate::{Device, ExecOptions, Scope};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
@@ -11,7 +12,6 @@ use fleet_ops::{Meta, Registry};
 use fleet_tensor::{Buffer, DType, Shape, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs programs fast.
 ///
@@ -33,7 +33,10 @@ struct Planned {
     /// For each fed tensor of the plan, its position among the feeds of the call.
     order: Vec<usize>,
     last_run: u64,
-    times: Vec<AtomicUsize>,
+    /// Where they are wanted.
+    times: Option<Times>,
+    /// When the last run began, on the clock of `times`.
+    last_begin: u64,
 }
 
 impl Executor {
@@ -140,12 +143,13 @@ impl Executor {
     pub fn profile(&self) -> Vec<(String, usize, f64)> {
         let mut by_op: HashMap<String, (usize, f64)> = HashMap::new();
         for planned in self.plans.values() {
-            for (step, nanos) in planned.plan.steps.iter().zip(&planned.times) {
+            let Some(times) = &planned.times else { continue };
+            for (at, step) in planned.plan.steps.iter().enumerate() {
                 if let StepKind::Run(_) = step.kind {
                     let name = planned.plan.program.op(step.op).name().to_string();
                     let entry = by_op.entry(name).or_default();
                     entry.0 += 1;
-                    entry.1 += nanos.load(Ordering::Relaxed) as f64 * 1e-9;
+                    entry.1 += times.total_seconds(at);
                 }
             }
         }
@@ -157,18 +161,27 @@ impl Executor {
 
     /// As [`Executor::profile`], op by op: (op as errors name it, seconds).
     pub fn profile_ops(&self) -> Vec<(String, f64)> {
-        let mut rows: Vec<(String, f64)> = self
-            .plans
-            .values()
-            .flat_map(|planned| {
-                planned.plan.steps.iter().zip(&planned.times).map(|(step, nanos)| {
-                    let seconds = nanos.load(Ordering::Relaxed) as f64 * 1e-9;
-                    (planned.plan.program.describe_op(step.op), seconds)
+        let mut rows: Vec<(String, f64)> =
+            self.plans
+                .values()
+                .filter_map(|planned| planned.times.as_ref().map(|times| (&planned.plan, times)))
+                .flat_map(|(plan, times)| {
+                    plan.steps.iter().enumerate().map(|(at, step)| {
+                        (plan.program.describe_op(step.op), times.total_seconds(at))
+                    })
                 })
-            })
-            .collect();
+                .collect();
         rows.sort_by(|a, b| b.1.total_cmp(&a.1));
         rows
+    }
+
+    /// Which op of the last run ran when, and on which lane. Needs [`ExecOptions::profile`].
+    pub fn trace(&self) -> Trace {
+        let last = self.plans.values().max_by_key(|planned| planned.last_run);
+        last.and_then(|planned| {
+            planned.times.as_ref().map(|times| times.trace(&planned.plan, planned.last_begin))
+        })
+        .unwrap_or_default()
     }
 
     fn make_plan(
@@ -203,11 +216,9 @@ impl Executor {
                 })
             })
             .collect::<Result<_>>()?;
-        let times = match self.options.profile {
-            true => plan.steps.iter().map(|_| AtomicUsize::new(0)).collect(),
-            false => Vec::new(),
-        };
-        Ok(Planned { plan, binding: Binding::default(), order, last_run: self.runs, times })
+        let times = self.options.profile.then(|| Times::new(plan.steps.len()));
+        let (binding, last_run) = (Binding::default(), self.runs);
+        Ok(Planned { plan, binding, order, last_run, times, last_begin: 0 })
     }
 
     fn run_planned(
@@ -227,6 +238,7 @@ impl Executor {
         }
         self.runs += 1;
         planned.last_run = self.runs;
+        planned.last_begin = planned.times.as_ref().map_or(0, Times::now);
         let arena = self.arena.as_ptr();
         let mut fed: [&Tensor; FEEDS_MAX];
         let ordered: &[&Tensor] = match feed.first() {
@@ -245,7 +257,7 @@ impl Executor {
             pool: &self.pool,
             step: scope.step(),
             check_nan_inf: self.options.check_nan_inf,
-            times: self.options.profile.then_some(&planned.times[..]),
+            times: planned.times.as_ref(),
         };
         scope.set_step(scope.step() + 1);
         self.lanes.run(&planned.plan, &planned.binding, context)

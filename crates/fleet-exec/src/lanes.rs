@@ -6,6 +6,7 @@
 
 use crate::bind::Binding;
 use crate::plan::{Instr, Plan, Step, StepKind};
+use crate::trace::Times;
 use fleet_base::{Error, Result};
 use fleet_kernels::pool::Pool;
 use fleet_ops::{Arg, KernelCtx};
@@ -14,7 +15,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 /// Slots that an op may have on one side; the planner's ops have fewer.
 const SLOTS_MAX: usize = 16;
@@ -29,8 +29,8 @@ pub(crate) struct Run<'a> {
     pub arena: *mut u8,
     pub step: u64,
     pub check_nan_inf: bool,
-    /// Nanoseconds by step, where times are wanted.
-    pub times: Option<&'a [AtomicUsize]>,
+    /// Where times are wanted.
+    pub times: Option<&'a Times>,
     progress: &'a Progress,
 }
 
@@ -130,7 +130,7 @@ pub(crate) struct RunContext<'a> {
     pub pool: &'a Pool,
     pub step: u64,
     pub check_nan_inf: bool,
-    pub times: Option<&'a [AtomicUsize]>,
+    pub times: Option<&'a Times>,
 }
 
 impl Lanes {
@@ -273,10 +273,10 @@ impl Run<'_> {
             step: self.step,
             seed: self.plan.program.seed(),
         };
-        let begin = self.times.map(|_| Instant::now());
+        let begin = self.times.map(Times::now);
         (instr.run)(&ctx).map_err(|error| error.at(self.plan.program.describe_op(step.op)))?;
         if let (Some(times), Some(begin)) = (self.times, begin) {
-            times[at].fetch_add(begin.elapsed().as_nanos() as usize, SeqCst);
+            times.record(at, begin);
         }
         if self.check_nan_inf {
             self.check_finite(step, instr)?;

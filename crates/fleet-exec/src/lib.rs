@@ -15,9 +15,11 @@ mod memory;
 mod options;
 mod plan;
 mod scope;
+mod trace;
 
 pub use executor::Executor;
 pub use interpreter::Interpreter;
 pub use options::{Device, ExecOptions};
 pub use plan::PlanSummary;
 pub use scope::Scope;
+pub use trace::{Span, Trace};

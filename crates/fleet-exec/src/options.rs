@@ -16,7 +16,8 @@ pub struct ExecOptions {
     pub build: BuildOptions,
     /// Look at every output of every op and stop at the first NaN or infinity.
     pub check_nan_inf: bool,
-    /// Measure the time of each op (see [`Executor::profile`](crate::Executor::profile)).
+    /// Measure the time of each op (see [`Executor::profile`](crate::Executor::profile) and
+    /// [`Executor::trace`](crate::Executor::trace)).
     pub profile: bool,
     pub device: Device,
 }

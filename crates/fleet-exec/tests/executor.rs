@@ -345,3 +345,26 @@ fn unused_plans_are_dropped() {
         assert!(exe.plan_count() <= 2);
     }
 }
+
+#[test]
+fn a_trace_tells_what_ran_where_and_when() {
+    let program = chain(&[("test_add", 1.0), ("test_side_add", 10.0), ("test_add", 100.0)]);
+    let mut options = ExecOptions { profile: true, ..ExecOptions::threads(1) };
+    let feed = vector(&[1.0, 2.0]);
+    let mut exe = executor(options.clone());
+    let mut scope = Scope::new();
+    for _ in 0..3 {
+        exe.run(&program, &mut scope, &[("x", &feed)], &["y2"]).unwrap();
+    }
+    let trace = exe.trace();
+    let ran: Vec<_> = trace.spans.iter().map(|span| (span.op.as_str(), span.lane)).collect();
+    assert_eq!(ran, [("test_add", 0), ("test_side_add", 1), ("test_add", 0)]);
+    // Each waits for the one before.
+    assert!(trace.spans.windows(2).all(|pair| pair[0].end_us <= pair[1].begin_us));
+    assert!(trace.exposed_us() < trace.duration_us());
+
+    options.profile = false;
+    let mut exe = executor(options);
+    exe.run(&program, &mut scope, &[("x", &feed)], &["y2"]).unwrap();
+    assert!(exe.trace().spans.is_empty());
+}

@@ -29,7 +29,7 @@ mod session;
 
 pub use fleet_base::{Error, ErrorKind, Result, rng};
 pub use fleet_data as data;
-pub use fleet_exec::{Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope};
+pub use fleet_exec::{Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope, Span, Trace};
 pub use fleet_format as format;
 pub use fleet_ir as ir;
 pub use fleet_nn as nn;
