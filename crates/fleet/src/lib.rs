@@ -24,9 +24,11 @@
 //! # Ok::<(), fleet::Error>(())
 //! ```
 
+mod checkpoints;
 mod save;
 mod session;
 
+pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
 pub use fleet_base::{Error, ErrorKind, Result, rng};
 pub use fleet_data as data;
 pub use fleet_exec::{Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope, Span, Trace};

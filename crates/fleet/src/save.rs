@@ -41,10 +41,19 @@ pub fn load_persistables(
     program: &Program,
     scope: &mut Scope,
 ) -> Result<()> {
-    let checkpoint = load_tensors(&path)?;
+    put_all(path.as_ref(), program, scope, load_tensors(&path)?)
+}
+
+/// Every variable that `program` keeps, and the step.
+pub(crate) fn put_all(
+    path: &Path,
+    program: &Program,
+    scope: &mut Scope,
+    checkpoint: Checkpoint,
+) -> Result<()> {
     let wanted: Vec<&str> = persistables(program, |var| var.persistable);
     let step = checkpoint.meta.step;
-    put(path.as_ref(), program, scope, checkpoint, &wanted)?;
+    put(path, program, scope, checkpoint, &wanted)?;
     scope.set_step(step);
     Ok(())
 }
@@ -135,7 +144,7 @@ fn persistables(program: &Program, which: impl Fn(&Var) -> bool) -> Vec<&str> {
     program.vars().filter(|(_, var)| which(var)).map(|(_, var)| var.name.as_str()).collect()
 }
 
-fn collect(
+pub(crate) fn collect(
     program: &Program,
     scope: &Scope,
     which: impl Fn(&Var) -> bool,
