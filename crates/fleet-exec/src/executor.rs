@@ -8,7 +8,7 @@ use crate::{Device, ExecOptions, Scope};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Meta, Registry};
+use fleet_ops::{Meta, Registry, Services};
 use fleet_tensor::{Buffer, DType, Shape, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,6 +25,7 @@ pub struct Executor {
     lanes: Lanes,
     plans: HashMap<u128, Planned>,
     runs: u64,
+    services: Services,
 }
 
 struct Planned {
@@ -55,7 +56,16 @@ impl Executor {
             lanes: Lanes::default(),
             plans: HashMap::new(),
             runs: 0,
+            services: Services::none(),
         }
+    }
+
+    /// Gives programs the way to other processes: a ring for each `ring_id` that they name. Without,
+    /// programs of one rank run.
+    pub fn services(mut self, services: Services) -> Executor {
+        self.plans.clear();
+        self.services = services;
+        self
     }
 
     pub fn options(&self) -> &ExecOptions {
@@ -205,6 +215,7 @@ impl Executor {
             fetches: &fetches,
             scope_meta: &|name| scope.meta(name),
             options: &self.options,
+            services: &self.services,
         })?;
         let order = plan
             .feeds
@@ -258,6 +269,7 @@ impl Executor {
             step: scope.step(),
             check_nan_inf: self.options.check_nan_inf,
             times: planned.times.as_ref(),
+            services: &self.services,
         };
         scope.set_step(scope.step() + 1);
         self.lanes.run(&planned.plan, &planned.binding, context)

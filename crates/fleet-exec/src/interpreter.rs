@@ -9,7 +9,7 @@ use crate::plan::CONDITIONAL;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, InferCtx, KernelCtx, Meta, PrepareCtx, Registry, RowsArg};
+use fleet_ops::{Arg, InferCtx, KernelCtx, Meta, PrepareCtx, Registry, RowsArg, Services};
 use fleet_tensor::{Buffer, Layout, Tensor};
 use std::collections::HashMap;
 
@@ -18,6 +18,7 @@ pub struct Interpreter {
     registry: &'static Registry,
     pool: Pool,
     pub check_nan_inf: bool,
+    services: Services,
 }
 
 impl Default for Interpreter {
@@ -48,7 +49,18 @@ impl Interpreter {
     }
 
     pub fn with_registry(registry: &'static Registry) -> Interpreter {
-        Interpreter { registry, pool: Pool::new(1), check_nan_inf: false }
+        Interpreter {
+            registry,
+            pool: Pool::new(1),
+            check_nan_inf: false,
+            services: Services::none(),
+        }
+    }
+
+    /// As [`Executor::services`](crate::Executor::services).
+    pub fn services(mut self, services: Services) -> Interpreter {
+        self.services = services;
+        self
     }
 
     /// As [`Executor::run`](crate::Executor::run).
@@ -104,7 +116,11 @@ impl Interpreter {
         let made = infer.into_outputs();
         for (vars, metas) in op.outputs.iter().zip(&made) {
             for (var, meta) in vars.iter().zip(metas) {
-                frame.make(*var, *meta)?;
+                // What is read and written is worked on where it is.
+                let held = frame.values.get(var).map(|value| value.meta);
+                if held != Some(*meta) || !op.all_inputs().any(|input| input == *var) {
+                    frame.make(*var, *meta)?;
+                }
             }
         }
         let outputs = arg_slots(frame, &op.outputs)?;
@@ -122,6 +138,7 @@ impl Interpreter {
             output_layouts: &layouts(&op.outputs),
             threads: 1,
             seed: frame.program.seed(),
+            services: &self.services,
         })?;
         let scratch = Buffer::zeroed(kernel.scratch_bytes)?;
         let input_slots: Vec<&[Arg]> = inputs.iter().map(Vec::as_slice).collect();

@@ -9,7 +9,7 @@ use crate::plan::{Instr, Plan, Step, StepKind};
 use crate::trace::Times;
 use fleet_base::{Error, Result};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, KernelCtx};
+use fleet_ops::{Arg, KernelCtx, Services};
 use fleet_tensor::DType;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -31,6 +31,7 @@ pub(crate) struct Run<'a> {
     pub check_nan_inf: bool,
     /// Where times are wanted.
     pub times: Option<&'a Times>,
+    services: &'a Services,
     progress: &'a Progress,
 }
 
@@ -131,6 +132,7 @@ pub(crate) struct RunContext<'a> {
     pub step: u64,
     pub check_nan_inf: bool,
     pub times: Option<&'a Times>,
+    pub services: &'a Services,
 }
 
 impl Lanes {
@@ -140,9 +142,9 @@ impl Lanes {
         while self.threads.len() + 1 < plan.lanes.len() {
             self.threads.push(LaneThread::start(self.threads.len() + 1)?);
         }
-        let RunContext { arena, pool, step, check_nan_inf, times } = context;
+        let RunContext { arena, pool, step, check_nan_inf, times, services } = context;
         let progress = &self.progress;
-        let run = Run { plan, binding, arena, step, check_nan_inf, times, progress };
+        let run = Run { plan, binding, arena, step, check_nan_inf, times, services, progress };
         let sides = &self.threads[..plan.lanes.len() - 1];
         let address = &raw const run as usize;
         for (index, side) in sides.iter().enumerate() {
@@ -221,10 +223,17 @@ impl Run<'_> {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run_steps(lane, pool)));
         match outcome {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => self.progress.fail(error),
-            Err(panic) => {
-                self.progress.fail(Error::internal("a kernel panicked").got(said(&*panic)))
-            }
+            Ok(Err(error)) => self.fail(error),
+            Err(panic) => self.fail(Error::internal("a kernel panicked").got(said(&*panic))),
+        }
+    }
+
+    /// Ends the run. Lanes and peers that wait for this rank are told, since it will not come.
+    fn fail(&self, error: Error) {
+        let reason = if self.plan.talks { error.to_string() } else { String::new() };
+        self.progress.fail(error);
+        if self.plan.talks {
+            self.services.abort(&reason);
         }
     }
 

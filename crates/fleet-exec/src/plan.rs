@@ -12,12 +12,13 @@
 use crate::memory::{self, Block};
 use crate::options::{Device, ExecOptions};
 use fleet_base::{Error, Result};
-use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
+use fleet_ir::{BlockId, Op, OpId, Program, VarId, VarKind};
 use fleet_ops::{
     Arg, CostCtx, InferCtx, Kernel, KernelFn, Lane, Meta, OpDef, PrepareCtx, Registry, RowsArg,
+    Services,
 };
 use fleet_tensor::{DType, Layout, Shape};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// The op that runs its sub-block when its condition holds: the planner's own business.
@@ -53,6 +54,8 @@ pub(crate) struct Plan {
     pub lanes: Vec<LanePlan>,
     pub summary: PlanSummary,
     pub program: Program,
+    /// Other processes wait for what this plan does.
+    pub talks: bool,
 }
 
 /// One thing to do.
@@ -127,12 +130,14 @@ pub(crate) struct PlanRequest<'a> {
     pub fetches: &'a [VarId],
     pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
     pub options: &'a ExecOptions,
+    pub services: &'a Services,
 }
 
 impl Plan {
     pub fn build(request: PlanRequest<'_>) -> Result<Plan> {
         let mut builder = Builder::new(&request)?;
         builder.flatten(Program::ROOT)?;
+        builder.choose_lanes();
         builder.infer()?;
         builder.find_lifetimes();
         builder.join_places();
@@ -164,6 +169,25 @@ struct Builder<'a> {
     /// Last use of any member, by representative.
     group_end: HashMap<VarId, usize>,
     group_members: HashMap<VarId, Vec<VarId>>,
+    /// Everything runs in the compute lane.
+    one_lane: bool,
+    /// Rings that the compute lane itself talks to, and that therefore have no lane.
+    inline_rings: HashSet<i64>,
+    talks: bool,
+}
+
+/// A lane of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum LaneKey {
+    Compute,
+    Side(u8),
+    Ring(i64),
+}
+
+/// The ring that an op talks to.
+fn ring_id(op: &Op, def: &OpDef) -> Option<i64> {
+    let talks = def.traits.effect && op.spec.attr_index("ring_id").is_some();
+    talks.then(|| op.attr_int("ring_id"))
 }
 
 impl<'a> Builder<'a> {
@@ -198,6 +222,9 @@ impl<'a> Builder<'a> {
             parent: HashMap::new(),
             group_end: HashMap::new(),
             group_members: HashMap::new(),
+            one_lane: false,
+            inline_rings: HashSet::new(),
+            talks: false,
         })
     }
 
@@ -222,6 +249,38 @@ impl<'a> Builder<'a> {
             }
         }
         Ok(())
+    }
+
+    /// A ring is one order of calls, so one lane makes them all: its own, or the compute lane where
+    /// one of its ops must run there. A plan with conditional parts has one lane.
+    fn choose_lanes(&mut self) {
+        let conditional = self.flat.iter().any(|flat| matches!(flat, Flat::Jump { .. }));
+        self.one_lane = conditional || self.request.options.build.enable_sequential_execution;
+        for flat in &self.flat {
+            let Flat::Op(id, def) = flat else { continue };
+            let op = self.program.op(*id);
+            let Some(ring) = ring_id(op, def) else { continue };
+            self.talks = true;
+            let asked =
+                op.spec.attr_index("use_calc_stream").is_some() && op.attr_bool("use_calc_stream");
+            if asked || def.traits.lane != Lane::Ring {
+                self.inline_rings.insert(ring);
+            }
+        }
+    }
+
+    fn lane_key(&self, id: OpId, def: &OpDef) -> LaneKey {
+        if self.one_lane {
+            return LaneKey::Compute;
+        }
+        match def.traits.lane {
+            Lane::Compute => LaneKey::Compute,
+            Lane::Side(number) => LaneKey::Side(number),
+            Lane::Ring => match ring_id(self.program.op(id), def) {
+                Some(ring) if !self.inline_rings.contains(&ring) => LaneKey::Ring(ring),
+                _ => LaneKey::Compute,
+            },
+        }
     }
 
     fn infer(&mut self) -> Result<()> {
@@ -323,18 +382,15 @@ impl<'a> Builder<'a> {
 
     /// What another lane touches stays until the end: that lane may be late.
     fn keep_for_side_lanes(&mut self, end: usize) {
-        if self.request.options.build.enable_sequential_execution {
-            return;
-        }
-        for flat in &self.flat {
-            if let Flat::Op(id, def) = flat
-                && def.traits.lane != Lane::Compute
-            {
-                let op = self.program.op(*id);
-                for var in op.all_inputs().chain(op.all_outputs()) {
-                    if let Some(life) = self.life.get_mut(&var) {
-                        life.1 = end;
-                    }
+        for at in 0..self.flat.len() {
+            let Flat::Op(id, def) = &self.flat[at] else { continue };
+            if self.lane_key(*id, def) == LaneKey::Compute {
+                continue;
+            }
+            let op = self.program.op(*id);
+            for var in op.all_inputs().chain(op.all_outputs()) {
+                if let Some(life) = self.life.get_mut(&var) {
+                    life.1 = end;
                 }
             }
         }
@@ -531,6 +587,7 @@ impl<'a> Builder<'a> {
                 ..PlanSummary::default()
             },
             program: Program::new(),
+            talks: self.talks,
         };
         self.make_steps(&mut plan, &places)?;
         self.make_lanes(&mut plan, arena_bytes);
@@ -570,7 +627,7 @@ impl<'a> Builder<'a> {
     }
 
     fn make_steps(&self, plan: &mut Plan, places: &Places) -> Result<()> {
-        let mut lane_of: HashMap<Lane, usize> = HashMap::from([(Lane::Compute, 0)]);
+        let mut lane_of: HashMap<LaneKey, usize> = HashMap::from([(LaneKey::Compute, 0)]);
         for (at, flat) in self.flat.iter().enumerate() {
             let step = match flat {
                 Flat::Jump { op, condition, to } => Step {
@@ -584,7 +641,7 @@ impl<'a> Builder<'a> {
                 },
                 Flat::Op(id, def) => {
                     let instr = self.make_instr(plan, places, at, *id, def)?;
-                    let lane = self.lane(def, &mut lane_of)?;
+                    let lane = self.lane(self.lane_key(*id, def), &mut lane_of)?;
                     Step { kind: StepKind::Run(instr), op: *id, lane, waits: Vec::new() }
                 }
             };
@@ -593,13 +650,9 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn lane(&self, def: &OpDef, lane_of: &mut HashMap<Lane, usize>) -> Result<usize> {
-        let conditional = self.flat.iter().any(|flat| matches!(flat, Flat::Jump { .. }));
-        if self.request.options.build.enable_sequential_execution || conditional {
-            return Ok(0);
-        }
+    fn lane(&self, key: LaneKey, lane_of: &mut HashMap<LaneKey, usize>) -> Result<usize> {
         let next = lane_of.len();
-        let lane = *lane_of.entry(def.traits.lane).or_insert(next);
+        let lane = *lane_of.entry(key).or_insert(next);
         if lane >= LANES_MAX {
             return Err(Error::exhausted("too many lanes").expected(LANES_MAX).got(lane + 1));
         }
@@ -631,6 +684,7 @@ impl<'a> Builder<'a> {
             output_layouts: &output_layouts,
             threads: self.request.options.thread_count(),
             seed: self.program.seed(),
+            services: self.request.services,
         };
         let kernel = match self.request.options.device {
             Device::Cpu => {

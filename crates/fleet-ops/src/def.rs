@@ -1,5 +1,6 @@
 //! What the registry knows of an op, and what an op's rules get to see.
 
+use crate::Services;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpSpec, VarId, VarKind};
 use fleet_kernels::pool::Pool;
@@ -66,8 +67,10 @@ pub enum AmpClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     Compute,
-    /// A thread of its own, beside compute: communication, copies, disk.
+    /// A thread of its own, beside compute: copies, disk.
     Side(u8),
+    /// The thread of the ring that the op's attribute `ring_id` names.
+    Ring,
 }
 
 /// Estimated work of an op.
@@ -268,6 +271,8 @@ pub struct PrepareCtx<'a> {
     pub threads: usize,
     /// The program's seed.
     pub seed: u64,
+    /// The way to other processes.
+    pub services: &'a Services,
 }
 
 impl PrepareCtx<'_> {

@@ -8,10 +8,12 @@ mod emit;
 mod grad;
 mod registry;
 mod rules;
+mod service;
 mod widen;
 
 pub mod verify;
 
+pub mod comm;
 pub mod control;
 pub mod loss;
 pub mod math;
@@ -27,6 +29,7 @@ pub use def::{
 pub use emit::{Call, Emit, meta};
 pub use grad::GradCtx;
 pub use registry::Registry;
+pub use service::{ReduceOp, Ring, Services};
 
 /// What the file of an op needs.
 mod prelude {
@@ -44,6 +47,26 @@ mod prelude {
 
 /// Every op, by family.
 pub static OPS: &[&OpDef] = &[
+    // comm
+    &comm::alltoall::DEF,
+    &comm::broadcast::DEF,
+    &comm::control::BARRIER,
+    &comm::control::COMM_INIT,
+    &comm::control::SYNC_CALC,
+    &comm::control::SYNC_COMM,
+    &comm::gather::ALL_GATHER,
+    &comm::gather::ALL_GATHER_ROWS,
+    &comm::gather::CONCAT,
+    &comm::gather::REDUCE_SCATTER,
+    &comm::gather::SPLIT,
+    &comm::reduce::ALL_AVG,
+    &comm::reduce::ALL_MAX,
+    &comm::reduce::ALL_MIN,
+    &comm::reduce::ALL_PROD,
+    &comm::reduce::ALL_SUM,
+    &comm::reduce::REDUCE_SUM,
+    &comm::send_recv::RECV,
+    &comm::send_recv::SEND,
     // control
     &control::conditional_block::DEF,
     // math
@@ -285,6 +308,7 @@ pub static OPS: &[&OpDef] = &[
     &optimizer::adamax::DEF,
     &optimizer::adamw::DEF,
     &optimizer::adamw::FUSED,
+    &optimizer::check_finite_and_unscale::DEF,
     &optimizer::lamb::DEF,
     &optimizer::lars_momentum::DEF,
     &optimizer::lr_schedule::DEF,
@@ -293,4 +317,5 @@ pub static OPS: &[&OpDef] = &[
     &optimizer::rmsprop::DEF,
     &optimizer::sgd::DEF,
     &optimizer::sgd::FUSED,
+    &optimizer::update_loss_scaling::DEF,
 ];

@@ -32,6 +32,7 @@ pub(crate) fn through_f32(
         output_layouts: p.output_layouts,
         threads: p.threads,
         seed: p.seed,
+        services: p.services,
     })?;
     let plan = Plan::new(p, inner.scratch_bytes);
     let bytes = plan.bytes;

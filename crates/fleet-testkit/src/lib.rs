@@ -5,6 +5,8 @@
 //! * [`Case::check_grad`]: the op's gradient rule against finite differences.
 //! * [`filetest`]: cases as text, with numbers made by an oracle.
 //!
+//! * [`local`]: ranks as threads of one process.
+//!
 //! A test binary that wants allocations counted installs [`CountingAllocator`].
 //!
 //! ```
@@ -19,6 +21,7 @@ mod alloc;
 mod case;
 pub mod filetest;
 mod grad;
+pub mod local;
 mod machine;
 mod value;
 

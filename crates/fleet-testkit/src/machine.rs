@@ -4,7 +4,9 @@ use crate::{Value, allocations};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, InferCtx, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, RowsArg};
+use fleet_ops::{
+    Arg, InferCtx, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services,
+};
 use fleet_tensor::{Buffer, Layout};
 use std::collections::HashMap;
 
@@ -218,6 +220,7 @@ impl Machine {
             output_layouts: &layouts(outputs),
             threads: pool.threads(),
             seed: self.program.seed(),
+            services: &Services::none(),
         })
     }
 }

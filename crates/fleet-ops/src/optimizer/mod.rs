@@ -12,12 +12,14 @@ pub mod adagrad;
 pub mod adam;
 pub mod adamax;
 pub mod adamw;
+pub mod check_finite_and_unscale;
 pub mod lamb;
 pub mod lars_momentum;
 pub mod lr_schedule;
 pub mod momentum;
 pub mod rmsprop;
 pub mod sgd;
+pub mod update_loss_scaling;
 
 mod common;
 mod sparse;

@@ -1,0 +1,32 @@
+//! `alltoall`: `X` is cut into as many pieces as there are ranks, along its first dimension; piece `i`
+//! goes to rank `i`, and `Out` holds what came from each rank, in order.
+
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, dense, label, nranks};
+use crate::prelude::*;
+use crate::rules::check_row_major;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "alltoall",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL],
+    },
+    infer: |i| {
+        dense(i)?;
+        let x = i.input("X")?;
+        super::gather::check_divides(i, &x.shape, nranks(i)?)?;
+        i.set("Out", x.dtype, x.shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        check_row_major(p)?;
+        let ring = p.services.ring_of(p.op)?;
+        let label = label(p.op);
+        Ok(Kernel::new(move |k| {
+            ring.all_to_all(&label, k.arg(0).bytes(), k.out_arg(0).bytes_mut())
+        }))
+    },
+    traits: TRAITS,
+};

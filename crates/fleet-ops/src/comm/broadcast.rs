@@ -1,0 +1,29 @@
+//! `c_broadcast`: each `Out` is the `X` that rank `root` holds, on every rank.
+
+use super::{
+    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_alike, label, rank_attr, take_over,
+};
+use crate::prelude::*;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "c_broadcast",
+        inputs: &[many("X")],
+        outputs: &[many("Out")],
+        attrs: &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL, attr("root", Int(0))],
+    },
+    infer: |i| {
+        rank_attr(i, "root")?;
+        infer_alike(i)
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let ring = p.services.ring_of(p.op)?;
+        let (label, root) = (label(p.op), p.op.attr_usize("root"));
+        Ok(Kernel::new(move |k| {
+            take_over(k.inputs[0], k.outputs[0]);
+            ring.broadcast(&label, k.outputs[0], root)
+        }))
+    },
+    traits: OpTraits { elementwise: true, ..TRAITS },
+};

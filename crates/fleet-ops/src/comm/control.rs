@@ -1,0 +1,100 @@
+//! Ops of rings that move no tensor.
+//!
+//! * `c_comm_init` states a ring: its number, and its members, which are `nranks` ranks of the job from
+//!   `first` on, each `stride` apart. Whoever runs the program makes the rings from these ops before;
+//!   the op itself checks that the ring it was given has this size and this `rank`.
+//! * `barrier` waits for all ranks. `X`, if given, is passed on to `Out`, which orders the barrier among
+//!   the ops that touch it.
+//! * `c_sync_calc_stream` and `c_sync_comm_stream` are kept where the documents show them: they mark
+//!   where communication begins and ends. Order follows from what ops read and write, so they do
+//!   nothing.
+
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks, take_over};
+use crate::prelude::*;
+
+pub static COMM_INIT: OpDef = OpDef {
+    spec: OpSpec {
+        name: "c_comm_init",
+        inputs: &[],
+        outputs: &[],
+        attrs: &[
+            RING_ID,
+            NRANKS,
+            attr("rank", Int(0)),
+            attr("first", Int(0)),
+            attr("stride", Int(1)),
+            LABEL,
+        ],
+    },
+    infer: |i| super::rank_attr(i, "rank"),
+    grad: Grad::None,
+    cpu: |p| {
+        let ring = p.services.ring_of(p.op)?;
+        let rank = p.op.attr_usize("rank");
+        if ring.rank() != rank {
+            return Err(Error::invalid(format!(
+                "the program was written for another rank of ring {}",
+                p.op.attr_int("ring_id")
+            ))
+            .expected(format!("rank {rank}"))
+            .got(format!("rank {}", ring.rank())));
+        }
+        Ok(Kernel::new(|_| Ok(())))
+    },
+    traits: TRAITS,
+};
+
+pub static BARRIER: OpDef = OpDef {
+    spec: OpSpec {
+        name: "barrier",
+        inputs: &[optional("X")],
+        outputs: &[optional("Out")],
+        attrs: &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL],
+    },
+    infer: |i| {
+        nranks(i)?;
+        if let Some(x) = i.optional("X") {
+            super::dense(i)?;
+            i.push("Out", x);
+        }
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let ring = p.services.ring_of(p.op)?;
+        let label = label(p.op);
+        Ok(Kernel::new(move |k| {
+            take_over(k.inputs[0], k.outputs[0]);
+            ring.barrier(&label)
+        }))
+    },
+    traits: TRAITS,
+};
+
+pub static SYNC_CALC: OpDef = marker("c_sync_calc_stream");
+pub static SYNC_COMM: OpDef = marker("c_sync_comm_stream");
+
+const fn marker(name: &'static str) -> OpDef {
+    OpDef {
+        spec: OpSpec {
+            name,
+            inputs: const { &[many("X")] },
+            outputs: const { &[many("Out")] },
+            attrs: const { &[RING_ID] },
+        },
+        infer: |i| {
+            for meta in i.inputs("X").to_vec() {
+                i.push("Out", meta);
+            }
+            Ok(())
+        },
+        grad: Grad::None,
+        cpu: |_| {
+            Ok(Kernel::new(|k| {
+                take_over(k.inputs[0], k.outputs[0]);
+                Ok(())
+            }))
+        },
+        traits: OpTraits { elementwise: true, ..OpTraits::plain() },
+    }
+}

@@ -1,0 +1,271 @@
+//! `c_allgather`, `c_reducescatter`, `c_concat`, `c_split`: tensors put together from, or cut into,
+//! pieces of the ranks; along the first dimension, or for `c_concat` and `c_split` the last.
+//!
+//! `c_allgather_rows` is `c_allgather` for sparse rows: `Out` holds the rows of every rank, one rank
+//! behind the other, so that it stands for the sum of their matrices. Every rank has room for equally
+//! many rows and may use fewer.
+
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, dense, label, nranks};
+use crate::prelude::*;
+use crate::rules::{around, check_row_major};
+use crate::{Arg, ReduceOp, Ring};
+use fleet_ir::AttrSpec;
+
+const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
+
+pub static ALL_GATHER: OpDef = OpDef {
+    spec: OpSpec { name: "c_allgather", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
+    infer: |i| {
+        dense(i)?;
+        let (x, ranks) = (i.input("X")?, nranks(i)?);
+        let axis = axis_of(i, &x.shape, false)?;
+        i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        check_row_major(p)?;
+        let ring = p.services.ring_of(p.op)?;
+        let label = label(p.op);
+        Ok(Kernel::new(move |k| {
+            ring.all_gather(&label, k.arg(0).bytes(), k.out_arg(0).bytes_mut())
+        }))
+    },
+    traits: TRAITS,
+};
+
+pub static REDUCE_SCATTER: OpDef = OpDef {
+    spec: OpSpec {
+        name: "c_reducescatter",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        dense(i)?;
+        let (x, ranks) = (i.input("X")?, nranks(i)?);
+        check_divides(i, &x.shape, ranks)?;
+        i.set("Out", x.dtype, parts(x.shape, 0, ranks));
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        check_row_major(p)?;
+        let ring = p.services.ring_of(p.op)?;
+        let (label, dtype) = (label(p.op), p.input("X").dtype);
+        Ok(Kernel::new(move |k| {
+            let (all, mine) = (k.arg(0).bytes(), k.out_arg(0).bytes_mut());
+            ring.reduce_scatter(&label, dtype, all, mine, ReduceOp::Sum)
+        }))
+    },
+    traits: TRAITS,
+};
+
+pub static CONCAT: OpDef = OpDef {
+    spec: OpSpec { name: "c_concat", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
+    infer: |i| {
+        dense(i)?;
+        let (x, ranks) = (i.input("X")?, nranks(i)?);
+        let axis = axis_of(i, &x.shape, true)?;
+        i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let dy = g.dy("Out")?;
+        let (ring, ranks) = (g.op.attr_int("ring_id"), g.op.attr_int("nranks"));
+        if let Some(dx) = g.dx("X")? {
+            let call = g.op(&SPLIT).attr("ring_id", ring).attr("nranks", ranks);
+            call.input("X", dy).output("Out", dx).done()?;
+        }
+        Ok(())
+    }),
+    cpu: |p| {
+        check_row_major(p)?;
+        let ring = p.services.ring_of(p.op)?;
+        let label = label(p.op);
+        let x = p.input("X");
+        let (rows, width, _) = around(&x.shape, x.shape.rank() - 1);
+        let (width, ranks) = (width * x.dtype.size(), ring.size());
+        Ok(Kernel::new(move |k| {
+            let gathered = k.scratch::<u8>();
+            ring.all_gather(&label, k.arg(0).bytes(), gathered)?;
+            let out = k.out_arg(0).bytes_mut();
+            for (row, to) in out.chunks_exact_mut((width * ranks).max(1)).enumerate() {
+                for (rank, to) in to.chunks_exact_mut(width.max(1)).enumerate() {
+                    let from = (rank * rows + row) * width;
+                    to.copy_from_slice(&gathered[from..from + width]);
+                }
+            }
+            Ok(())
+        })
+        .scratch::<u8>(x.bytes() * ranks))
+    },
+    traits: TRAITS,
+};
+
+/// Takes this rank's columns; nothing is sent.
+pub static SPLIT: OpDef = OpDef {
+    spec: OpSpec { name: "c_split", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
+    infer: |i| {
+        dense(i)?;
+        let (x, ranks) = (i.input("X")?, nranks(i)?);
+        let axis = axis_of(i, &x.shape, true)?;
+        check_dim(i, &x.shape, axis, ranks)?;
+        i.set("Out", x.dtype, parts(x.shape, axis, ranks));
+        Ok(())
+    },
+    grad: Grad::Rule(|g| {
+        let dy = g.dy("Out")?;
+        let (ring, ranks) = (g.op.attr_int("ring_id"), g.op.attr_int("nranks"));
+        if let Some(dx) = g.dx("X")? {
+            let call = g.op(&CONCAT).attr("ring_id", ring).attr("nranks", ranks);
+            call.input("X", dy).output("Out", dx).done()?;
+        }
+        Ok(())
+    }),
+    cpu: |p| {
+        check_row_major(p)?;
+        let ring = p.services.ring_of(p.op)?;
+        let out = p.output("Out");
+        let width = out.shape.at(out.shape.rank() - 1) * out.dtype.size();
+        let (rank, ranks) = (ring.rank(), ring.size());
+        Ok(Kernel::new(move |k| {
+            let rows = k.arg(0).bytes().chunks_exact((width * ranks).max(1));
+            let out = k.out_arg(0).bytes_mut().chunks_exact_mut(width.max(1));
+            for (from, to) in rows.zip(out) {
+                to.copy_from_slice(&from[rank * width..(rank + 1) * width]);
+            }
+            Ok(())
+        }))
+    },
+    traits: OpTraits { effect: false, ..TRAITS },
+};
+
+pub static ALL_GATHER_ROWS: OpDef = OpDef {
+    spec: OpSpec {
+        name: "c_allgather_rows",
+        inputs: &[one("X")],
+        outputs: &[one("Out")],
+        attrs: ATTRS,
+    },
+    infer: |i| {
+        let (x, ranks) = (i.input("X")?, nranks(i)?);
+        if x.kind != VarKind::SparseRows {
+            return Err(i.error("X", "is dense").expected("sparse rows"));
+        }
+        i.push("Out", Meta { rows: x.rows.saturating_mul(ranks as usize), ..x });
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let ring = p.services.ring_of(p.op)?;
+        let (label, x) = (label(p.op), p.input("X"));
+        // For each rank: how many rows, their numbers, then their values.
+        let bytes = (1 + x.rows) * size_of::<i64>() + x.bytes();
+        let padded = bytes.next_multiple_of(8);
+        let ranks = ring.size();
+        Ok(Kernel::new(move |k| gather_rows(k, &*ring, &label, padded))
+            .scratch::<u8>(padded * (ranks + 1)))
+    },
+    traits: TRAITS,
+};
+
+fn gather_rows(k: &KernelCtx<'_>, ring: &dyn Ring, label: &str, record: usize) -> Result<()> {
+    let (from, to) = (k.arg(0), k.out_arg(0));
+    let (mine, all) = k.scratch::<u8>().split_at_mut(record);
+    let row_bytes = from.row_len() * from.dtype.size();
+    pack_rows(from, row_bytes, mine);
+    ring.all_gather(label, mine, all)?;
+    let mut count = 0;
+    for record in all.chunks_exact(record) {
+        count += unpack_rows(record, from, to, row_bytes, count)?;
+    }
+    to.set_row_count(count);
+    Ok(())
+}
+
+const WORD: usize = size_of::<i64>();
+
+fn pack_rows(from: &Arg, row_bytes: usize, into: &mut [u8]) {
+    let ids = from.row_ids();
+    into[..WORD].copy_from_slice(&(ids.len() as u64).to_ne_bytes());
+    let capacity = from.rows.map_or(0, |rows| rows.capacity);
+    let (numbers, values) = into[WORD..].split_at_mut(capacity * WORD);
+    for (to, id) in numbers.chunks_exact_mut(WORD).zip(ids) {
+        to.copy_from_slice(&id.to_ne_bytes());
+    }
+    let used = ids.len() * row_bytes;
+    values[..used].copy_from_slice(&from.bytes()[..used]);
+}
+
+/// Appends a rank's rows behind the first `count`, and says how many there were.
+fn unpack_rows(
+    record: &[u8],
+    like: &Arg,
+    to: &Arg,
+    row_bytes: usize,
+    count: usize,
+) -> Result<usize> {
+    let capacity = like.rows.map_or(0, |rows| rows.capacity);
+    let word = |at: usize| -> [u8; WORD] {
+        let mut bytes = [0; WORD];
+        bytes.copy_from_slice(&record[at * WORD..(at + 1) * WORD]);
+        bytes
+    };
+    let rows = u64::from_ne_bytes(word(0)) as usize;
+    if rows > capacity {
+        return Err(Error::internal("a rank has sent more rows than there is room for")
+            .expected(format!("at most {capacity}"))
+            .got(rows));
+    }
+    let height = like.shape.dims().first().copied().unwrap_or(0);
+    for row in 0..rows {
+        let id = i64::from_ne_bytes(word(1 + row));
+        if !(0..height).contains(&id) {
+            return Err(Error::invalid("a rank has sent a row that the matrix does not have")
+                .expected(format!("0 to {}", height - 1))
+                .got(id));
+        }
+        to.row_ids_mut()[count + row] = id;
+    }
+    let values = &record[(1 + capacity) * WORD..][..rows * row_bytes];
+    to.bytes_mut()[count * row_bytes..][..rows * row_bytes].copy_from_slice(values);
+    Ok(rows)
+}
+
+/// The first or the last axis of an operand that must have one.
+fn axis_of(i: &InferCtx<'_>, shape: &Shape, last: bool) -> Result<usize> {
+    match shape.rank() {
+        0 => Err(i.error("X", "has no dimension to cut or join").got(shape)),
+        rank => Ok(if last { rank - 1 } else { 0 }),
+    }
+}
+
+fn times(mut shape: Shape, axis: usize, ranks: i64) -> Result<Shape> {
+    let dim = &mut shape.dims_mut()[axis];
+    *dim = if *dim < 0 { -1 } else { dim.saturating_mul(ranks) };
+    Shape::new(shape.dims())
+}
+
+fn parts(mut shape: Shape, axis: usize, ranks: i64) -> Shape {
+    let dim = &mut shape.dims_mut()[axis];
+    *dim = if *dim < 0 { -1 } else { *dim / ranks };
+    shape
+}
+
+/// Refuses a first dimension that cannot be cut into `ranks` equal parts.
+pub(super) fn check_divides(i: &InferCtx<'_>, shape: &Shape, ranks: i64) -> Result<()> {
+    let axis = axis_of(i, shape, false)?;
+    check_dim(i, shape, axis, ranks)
+}
+
+fn check_dim(i: &InferCtx<'_>, shape: &Shape, axis: usize, ranks: i64) -> Result<()> {
+    let dim = shape.dims()[axis];
+    if dim < 0 || dim % ranks == 0 {
+        return Ok(());
+    }
+    Err(i
+        .error("X", "cannot be cut evenly")
+        .expected(format!("dimension {axis} a multiple of {ranks}"))
+        .got(shape))
+}

@@ -1,0 +1,95 @@
+//! Communication between ranks. Every op names its ring (`ring_id`) and the number of ranks that the
+//! program was written for (`nranks`); the ring itself comes from [`crate::Services`].
+//!
+//! A ring's ops run in a lane of their own, beside compute, in program order; what they wait for and
+//! what waits for them follows from what they read and write. `use_calc_stream` puts a ring's ops into
+//! the compute lane.
+
+pub mod alltoall;
+pub mod broadcast;
+pub mod control;
+pub mod gather;
+pub mod reduce;
+pub mod send_recv;
+
+use crate::prelude::*;
+use crate::{Arg, Lane};
+use fleet_ir::AttrSpec;
+
+pub(crate) const RING_ID: AttrSpec = attr("ring_id", Int(0));
+pub(crate) const NRANKS: AttrSpec = attr("nranks", Int(1));
+pub(crate) const USE_CALC_STREAM: AttrSpec = attr("use_calc_stream", Bool(false));
+/// What the call is for, as errors name it.
+pub(crate) const LABEL: AttrSpec = attr("label", Str(""));
+
+/// Ranks of a ring: far above any cluster, and small enough that sizes times ranks stay numbers.
+pub const RANKS_MAX: i64 = 1 << 20;
+
+/// Something happens outside, and all ranks must agree on it: such an op is never dropped.
+pub(crate) const TRAITS: OpTraits =
+    OpTraits { effect: true, lane: Lane::Ring, cost, ..OpTraits::plain() };
+
+/// No arithmetic to speak of; the bytes of its operands.
+fn cost(ctx: &CostCtx<'_>) -> Cost {
+    Cost { flops: 0.0, bytes: ctx.bytes() }
+}
+
+/// The number of ranks, checked.
+pub(crate) fn nranks(i: &InferCtx<'_>) -> Result<i64> {
+    let ranks = i.op.attr_int("nranks");
+    if (1..=RANKS_MAX).contains(&ranks) {
+        return Ok(ranks);
+    }
+    Err(Error::invalid(format!("attribute 'nranks' of {} is out of range", i.op.name()))
+        .expected(format!("1 to {RANKS_MAX}"))
+        .got(ranks))
+}
+
+/// An attribute that names a rank of the ring.
+pub(crate) fn rank_attr(i: &InferCtx<'_>, name: &str) -> Result<()> {
+    let (ranks, rank) = (nranks(i)?, i.op.attr_int(name));
+    if (0..ranks).contains(&rank) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("attribute '{name}' of {} is no rank of the ring", i.op.name()))
+        .expected(format!("0 to {}", ranks - 1))
+        .got(rank))
+}
+
+/// Every output is as the input at its place; sparse rows cannot be added up byte by byte.
+pub(crate) fn infer_alike(i: &mut InferCtx<'_>) -> Result<()> {
+    nranks(i)?;
+    dense(i)?;
+    for meta in i.inputs("X").to_vec() {
+        i.push("Out", meta);
+    }
+    Ok(())
+}
+
+pub(crate) fn dense(i: &InferCtx<'_>) -> Result<()> {
+    if i.inputs("X").iter().all(|meta| meta.kind == VarKind::Dense) {
+        return Ok(());
+    }
+    Err(i
+        .error("X", "holds sparse rows")
+        .expected("dense tensors")
+        .help("gather sparse rows with c_allgather_rows"))
+}
+
+/// How errors and peers call the op: `c_allreduce_sum 'gradients 1/5' on ring 0`.
+pub(crate) fn label(op: &fleet_ir::Op) -> String {
+    let (name, ring) = (op.name(), op.attr_int("ring_id"));
+    match op.attr_str("label") {
+        "" => format!("{name} on ring {ring}"),
+        label => format!("{name} '{label}' on ring {ring}"),
+    }
+}
+
+/// Lets each output start as the input at its place, where the two are not one.
+pub(crate) fn take_over(inputs: &[Arg], outputs: &[Arg]) {
+    for (from, to) in inputs.iter().zip(outputs) {
+        if from.ptr != to.ptr {
+            to.bytes_mut().copy_from_slice(from.bytes());
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! `c_allreduce_{sum,max,min,prod,avg}` and `c_reduce_sum`: each `Out` is the reduction of the `X` at
+//! its place over all ranks. A bucket of gradients is one op with many variables, each in place, and
+//! one call to the ring: nothing is copied together. `c_reduce_sum` gives the sum to `root` alone;
+//! elsewhere `Out` is unspecified.
+
+use super::{
+    LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_alike, label, rank_attr, take_over,
+};
+use crate::ReduceOp;
+use crate::prelude::*;
+use fleet_ir::AttrSpec;
+
+pub static ALL_SUM: OpDef = all_reduce("c_allreduce_sum");
+pub static ALL_MAX: OpDef = all_reduce("c_allreduce_max");
+pub static ALL_MIN: OpDef = all_reduce("c_allreduce_min");
+pub static ALL_PROD: OpDef = all_reduce("c_allreduce_prod");
+pub static ALL_AVG: OpDef = all_reduce("c_allreduce_avg");
+
+const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
+
+const fn all_reduce(name: &'static str) -> OpDef {
+    OpDef {
+        spec: OpSpec {
+            name,
+            inputs: const { &[many("X")] },
+            outputs: const { &[many("Out")] },
+            attrs: ATTRS,
+        },
+        infer,
+        grad: Grad::None,
+        cpu,
+        traits: OpTraits { elementwise: true, amp: AmpClass::Gray, ..TRAITS },
+    }
+}
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    if let Some(meta) = i.inputs("X").iter().find(|meta| meta.dtype == DType::Bool) {
+        let error = i.error("X", "cannot be added up");
+        return Err(error.expected("numbers").got(meta.dtype));
+    }
+    infer_alike(i)
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let ring = p.services.ring_of(p.op)?;
+    let label = label(p.op);
+    let reduce = match p.op.name() {
+        "c_allreduce_max" => ReduceOp::Max,
+        "c_allreduce_min" => ReduceOp::Min,
+        "c_allreduce_prod" => ReduceOp::Prod,
+        "c_allreduce_avg" => ReduceOp::Avg,
+        _ => ReduceOp::Sum,
+    };
+    Ok(Kernel::new(move |k| {
+        take_over(k.inputs[0], k.outputs[0]);
+        ring.all_reduce(&label, k.outputs[0], reduce)
+    }))
+}
+
+pub static REDUCE_SUM: OpDef = OpDef {
+    spec: OpSpec {
+        name: "c_reduce_sum",
+        inputs: &[many("X")],
+        outputs: &[many("Out")],
+        attrs: &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL, attr("root_id", Int(0))],
+    },
+    infer: |i| {
+        rank_attr(i, "root_id")?;
+        infer(i)
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let ring = p.services.ring_of(p.op)?;
+        let (label, root) = (label(p.op), p.op.attr_usize("root_id"));
+        Ok(Kernel::new(move |k| {
+            take_over(k.inputs[0], k.outputs[0]);
+            ring.reduce(&label, k.outputs[0], ReduceOp::Sum, root)
+        }))
+    },
+    traits: OpTraits { elementwise: true, ..TRAITS },
+};

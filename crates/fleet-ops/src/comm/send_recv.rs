@@ -1,0 +1,58 @@
+//! `send_v2` and `recv_v2`: one tensor from one rank of a ring to another. The receiver states the
+//! shape and the type of what comes.
+
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, dense, label, rank_attr};
+use crate::prelude::*;
+use crate::rules::check_row_major;
+
+pub static SEND: OpDef = OpDef {
+    spec: OpSpec {
+        name: "send_v2",
+        inputs: &[one("X")],
+        outputs: &[],
+        attrs: &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL, required("peer", AttrKind::Int)],
+    },
+    infer: |i| {
+        rank_attr(i, "peer")?;
+        dense(i)
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        check_row_major(p)?;
+        let ring = p.services.ring_of(p.op)?;
+        let (label, peer) = (label(p.op), p.op.attr_usize("peer"));
+        Ok(Kernel::new(move |k| ring.send(&label, peer, k.arg(0).bytes())))
+    },
+    traits: TRAITS,
+};
+
+pub static RECV: OpDef = OpDef {
+    spec: OpSpec {
+        name: "recv_v2",
+        inputs: &[],
+        outputs: &[one("Out")],
+        attrs: &[
+            RING_ID,
+            NRANKS,
+            USE_CALC_STREAM,
+            LABEL,
+            required("peer", AttrKind::Int),
+            required("out_shape", AttrKind::Ints),
+            required("dtype", AttrKind::DType),
+        ],
+    },
+    infer: |i| {
+        rank_attr(i, "peer")?;
+        let shape = Shape::new(i.op.attr_ints("out_shape"))?;
+        i.set("Out", i.op.attr_dtype("dtype"), shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        check_row_major(p)?;
+        let ring = p.services.ring_of(p.op)?;
+        let (label, peer) = (label(p.op), p.op.attr_usize("peer"));
+        Ok(Kernel::new(move |k| ring.recv(&label, peer, k.out_arg(0).bytes_mut())))
+    },
+    traits: TRAITS,
+};

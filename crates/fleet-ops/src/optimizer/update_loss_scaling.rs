@@ -1,0 +1,129 @@
+//! `update_loss_scaling`: the state machine of dynamic loss scaling.
+//!
+//! After a step whose gradients were not finite, good steps start anew and bad ones are counted; with
+//! `decr_every_n_nan_or_inf` of them the scale is multiplied by `decr_ratio`, not below 1, and all
+//! gradients `X` become 0. After a good step, bad ones start anew; with `incr_every_n_steps` good ones
+//! the scale is multiplied by `incr_ratio`, unless that is infinite. `stop_update` leaves the state as
+//! it is.
+
+use crate::prelude::*;
+use crate::{Arg, elementwise_cost};
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "update_loss_scaling",
+        inputs: &[
+            many("X"),
+            one("FoundInfinite"),
+            one("PrevLossScaling"),
+            one("InGoodSteps"),
+            one("InBadSteps"),
+        ],
+        outputs: &[many("Out"), one("LossScaling"), one("OutGoodSteps"), one("OutBadSteps")],
+        attrs: &[
+            attr("incr_every_n_steps", Int(1000)),
+            attr("decr_every_n_nan_or_inf", Int(2)),
+            attr("incr_ratio", Float(2.0)),
+            attr("decr_ratio", Float(0.8)),
+            attr("stop_update", Bool(false)),
+        ],
+    },
+    infer: |i| {
+        i.check_dtype("FoundInfinite", &[DType::Bool])?;
+        i.check_dtype("PrevLossScaling", &[DType::F32])?;
+        for slot in ["InGoodSteps", "InBadSteps"] {
+            i.check_dtype(slot, &[DType::I32])?;
+        }
+        for slot in ["FoundInfinite", "PrevLossScaling", "InGoodSteps", "InBadSteps"] {
+            i.check_shape(slot, [1])?;
+        }
+        for name in ["incr_every_n_steps", "decr_every_n_nan_or_inf"] {
+            let steps = i.op.attr_int(name);
+            if !(1..=i64::from(i32::MAX)).contains(&steps) {
+                return Err(Error::invalid(format!(
+                    "attribute '{name}' of update_loss_scaling is out of range"
+                ))
+                .expected("1 or more")
+                .got(steps));
+            }
+        }
+        for meta in i.inputs("X").to_vec() {
+            i.push("Out", meta);
+        }
+        i.set("LossScaling", DType::F32, [1]);
+        i.set("OutGoodSteps", DType::I32, [1]);
+        i.set("OutBadSteps", DType::I32, [1]);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let rule = Rule {
+            incr_every: p.op.attr_int("incr_every_n_steps") as i32,
+            decr_every: p.op.attr_int("decr_every_n_nan_or_inf") as i32,
+            incr_ratio: p.op.attr_float("incr_ratio") as f32,
+            decr_ratio: p.op.attr_float("decr_ratio") as f32,
+        };
+        let stop = p.op.attr_bool("stop_update");
+        Ok(Kernel::new(move |k| {
+            let found = k.input::<u8>(1)[0] != 0;
+            let state =
+                State { scale: k.input::<f32>(2)[0], good: k.input(3)[0], bad: k.input(4)[0] };
+            for (from, to) in k.inputs[0].iter().zip(k.outputs[0]) {
+                pass(from, to, found);
+            }
+            let next = if stop { state } else { rule.next(state, found) };
+            k.output::<f32>(1)[0] = next.scale;
+            k.output::<i32>(2)[0] = next.good;
+            k.output::<i32>(3)[0] = next.bad;
+            Ok(())
+        }))
+    },
+    traits: OpTraits { elementwise: true, cost: elementwise_cost, ..OpTraits::plain() },
+};
+
+/// A gradient as it is, or nothing at all.
+fn pass(from: &Arg, to: &Arg, drop: bool) {
+    if drop {
+        to.bytes_mut().fill(0);
+    } else if from.ptr != to.ptr {
+        to.bytes_mut().copy_from_slice(from.bytes());
+    }
+    if from.rows.is_some() && from.ptr != to.ptr {
+        to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
+        to.set_row_count(from.row_count());
+    }
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    scale: f32,
+    good: i32,
+    bad: i32,
+}
+
+#[derive(Clone, Copy)]
+struct Rule {
+    incr_every: i32,
+    decr_every: i32,
+    incr_ratio: f32,
+    decr_ratio: f32,
+}
+
+impl Rule {
+    fn next(&self, state: State, found: bool) -> State {
+        let State { scale, good, bad } = state;
+        if found {
+            let bad = bad.saturating_add(1);
+            if bad < self.decr_every {
+                return State { scale, good: 0, bad };
+            }
+            return State { scale: (scale * self.decr_ratio).max(1.0), good: 0, bad: 0 };
+        }
+        let good = good.saturating_add(1);
+        if good < self.incr_every {
+            return State { scale, good, bad: 0 };
+        }
+        let grown = scale * self.incr_ratio;
+        State { scale: if grown.is_finite() { grown } else { scale }, good: 0, bad: 0 }
+    }
+}
