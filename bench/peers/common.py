@@ -31,6 +31,9 @@ def options(batch_size, steps, warmup):
                         help="rule of the embedding table (wide & deep only)")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
                         help="torch.compile on or off instead of the faster of the two")
+    parser.add_argument("--ranks", type=int, default=2, help="processes (data parallel only)")
+    parser.add_argument("--model", choices=["mlp", "resnet50"], default="mlp",
+                        help="network (data parallel only)")
     args = parser.parse_args()
     # Some libraries read these once, when they are loaded.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -85,7 +88,7 @@ def coprime_step(size):
     return step
 
 
-def measure(bench, args, step, batches):
+def measure(bench, args, step, batches, quiet=False):
     """Runs `step(batch)` over the batches in turn and prints one JSON line of samples a second."""
     for index in range(args.warmup):
         step(batches[index % len(batches)])
@@ -95,6 +98,8 @@ def measure(bench, args, step, batches):
         start = time.perf_counter()
         step(batch)
         rates.append(args.batch_size / (time.perf_counter() - start))
+    if quiet:
+        return
     print(json.dumps({
         "bench": bench,
         "unit": "samples/s",
