@@ -145,7 +145,7 @@ impl CastTo<f32> for f16 {
 
 /// Branch-free, so that the compiler vectorises it; a NaN stays one.
 #[inline(always)]
-fn narrow(x: f32) -> bf16 {
+pub(crate) fn narrow(x: f32) -> bf16 {
     let bits = x.to_bits();
     let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
     let quiet = (bits >> 16) as u16 | 0x40;

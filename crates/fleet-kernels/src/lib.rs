@@ -15,6 +15,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 pub mod fill;
+pub mod fold;
 pub mod gather;
 pub mod gemm;
 pub mod layer_norm;
