@@ -320,15 +320,27 @@ mod tests {
         let whole = |r: usize, i: usize| (i as i64 - 7) * (1 << (r * 7));
         check(FoldOp::Sum, whole, |x| x.iter().sum());
         check(FoldOp::Mean(3), whole, |x| x.iter().sum::<i64>() / 3);
-        check(FoldOp::Sum, |r, i| (r * 100 + i) as u8, |x| x.iter().fold(0, |a, b| a.wrapping_add(*b)));
+        check(
+            FoldOp::Sum,
+            |r, i| (r * 100 + i) as u8,
+            |x| x.iter().fold(0, |a, b| a.wrapping_add(*b)),
+        );
         check(FoldOp::Max, |r, i| (r * i) as i32 - 5, |x| x.iter().copied().max().unwrap_or(0));
-        check(FoldOp::Prod, |r, i| f64::from((r + i) as u32), |x| x[1..].iter().fold(x[0], |a, b| a * b));
-        check(FoldOp::Sum, |r, i| f16::from_f32(float(r, i)), |x| {
-            f16::from_f32(x[1..].iter().fold(x[0].to_f32(), |a, b| a + b.to_f32()))
-        });
-        check(FoldOp::Mean(9), |r, i| bf16::from_f32(float(r, i)), |x| {
-            bf16::from_f32(x[1..].iter().fold(x[0].to_f32(), |a, b| a + b.to_f32()) / 9.0)
-        });
+        check(
+            FoldOp::Prod,
+            |r, i| f64::from((r + i) as u32),
+            |x| x[1..].iter().fold(x[0], |a, b| a * b),
+        );
+        check(
+            FoldOp::Sum,
+            |r, i| f16::from_f32(float(r, i)),
+            |x| f16::from_f32(x[1..].iter().fold(x[0].to_f32(), |a, b| a + b.to_f32())),
+        );
+        check(
+            FoldOp::Mean(9),
+            |r, i| bf16::from_f32(float(r, i)),
+            |x| bf16::from_f32(x[1..].iter().fold(x[0].to_f32(), |a, b| a + b.to_f32()) / 9.0),
+        );
     }
 
     #[test]

@@ -1,0 +1,528 @@
+//! One collective as the engines see it: what it is, for the check that all ranks mean the same one,
+//! and the memory that it works on.
+
+use fleet_base::Error;
+use fleet_kernels::fold::FoldOp;
+use fleet_tensor::DType;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// How elements are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ReduceOp {
+    Sum = 1,
+    Max,
+    Min,
+    Prod,
+    /// The sum over the number of ranks; integers round towards zero.
+    Avg,
+}
+
+impl ReduceOp {
+    pub const ALL: [ReduceOp; 5] =
+        [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod, ReduceOp::Avg];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+            ReduceOp::Prod => "prod",
+            ReduceOp::Avg => "avg",
+        }
+    }
+
+    /// The arithmetic of a whole reduction over `ranks`.
+    pub(crate) fn fold(self, ranks: usize) -> FoldOp {
+        match self {
+            ReduceOp::Avg => FoldOp::Mean(ranks as u32),
+            other => other.partial(),
+        }
+    }
+
+    /// The arithmetic of a part of one: averages are divided at the end.
+    pub(crate) fn partial(self) -> FoldOp {
+        match self {
+            ReduceOp::Sum | ReduceOp::Avg => FoldOp::Sum,
+            ReduceOp::Max => FoldOp::Max,
+            ReduceOp::Min => FoldOp::Min,
+            ReduceOp::Prod => FoldOp::Prod,
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    AllReduce = 1,
+    Reduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+    Scatter,
+    Gather,
+    AllToAll,
+    Barrier,
+    Send,
+    Recv,
+}
+
+impl Kind {
+    const ALL: [Kind; 11] = [
+        Kind::AllReduce,
+        Kind::Reduce,
+        Kind::ReduceScatter,
+        Kind::AllGather,
+        Kind::Broadcast,
+        Kind::Scatter,
+        Kind::Gather,
+        Kind::AllToAll,
+        Kind::Barrier,
+        Kind::Send,
+        Kind::Recv,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "all_reduce",
+            Kind::Reduce => "reduce",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllGather => "all_gather",
+            Kind::Broadcast => "broadcast",
+            Kind::Scatter => "scatter",
+            Kind::Gather => "gather",
+            Kind::AllToAll => "all_to_all",
+            Kind::Barrier => "barrier",
+            Kind::Send => "send",
+            Kind::Recv => "recv",
+        }
+    }
+
+    /// Whether one rank plays a special part.
+    pub(crate) const fn is_rooted(self) -> bool {
+        matches!(self, Kind::Reduce | Kind::Broadcast | Kind::Scatter | Kind::Gather)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What must be the same on every rank, in a form of fixed size that travels beside the data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Signature {
+    /// Position in the order of collectives of the group (sends and receives: of the pair).
+    pub sequence: u64,
+    pub kind: Kind,
+    pub dtype: DType,
+    pub op: Option<ReduceOp>,
+    pub root: u32,
+    /// In the whole call, or in one rank's part where parts are equal.
+    pub elements: u64,
+    /// A digest of what else must agree: counts by rank.
+    pub extra: u64,
+    pub label: Label,
+}
+
+/// The bytes of a signature on the wire and in shared memory: two cache lines.
+pub const SIGNATURE_BYTES: usize = 128;
+
+impl Signature {
+    pub(crate) fn encode(&self) -> [u8; SIGNATURE_BYTES] {
+        let mut bytes = [0; SIGNATURE_BYTES];
+        bytes[0..8].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[8] = self.kind as u8;
+        bytes[9] = 1 + dtype_index(self.dtype);
+        bytes[10] = self.op.map_or(0, |op| op as u8);
+        bytes[11] = self.label.len;
+        bytes[12..16].copy_from_slice(&self.root.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.elements.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.extra.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.label.text);
+        bytes
+    }
+
+    /// `None` when no rank of this version wrote it.
+    pub(crate) fn decode(bytes: &[u8; SIGNATURE_BYTES]) -> Option<Signature> {
+        let word = |at: usize| {
+            let mut part = [0; 8];
+            part.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(part)
+        };
+        let mut label = Label { len: bytes[11], text: [0; LABEL_BYTES_MAX] };
+        label.text.copy_from_slice(&bytes[32..]);
+        let op = match bytes[10] {
+            0 => None,
+            number => Some(*ReduceOp::ALL.get(number as usize - 1)?),
+        };
+        (label.len as usize <= LABEL_BYTES_MAX).then_some(Signature {
+            sequence: word(0),
+            kind: *Kind::ALL.get((bytes[8] as usize).checked_sub(1)?)?,
+            dtype: *DType::ALL.get((bytes[9] as usize).checked_sub(1)?)?,
+            op,
+            root: (word(8) >> 32) as u32,
+            elements: word(16),
+            extra: word(24),
+            label,
+        })
+    }
+}
+
+fn dtype_index(dtype: DType) -> u8 {
+    DType::ALL.iter().position(|known| *known == dtype).unwrap_or(0) as u8
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{} '{}'", self.kind, self.sequence, self.label)?;
+        if self.kind == Kind::Barrier {
+            return Ok(());
+        }
+        write!(f, " (")?;
+        if let Some(op) = self.op {
+            write!(f, "{op} ")?;
+        }
+        write!(f, "{} x {}", self.dtype, self.elements)?;
+        match self.kind {
+            kind if kind.is_rooted() => write!(f, ", root {}", self.root)?,
+            Kind::Send | Kind::Recv => write!(f, ", peer {}", self.root)?,
+            _ => {}
+        }
+        if self.extra != 0 {
+            write!(f, ", counts {:08x}", self.extra as u32)?;
+        }
+        write!(f, ")")
+    }
+}
+
+impl fmt::Debug for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// The name of what is moved, cut to a fixed size.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Label {
+    len: u8,
+    text: [u8; LABEL_BYTES_MAX],
+}
+
+/// What is left of [`SIGNATURE_BYTES`] for the label.
+pub const LABEL_BYTES_MAX: usize = 96;
+
+impl Label {
+    /// Labels that are too long keep their end, which tells names of layers apart.
+    pub fn new(name: &str) -> Label {
+        let mut start = name.len().saturating_sub(LABEL_BYTES_MAX);
+        while !name.is_char_boundary(start) {
+            start += 1;
+        }
+        let kept = &name.as_bytes()[start..];
+        let mut text = [0; LABEL_BYTES_MAX];
+        text[..kept.len()].copy_from_slice(kept);
+        Label { len: kept.len() as u8, text }
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.text[..self.len as usize]))
+    }
+}
+
+/// A stretch of the caller's memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub(crate) start: *mut u8,
+    pub(crate) bytes: usize,
+}
+
+// SAFETY: a piece is made from a borrowed slice of plain elements and used within the borrow.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    pub(crate) fn of<T>(slice: &mut [T]) -> Piece {
+        Piece { start: slice.as_mut_ptr().cast(), bytes: size_of_val(slice) }
+    }
+
+    /// For reading only.
+    pub(crate) fn of_const<T>(slice: &[T]) -> Piece {
+        Piece { start: slice.as_ptr().cast_mut().cast(), bytes: size_of_val(slice) }
+    }
+}
+
+/// Pieces one behind the other, as one stretch of `bytes`: a fused call has several.
+#[derive(Clone, Copy)]
+pub(crate) struct Pieces<'a> {
+    list: &'a [Piece],
+    pub(crate) bytes: usize,
+    borrow: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Pieces<'a> {
+    pub(crate) fn new(list: &'a [Piece]) -> Pieces<'a> {
+        let bytes = list.iter().map(|piece| piece.bytes).sum();
+        Pieces { list, bytes, borrow: PhantomData }
+    }
+
+    /// Calls `visit(pointer, offset, bytes)` for every stretch of `start..start + bytes`; offsets are
+    /// from `start`. Walks on from where `cursor` was left, so starts must not go down.
+    pub(crate) fn each(
+        &self,
+        cursor: &mut Cursor,
+        start: usize,
+        bytes: usize,
+        mut visit: impl FnMut(*mut u8, usize, usize),
+    ) {
+        let mut done = 0;
+        while done < bytes {
+            let Some(piece) = self.list.get(cursor.index) else { return };
+            let inside = start + done - cursor.base;
+            if inside >= piece.bytes {
+                cursor.base += piece.bytes;
+                cursor.index += 1;
+                continue;
+            }
+            let part = (piece.bytes - inside).min(bytes - done);
+            // SAFETY: `inside` is within the piece.
+            visit(unsafe { piece.start.add(inside) }, done, part);
+            done += part;
+        }
+    }
+
+    /// # Safety
+    /// `to` is writable for `bytes`.
+    pub(crate) unsafe fn read(&self, cursor: &mut Cursor, start: usize, bytes: usize, to: *mut u8) {
+        // SAFETY: the pieces are borrowed for this call; the rest is promised by the caller.
+        self.each(cursor, start, bytes, |piece, offset, len| unsafe {
+            std::ptr::copy_nonoverlapping(piece, to.add(offset), len);
+        });
+    }
+
+    /// # Safety
+    /// `from` is readable for `bytes`.
+    pub(crate) unsafe fn write(
+        &self,
+        cursor: &mut Cursor,
+        start: usize,
+        bytes: usize,
+        from: *const u8,
+    ) {
+        // SAFETY: as for `read`.
+        self.each(cursor, start, bytes, |piece, offset, len| unsafe {
+            std::ptr::copy_nonoverlapping(from.add(offset), piece, len);
+        });
+    }
+}
+
+/// Where a walk over pieces is.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cursor {
+    index: usize,
+    base: usize,
+}
+
+/// What a call works on. Where an input may be missing its data is in the output already.
+pub(crate) enum Work<'a> {
+    AllReduce {
+        data: Pieces<'a>,
+    },
+    Reduce {
+        data: Pieces<'a>,
+    },
+    /// `output` may begin where the own block of `input` does.
+    ReduceScatter {
+        input: Piece,
+        output: Piece,
+    },
+    /// `counts` in bytes, by rank.
+    AllGather {
+        input: Option<Piece>,
+        output: Piece,
+        counts: &'a [usize],
+    },
+    Broadcast {
+        data: Pieces<'a>,
+    },
+    /// `input` counts on the root alone.
+    Scatter {
+        input: Option<Piece>,
+        output: Piece,
+    },
+    Gather {
+        input: Piece,
+        output: Option<Piece>,
+    },
+    /// Counts in bytes.
+    AllToAll {
+        input: Piece,
+        output: Piece,
+        sends: &'a [usize],
+        receives: &'a [usize],
+    },
+    Barrier,
+    Send {
+        to: usize,
+        data: Piece,
+    },
+    Recv {
+        from: usize,
+        into: Piece,
+    },
+}
+
+/// One collective.
+pub(crate) struct Call<'a> {
+    pub signature: Signature,
+    pub work: Work<'a>,
+}
+
+/// The error that both sides of a mismatch get.
+pub(crate) fn mismatch(group: &str, a: (&str, &Signature), b: (&str, &Signature)) -> Error {
+    Error::invalid(format!(
+        "ranks of group '{group}' are in different collectives: {} is in {}, {} is in {}",
+        a.0, a.1, b.0, b.1
+    ))
+    .help("every rank must call the same collectives with the same arguments in the same order")
+}
+
+/// `$body` with `$T` the Rust type of a dtype that can be reduced.
+macro_rules! with_type {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            fleet_tensor::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            fleet_tensor::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            fleet_tensor::DType::F16 => {
+                type $T = fleet_tensor::f16;
+                $body
+            }
+            fleet_tensor::DType::BF16 => {
+                type $T = fleet_tensor::bf16;
+                $body
+            }
+            fleet_tensor::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            fleet_tensor::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            // Flags are bytes; what else has one byte or two is refused before it gets here.
+            _ => {
+                type $T = u8;
+                $body
+            }
+        }
+    };
+}
+
+/// [`fleet_kernels::fold::fold_raw`] by dtype; `bytes` long.
+///
+/// # Safety
+/// As there; pointers are aligned for the dtype.
+pub(crate) unsafe fn fold_bytes(
+    dtype: DType,
+    op: FoldOp,
+    inputs: &[*const u8],
+    out: *mut u8,
+    copy: Option<*mut u8>,
+    bytes: usize,
+) {
+    // SAFETY: promised by the caller; a slice of pointers to bytes is one of pointers to elements.
+    with_type!(dtype, T => unsafe {
+        let inputs = std::slice::from_raw_parts(inputs.as_ptr().cast::<*const T>(), inputs.len());
+        let copy = copy.map(|copy| copy.cast::<T>());
+        fleet_kernels::fold::fold_raw(op, inputs, out.cast::<T>(), copy, bytes / size_of::<T>());
+    });
+}
+
+/// The bounds of part `index` when `elements` are cut into `parts`, in elements; inner bounds are
+/// multiples of `grain`.
+pub(crate) fn part(elements: usize, parts: usize, index: usize, grain: usize) -> (usize, usize) {
+    let bound = |i: usize| {
+        if i == parts {
+            elements
+        } else {
+            (elements * i / parts).next_multiple_of(grain).min(elements)
+        }
+    };
+    (bound(index), bound(index + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signatures_survive_the_wire() {
+        let signature = Signature {
+            sequence: 7,
+            kind: Kind::Reduce,
+            dtype: DType::BF16,
+            op: Some(ReduceOp::Avg),
+            root: 3,
+            elements: 1 << 40,
+            extra: 99,
+            label: Label::new(&format!("ü{}.w_0@GRAD", "layer.".repeat(30))),
+        };
+        let bytes = signature.encode();
+        assert_eq!(Signature::decode(&bytes), Some(signature));
+        let text = signature.to_string();
+        assert!(
+            text.starts_with("reduce #7 '") && text.contains("w_0@GRAD' (avg bf16 x"),
+            "{text}"
+        );
+        for at in 8..12 {
+            let mut garbage = bytes;
+            garbage[at] = 0xee;
+            assert_eq!(Signature::decode(&garbage), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn parts_cover_everything_once() {
+        for elements in [0, 1, 15, 16, 17, 1000, 4096] {
+            for parts in 1..10 {
+                let mut end = 0;
+                for index in 0..parts {
+                    let (from, to) = part(elements, parts, index, 16);
+                    assert!(from == end && to >= from);
+                    end = to;
+                }
+                assert_eq!(end, elements);
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_read_as_one_stretch() {
+        let (mut a, mut b, mut c) = ([1u8, 2, 3], [0u8; 0], [4u8, 5]);
+        let list = [Piece::of(&mut a), Piece::of(&mut b), Piece::of(&mut c)];
+        let pieces = Pieces::new(&list);
+        let (mut out, mut cursor) = ([0u8; 3], Cursor::default());
+        // SAFETY: three bytes are asked for.
+        unsafe { pieces.read(&mut cursor, 1, 3, out.as_mut_ptr()) };
+        assert_eq!(out, [2, 3, 4]);
+        // SAFETY: one byte, and the cursor goes on.
+        unsafe { pieces.write(&mut cursor, 4, 1, [9u8].as_ptr()) };
+        assert_eq!(c, [4, 9]);
+    }
+}

@@ -1,0 +1,46 @@
+//! Collectives: all ranks of a [`Group`] call the same function, and each gets its part of the result.
+//!
+//! Ranks on one host share memory, ranks on several talk over a mesh of `fleet-net`; which one, and
+//! which algorithm, is the group's business. What it promises:
+//!
+//! * The result does not depend on timing and is bitwise the same on every rank.
+//! * Nothing waits forever: every wait ends with the data, a deadline, the fired token, or word of a
+//!   peer's death, and the error says which collective waited for whom and who had joined.
+//! * Ranks that call different things get an error that names both sides, not a wrong sum.
+//!
+//! It knows nothing of programs or of environment variables.
+//!
+//! ```
+//! use fleet_comm::{GroupOptions, ReduceOp, World};
+//! // Two ranks as threads; real jobs have a rank a process.
+//! let sums: Vec<f32> = std::thread::scope(|scope| {
+//!     let ranks: Vec<_> = World::threads(2)
+//!         .into_iter()
+//!         .map(|world| {
+//!             scope.spawn(move || -> fleet_base::Result<f32> {
+//!                 let group = world.group("world", &[0, 1], &GroupOptions::default())?;
+//!                 let mut gradient = [1.0 + group.rank() as f32; 1000];
+//!                 group.all_reduce("fc.w@GRAD", &mut gradient, ReduceOp::Sum)?;
+//!                 Ok(gradient[999])
+//!             })
+//!         })
+//!         .collect();
+//!     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<_, _>>()
+//! })?;
+//! assert_eq!(sums, [3.0, 3.0]);
+//! # Ok::<(), fleet_base::Error>(())
+//! ```
+
+mod backend;
+mod call;
+mod group;
+mod handle;
+mod recorder;
+mod shm;
+mod world;
+
+pub use call::{Kind, LABEL_BYTES_MAX, ReduceOp};
+pub use group::Group;
+pub use handle::Handle;
+pub use recorder::{RECORDS_MAX, Recorder};
+pub use world::{GroupOptions, World};

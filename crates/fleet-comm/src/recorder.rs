@@ -1,0 +1,199 @@
+//! The flight recorder: the last collectives of a rank, written out when something goes wrong.
+//!
+//! Laying the files of all ranks side by side shows who is in which call. A line looks like
+//! `{"group": "world", "rank": 0, "sequence": 7, "kind": "all_reduce", "label": "fc.w@GRAD", "op": "sum",
+//! "dtype": "f32", "elements": 1000, "root": 0, "state": "done", "begin_us": 5071, "us": 37}`;
+//! times are microseconds since the recorder was made.
+
+use crate::call::Signature;
+use fleet_base::{Error, Result};
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Collectives that are remembered, a few hundred kilobytes.
+pub const RECORDS_MAX: usize = 1000;
+
+/// Shared by the groups of a rank; a clone is the same recorder.
+#[derive(Clone)]
+pub struct Recorder(Arc<Mutex<Tape>>);
+
+struct Tape {
+    begin: Instant,
+    dump: Option<PathBuf>,
+    /// The number of the oldest record that is kept.
+    oldest: u64,
+    records: VecDeque<Record>,
+}
+
+struct Record {
+    group: Arc<str>,
+    rank: usize,
+    signature: Signature,
+    begin_us: u64,
+    us: Option<u64>,
+    failed: bool,
+}
+
+impl Recorder {
+    /// `dump`: where the records are written when a collective fails; nowhere without it.
+    pub fn new(dump: Option<PathBuf>) -> Recorder {
+        Recorder(Arc::new(Mutex::new(Tape {
+            begin: Instant::now(),
+            dump,
+            oldest: 0,
+            records: VecDeque::with_capacity(RECORDS_MAX),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tape> {
+        // A tape is whole between statements, whoever panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A collective begins; gives its number for [`Recorder::end`].
+    pub(crate) fn begin(&self, group: &Arc<str>, rank: usize, signature: Signature) -> u64 {
+        let mut tape = self.lock();
+        if tape.records.len() == RECORDS_MAX {
+            tape.records.pop_front();
+            tape.oldest += 1;
+        }
+        let begin_us = tape.begin.elapsed().as_micros() as u64;
+        let group = group.clone();
+        tape.records.push_back(Record {
+            group,
+            rank,
+            signature,
+            begin_us,
+            us: None,
+            failed: false,
+        });
+        tape.oldest + tape.records.len() as u64 - 1
+    }
+
+    pub(crate) fn end(&self, number: u64, failed: bool) {
+        let mut tape = self.lock();
+        let now = tape.begin.elapsed().as_micros() as u64;
+        let Some(index) = number.checked_sub(tape.oldest) else { return };
+        if let Some(record) = tape.records.get_mut(index as usize) {
+            record.us = Some(now.saturating_sub(record.begin_us));
+            record.failed = failed;
+        }
+    }
+
+    /// The records as JSON lines, oldest first.
+    pub fn json_lines(&self) -> String {
+        let tape = self.lock();
+        let mut out = String::new();
+        for record in &tape.records {
+            // Writing to a string cannot fail.
+            let _ = writeln!(out, "{}", record.json());
+        }
+        out
+    }
+
+    /// Writes the records to `path`, in one piece.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = self.json_lines();
+        let part = path.with_extension("part");
+        std::fs::write(&part, text).map_err(|error| Error::io("write", &part, &error))?;
+        std::fs::rename(&part, path).map_err(|error| Error::io("write", path, &error))
+    }
+
+    /// Writes the records where failures are told to go; gives the path, when there is one.
+    pub(crate) fn dump(&self) -> Option<Result<PathBuf>> {
+        let path = self.lock().dump.clone()?;
+        Some(self.write(&path).map(|()| path))
+    }
+}
+
+impl Record {
+    fn json(&self) -> String {
+        let signature = &self.signature;
+        let state = match (self.us, self.failed) {
+            (None, _) => "waiting",
+            (Some(_), true) => "failed",
+            (Some(_), false) => "done",
+        };
+        let mut line = format!(
+            "{{\"group\": {}, \"rank\": {}, \"sequence\": {}, \"kind\": \"{}\", \"label\": {}, ",
+            quoted(&self.group),
+            self.rank,
+            signature.sequence,
+            signature.kind,
+            quoted(&signature.label.to_string()),
+        );
+        if let Some(op) = signature.op {
+            line += &format!("\"op\": \"{op}\", ");
+        }
+        line += &format!(
+            "\"dtype\": \"{}\", \"elements\": {}, \"root\": {}, \"state\": \"{state}\", \"begin_us\": {}",
+            signature.dtype, signature.elements, signature.root, self.begin_us
+        );
+        if let Some(us) = self.us {
+            line += &format!(", \"us\": {us}");
+        }
+        line + "}"
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            c if (c as u32) < 0x20 => {
+                // Writing to a string cannot fail.
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Kind, Label, ReduceOp};
+    use fleet_tensor::DType;
+
+    #[test]
+    fn the_last_thousand_are_kept() {
+        let recorder = Recorder::new(None);
+        let group: Arc<str> = "a\"b".into();
+        for sequence in 0..1500 {
+            let number = recorder.begin(
+                &group,
+                3,
+                Signature {
+                    sequence,
+                    kind: Kind::AllReduce,
+                    dtype: DType::F32,
+                    op: Some(ReduceOp::Sum),
+                    root: 0,
+                    elements: 5,
+                    extra: 0,
+                    label: Label::new("x\ny"),
+                },
+            );
+            if sequence != 1499 {
+                recorder.end(number, sequence == 1498);
+            }
+        }
+        let text = recorder.json_lines();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), RECORDS_MAX);
+        assert!(
+            lines[0].contains("\"sequence\": 500,") && lines[0].contains("\"state\": \"done\"")
+        );
+        assert!(lines[998].contains("\"state\": \"failed\""));
+        assert!(lines[999].contains("\"state\": \"waiting\"") && !lines[999].contains("\"us\""));
+        assert!(lines[0].starts_with("{\"group\": \"a\\\"b\", \"rank\": 3,"));
+        assert!(lines[0].contains("\"label\": \"x\\u000ay\""));
+    }
+}

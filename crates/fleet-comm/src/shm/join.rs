@@ -1,0 +1,91 @@
+//! How the ranks of a host come to share a segment: one makes it and publishes where it is, the others
+//! open it, and it is used when all have.
+
+use super::engine::{Engine, Tuning};
+use super::segment::{Layout, Segment};
+use super::sys::SharedFile;
+use fleet_base::{Error, Result};
+use fleet_net::{Abort, Limits, Member, Store};
+
+/// The ranks of a group that are on this host.
+pub(crate) struct Local {
+    /// Of the group.
+    pub name: String,
+    /// In the order of the group.
+    pub members: Vec<Member>,
+    /// The position of this rank in `members`.
+    pub rank: usize,
+}
+
+/// An engine, or `None` when the ranks of this host cannot share memory (all of them get that).
+pub(crate) fn join(
+    local: Local,
+    slot_bytes: usize,
+    tuning: Tuning,
+    store: &dyn Store,
+    limits: &Limits,
+    abort: &Abort,
+) -> Result<Option<Engine>> {
+    let layout = Layout { ranks: local.members.len(), slot_bytes };
+    for (attempt, fallback) in [false, true].into_iter().enumerate() {
+        let prefix = format!("comm/{}/shm/{}/{attempt}", local.name, local.members[0].rank);
+        if let Some(segment) = attempt_join(&local, layout, fallback, &prefix, store, limits)? {
+            let Local { name, members, rank } = local;
+            return Ok(Some(Engine::new(segment, rank, &name, members, tuning, abort)));
+        }
+    }
+    Ok(None)
+}
+
+fn attempt_join(
+    local: &Local,
+    layout: Layout,
+    fallback: bool,
+    prefix: &str,
+    store: &dyn Store,
+    limits: &Limits,
+) -> Result<Option<Segment>> {
+    let key = format!("{prefix}/file");
+    let mut file: Option<SharedFile> = None;
+    let segment = if local.rank == 0 {
+        let nonce = nonce(local);
+        let made = Segment::create(layout, nonce, fallback);
+        let path = made.as_ref().map(|(_, file)| file.path()).unwrap_or_default();
+        store.set(&key, format!("{nonce} {path}").as_bytes(), limits)?;
+        made.map(|(segment, made)| {
+            file = Some(made);
+            segment
+        })
+    } else {
+        let value = store.wait(&[&key], limits)?.pop().unwrap_or_default();
+        let text = String::from_utf8_lossy(&value).into_owned();
+        let (nonce, path) = text.split_once(' ').unwrap_or_default();
+        let nonce = nonce.parse().map_err(|_| {
+            Error::invalid(format!("the store holds no shared memory under '{key}'")).got(&text)
+        })?;
+        match path.is_empty() {
+            true => {
+                Err(Error::unavailable("the first rank of the host could not make shared memory"))
+            }
+            false => Segment::open(layout, nonce, path),
+        }
+    };
+    let vote: &[u8] = if segment.is_ok() { b"yes" } else { b"no" };
+    store.set(&format!("{prefix}/opened/{}", local.rank), vote, limits)?;
+    let keys: Vec<String> =
+        (0..layout.ranks).map(|rank| format!("{prefix}/opened/{rank}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let votes = store.wait(&keys, limits)?;
+    // From here on nobody needs the file's name or descriptor.
+    drop(file);
+    Ok(segment.ok().filter(|_| votes.iter().all(|vote| vote == b"yes")))
+}
+
+/// A number that no other group's memory has: it tells a file of a process that is gone, whose number
+/// was given to another, from the right one.
+fn nonce(local: &Local) -> u64 {
+    use std::hash::{BuildHasher, Hash, Hasher};
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    local.name.hash(&mut hasher);
+    hasher.finish()
+}

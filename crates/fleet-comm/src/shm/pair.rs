@@ -1,0 +1,89 @@
+//! Messages between two ranks, through areas of the pair: they do not touch the stream of all.
+
+use super::engine::Engine;
+use super::segment::PAIR_SLOTS;
+use crate::call::{Call, Kind, Piece, Signature, Work};
+use fleet_base::{Error, Result};
+use fleet_net::Limits;
+
+impl Engine {
+    pub(super) fn run_pair(&mut self, call: &mut Call<'_>, limits: &Limits) -> Result<()> {
+        match call.work {
+            Work::Send { to, data } => self.send(to, data, &call.signature, limits),
+            Work::Recv { from, into } => self.recv(from, into, &call.signature, limits),
+            _ => Err(Error::internal("a collective in the areas of a pair")),
+        }
+    }
+
+    fn send(&mut self, to: usize, data: Piece, own: &Signature, limits: &Limits) -> Result<()> {
+        let area = self.segment.layout.pair_slot_bytes();
+        let mut step = self.sent[to];
+        let mut start = 0;
+        loop {
+            let free = step.wrapping_add(1).wrapping_sub(PAIR_SLOTS as u32);
+            let flag = self.segment.pair_consumed(self.rank, to);
+            self.wait(flag, free, limits, to, &|| {
+                format!("{own}, waiting for rank {to} to receive")
+            })?;
+            let bytes = (data.bytes - start).min(area);
+            // SAFETY: the receiver has consumed the area and its signature.
+            unsafe {
+                self.segment.pair_signature(self.rank, to, step).write(own.encode());
+                let slot = self.segment.pair_slot(self.rank, to, step);
+                std::ptr::copy_nonoverlapping(data.start.add(start), slot, bytes);
+            }
+            step = step.wrapping_add(1);
+            self.segment.pair_filled(self.rank, to).publish(step);
+            start += bytes;
+            if start >= data.bytes {
+                self.sent[to] = step;
+                return Ok(());
+            }
+        }
+    }
+
+    fn recv(&mut self, from: usize, into: Piece, own: &Signature, limits: &Limits) -> Result<()> {
+        let area = self.segment.layout.pair_slot_bytes();
+        let mut step = self.received[from];
+        let mut start = 0;
+        loop {
+            let flag = self.segment.pair_filled(from, self.rank);
+            let next = step.wrapping_add(1);
+            self.wait(flag, next, limits, from, &|| {
+                format!("{own}, waiting for rank {from} to send")
+            })?;
+            // SAFETY: the sender has published the area and its signature.
+            let theirs = unsafe { self.segment.pair_signature(from, self.rank, step).read() };
+            let theirs = Signature::decode(&theirs)
+                .ok_or_else(|| Error::internal(format!("rank {from} wrote no signature")))?;
+            check_pair(own, &theirs, &self.describe(self.rank), &self.describe(from))?;
+            let bytes = (into.bytes - start).min(area);
+            // SAFETY: as above; both sides agree on the size.
+            unsafe {
+                let slot = self.segment.pair_slot(from, self.rank, step);
+                std::ptr::copy_nonoverlapping(slot, into.start.add(start), bytes);
+            }
+            step = next;
+            self.segment.pair_consumed(from, self.rank).publish(step);
+            start += bytes;
+            if start >= into.bytes {
+                self.received[from] = step;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether a message is the one that its receiver waits for.
+pub(crate) fn check_pair(own: &Signature, theirs: &Signature, me: &str, peer: &str) -> Result<()> {
+    let same = theirs.kind == Kind::Send
+        && (own.dtype, own.elements, own.sequence)
+            == (theirs.dtype, theirs.elements, theirs.sequence)
+        && own.label == theirs.label;
+    if same {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{me} is in {own}, {peer} is in {theirs}")).help(
+        "sends and receives of a pair must have the same label, type and size, in the same order",
+    ))
+}

@@ -1,0 +1,329 @@
+//! The memory that the ranks of one host share: who maps it and where things are in it.
+//!
+//! One rank makes an anonymous file (`memfd`), the others open it through `/proc/PID/fd`. It has no
+//! name anywhere, so nothing is left behind however the processes end, and the size of `/dev/shm`
+//! does not matter. Where `/proc` of the other process cannot be read there is a file in `/dev/shm`,
+//! whose name is gone as soon as everybody has opened it.
+//!
+//! ```text
+//! head        magic, sizes, a random number that proves that the right file was opened, the fault
+//! ranks       per rank: counters on cache lines of their own, signatures of its last calls
+//! slots       per rank: SLOTS areas of `slot_bytes`, through which data goes
+//! pairs       per ordered pair: counters and PAIR_SLOTS areas, for send and receive
+//! ```
+//!
+//! Pages that nobody touches take no memory.
+
+use super::sys;
+use crate::call::SIGNATURE_BYTES;
+use fleet_base::{Error, ErrorKind, Result};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The layout of a segment; the same numbers on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub ranks: usize,
+    pub slot_bytes: usize,
+}
+
+/// Areas of a rank: a step may be filled while the steps before it are still being read.
+pub(crate) const SLOTS: usize = 6;
+/// Signatures that are kept of a rank: a root can be at most [`SLOTS`] calls ahead.
+pub(crate) const SIGNATURES: usize = 8;
+/// Areas of an ordered pair of ranks.
+pub(crate) const PAIR_SLOTS: usize = 4;
+/// Ranks of one host in one segment. More than any host has cores for.
+pub(crate) const LOCAL_RANKS_MAX: usize = 256;
+
+/// Two lines, since the hardware fetches them in pairs.
+const LINE: usize = 128;
+const PAGE: usize = 4096;
+const HEAD_BYTES: usize = PAGE;
+const FAULT_TEXT_MAX: usize = 2048;
+const FAULT_TEXT_AT: usize = 1024;
+/// filled, consumed, their waiters, left.
+const FLAG_LINES: usize = 5;
+const RANK_BYTES: usize = (FLAG_LINES * LINE + SIGNATURES * SIGNATURE_BYTES).next_multiple_of(PAGE);
+const PAIR_FLAG_LINES: usize = 4;
+const PAIR_HEAD_BYTES: usize =
+    (PAIR_FLAG_LINES * LINE + PAIR_SLOTS * SIGNATURE_BYTES).next_multiple_of(PAGE);
+
+const MAGIC: u64 = u64::from_le_bytes(*b"fleetshm");
+const VERSION: u32 = 1;
+
+impl Layout {
+    fn slots_at(&self) -> usize {
+        HEAD_BYTES + self.ranks * RANK_BYTES
+    }
+
+    fn pairs_at(&self) -> usize {
+        self.slots_at() + self.ranks * SLOTS * self.slot_bytes
+    }
+
+    /// Messages go through areas of this size.
+    pub fn pair_slot_bytes(&self) -> usize {
+        if self.ranks <= 8 { 64 << 10 } else { 16 << 10 }
+    }
+
+    fn pair_bytes(&self) -> usize {
+        PAIR_HEAD_BYTES + PAIR_SLOTS * self.pair_slot_bytes()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.pairs_at() + self.ranks * self.ranks * self.pair_bytes()
+    }
+}
+
+/// A counter that others wait for, and how many of them sleep.
+#[derive(Clone, Copy)]
+pub(crate) struct Flag<'s> {
+    pub word: &'s AtomicU32,
+    pub waiters: &'s AtomicU32,
+}
+
+impl Flag<'_> {
+    /// Counters wrap; what is compared is never far apart.
+    #[inline]
+    pub fn reached(&self, target: u32) -> bool {
+        is_reached(self.word.load(Ordering::Acquire), target)
+    }
+
+    /// Everything written before is seen by whoever sees `value`.
+    #[inline]
+    pub fn publish(&self, value: u32) {
+        // Sequentially consistent, as is the waiter's announcement: one of the two sees the other.
+        self.word.swap(value, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) != 0 {
+            sys::futex_wake(self.word);
+        }
+    }
+}
+
+#[inline]
+pub(crate) fn is_reached(value: u32, target: u32) -> bool {
+    value.wrapping_sub(target) as i32 >= 0
+}
+
+/// A mapped segment; unmapped when dropped.
+pub(crate) struct Segment {
+    map: sys::Map,
+    pub layout: Layout,
+}
+
+impl Segment {
+    /// Makes the memory; the file is needed until everybody has opened it.
+    pub fn create(
+        layout: Layout,
+        nonce: u64,
+        fallback: bool,
+    ) -> Result<(Segment, sys::SharedFile)> {
+        let file = sys::SharedFile::create(layout.bytes(), fallback)?;
+        let map = file.map(layout.bytes())?;
+        let segment = Segment { map, layout };
+        // SAFETY: the head is inside the map, which nobody else has yet.
+        unsafe {
+            let head = segment.at(0);
+            head.add(8).cast::<u64>().write(nonce);
+            head.add(16).cast::<u32>().write(VERSION);
+            head.add(20).cast::<u32>().write(layout.ranks as u32);
+            head.add(24).cast::<u64>().write(layout.slot_bytes as u64);
+            head.cast::<u64>().write(MAGIC);
+        }
+        Ok((segment, file))
+    }
+
+    /// Opens what another rank made, and makes sure that it is that.
+    pub fn open(layout: Layout, nonce: u64, path: &str) -> Result<Segment> {
+        let map = sys::open_map(path, layout.bytes())?;
+        let segment = Segment { map, layout };
+        // SAFETY: the head is inside the map.
+        let (magic, found, version, ranks, slot_bytes) = unsafe {
+            let head = segment.at(0);
+            (
+                head.cast::<u64>().read(),
+                head.add(8).cast::<u64>().read(),
+                head.add(16).cast::<u32>().read(),
+                head.add(20).cast::<u32>().read(),
+                head.add(24).cast::<u64>().read(),
+            )
+        };
+        if magic != MAGIC || found != nonce || version != VERSION {
+            return Err(Error::unavailable(format!("{path} is not this group's shared memory")));
+        }
+        if (ranks as usize, slot_bytes as usize) != (layout.ranks, layout.slot_bytes) {
+            return Err(Error::invalid("shared memory was made with another layout")
+                .expected(format!("{} ranks, slots of {}", layout.ranks, layout.slot_bytes))
+                .got(format!("{ranks} ranks, slots of {slot_bytes}")));
+        }
+        Ok(segment)
+    }
+
+    /// # Safety
+    /// `offset` is inside the layout.
+    unsafe fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.layout.bytes());
+        // SAFETY: promised by the caller.
+        unsafe { self.map.start().add(offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: callers give offsets of aligned words inside the layout; words are only used as
+        // atomics, by every process.
+        unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
+    }
+
+    fn flag(&self, offset: usize) -> Flag<'_> {
+        Flag { word: self.word(offset), waiters: self.word(offset + LINE) }
+    }
+
+    fn rank_at(&self, rank: usize) -> usize {
+        debug_assert!(rank < self.layout.ranks);
+        HEAD_BYTES + rank * RANK_BYTES
+    }
+
+    /// Steps that `rank` has written.
+    pub fn filled(&self, rank: usize) -> Flag<'_> {
+        self.flag(self.rank_at(rank))
+    }
+
+    /// Steps that `rank` has read.
+    pub fn consumed(&self, rank: usize) -> Flag<'_> {
+        self.flag(self.rank_at(rank) + 2 * LINE)
+    }
+
+    /// Not 0 once `rank` has dropped its group.
+    pub fn left(&self, rank: usize) -> &AtomicU32 {
+        self.word(self.rank_at(rank) + 4 * LINE)
+    }
+
+    /// Where `rank` writes the signature of its call number `call`.
+    pub fn signature(&self, rank: usize, call: u32) -> *mut [u8; SIGNATURE_BYTES] {
+        let index = call as usize % SIGNATURES;
+        // SAFETY: inside the rank's area.
+        unsafe { self.at(self.rank_at(rank) + FLAG_LINES * LINE + index * SIGNATURE_BYTES).cast() }
+    }
+
+    /// The area of `rank` for `step`.
+    pub fn slot(&self, rank: usize, step: u32) -> *mut u8 {
+        let index = rank * SLOTS + step as usize % SLOTS;
+        // SAFETY: inside the slots.
+        unsafe { self.at(self.layout.slots_at() + index * self.layout.slot_bytes) }
+    }
+
+    fn pair_at(&self, from: usize, to: usize) -> usize {
+        self.layout.pairs_at() + (from * self.layout.ranks + to) * self.layout.pair_bytes()
+    }
+
+    /// Areas that `from` has filled for `to`.
+    pub fn pair_filled(&self, from: usize, to: usize) -> Flag<'_> {
+        self.flag(self.pair_at(from, to))
+    }
+
+    pub fn pair_consumed(&self, from: usize, to: usize) -> Flag<'_> {
+        self.flag(self.pair_at(from, to) + 2 * LINE)
+    }
+
+    pub fn pair_signature(&self, from: usize, to: usize, step: u32) -> *mut [u8; SIGNATURE_BYTES] {
+        let index = step as usize % PAIR_SLOTS;
+        let offset = PAIR_FLAG_LINES * LINE + index * SIGNATURE_BYTES;
+        // SAFETY: inside the pair's area.
+        unsafe { self.at(self.pair_at(from, to) + offset).cast() }
+    }
+
+    pub fn pair_slot(&self, from: usize, to: usize, step: u32) -> *mut u8 {
+        let index = step as usize % PAIR_SLOTS;
+        let offset = PAIR_HEAD_BYTES + index * self.layout.pair_slot_bytes();
+        // SAFETY: inside the pair's area.
+        unsafe { self.at(self.pair_at(from, to) + offset) }
+    }
+
+    /// Counts the ranks that have opened the segment, in the head.
+    pub fn opened(&self) -> Flag<'_> {
+        self.flag(2 * LINE)
+    }
+
+    fn fault_state(&self) -> &AtomicU32 {
+        self.word(4 * LINE)
+    }
+
+    /// Tells everybody why this group is over. The first reason stays.
+    pub fn poison(&self, error: &Error) {
+        let state = self.fault_state();
+        if state.compare_exchange(0, WRITING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let text = fault_text(error);
+            // SAFETY: text and its length fit in the head; only the writer that won gets here.
+            unsafe {
+                self.at(FAULT_TEXT_AT - 8).cast::<u32>().write(kind_number(error.kind()));
+                self.at(FAULT_TEXT_AT - 4).cast::<u32>().write(text.len() as u32);
+                std::ptr::copy_nonoverlapping(text.as_ptr(), self.at(FAULT_TEXT_AT), text.len());
+            }
+            state.store(SET, Ordering::SeqCst);
+        }
+        self.wake_all();
+    }
+
+    /// Why the group is over, when it is.
+    pub fn fault(&self) -> Option<Error> {
+        if self.fault_state().load(Ordering::Acquire) != SET {
+            return None;
+        }
+        // SAFETY: text, kind and length are whole since the state says so.
+        let (kind, text) = unsafe {
+            let len = self.at(FAULT_TEXT_AT - 4).cast::<u32>().read() as usize;
+            let bytes = std::slice::from_raw_parts(self.at(FAULT_TEXT_AT), len.min(FAULT_TEXT_MAX));
+            (
+                self.at(FAULT_TEXT_AT - 8).cast::<u32>().read(),
+                String::from_utf8_lossy(bytes).into_owned(),
+            )
+        };
+        let mut lines = text.split('\n');
+        let mut error = Error::new(kind_of(kind), lines.next().unwrap_or("").to_string());
+        for place in lines {
+            error = error.at(place);
+        }
+        Some(error)
+    }
+
+    fn wake_all(&self) {
+        for rank in 0..self.layout.ranks {
+            sys::futex_wake(self.filled(rank).word);
+            sys::futex_wake(self.consumed(rank).word);
+        }
+        sys::futex_wake(self.opened().word);
+    }
+}
+
+const WRITING: u32 = 1;
+const SET: u32 = 2;
+
+/// The message on the first line and a place on each of the others.
+fn fault_text(error: &Error) -> String {
+    let mut text = error.message().replace('\n', " ");
+    for place in error.places() {
+        text.push('\n');
+        text.push_str(&place.replace('\n', " "));
+    }
+    let mut end = text.len().min(FAULT_TEXT_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}
+
+const KINDS: [ErrorKind; 6] = [
+    ErrorKind::Invalid,
+    ErrorKind::Unsupported,
+    ErrorKind::Unavailable,
+    ErrorKind::Exhausted,
+    ErrorKind::Numeric,
+    ErrorKind::Internal,
+];
+
+fn kind_number(kind: ErrorKind) -> u32 {
+    KINDS.iter().position(|known| *known == kind).unwrap_or(0) as u32
+}
+
+fn kind_of(number: u32) -> ErrorKind {
+    KINDS.get(number as usize).copied().unwrap_or(ErrorKind::Unavailable)
+}

@@ -1,0 +1,308 @@
+//! Every collective, every type, every operation, odd sizes, one to nine ranks.
+
+use crate::common::{each_rank, ok};
+use fleet_base::Result;
+use fleet_comm::{Group, GroupOptions, ReduceOp};
+use fleet_tensor::{Element, bf16, f16};
+
+/// Small slots, so that little data takes many chunks.
+fn options() -> GroupOptions {
+    GroupOptions {
+        slot_bytes: Some(64 << 10),
+        small_bytes_max: Some(1 << 10),
+        ..Default::default()
+    }
+}
+
+/// Elements: none, one, odd, in the small form, and several chunks with an odd rest.
+const LENGTHS: [usize; 5] = [0, 1, 77, 256, 40_003];
+
+/// A number type of the tests; values are small integers, so that sums are exact.
+trait Number: Element {
+    fn of(value: i64) -> Self;
+    fn value(self) -> f64;
+}
+
+macro_rules! numbers {
+    ($($ty:ty: |$v:ident| $of:expr, |$x:ident| $value:expr;)*) => {$(
+        impl Number for $ty {
+            fn of($v: i64) -> Self { $of }
+            fn value(self) -> f64 { let $x = self; $value }
+        }
+    )*};
+}
+numbers! {
+    f32: |v| v as f32, |x| f64::from(x);
+    f64: |v| v as f64, |x| x;
+    f16: |v| f16::from_f64(v as f64), |x| x.to_f64();
+    bf16: |v| bf16::from_f64(v as f64), |x| x.to_f64();
+    i32: |v| v as i32, |x| f64::from(x);
+    i64: |v| v, |x| x as f64;
+    u8: |v| v as u8, |x| f64::from(x);
+}
+
+/// What rank `rank` brings at `i`: 1 to 3.
+fn value(rank: usize, i: usize) -> i64 {
+    1 + ((rank * 7 + i * 3 + i / 11) % 3) as i64
+}
+
+fn own<T: Number>(rank: usize, length: usize) -> Vec<T> {
+    (0..length).map(|i| T::of(value(rank, i))).collect()
+}
+
+/// The reduction in the order of ranks, in the type.
+fn reduced<T: Number>(op: ReduceOp, ranks: usize, i: usize) -> T {
+    let values = (0..ranks).map(|rank| value(rank, i));
+    let exact = match op {
+        ReduceOp::Sum => values.sum::<i64>(),
+        ReduceOp::Max => values.max().unwrap_or(0),
+        ReduceOp::Min => values.min().unwrap_or(0),
+        ReduceOp::Prod => values.product(),
+        ReduceOp::Avg => {
+            let sum = values.sum::<i64>();
+            if !T::DTYPE.is_float() {
+                return T::of(sum / ranks as i64);
+            }
+            return round(sum as f64 / ranks as f64, sum as f32 / ranks as f32);
+        }
+    };
+    if T::DTYPE == fleet_tensor::DType::U8 { T::of(i64::from(exact as u8)) } else { T::of(exact) }
+}
+
+/// f64 divides as such, the others in f32 and are rounded once.
+fn round<T: Number>(wide: f64, narrow: f32) -> T {
+    let bytes = match T::DTYPE {
+        fleet_tensor::DType::F64 => wide.to_ne_bytes().to_vec(),
+        fleet_tensor::DType::F32 => narrow.to_ne_bytes().to_vec(),
+        fleet_tensor::DType::F16 => f16::from_f32(narrow).to_ne_bytes().to_vec(),
+        _ => bf16::from_f32(narrow).to_ne_bytes().to_vec(),
+    };
+    // SAFETY: the bytes are those of the type.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
+
+fn expect<T: Number>(what: &str, got: &[T], expected: impl Fn(usize) -> T) {
+    for (i, got) in got.iter().enumerate() {
+        let expected = expected(i);
+        assert!(
+            *got == expected,
+            "{what}: element {i} is {} and not {}",
+            got.value(),
+            expected.value()
+        );
+    }
+}
+
+fn check_type<T: Number>(group: &Group) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    for length in LENGTHS {
+        for op in ReduceOp::ALL {
+            let what = format!("{} {op} {length} of {size}", T::DTYPE);
+            let sum = |i: usize| reduced::<T>(op, size, i);
+            let mut data = own::<T>(rank, length);
+            group.all_reduce("a", &mut data, op)?;
+            expect(&format!("all_reduce {what}"), &data, sum);
+
+            let root = length % size;
+            let mut data = own::<T>(rank, length);
+            group.reduce("b", &mut data, op, root)?;
+            let kept = own::<T>(rank, length);
+            let after = |i: usize| if rank == root { sum(i) } else { kept[i] };
+            expect(&format!("reduce {what}"), &data, after);
+
+            let wide = own::<T>(rank, length * size);
+            let mut block = vec![T::default(); length];
+            group.reduce_scatter("c", &wide, &mut block, op)?;
+            expect(&format!("reduce_scatter {what}"), &block, |i| sum(rank * length + i));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn reductions_of_all_types() {
+    for ranks in 1..=9 {
+        ok(each_rank(ranks, &options(), |group, _| {
+            check_type::<f32>(group)?;
+            check_type::<f64>(group)?;
+            check_type::<f16>(group)?;
+            check_type::<bf16>(group)?;
+            check_type::<i32>(group)?;
+            check_type::<i64>(group)?;
+            check_type::<u8>(group)
+        }));
+    }
+}
+
+fn check_moves(group: &Group, length: usize) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let root = (length + 1) % size;
+    let mut data = own::<f32>(rank, length);
+    group.broadcast("a", &mut data, root)?;
+    expect("broadcast", &data, |i| f32::of(value(root, i)));
+
+    let mut all = vec![0i64; length * size];
+    group.all_gather("b", &own::<i64>(rank, length), &mut all)?;
+    expect("all_gather", &all, |i| value(i / length, i % length));
+    let mut all = vec![0i64; length * size];
+    all[rank * length..][..length].copy_from_slice(&own::<i64>(rank, length));
+    group.all_gather_in_place("b", &mut all)?;
+    expect("all_gather in place", &all, |i| value(i / length, i % length));
+
+    let counts: Vec<usize> = (0..size).map(|rank| length * (rank % 3)).collect();
+    let mut all = vec![0u8; counts.iter().sum()];
+    group.all_gather_v("c", &own::<u8>(rank, counts[rank]), &mut all, &counts)?;
+    let joined: Vec<u8> = (0..size).flat_map(|rank| own::<u8>(rank, counts[rank])).collect();
+    assert!(all == joined, "all_gather_v");
+
+    let wide = own::<i32>(root, length * size);
+    let mut block = vec![0; length];
+    let input = if rank == root { &wide[..] } else { &[] };
+    group.scatter("d", input, &mut block, root)?;
+    assert!(block == wide[rank * length..][..length], "scatter");
+    let mut all = vec![0; if rank == root { length * size } else { 0 }];
+    group.gather("e", &block, &mut all, root)?;
+    assert!(rank != root || all == wide, "gather");
+
+    let wide = own::<f32>(rank, length * size);
+    let mut swapped = vec![0.0; length * size];
+    group.all_to_all("f", &wide, &mut swapped)?;
+    expect("all_to_all", &swapped, |i| f32::of(value(i / length, rank * length + i % length)));
+
+    // Rank a sends a * b + length elements to rank b.
+    let count = |a: usize, b: usize| a * b + length;
+    let sends: Vec<usize> = (0..size).map(|peer| count(rank, peer)).collect();
+    let receives: Vec<usize> = (0..size).map(|peer| count(peer, rank)).collect();
+    let input: Vec<i64> =
+        (0..size).flat_map(|peer| vec![(rank * 100 + peer) as i64; sends[peer]]).collect();
+    let mut output = vec![0; receives.iter().sum()];
+    group.all_to_all_v("g", &input, &sends, &mut output, &receives)?;
+    let expected: Vec<i64> =
+        (0..size).flat_map(|peer| vec![(peer * 100 + rank) as i64; receives[peer]]).collect();
+    assert!(output == expected, "all_to_all_v");
+
+    let wide = own::<f32>(rank, length * size);
+    let mut data = wide.clone();
+    group.reduce_scatter_in_place("h", &mut data, ReduceOp::Sum)?;
+    expect("reduce_scatter in place", &data, |i| match i / length == rank {
+        true => reduced::<f32>(ReduceOp::Sum, size, i),
+        false => wide[i],
+    });
+
+    // Around a ring, even ranks first.
+    let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+    let mut got = vec![0.0f64; length];
+    if size > 1 {
+        for turn in 0..2 {
+            if rank % 2 == turn {
+                group.send("i", &own::<f64>(rank, length), next)?;
+            }
+            // With an odd number the last rank and the first both send first: areas hold that much.
+            if last % 2 == turn {
+                group.recv("i", &mut got, last)?;
+            }
+        }
+        expect("send and recv", &got, |i| f64::of(value(last, i)));
+    }
+    group.barrier("j")
+}
+
+#[test]
+fn moves_of_all_lengths() {
+    for ranks in 1..=9 {
+        ok(each_rank(ranks, &options(), |group, _| {
+            [0, 1, 77, 5_003, 20_011].iter().try_for_each(|length| check_moves(group, *length))
+        }));
+    }
+}
+
+/// Sums of numbers whose order matters are those of rank 0 + rank 1 + ..., whatever the form.
+#[test]
+fn sums_are_in_the_order_of_ranks() {
+    let number =
+        |rank: usize, i: usize| ((i * 31 + rank * 17) % 101) as f32 * 0.1f32.powi(rank as i32);
+    for length in [10, 40_003] {
+        let all = ok(each_rank(5, &options(), |group, _| {
+            let mut data: Vec<f32> = (0..length).map(|i| number(group.rank(), i)).collect();
+            group.all_reduce("sum", &mut data, ReduceOp::Sum).map(|()| data)
+        }));
+        for i in 0..length {
+            let expected = (1..5).fold(number(0, i), |sum, rank| sum + number(rank, i));
+            for rank in 0..5 {
+                assert_eq!(
+                    all[rank][i].to_bits(),
+                    expected.to_bits(),
+                    "element {i} on rank {rank}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn many_buffers_are_one_operation() {
+    let lengths = [3, 0, 20_000, 1, 700, 33_001];
+    for scale in [1, 100] {
+        ok(each_rank(3, &options(), |group, _| {
+            let mut buffers: Vec<Vec<f32>> =
+                lengths.iter().map(|length| own(group.rank(), length / scale)).collect();
+            let mut slices: Vec<&mut [f32]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+            group.all_reduce_fused("bucket", &mut slices, ReduceOp::Sum)?;
+            for buffer in &buffers {
+                expect("fused", buffer, |i| reduced(ReduceOp::Sum, 3, i));
+            }
+            let mut slices: Vec<&mut [f32]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+            slices[2].fill(group.rank() as f32);
+            group.broadcast_fused("bucket", &mut slices, 1)?;
+            assert!(buffers[2].iter().all(|x| *x == 1.0));
+            Ok(())
+        }));
+    }
+}
+
+#[test]
+fn groups_side_by_side_and_split() {
+    ok(each_rank(6, &options(), |group, world| {
+        let rank = group.rank();
+        let rings = [
+            world.group("ring 1", &[0, 1, 2, 3, 4, 5], &options())?,
+            world.group("ring 2", &[5, 4, 3, 2, 1, 0], &options())?,
+        ];
+        // In a different order on each rank: groups do not wait for each other.
+        let handles: Vec<_> = [rank % 2, 1 - rank % 2]
+            .iter()
+            .map(|ring| rings[*ring].all_reduce_start("x", vec![rank as i64 + 1; 9], ReduceOp::Sum))
+            .collect::<Result<_>>()?;
+        for handle in handles {
+            assert_eq!(handle.wait()?, [21; 9]);
+        }
+        assert_eq!(rings[1].rank(), 5 - rank);
+
+        let part = group.split((rank != 3).then_some(rank as u32 % 2), -(rank as i32))?;
+        let Some(part) = part else {
+            assert_eq!(rank, 3);
+            return Ok(());
+        };
+        let expected: &[usize] = if rank % 2 == 0 { &[4, 2, 0] } else { &[5, 1] };
+        assert_eq!(part.ranks(), expected);
+        let mut data = [rank as i32];
+        part.all_reduce("y", &mut data, ReduceOp::Sum)?;
+        assert_eq!(data[0], 6);
+        Ok(())
+    }));
+}
+
+#[test]
+fn calls_in_the_background_keep_their_order() {
+    ok(each_rank(3, &options(), |group, _| {
+        let handles: Vec<_> = (0..50)
+            .map(|i| group.all_reduce_start(&format!("g{i}"), vec![i; 100], ReduceOp::Sum))
+            .collect::<Result<_>>()?;
+        // Behind all of them.
+        group.barrier("end")?;
+        for (i, handle) in handles.into_iter().enumerate() {
+            assert_eq!(handle.wait()?, vec![3 * i as i32; 100]);
+        }
+        Ok(())
+    }));
+}
