@@ -11,13 +11,29 @@
 //! arguments.
 
 pub mod abort;
+mod frame;
+mod gate;
+mod handshake;
+mod log;
+mod membership;
 pub mod memory;
 pub mod mesh;
+mod registry;
 pub mod sim;
+mod socket;
 pub mod store;
 pub mod time;
+mod token;
+mod wire;
 
 pub use abort::{Abort, Hook};
+pub use gate::{HANDSHAKE_SPAN, PENDING_MAX};
+pub use handshake::PROTOCOL_VERSION;
+pub use log::Log;
+pub use membership::Membership;
 pub use mesh::{Fabric, Member, Mesh, Transfer};
-pub use store::{Change, Changes, MemoryStore, Store, Swap};
+pub use registry::{Cause, Notice, Vigilance};
+pub use socket::resolve;
+pub use store::{Change, Changes, MemoryStore, Store, StoreClient, StoreServer, Swap};
 pub use time::{Deadline, Limits, Time};
+pub use token::Token;

@@ -1,6 +1,9 @@
 //! Tests of the wire layer: one module a subject.
 
 mod abort;
+mod membership;
 mod mesh;
+mod proxy;
 mod sim;
 mod store;
+mod strangers;

@@ -127,3 +127,95 @@ fn in_memory() {
     waits(&connect);
     counts_are_exact(&connect);
 }
+
+mod served {
+    use super::*;
+    use crate::proxy::Proxy;
+    use fleet_net::{Log, StoreClient, StoreServer, Token, Vigilance};
+
+    fn server(token: &Token) -> StoreServer {
+        StoreServer::bind("127.0.0.1:0", token, Vigilance::default(), Log::stderr()).unwrap()
+    }
+
+    #[test]
+    fn promises() {
+        let token = Token::generate().unwrap();
+        let server_a = server(&token);
+        let connect = || -> Box<dyn Store> {
+            Box::new(StoreClient::connect(server_a.address(), &token, &long()).unwrap())
+        };
+        keys_and_values(&*connect());
+        waits(&connect);
+        counts_are_exact(&connect);
+        let server_b = server(&token);
+        watches(&StoreClient::connect(server_b.address(), &token, &long()).unwrap());
+    }
+
+    #[test]
+    fn one_handle_serves_threads_that_wait() {
+        let token = Token::generate().unwrap();
+        let server = server(&token);
+        let store = StoreClient::connect(server.address(), &token, &long()).unwrap();
+        std::thread::scope(|scope| {
+            let waiters: Vec<_> = (0..8)
+                .map(|index| {
+                    let key = format!("late/{index}");
+                    let store = &store;
+                    scope.spawn(move || store.wait(&[&key, "late/all"], &long()).unwrap())
+                })
+                .collect();
+            for index in 0..8 {
+                store.set(&format!("late/{index}"), &[index], &long()).unwrap();
+            }
+            store.set("late/all", b"x", &long()).unwrap();
+            for (index, waiter) in waiters.into_iter().enumerate() {
+                assert_eq!(waiter.join().unwrap(), [vec![index as u8], b"x".to_vec()]);
+            }
+        });
+    }
+
+    /// Connections that are cut at random bytes: every addition is done once.
+    #[test]
+    fn lost_connections_change_nothing() {
+        let token = Token::generate().unwrap();
+        let server = server(&token);
+        for seed in 0..3 {
+            println!("seed {seed}");
+            let proxy = Proxy::start(server.address(), seed, 3000);
+            let client = StoreClient::connect(proxy.address(), &token, &long()).unwrap();
+            let key = format!("sum/{seed}");
+            for turn in 1..=200 {
+                assert_eq!(client.add(&key, 1, &long()).unwrap(), turn);
+            }
+            assert!(proxy.cuts() > 0, "the proxy cut nothing");
+            let swap = client.compare_and_set("once", None, b"1", &long()).unwrap();
+            assert_eq!(swap == Swap::Done, seed == 0);
+        }
+    }
+
+    #[test]
+    fn a_store_started_anew_is_another_store() {
+        let token = Token::generate().unwrap();
+        let first = server(&token);
+        let proxy = Proxy::start(first.address(), 1, usize::MAX);
+        let client = StoreClient::connect(proxy.address(), &token, &long()).unwrap();
+        client.set("a", b"1", &long()).unwrap();
+        drop(first);
+        let error = client.get("a", &Limits::within(Duration::from_millis(300))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let second = server(&token);
+        proxy.redirect(second.address());
+        let error = client.get("a", &long()).unwrap_err();
+        assert!(error.message().contains("started anew"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_server_is_named() {
+        let token = Token::generate().unwrap();
+        let address = server(&token).address();
+        let limits = Limits::within(Duration::from_millis(200));
+        let error = StoreClient::connect(address, &token, &limits).err().unwrap().to_string();
+        assert!(error.contains(&format!("cannot connect to {address}")), "{error}");
+        assert!(error.contains("tries"), "{error}");
+    }
+}

@@ -13,13 +13,19 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+mod client;
 mod memory;
+mod protocol;
+mod server;
 mod table;
+mod waiters;
 
 use crate::Limits;
 use fleet_base::Result;
 
+pub use client::StoreClient;
 pub use memory::MemoryStore;
+pub use server::{CONNECTIONS_MAX, StoreServer};
 pub use table::{KEY_BYTES_MAX, KEYS_MAX, TOTAL_BYTES_MAX, VALUE_BYTES_MAX};
 
 /// What every implementation of the store promises. All calls are atomic, and seen by everybody in

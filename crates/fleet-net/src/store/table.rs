@@ -164,6 +164,17 @@ impl Table {
     }
 }
 
+pub(crate) fn check_entry(key: &str, value: &[u8]) -> Result<()> {
+    check_key(key)?;
+    if value.len() > VALUE_BYTES_MAX {
+        return Err(Error::exhausted(format!("the value of '{key}' is too long for the store"))
+            .expected(format!("up to {VALUE_BYTES_MAX} bytes"))
+            .got(value.len())
+            .help("the store is for addresses and small facts; send data between ranks"));
+    }
+    Ok(())
+}
+
 pub(crate) fn check_key(key: &str) -> Result<()> {
     if key.is_empty() || key.len() > KEY_BYTES_MAX {
         return Err(Error::invalid("a key of the store has a bad length")

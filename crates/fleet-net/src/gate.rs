@@ -1,0 +1,271 @@
+//! The door of a server: a thread that accepts connections, lets each prove that it belongs to the
+//! job, and hands over those that do.
+//!
+//! Strangers get [`HANDSHAKE_SPAN`] and a few hundred bytes, are dropped, and are logged with their
+//! address. However many there are they hold at most [`PENDING_MAX`] sockets.
+
+use crate::handshake::{
+    CODE_BYTES, HEADER_BYTES, HELLO_BYTES_MAX, Header, Hello, REFUSAL, answer, check_header,
+    new_header, verify_client,
+};
+use crate::socket::{Bell, poll, tune};
+use crate::{Deadline, Log, Time, Token, socket};
+use fleet_base::{Error, Result};
+use rustix::event::{PollFd, PollFlags};
+use std::collections::VecDeque;
+use std::io::{ErrorKind as Io, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A handshake is two round trips; who needs longer is no member of the job.
+pub const HANDSHAKE_SPAN: Duration = Duration::from_secs(5);
+/// Connections in the middle of a handshake; beyond, the oldest is dropped.
+pub const PENDING_MAX: usize = 512;
+
+/// Who decides what becomes of a connection that has proved itself.
+pub(crate) trait Host: Send + Sync + 'static {
+    /// The body of the answer, or why not.
+    fn admit(&self, hello: &Hello, peer: SocketAddr) -> Result<Vec<u8>>;
+
+    /// Follows an `admit` that was not an error; the stream is non-blocking.
+    fn welcome(&self, stream: TcpStream, hello: Hello, peer: SocketAddr);
+}
+
+/// The thread at the door; it ends when this is dropped.
+pub(crate) struct Gate {
+    address: SocketAddr,
+    stop: Arc<(AtomicBool, Bell)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Gate {
+    pub(crate) fn start(
+        listener: TcpListener,
+        token: Token,
+        log: Log,
+        host: Arc<dyn Host>,
+    ) -> Result<Gate> {
+        let cannot = |error: std::io::Error| Error::unavailable(format!("cannot listen: {error}"));
+        let address = listener.local_addr().map_err(cannot)?;
+        listener.set_nonblocking(true).map_err(cannot)?;
+        let stop = Arc::new((AtomicBool::new(false), Bell::new()?));
+        let shared = stop.clone();
+        let door = Door { listener, token, log, host, pending: VecDeque::new() };
+        let thread = std::thread::Builder::new()
+            .name("fleet-gate".to_string())
+            .spawn(move || door.run(&shared.0, &shared.1))
+            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+        Ok(Gate { address, stop, thread: Some(thread) })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.stop.0.store(true, Ordering::SeqCst);
+        self.stop.1.ring();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; were it to, there is nothing to save.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Door {
+    listener: TcpListener,
+    token: Token,
+    log: Log,
+    host: Arc<dyn Host>,
+    pending: VecDeque<Visitor>,
+}
+
+/// A connection in the middle of its handshake.
+struct Visitor {
+    stream: TcpStream,
+    peer: SocketAddr,
+    deadline: Deadline,
+    /// What has come and is not understood yet.
+    got: Vec<u8>,
+    headers: Option<(Header, Header)>,
+}
+
+impl Door {
+    fn run(mut self, stop: &AtomicBool, bell: &Bell) {
+        // After a failed accept (too many open files) the listener stays readable: rest instead.
+        let mut rest: Option<Deadline> = None;
+        while !stop.load(Ordering::SeqCst) {
+            let now = Time::now();
+            rest = rest.filter(|rest| !rest.is_past(now));
+            let first = self.pending.iter().map(|visitor| visitor.deadline).chain(rest).min();
+            let listen = if rest.is_some() { PollFlags::empty() } else { PollFlags::IN };
+            let mut fds =
+                vec![PollFd::new(bell, PollFlags::IN), PollFd::new(&self.listener, listen)];
+            fds.extend(
+                self.pending.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)),
+            );
+            if let Err(error) = poll(&mut fds, first.and_then(|first| first.remaining(now))) {
+                self.log.line(format!("the door of this process fails: {error}"));
+                std::thread::sleep(ACCEPT_REST);
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(fds);
+            bell.hush();
+            self.serve(&ready[2..]);
+            if ready[1] && rest.is_none() && !self.accept() {
+                rest = Some(Deadline::within(ACCEPT_REST));
+            }
+        }
+    }
+
+    /// Goes on with every handshake that has news or is over its time.
+    fn serve(&mut self, ready: &[bool]) {
+        let now = Time::now();
+        let visitors = std::mem::take(&mut self.pending);
+        for (mut visitor, ready) in visitors.into_iter().zip(ready) {
+            let step = match ready {
+                true => self.step(&mut visitor),
+                false => Ok(None),
+            };
+            match step {
+                Ok(Some(hello)) => self.host.welcome(visitor.stream, hello, visitor.peer),
+                Ok(None) if visitor.deadline.is_past(now) => self.drop_logged(
+                    &visitor,
+                    &Error::invalid(format!("no greeting within {} s", HANDSHAKE_SPAN.as_secs())),
+                ),
+                Ok(None) => self.pending.push_back(visitor),
+                Err(error) => self.drop_logged(&visitor, &error),
+            }
+        }
+    }
+
+    /// True unless accepting failed.
+    fn accept(&mut self) -> bool {
+        loop {
+            let (stream, peer) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => match error.kind() {
+                    Io::WouldBlock => return true,
+                    Io::Interrupted | Io::ConnectionAborted => continue,
+                    _ => {
+                        self.log.line(format!("cannot accept connections for now: {error}"));
+                        return false;
+                    }
+                },
+            };
+            if tune(&stream).is_err() {
+                continue;
+            }
+            if self.pending.len() >= PENDING_MAX
+                && let Some(oldest) = self.pending.pop_front()
+            {
+                let error = Error::exhausted("too many connections in the middle of a handshake");
+                self.drop_logged(&oldest, &error);
+            }
+            let deadline = Deadline::within(HANDSHAKE_SPAN);
+            let visitor = Visitor { stream, peer, deadline, got: vec![], headers: None };
+            self.pending.push_back(visitor);
+        }
+    }
+
+    fn drop_logged(&self, visitor: &Visitor, error: &Error) {
+        self.log.line(format!("dropped a connection from {}: {error}", visitor.peer));
+    }
+
+    /// Reads what is there; the hello once the visitor has been admitted.
+    fn step(&self, visitor: &mut Visitor) -> Result<Option<Hello>> {
+        let mut bytes = [0; 1024];
+        loop {
+            // Never more than the handshake: what follows belongs to the next owner of the stream.
+            let wanted = visitor.wanted()?;
+            if wanted == 0 {
+                return self.finish(visitor).map(Some);
+            }
+            let count = wanted.min(bytes.len());
+            match (&visitor.stream).read(&mut bytes[..count]) {
+                Ok(0) => {
+                    return Err(Error::invalid("it left in the middle of the greeting"));
+                }
+                Ok(count) => visitor.got.extend(&bytes[..count]),
+                Err(error) if error.kind() == Io::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == Io::Interrupted => {}
+                Err(error) => return Err(socket::lost(&error)),
+            }
+            if visitor.headers.is_none() {
+                self.header(visitor)?;
+            }
+        }
+    }
+
+    /// Looks at the header as far as it has come, and answers it when it is whole.
+    fn header(&self, visitor: &mut Visitor) -> Result<()> {
+        let checked = check_header(&visitor.got);
+        let own = new_header()?;
+        let now = socket::until(Deadline::within(Duration::ZERO));
+        if let Err(error) = checked {
+            if visitor.got.len() >= 10 && visitor.got.starts_with(&crate::handshake::MAGIC) {
+                // One of ours, of another version: let it say so to its user.
+                let _ = socket::write_parts(&visitor.stream, &[&own], &now);
+            }
+            return Err(error);
+        }
+        if let Some(header) = visitor.got.first_chunk::<HEADER_BYTES>() {
+            visitor.headers = Some((*header, own));
+            visitor.got.clear();
+            socket::write_parts(&visitor.stream, &[&own], &now)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&self, visitor: &Visitor) -> Result<Hello> {
+        let Some((client, server)) = &visitor.headers else {
+            return Err(Error::internal("a handshake ended before its header"));
+        };
+        let (code, hello_bytes) = (&visitor.got[..CODE_BYTES], &visitor.got[CODE_BYTES + 4..]);
+        if !verify_client(&self.token, [client, server], hello_bytes, code) {
+            let now = socket::until(Deadline::within(Duration::ZERO));
+            // To a stranger it says nothing, to a user's mistake something.
+            let _ = socket::write_parts(&visitor.stream, &[&REFUSAL], &now);
+            return Err(Error::invalid("it does not know the job's token")
+                .help("a process of another job, or somebody who tries his luck"));
+        }
+        let hello = Hello::decode(hello_bytes);
+        let result = hello
+            .as_ref()
+            .map_err(Error::clone)
+            .and_then(|hello| self.host.admit(hello, visitor.peer));
+        let message = answer(&self.token, [client, server], hello_bytes, &result);
+        let now = socket::until(Deadline::within(Duration::ZERO));
+        socket::write_parts(&visitor.stream, &[&message], &now)?;
+        result?;
+        hello
+    }
+}
+
+/// How long the door stays shut after a failed accept.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+impl Visitor {
+    /// How many more bytes the present part of the handshake needs.
+    fn wanted(&self) -> Result<usize> {
+        if self.headers.is_none() {
+            return Ok(HEADER_BYTES - self.got.len());
+        }
+        let fixed = CODE_BYTES + 4;
+        let Some(length) = self.got.get(CODE_BYTES..fixed) else {
+            return Ok(fixed - self.got.len());
+        };
+        let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
+        if length > HELLO_BYTES_MAX {
+            return Err(Error::invalid("its greeting is too long")
+                .expected(format!("up to {HELLO_BYTES_MAX} bytes"))
+                .got(length));
+        }
+        Ok(fixed + length - self.got.len())
+    }
+}

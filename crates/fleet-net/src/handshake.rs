@@ -1,0 +1,183 @@
+//! The first bytes of every connection: which protocol, and that both sides know the job's token.
+//!
+//! ```text
+//! client                                     server
+//! header: magic, version, nonce (44 bytes) ->
+//!                                         <- header: magic, version, nonce
+//! code(client, headers, hello), hello     ->
+//!                                         <- code(server, headers, hello, answer), answer
+//! ```
+//!
+//! A code is HMAC-SHA256 under the token. Nonces are fresh, so nothing can be played back; the labels
+//! differ, so nothing can be reflected; the server proves itself only to who has proved himself. What
+//! comes later on the connection is not signed: where others can write into connections of the
+//! cluster's network, use TLS.
+
+use crate::token::random;
+use crate::wire::{Reader, Writer, put_error, take_error};
+use crate::{Limits, Token, socket};
+use fleet_base::{Error, Result};
+use std::net::{SocketAddr, TcpStream};
+
+pub(crate) const MAGIC: [u8; 8] = *b"FLEETNET";
+/// Changes when a process of one version cannot talk to one of another.
+pub const PROTOCOL_VERSION: u16 = 1;
+pub(crate) const HEADER_BYTES: usize = 44;
+pub(crate) const CODE_BYTES: usize = 32;
+/// A hello names a rank and a mesh.
+pub(crate) const HELLO_BYTES_MAX: usize = 4 << 10;
+/// An answer is a refusal at worst.
+const ANSWER_BYTES_MAX: usize = 16 << 10;
+
+pub(crate) type Header = [u8; HEADER_BYTES];
+
+/// What a client wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Store = 1,
+    Member = 2,
+    Mesh = 3,
+    Calls = 4,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Hello {
+    pub(crate) purpose: Purpose,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Hello {
+    fn encode(&self) -> Vec<u8> {
+        Writer::new().u8(self.purpose as u8).bytes(&self.body).0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Hello> {
+        let mut reader = Reader::new(bytes);
+        let purpose = match reader.u8()? {
+            1 => Purpose::Store,
+            2 => Purpose::Member,
+            3 => Purpose::Mesh,
+            4 => Purpose::Calls,
+            other => {
+                return Err(Error::unsupported("a peer wants something unknown").got(other));
+            }
+        };
+        let body = reader.bytes()?.to_vec();
+        reader.end()?;
+        Ok(Hello { purpose, body })
+    }
+}
+
+pub(crate) fn new_header() -> Result<Header> {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    header[12..].copy_from_slice(&random::<32>()?);
+    Ok(header)
+}
+
+/// Whether `header`, or its beginning, is one of ours.
+pub(crate) fn check_header(header: &[u8]) -> Result<()> {
+    let magic = header.len().min(MAGIC.len());
+    if header[..magic] != MAGIC[..magic] {
+        let start: String = header[..magic]
+            .iter()
+            .flat_map(|byte| std::ascii::escape_default(*byte))
+            .map(char::from)
+            .collect();
+        return Err(Error::invalid("the peer does not speak Fleet's protocol")
+            .expected("FLEETNET")
+            .got(format!("'{start}'")));
+    }
+    if let Some(version) = header.get(8..10) {
+        let version = u16::from_le_bytes([version[0], version[1]]);
+        if version != PROTOCOL_VERSION {
+            return Err(Error::invalid("the peer speaks another version of Fleet's protocol")
+                .expected(PROTOCOL_VERSION)
+                .got(version)
+                .help("run the same version of Fleet on all machines of a job"));
+        }
+    }
+    Ok(())
+}
+
+/// The server's check of the client's code.
+pub(crate) fn verify_client(
+    token: &Token,
+    headers: [&Header; 2],
+    hello: &[u8],
+    code: &[u8],
+) -> bool {
+    token.verify(&[b"fleet client", headers[0], headers[1], hello], code)
+}
+
+/// What a client gets that does not know the token: a code that is none. It is not signed, for the
+/// server proves itself only to who has proved himself.
+pub(crate) const REFUSAL: [u8; CODE_BYTES + 4] = [0; CODE_BYTES + 4];
+
+/// The last message of the handshake: the code and the answer.
+pub(crate) fn answer(
+    token: &Token,
+    headers: [&Header; 2],
+    hello: &[u8],
+    result: &Result<Vec<u8>>,
+) -> Vec<u8> {
+    let answer = match result {
+        Ok(body) => Writer::new().u8(1).bytes(body).0,
+        Err(error) => put_error(Writer::new().u8(0), error).0,
+    };
+    let code = token.sign(&[b"fleet server", headers[0], headers[1], hello, &answer]);
+    let mut message = code.to_vec();
+    message.extend((answer.len() as u32).to_le_bytes());
+    message.extend(answer);
+    message
+}
+
+/// Connects to `address` and greets; gives the connection and the server's answer.
+pub(crate) fn greet(
+    address: SocketAddr,
+    token: &Token,
+    hello: &Hello,
+    limits: &Limits,
+) -> Result<(TcpStream, Vec<u8>)> {
+    let stream = socket::connect(address, limits)?;
+    let body = greet_on(&stream, token, hello, limits)
+        .map_err(|error| error.at(format!("the handshake with {address}")))?;
+    Ok((stream, body))
+}
+
+fn greet_on(stream: &TcpStream, token: &Token, hello: &Hello, limits: &Limits) -> Result<Vec<u8>> {
+    let own = new_header()?;
+    socket::write_parts(stream, &[&own], limits)?;
+    let mut theirs: Header = [0; HEADER_BYTES];
+    socket::read_exact(stream, &mut theirs, limits)?;
+    check_header(&theirs)?;
+    let hello = hello.encode();
+    let code = token.sign(&[b"fleet client", &own, &theirs, &hello]);
+    let length = (hello.len() as u32).to_le_bytes();
+    socket::write_parts(stream, &[&code, &length, &hello], limits)?;
+    let mut start = [0; CODE_BYTES + 4];
+    socket::read_exact(stream, &mut start, limits)?;
+    let (code, length) = start.split_at(CODE_BYTES);
+    let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
+    if start == REFUSAL {
+        return Err(Error::invalid("the peer refused this process's token")
+            .help("both must belong to the same job; was the address left by an older one?"));
+    }
+    if length > ANSWER_BYTES_MAX {
+        return Err(Error::invalid("the peer's greeting is too long")
+            .expected(format!("up to {ANSWER_BYTES_MAX} bytes"))
+            .got(length));
+    }
+    let mut answer = vec![0; length];
+    socket::read_exact(stream, &mut answer, limits)?;
+    if !token.verify(&[b"fleet server", &own, &theirs, &hello, &answer], code) {
+        return Err(Error::invalid("the peer does not know the job's token")
+            .help("something else listens on this address; was it left by an older job?"));
+    }
+    let mut reader = Reader::new(&answer);
+    match reader.u8()? {
+        1 => Ok(reader.bytes()?.to_vec()),
+        _ => Err(take_error(&mut reader)?),
+    }
+}

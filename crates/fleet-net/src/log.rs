@@ -1,0 +1,86 @@
+//! Where the wire layer says what happened without anybody having asked: strangers at the door, lost
+//! connections. Lines go to a sink that the owner chooses; a flood is counted, not printed.
+
+use crate::Time;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// More lines than this within [`WINDOW`] are counted only: a scan of ports must not fill a disk.
+const LINES_MAX: u32 = 20;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// A clone writes to the same sink.
+///
+/// ```
+/// use fleet_net::Log;
+/// let (log, lines) = Log::collect();
+/// log.line("a stranger was here");
+/// assert_eq!(lines(), ["a stranger was here"]);
+/// ```
+#[derive(Clone)]
+pub struct Log(Arc<Inner>);
+
+struct Inner {
+    sink: Box<dyn Fn(&str) + Send + Sync>,
+    window: Mutex<Window>,
+}
+
+#[derive(Default)]
+struct Window {
+    start: Time,
+    lines: u32,
+    left_out: u32,
+}
+
+impl Log {
+    pub fn new(sink: impl Fn(&str) + Send + Sync + 'static) -> Log {
+        Log(Arc::new(Inner { sink: Box::new(sink), window: Mutex::default() }))
+    }
+
+    /// Lines on the standard error, with `fleet:` in front.
+    pub fn stderr() -> Log {
+        Log::new(|line| {
+            use std::io::Write;
+            // Nobody is left to be told when this fails.
+            let _ = writeln!(std::io::stderr(), "fleet: {line}");
+        })
+    }
+
+    pub fn silent() -> Log {
+        Log::new(|_| {})
+    }
+
+    /// A log for tests, and what has been written to it.
+    pub fn collect() -> (Log, impl Fn() -> Vec<String>) {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let seen = lines.clone();
+        let log = Log::new(move |line| {
+            lines.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_string());
+        });
+        (log, move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    pub fn line(&self, text: impl std::fmt::Display) {
+        let mut window = self.0.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Time::now();
+        if now.since(window.start) > WINDOW {
+            let left_out = window.left_out;
+            *window = Window { start: now, ..Window::default() };
+            if left_out > 0 {
+                (self.0.sink)(&format!("{left_out} more lines were left out"));
+            }
+        }
+        window.lines += 1;
+        if window.lines > LINES_MAX {
+            window.left_out += 1;
+            return;
+        }
+        (self.0.sink)(&text.to_string());
+    }
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Log")
+    }
+}

@@ -1,0 +1,567 @@
+//! The host of the store and of the heartbeats: one thread, in the launcher or in rank 0.
+
+use super::protocol::{Answer, REQUEST_BYTES_MAX, Request, encode_answer};
+use super::table::{Table, check_key};
+use super::waiters::{Answers, Waiters};
+use crate::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameReader};
+use crate::gate::{Gate, Host};
+use crate::handshake::{Hello, Purpose};
+use crate::membership::{
+    BEAT, ENDED, LEAVE, MEMBER_BYTES_MAX, MemberHello, NOTICE, decode_ended, encode_vigilance,
+};
+use crate::registry::{Notice, Registry, Seat, Vigilance};
+use crate::socket::{Bell, poll};
+use crate::token::random;
+use crate::wire::{Reader, Writer};
+use crate::{Deadline, Log, Member, Time, Token};
+use fleet_base::{Error, Result};
+use rustix::event::{PollFd, PollFlags};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{ErrorKind as Io, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Connections of members and clients together; a rank has a handful.
+pub const CONNECTIONS_MAX: usize = 1 << 14;
+/// Requests that wait at once, over all clients.
+const WAITERS_MAX: usize = 1 << 16;
+/// What a client may leave unread before it is dropped.
+const UNREAD_BYTES_MAX: usize = 256 << 20;
+/// Clients whose answers are kept for a second try.
+const SESSIONS_MAX: usize = 1 << 16;
+/// Answers kept for one client: those of requests that it has sent and not seen answered.
+const ANSWERS_KEPT_MAX: usize = 1 << 10;
+
+/// The store and the heartbeats of a job, until it is dropped.
+///
+/// ```
+/// use fleet_net::{Limits, Log, Store, StoreClient, StoreServer, Token, Vigilance};
+/// use std::time::Duration;
+/// let token = Token::generate()?;
+/// let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
+/// let limits = Limits::within(Duration::from_secs(10));
+/// let store = StoreClient::connect(server.address(), &token, &limits)?;
+/// assert_eq!(store.add("ranks", 1, &limits)?, 1);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct StoreServer {
+    /// Closed first, so that nobody comes while the rest goes.
+    gate: Option<Gate>,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    vigilance: Vigilance,
+    /// Tells clients whether they have come back to the same store.
+    incarnation: u64,
+    registry: Mutex<Registry>,
+    inbox: Mutex<Vec<News>>,
+    bell: Bell,
+    stop: AtomicBool,
+    connections: AtomicUsize,
+}
+
+enum News {
+    Arrived(TcpStream, Hello, SocketAddr),
+    Failed(String, Notice),
+}
+
+impl StoreServer {
+    /// Listens on `address`; port 0 lets the system choose, see [`StoreServer::address`].
+    pub fn bind(
+        address: impl ToSocketAddrs + std::fmt::Debug,
+        token: &Token,
+        vigilance: Vigilance,
+        log: Log,
+    ) -> Result<StoreServer> {
+        let listener = TcpListener::bind(&address).map_err(|error| {
+            let kind = match error.kind() {
+                Io::AddrInUse => Error::unavailable("the port of the store is taken"),
+                _ => Error::invalid("the store cannot listen"),
+            };
+            kind.at(format!("{address:?}: {error}"))
+                .help("port 0 lets the system choose one that is free")
+        })?;
+        StoreServer::start(listener, token, vigilance, log)
+    }
+
+    /// Serves on a socket that listens already: one that was inherited, or found before.
+    pub fn start(
+        listener: TcpListener,
+        token: &Token,
+        vigilance: Vigilance,
+        log: Log,
+    ) -> Result<StoreServer> {
+        let shared = Arc::new(Shared {
+            vigilance,
+            incarnation: u64::from_le_bytes(random()?),
+            registry: Mutex::new(Registry::new(vigilance)),
+            inbox: Mutex::default(),
+            bell: Bell::new()?,
+            stop: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+        });
+        let gate = Gate::start(listener, token.clone(), log.clone(), shared.clone())?;
+        let address = gate.address();
+        let desk = Desk::new(shared.clone(), log);
+        let thread = std::thread::Builder::new()
+            .name("fleet-store".to_string())
+            .spawn(move || desk.run())
+            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+        Ok(StoreServer { gate: Some(gate), address, shared, thread: Some(thread) })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Tells the group how a process of it ended, for a launcher that has seen it end. `how` reads as
+    /// in "exit code 3" or "killed by signal 9 (SIGKILL)".
+    pub fn report_end(&self, group: &str, member: &Member, how: &str) {
+        let notice =
+            lock(&self.shared.registry).ended(group, member.clone(), how.to_string(), Time::now());
+        if let Some(notice) = notice {
+            lock(&self.shared.inbox).push(News::Failed(group.to_string(), notice));
+            self.shared.bell.ring();
+        }
+    }
+}
+
+impl Drop for StoreServer {
+    fn drop(&mut self) {
+        drop(self.gate.take());
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; were it to, there is nothing to save.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Host for Shared {
+    fn admit(&self, hello: &Hello, _peer: SocketAddr) -> Result<Vec<u8>> {
+        if self.connections.load(Ordering::SeqCst) >= CONNECTIONS_MAX {
+            return Err(Error::unavailable(format!(
+                "the store has {CONNECTIONS_MAX} connections, which is its limit"
+            )));
+        }
+        let answer = match hello.purpose {
+            Purpose::Store => {
+                Reader::new(&hello.body).u64()?;
+                Writer::new().u64(self.incarnation).0
+            }
+            Purpose::Member => {
+                let hello = MemberHello::decode(&hello.body)?;
+                let seat = (hello.group.clone(), hello.member.rank);
+                let mut registry = lock(&self.registry);
+                let before = registry.join(seat, hello.member, hello.session, Time::now())?;
+                drop(registry);
+                if let Some(notice) = before {
+                    lock(&self.inbox).push(News::Failed(hello.group, notice));
+                }
+                encode_vigilance(&self.vigilance, self.incarnation)
+            }
+            other => {
+                return Err(Error::invalid("this address is that of the store")
+                    .expected("a client of the store or a member")
+                    .got(format!("{other:?}")));
+            }
+        };
+        Ok(answer)
+    }
+
+    fn welcome(&self, stream: TcpStream, hello: Hello, peer: SocketAddr) {
+        self.connections.fetch_add(1, Ordering::SeqCst);
+        lock(&self.inbox).push(News::Arrived(stream, hello, peer));
+        self.bell.ring();
+    }
+}
+
+/// What the thread of the store holds.
+struct Desk {
+    shared: Arc<Shared>,
+    log: Log,
+    table: Table,
+    waiters: Waiters,
+    connections: BTreeMap<u64, Connection>,
+    connection_next: u64,
+    sessions: HashMap<u64, Session>,
+}
+
+struct Connection {
+    stream: TcpStream,
+    peer: SocketAddr,
+    role: Role,
+    reader: FrameReader,
+    out: VecDeque<Vec<u8>>,
+    /// Of the first of `out`.
+    out_start: usize,
+    out_bytes: usize,
+    broken: Option<Error>,
+}
+
+enum Role {
+    Client { id: u64 },
+    Member { seat: Seat, session: u64, beat_next: Time },
+}
+
+/// Answers of one client's changes, for when it asks again after a lost connection.
+#[derive(Default)]
+struct Session {
+    answers: BTreeMap<u64, Vec<u8>>,
+    used: Time,
+}
+
+impl Desk {
+    fn new(shared: Arc<Shared>, log: Log) -> Desk {
+        Desk {
+            shared,
+            log,
+            table: Table::default(),
+            waiters: Waiters::default(),
+            connections: BTreeMap::new(),
+            connection_next: 0,
+            sessions: HashMap::new(),
+        }
+    }
+
+    fn run(mut self) {
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            let next = self.look_at_clock();
+            let ids = self.wait(next);
+            self.shared.bell.hush();
+            let news = std::mem::take(&mut *lock(&self.shared.inbox));
+            for news in news {
+                match news {
+                    News::Arrived(stream, hello, peer) => self.arrive(stream, &hello, peer),
+                    News::Failed(group, notice) => self.tell(&group, &notice),
+                }
+            }
+            for id in ids {
+                self.read(id);
+            }
+            self.write_all();
+            self.bury();
+        }
+    }
+
+    /// Deadlines, heartbeats, failures; gives the time of the next of these.
+    fn look_at_clock(&mut self) -> Option<Time> {
+        let now = Time::now();
+        let (failed, next_failure) = lock(&self.shared.registry).tick(now);
+        for (group, notice) in failed {
+            self.log.line(format!("group '{group}': {}", notice.error()));
+            self.tell(&group, &notice);
+        }
+        let (answers, next_wait) = self.waiters.expire(now, &self.table);
+        self.give(answers);
+        let beat = self.shared.vigilance.beat;
+        let mut next_beat = None;
+        for connection in self.connections.values_mut() {
+            let Role::Member { beat_next, .. } = &mut connection.role else { continue };
+            let due = *beat_next <= now;
+            if due {
+                *beat_next = now.plus(beat);
+            }
+            let next = *beat_next;
+            next_beat = Some(next_beat.map_or(next, |other: Time| other.min(next)));
+            if due {
+                connection.send(BEAT, 0, &[]);
+            }
+        }
+        self.write_all();
+        [next_failure, next_wait.and_then(Deadline::time), next_beat].into_iter().flatten().min()
+    }
+
+    /// Waits for the bell, a connection or the time; gives the connections with news.
+    fn wait(&mut self, next: Option<Time>) -> Vec<u64> {
+        let bell = &self.shared.bell;
+        let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
+        for connection in self.connections.values() {
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, !connection.out.is_empty());
+            fds.push(PollFd::new(&connection.stream, flags));
+        }
+        let span = next.map(|next| next.since(Time::now()));
+        if let Err(error) = poll(&mut fds, span) {
+            self.log.line(format!("the store cannot wait for its clients: {error}"));
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        let read = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
+        self.connections
+            .keys()
+            .zip(&fds[1..])
+            .filter(|(_, fd)| fd.revents().intersects(read))
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    fn arrive(&mut self, stream: TcpStream, hello: &Hello, peer: SocketAddr) {
+        // `admit` has read the same bytes.
+        let role = match hello.purpose {
+            Purpose::Member => {
+                let Ok(hello) = MemberHello::decode(&hello.body) else { return };
+                let seat = (hello.group.clone(), hello.member.rank);
+                let mut registry = lock(&self.shared.registry);
+                // Its old connection may have been found broken since it was let in.
+                if registry.join(seat.clone(), hello.member, hello.session, Time::now()).is_err() {
+                    return;
+                }
+                let missed = registry.notices(&hello.group);
+                Some((
+                    Role::Member { seat, session: hello.session, beat_next: Time::now() },
+                    missed,
+                ))
+            }
+            _ => {
+                let Ok(id) = Reader::new(&hello.body).u64() else { return };
+                Some((Role::Client { id }, Vec::new()))
+            }
+        };
+        let Some((role, missed)) = role else { return };
+        let bytes_max = match role {
+            Role::Client { .. } => REQUEST_BYTES_MAX,
+            Role::Member { .. } => MEMBER_BYTES_MAX,
+        };
+        let mut connection = Connection {
+            stream,
+            peer,
+            role,
+            reader: FrameReader::new(bytes_max),
+            out: VecDeque::new(),
+            out_start: 0,
+            out_bytes: 0,
+            broken: None,
+        };
+        for notice in missed {
+            connection.send(NOTICE, 0, &notice.encode());
+        }
+        self.connections.insert(self.connection_next, connection);
+        self.connection_next += 1;
+    }
+
+    /// Takes what a connection has for us.
+    fn read(&mut self, id: u64) {
+        /// Others want their turn, too.
+        const FRAMES_MAX: usize = 64;
+        for _ in 0..FRAMES_MAX {
+            let Some(connection) = self.connections.get_mut(&id) else { return };
+            if connection.broken.is_some() {
+                return;
+            }
+            match connection.reader.read(&connection.stream) {
+                Ok(Some((header, payload))) => self.frame(id, header, &payload),
+                Ok(None) => return,
+                Err(error) => connection.broken = Some(error),
+            }
+        }
+    }
+
+    fn frame(&mut self, id: u64, header: FrameHeader, payload: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        match &connection.role {
+            Role::Client { id: client } => {
+                let client = *client;
+                match Request::decode(header.kind, payload) {
+                    Ok((request, open)) => self.request(id, client, header.id, request, open),
+                    Err(error) => {
+                        self.log.line(format!("bad request from {}: {error}", connection.peer));
+                        connection.send(0, header.id, &encode_answer(&Err(error)));
+                    }
+                }
+            }
+            Role::Member { seat, session, .. } => {
+                let now = Time::now();
+                let mut registry = lock(&self.shared.registry);
+                registry.heard(seat, *session, now);
+                match header.kind {
+                    BEAT => {}
+                    LEAVE => registry.leave(seat, *session),
+                    ENDED => {
+                        let group = seat.0.clone();
+                        let told = decode_ended(payload).ok();
+                        let notice = told.and_then(|(m, how)| registry.ended(&group, m, how, now));
+                        drop(registry);
+                        if let Some(notice) = notice {
+                            self.tell(&group, &notice);
+                        }
+                    }
+                    other => {
+                        let error = Error::unsupported("a member says something unknown");
+                        connection.broken = Some(error.got(other));
+                    }
+                }
+            }
+        }
+    }
+
+    fn request(&mut self, connection: u64, client: u64, id: u64, request: Request, open: u64) {
+        if self.sessions.len() >= SESSIONS_MAX
+            && !self.sessions.contains_key(&client)
+            && let Some(oldest) =
+                self.sessions.iter().min_by_key(|(_, session)| session.used).map(|(id, _)| *id)
+        {
+            self.sessions.remove(&oldest);
+        }
+        let session = self.sessions.entry(client).or_default();
+        session.used = Time::now();
+        session.answers = session.answers.split_off(&open);
+        if let Some(answer) = session.answers.get(&id) {
+            // Done before the connection broke; only the answer was lost.
+            let answer = answer.clone();
+            self.reply(connection, id, &answer);
+            return;
+        }
+        let changes = request.changes();
+        let Some(result) = self.serve((connection, id), request) else { return };
+        let answer = encode_answer(&result);
+        if changes && let Some(session) = self.sessions.get_mut(&client) {
+            session.answers.insert(id, answer.clone());
+            while session.answers.len() > ANSWERS_KEPT_MAX {
+                session.answers.pop_first();
+            }
+        }
+        self.reply(connection, id, &answer);
+    }
+
+    /// Does what is asked; `None` when the answer has to wait.
+    fn serve(&mut self, asker: (u64, u64), request: Request) -> Option<Result<Answer>> {
+        let (result, changed) = match request {
+            Request::Get { key } => {
+                return Some(Ok(Answer::Value(self.table.get(&key).map(<[u8]>::to_vec))));
+            }
+            Request::List { prefix } => {
+                return Some(Ok(Answer::Entries(self.table.list(&prefix))));
+            }
+            Request::Wait { .. } | Request::Watch { .. } if self.waiters.len() >= WAITERS_MAX => {
+                return Some(Err(Error::exhausted(format!(
+                    "{WAITERS_MAX} requests wait in the store, which is its limit"
+                ))));
+            }
+            Request::Wait { keys, span_ms } => {
+                if let Err(error) = keys.iter().try_for_each(|key| check_key(key)) {
+                    return Some(Err(error));
+                }
+                return self.waiters.wait(asker, keys, span(span_ms), &self.table);
+            }
+            Request::Watch { prefix, revision, span_ms } => {
+                return self.waiters.watch(asker, prefix, revision, span(span_ms), &self.table);
+            }
+            Request::Set { key, value } => {
+                (self.table.set(&key, &value).map(|()| Answer::Done), key)
+            }
+            Request::Add { key, delta } => (self.table.add(&key, delta).map(Answer::Count), key),
+            Request::Swap { key, expected, value } => {
+                let swap = self.table.compare_and_set(&key, expected.as_deref(), &value);
+                (swap.map(Answer::Swap), key)
+            }
+            Request::Delete { key } => (Ok(Answer::Was(self.table.delete(&key))), key),
+        };
+        if result.is_ok() {
+            let answers = self.waiters.changed(&changed, &self.table);
+            self.give(answers);
+        }
+        Some(result)
+    }
+
+    fn give(&mut self, answers: Answers) {
+        for ((connection, id), answer) in answers {
+            self.reply(connection, id, &encode_answer(&answer));
+        }
+    }
+
+    fn reply(&mut self, connection: u64, id: u64, answer: &[u8]) {
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            connection.send(0, id, answer);
+        }
+    }
+
+    /// Tells every member of the group.
+    fn tell(&mut self, group: &str, notice: &Notice) {
+        let payload = notice.encode();
+        for connection in self.connections.values_mut() {
+            if matches!(&connection.role, Role::Member { seat, .. } if seat.0 == group) {
+                connection.send(NOTICE, 0, &payload);
+            }
+        }
+    }
+
+    fn write_all(&mut self) {
+        for connection in self.connections.values_mut() {
+            connection.write();
+        }
+    }
+
+    /// Removes connections that are over.
+    fn bury(&mut self) {
+        let broken: Vec<u64> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.broken.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in broken {
+            let Some(connection) = self.connections.remove(&id) else { continue };
+            self.shared.connections.fetch_sub(1, Ordering::SeqCst);
+            self.waiters.forget(id);
+            if let Role::Member { seat, session, .. } = &connection.role {
+                let came_back = self.connections.values().any(|other| {
+                    matches!(&other.role, Role::Member { seat: s, session: t, .. }
+                        if s == seat && t == session)
+                });
+                if !came_back {
+                    lock(&self.shared.registry).lost(seat, *session, Time::now());
+                }
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn send(&mut self, kind: u8, id: u64, payload: &[u8]) {
+        let header = FrameHeader::of(kind, id, &[payload], false);
+        let mut frame = Vec::with_capacity(FRAME_HEADER_BYTES + payload.len());
+        frame.extend(header.encode());
+        frame.extend(payload);
+        self.out_bytes += frame.len();
+        self.out.push_back(frame);
+        if self.out_bytes > UNREAD_BYTES_MAX {
+            self.broken = Some(Error::exhausted("it does not read what it asked for"));
+        }
+    }
+
+    fn write(&mut self) {
+        while let Some(frame) = self.out.front() {
+            match (&self.stream).write(&frame[self.out_start..]) {
+                Ok(count) => {
+                    self.out_start += count;
+                    self.out_bytes -= count;
+                    if self.out_start == frame.len() {
+                        self.out.pop_front();
+                        self.out_start = 0;
+                    }
+                }
+                Err(error) if error.kind() == Io::WouldBlock => return,
+                Err(error) if error.kind() == Io::Interrupted => {}
+                Err(error) => {
+                    self.broken = Some(crate::socket::lost(&error));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn span(span_ms: u64) -> Deadline {
+    Deadline::within(std::time::Duration::from_millis(span_ms))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is under these locks is whole between statements, whoever panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,165 @@
+//! Requests that wait for keys or changes, and which of them a change concerns.
+
+use super::protocol::Answer;
+use super::table::{Table, missing_error};
+use crate::{Changes, Deadline, Time};
+use fleet_base::Result;
+use std::collections::{BTreeMap, HashMap};
+
+/// Who gets an answer: a connection and its request.
+pub(crate) type Asker = (u64, u64);
+
+#[derive(Default)]
+pub(crate) struct Waiters {
+    waits: BTreeMap<u64, Wait>,
+    next: u64,
+    /// Waits by the first of their keys that is missing.
+    by_key: HashMap<String, Vec<u64>>,
+}
+
+struct Wait {
+    asker: Asker,
+    deadline: Deadline,
+    what: What,
+}
+
+enum What {
+    /// The key at `first` is missing, those before it have been seen.
+    Keys {
+        keys: Vec<String>,
+        first: usize,
+    },
+    Changes {
+        prefix: String,
+        revision: u64,
+    },
+}
+
+pub(crate) type Answers = Vec<(Asker, Result<Answer>)>;
+
+impl Waiters {
+    pub(crate) fn len(&self) -> usize {
+        self.waits.len()
+    }
+
+    pub(crate) fn wait(
+        &mut self,
+        asker: Asker,
+        keys: Vec<String>,
+        deadline: Deadline,
+        table: &Table,
+    ) -> Option<Result<Answer>> {
+        self.go_on(Wait { asker, deadline, what: What::Keys { keys, first: 0 } }, table)
+    }
+
+    pub(crate) fn watch(
+        &mut self,
+        asker: Asker,
+        prefix: String,
+        revision: u64,
+        deadline: Deadline,
+        table: &Table,
+    ) -> Option<Result<Answer>> {
+        self.go_on(Wait { asker, deadline, what: What::Changes { prefix, revision } }, table)
+    }
+
+    /// Answers a wait that is over, or keeps it.
+    fn go_on(&mut self, mut wait: Wait, table: &Table) -> Option<Result<Answer>> {
+        match &mut wait.what {
+            What::Keys { keys, first } => {
+                while keys.get(*first).is_some_and(|key| table.get(key).is_some()) {
+                    *first += 1;
+                }
+                if *first == keys.len() {
+                    // A key seen before may have been deleted since: begin again at that one.
+                    match keys.iter().position(|key| table.get(key).is_none()) {
+                        Some(missing) => *first = missing,
+                        None => {
+                            let values = keys.iter().filter_map(|key| table.get(key));
+                            return Some(Ok(Answer::Values(values.map(<[u8]>::to_vec).collect())));
+                        }
+                    }
+                }
+                self.by_key.entry(keys[*first].clone()).or_default().push(self.next);
+            }
+            What::Changes { prefix, revision } => {
+                if let Some(changes) = table.changes(prefix, *revision) {
+                    return Some(Ok(Answer::Changes(changes)));
+                }
+            }
+        }
+        self.waits.insert(self.next, wait);
+        self.next += 1;
+        None
+    }
+
+    /// A key was set or deleted: who can be answered now.
+    pub(crate) fn changed(&mut self, key: &str, table: &Table) -> Answers {
+        let mut answers = Vec::new();
+        let mut concerned = match table.get(key) {
+            Some(_) => self.by_key.remove(key).unwrap_or_default(),
+            None => Vec::new(),
+        };
+        concerned.extend(self.waits.iter().filter_map(|(id, wait)| match &wait.what {
+            What::Changes { prefix, .. } if key.starts_with(prefix) => Some(*id),
+            _ => None,
+        }));
+        for id in concerned {
+            let Some(wait) = self.waits.remove(&id) else { continue };
+            let asker = wait.asker;
+            if let Some(answer) = self.go_on(wait, table) {
+                answers.push((asker, answer));
+            }
+        }
+        answers
+    }
+
+    /// Answers those whose time is over; then the next deadline.
+    pub(crate) fn expire(&mut self, now: Time, table: &Table) -> (Answers, Option<Deadline>) {
+        let over: Vec<u64> = self
+            .waits
+            .iter()
+            .filter(|(_, wait)| wait.deadline.is_past(now))
+            .map(|(id, _)| *id)
+            .collect();
+        let mut answers = Vec::new();
+        for id in over {
+            let Some(wait) = self.remove(id) else { continue };
+            let answer = match wait.what {
+                What::Keys { keys, .. } => {
+                    let missing = table.missing(keys.iter().map(String::as_str));
+                    Err(missing_error(&missing, keys.len()))
+                }
+                What::Changes { revision, .. } => {
+                    Ok(Answer::Changes(Changes { revision, ..Changes::default() }))
+                }
+            };
+            answers.push((wait.asker, answer));
+        }
+        (answers, self.waits.values().map(|wait| wait.deadline).min())
+    }
+
+    /// A connection is gone, and its waits with it.
+    pub(crate) fn forget(&mut self, connection: u64) {
+        let gone: Vec<u64> = self
+            .waits
+            .iter()
+            .filter(|(_, wait)| wait.asker.0 == connection)
+            .map(|(id, _)| *id)
+            .collect();
+        gone.into_iter().for_each(|id| drop(self.remove(id)));
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Wait> {
+        let wait = self.waits.remove(&id)?;
+        if let What::Keys { keys, first } = &wait.what
+            && let Some(ids) = self.by_key.get_mut(&keys[*first])
+        {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.by_key.remove(&keys[*first]);
+            }
+        }
+        Some(wait)
+    }
+}

@@ -1,0 +1,118 @@
+//! The secret that the processes of one job share.
+
+use fleet_base::{Error, Result};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+
+/// Made by the launcher, handed to its children by environment, never printed.
+///
+/// ```
+/// use fleet_net::Token;
+/// let token = Token::generate()?;
+/// assert_eq!(Token::from_text(&token.to_text())?, token);
+/// assert_eq!(format!("{token:?}"), "Token(hidden)");
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token([u8; 32]);
+
+/// Shorter secrets can be guessed by who records one connection.
+const TEXT_CHARS_MIN: usize = 16;
+
+impl Token {
+    pub fn generate() -> Result<Token> {
+        Ok(Token(random()?))
+    }
+
+    /// From [`Token::to_text`], or from any other secret of 16 characters or more.
+    pub fn from_text(text: &str) -> Result<Token> {
+        let text = text.trim();
+        if let Some(bytes) = from_hex(text) {
+            return Ok(Token(bytes));
+        }
+        if text.chars().count() < TEXT_CHARS_MIN {
+            return Err(Error::invalid("the job token is too short")
+                .expected(format!("{TEXT_CHARS_MIN} characters or more"))
+                .got(format!("{}", text.chars().count()))
+                .help("let fleetrun make one, or use the output of `openssl rand -hex 32`"));
+        }
+        Ok(Token(Sha256::digest(text.as_bytes()).into()))
+    }
+
+    /// 64 hexadecimal digits, for the environment of a child.
+    pub fn to_text(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The code over `parts`, whose boundaries count.
+    pub(crate) fn sign(&self, parts: &[&[u8]]) -> [u8; 32] {
+        self.mac(parts).finalize().into_bytes().into()
+    }
+
+    /// In constant time.
+    pub(crate) fn verify(&self, parts: &[&[u8]], code: &[u8]) -> bool {
+        self.mac(parts).verify_slice(code).is_ok()
+    }
+
+    fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        // A key shorter than a block is padded with zeros: that is how HMAC begins.
+        let mut key = [0; 64];
+        key[..32].copy_from_slice(&self.0);
+        let mut mac = <Hmac<Sha256> as KeyInit>::new(&key.into());
+        for part in parts {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Token(hidden)")
+    }
+}
+
+/// Bytes from the operating system's generator.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::unavailable(format!("no random bytes from the system: {error}")))?;
+    Ok(bytes)
+}
+
+fn from_hex(text: &str) -> Option<[u8; 32]> {
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Token;
+
+    #[test]
+    fn known_answer() {
+        // HMAC-SHA256 by Python's hmac, key 32 x 0x01, over the lengths and bytes of "ab" and "".
+        let token = Token([1; 32]);
+        let code = token.sign(&[b"ab", b""]);
+        assert!(token.verify(&[b"ab", b""], &code));
+        assert!(!token.verify(&[b"a", b"b"], &code));
+        assert!(!token.verify(&[b"ab", b""], &code[..31]));
+        let text: String = code.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(text, "ce970acbd4acd0e5cee0c5f0d9b6bd161b45465ed21037cd26f963aa1ef6d33e");
+    }
+
+    #[test]
+    fn texts() {
+        assert!(Token::from_text("short").is_err());
+        let word = Token::from_text("a secret of the whole team").unwrap();
+        assert_ne!(word, Token::from_text("a secret of the whole tean").unwrap());
+        assert_eq!(Token::from_text(&word.to_text()).unwrap(), word);
+    }
+}

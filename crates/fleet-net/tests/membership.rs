@@ -1,0 +1,119 @@
+//! Heartbeats between threads; what needs real processes is in `processes`.
+
+use crate::proxy::Proxy;
+use fleet_base::{Error, ErrorKind};
+use fleet_net::{
+    Abort, Cause, Limits, Log, Member, Membership, Notice, StoreServer, Token, Vigilance,
+};
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+const WAIT: Duration = Duration::from_secs(60);
+
+fn quick() -> Vigilance {
+    Vigilance {
+        beat: Duration::from_millis(20),
+        silence: Duration::from_secs(20),
+        grace: Duration::from_millis(200),
+    }
+}
+
+fn member(rank: usize) -> Member {
+    Member { rank, host: "here".into(), host_id: "here".into(), pid: 100 + rank as u32 }
+}
+
+fn join(address: SocketAddr, token: &Token, rank: usize) -> (Membership, Receiver<Notice>) {
+    let (tell, told) = channel();
+    let limits = Limits::within(WAIT);
+    let own = Membership::join(address, token, "job/0", member(rank), &limits, move |notice| {
+        // The test may have ended.
+        let _ = tell.send(notice.clone());
+    });
+    (own.unwrap(), told)
+}
+
+#[test]
+fn who_leaves_is_not_missed_and_who_is_cut_off_is() {
+    let token = Token::generate().unwrap();
+    let server = StoreServer::bind("127.0.0.1:0", &token, quick(), Log::stderr()).unwrap();
+    let (_zero, told) = join(server.address(), &token, 0);
+    let (one, _) = join(server.address(), &token, 1);
+    assert_eq!(one.vigilance(), quick());
+    one.leave();
+    let proxy = Proxy::start(server.address(), 1, usize::MAX);
+    let (two, told_two) = join(proxy.address(), &token, 2);
+    // Where its next connection goes nobody answers.
+    proxy.redirect("127.0.0.1:9".parse().unwrap());
+    proxy.cut_all();
+    let notice = told.recv_timeout(WAIT).unwrap();
+    assert_eq!((notice.member, notice.cause), (member(2), Cause::Died));
+    // Its own view is that the store is gone.
+    assert_eq!(told_two.recv_timeout(WAIT).unwrap().cause, Cause::StoreLost);
+    assert_eq!(two.notices().len(), 1);
+    // A late comer is told what it missed.
+    let (_three, told) = join(server.address(), &token, 3);
+    assert_eq!(told.recv_timeout(WAIT).unwrap().member, member(2));
+}
+
+#[test]
+fn a_connection_that_comes_back_is_no_death() {
+    let token = Token::generate().unwrap();
+    let patient = Vigilance { grace: Duration::from_secs(20), ..quick() };
+    let server = StoreServer::bind("127.0.0.1:0", &token, patient, Log::stderr()).unwrap();
+    let proxy = Proxy::start(server.address(), 1, usize::MAX);
+    let (_zero, told) = join(server.address(), &token, 0);
+    let (one, _) = join(proxy.address(), &token, 1);
+    proxy.cut_all();
+    // It comes back and can say something.
+    one.report_end(&member(7), "exit code 3");
+    let notice = told.recv_timeout(WAIT).unwrap();
+    assert_eq!(notice.member, member(7));
+    let text = notice.error().to_string();
+    assert!(text.starts_with("rank 7 (host here, pid 107) died: exit code 3; last"), "{text}");
+    assert!(one.notices().iter().all(|notice| notice.member.rank == 7));
+}
+
+#[test]
+fn the_loss_of_the_store_is_told() {
+    let token = Token::generate().unwrap();
+    let server = StoreServer::bind("127.0.0.1:0", &token, quick(), Log::stderr()).unwrap();
+    let address = server.address();
+    let (_one, told) = join(address, &token, 1);
+    drop(server);
+    let notice = told.recv_timeout(WAIT).unwrap();
+    assert_eq!(notice.cause, Cause::StoreLost);
+    let text = notice.error().to_string();
+    assert!(text.contains("the host of the store is lost"), "{text}");
+    assert!(text.contains(&address.to_string()), "{text}");
+}
+
+#[test]
+fn a_seat_is_for_one_process() {
+    let token = Token::generate().unwrap();
+    let server = StoreServer::bind("127.0.0.1:0", &token, quick(), Log::stderr()).unwrap();
+    let (_one, _) = join(server.address(), &token, 1);
+    let again = |group: &str, span| {
+        let limits = Limits::within(span);
+        Membership::join(server.address(), &token, group, member(1), &limits, |_| {})
+    };
+    let error = again("job/0", Duration::from_millis(100)).err().unwrap();
+    assert!(error.message().contains("rank 1 (host here, pid 101) has this seat"), "{error}");
+    again("job/1", WAIT).unwrap().leave();
+    assert_eq!(again("", WAIT).err().unwrap().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn joining_can_be_aborted() {
+    let token = Token::generate().unwrap();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap();
+    let abort = Abort::new();
+    std::thread::scope(|scope| {
+        let limits = Limits::new(fleet_net::Deadline::never(), &abort);
+        let join =
+            scope.spawn(move || Membership::join(address, &token, "g", member(0), &limits, |_| {}));
+        abort.fire(Error::unavailable("enough"));
+        assert!(join.join().unwrap().err().unwrap().to_string().contains("enough"));
+    });
+}

@@ -1,0 +1,151 @@
+//! Who knocks at the door without belonging to the job.
+
+use fleet_base::ErrorKind;
+use fleet_base::rng::Sequence;
+use fleet_net::{
+    HANDSHAKE_SPAN, Limits, Log, PENDING_MAX, Store, StoreClient, StoreServer, Token, Vigilance,
+};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+fn long() -> Limits {
+    Limits::within(Duration::from_secs(60))
+}
+
+fn server(token: &Token, log: Log) -> StoreServer {
+    StoreServer::bind("127.0.0.1:0", token, Vigilance::default(), log).unwrap()
+}
+
+/// Sends `bytes` and reads until the server closes; gives what came back.
+fn knock(server: &StoreServer, bytes: &[u8]) -> (Vec<u8>, String) {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let own = stream.local_addr().unwrap().to_string();
+    // The server may have closed before all is sent.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let mut buffer = [0; 1024];
+    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+        answer.extend(&buffer[..count]);
+    }
+    (answer, own)
+}
+
+/// Waits until the log has a line with all of `words`.
+fn await_line(lines: &impl Fn() -> Vec<String>, words: &[&str]) -> String {
+    let start = Instant::now();
+    loop {
+        let found = lines().into_iter().find(|line| words.iter().all(|word| line.contains(word)));
+        if let Some(line) = found {
+            return line;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no {words:?} in {:?}", lines());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn strangers_are_dropped_and_named() {
+    let token = Token::generate().unwrap();
+    let (log, lines) = Log::collect();
+    let server = server(&token, log);
+
+    let (answer, own) = knock(&server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.is_empty(), "a stranger learns nothing");
+    let words = ["dropped a connection from", &own, "does not speak Fleet's protocol", "GET / HT"];
+    await_line(&lines, &words);
+
+    let mut other_version = b"FLEETNET".to_vec();
+    other_version.extend(9u16.to_le_bytes());
+    other_version.resize(44, 0);
+    let (answer, own) = knock(&server, &other_version);
+    assert_eq!(&answer[..8], b"FLEETNET", "one of ours is told the version");
+    await_line(&lines, &[&own, "another version", "expected 1, got 9"]);
+
+    let error = StoreClient::connect(server.address(), &Token::generate().unwrap(), &long());
+    let error = error.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "no use in trying again");
+    assert!(error.message().contains("refused this process's token"), "{error}");
+    await_line(&lines, &["does not know the job's token"]);
+
+    // And the server is as good as before.
+    StoreClient::connect(server.address(), &token, &long())
+        .unwrap()
+        .set("a", b"", &long())
+        .unwrap();
+}
+
+#[test]
+fn garbage_does_no_harm() {
+    let token = Token::generate().unwrap();
+    let server = server(&token, Log::silent());
+    let mut random = Sequence::new(5, 0);
+    for round in 0..200 {
+        let mut bytes: Vec<u8> = (0..random.below(300)).map(|_| random.next_u64() as u8).collect();
+        if round % 2 == 0 {
+            // The right beginning, and then a length out of this world.
+            let mut header = b"FLEETNET\x01\0".to_vec();
+            header.resize(44, 7);
+            header.extend(&bytes);
+            bytes = header;
+        }
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        let _ = stream.write_all(&bytes);
+    }
+    StoreClient::connect(server.address(), &token, &long())
+        .unwrap()
+        .set("a", b"", &long())
+        .unwrap();
+}
+
+/// Members get in past strangers that hold connections open, and those are dropped in time.
+#[test]
+fn slow_strangers_hold_nothing_up() {
+    let token = Token::generate().unwrap();
+    let (log, lines) = Log::collect();
+    let server = server(&token, log);
+    let start = Instant::now();
+    let mut slow: Vec<TcpStream> = (0..PENDING_MAX + 20)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.address()).unwrap();
+            stream.write_all(b"FLEET").unwrap();
+            stream
+        })
+        .collect();
+    let client = StoreClient::connect(server.address(), &token, &long()).unwrap();
+    client.set("a", b"", &long()).unwrap();
+    await_line(&lines, &["too many connections in the middle of a handshake"]);
+    let mut last = slow.pop().unwrap();
+    last.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(last.read(&mut [0; 1]).unwrap_or(0), 0, "dropped");
+    assert!(start.elapsed() < HANDSHAKE_SPAN * 4);
+}
+
+/// A client that meets something else than a server of its job.
+#[test]
+fn wrong_servers_are_named() {
+    let token = Token::generate().unwrap();
+    for (answer, words) in [
+        (b"HTTP/1.1 400 Bad Request and a long page about it".to_vec(), "does not speak Fleet"),
+        ([b"FLEETNET\x02\0".to_vec(), vec![0; 34]].concat(), "expected 1, got 2"),
+        // Speaks our protocol and believes everybody, but cannot prove itself.
+        (
+            [b"FLEETNET\x01\0".to_vec(), vec![0; 34 + 32], vec![1, 0, 0, 0, 1]].concat(),
+            "does not know the job's token",
+        ),
+        ([b"FLEETNET\x01\0".to_vec(), vec![0; 34 + 32], vec![255; 4]].concat(), "too long"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&answer).unwrap();
+            // Until the client leaves.
+            while let Ok(1..) = stream.read(&mut [0; 256]) {}
+        });
+        let error = StoreClient::connect(address, &token, &long()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(words), "{error}");
+        thread.join().unwrap();
+    }
+}
