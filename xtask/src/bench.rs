@@ -13,6 +13,8 @@ struct Bench {
     name: &'static str,
     unit: &'static str,
     peers: &'static [PeerScript],
+    /// A rate to hold, where the rival is a number; the ratio is against it.
+    target: Option<f64>,
 }
 
 struct PeerScript {
@@ -27,11 +29,12 @@ const fn peer(framework: &'static str, path: &'static str) -> PeerScript {
 
 const ADAGRAD: &[&str] = &["--optimizer", "adagrad"];
 
-const BENCHES: [Bench; 4] = [
+const BENCHES: [Bench; 5] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
         peers: &[peer("torch", "torch/wide_deep.py"), peer("paddle", "paddle/wide_deep.py")],
+        target: None,
     },
     Bench {
         name: "train/wide_deep_adagrad",
@@ -40,12 +43,25 @@ const BENCHES: [Bench; 4] = [
             PeerScript { framework: "torch", path: "torch/wide_deep.py", args: ADAGRAD },
             PeerScript { framework: "paddle", path: "paddle/wide_deep.py", args: ADAGRAD },
         ],
+        target: None,
     },
-    Bench { name: "train/bert4", unit: "samples/s", peers: &[peer("torch", "torch/bert4.py")] },
+    Bench {
+        name: "train/bert4",
+        unit: "samples/s",
+        peers: &[peer("torch", "torch/bert4.py")],
+        target: None,
+    },
     Bench {
         name: "train/resnet50",
         unit: "samples/s",
         peers: &[peer("torch", "torch/resnet50.py"), peer("paddle", "paddle/resnet50.py")],
+        target: None,
+    },
+    Bench {
+        name: "data/multislot_parse_vs_500MBps",
+        unit: "MB/s",
+        peers: &[],
+        target: Some(500.0),
     },
 ];
 
@@ -87,7 +103,11 @@ fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String
             values.push(run_peer(root, python, script, options.threads)?);
         }
     }
-    let line = summary(bench, options.threads, &ours);
+    let mut line = summary(bench, options.threads, &ours);
+    if let (Some(target), Some(median)) = (bench.target, line["median"].as_f64()) {
+        line.insert("target".into(), json!(target));
+        line.insert("ratio".into(), json!((median / target * 1000.0).round() / 1000.0));
+    }
     if peers.is_empty() {
         show(options, &line);
     }
@@ -231,7 +251,9 @@ fn show(options: &Options, line: &Map<String, Value>) {
         number("threads").unwrap_or(0.0),
         number("peak_rss_mb").unwrap_or(f64::NAN),
     );
-    if let (Some(peer), Some(ratio)) = (number("peer_median"), number("ratio")) {
+    if let (Some(target), Some(ratio)) = (number("target"), number("ratio")) {
+        row += &format!("   target {target:.1}   ratio {ratio:.2}");
+    } else if let (Some(peer), Some(ratio)) = (number("peer_median"), number("ratio")) {
         row += &format!(
             "   {} {:.1} ({:.0} MB)   ratio {:.2}",
             text("peer"),

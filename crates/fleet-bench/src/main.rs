@@ -3,6 +3,7 @@
 //! `cargo xtask bench` runs it in turn with the peers.
 
 mod bert4;
+mod data;
 mod measure;
 mod resnet50;
 mod wide_deep;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
             "train/wide_deep_adagrad" => wide_deep::run(&options, wide_deep::TableRule::Adagrad),
             "train/bert4" => bert4::run(&options),
             "train/resnet50" => resnet50::run(&options),
+            "data/multislot_parse_vs_500MBps" => data::multislot_parse(&options),
             other => return Err(format!("unknown benchmark '{other}'")),
         }
         .map_err(|error| error.to_string())

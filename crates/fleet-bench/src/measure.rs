@@ -34,6 +34,12 @@ impl Options {
         Ok(options)
     }
 
+    /// Steps and warmup, where the command line does not say otherwise.
+    pub fn counts(&self, default_steps: usize, default_warmup: usize) -> (usize, usize) {
+        let or = |given: usize, default: usize| if given == 0 { default } else { given };
+        (or(self.steps, default_steps), or(self.warmup, default_warmup))
+    }
+
     pub fn exec(&self) -> fleet::ExecOptions {
         fleet::ExecOptions { profile: self.profile, ..fleet::ExecOptions::threads(self.threads) }
     }
@@ -49,8 +55,7 @@ pub fn measure(
     default_steps: usize,
     default_warmup: usize,
 ) -> Result<()> {
-    let or = |given: usize, default: usize| if given == 0 { default } else { given };
-    let (steps, warmup) = (or(options.steps, default_steps), or(options.warmup, default_warmup));
+    let (steps, warmup) = options.counts(default_steps, default_warmup);
     let feeds: Vec<Vec<(&str, &Tensor)>> = batches
         .iter()
         .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
@@ -63,9 +68,18 @@ pub fn measure(
             rates.push(per_step as f64 / begin.elapsed().as_secs_f64());
         }
     }
+    print_rates(options, "samples/s", rates);
+    if options.profile {
+        show_profile(session, warmup + steps);
+    }
+    Ok(())
+}
+
+/// The line that the runner reads.
+pub fn print_rates(options: &Options, unit: &str, mut rates: Vec<f64>) {
     rates.sort_by(f64::total_cmp);
     println!(
-        "{{\"bench\": \"{}\", \"unit\": \"samples/s\", \"median\": {:.2}, \"min\": {:.2}, \
+        "{{\"bench\": \"{}\", \"unit\": \"{unit}\", \"median\": {:.2}, \"min\": {:.2}, \
          \"max\": {:.2}, \"runs\": {}, \"threads\": {}, \"peak_rss_mb\": {:.0}}}",
         options.name,
         rates[rates.len() / 2],
@@ -75,10 +89,6 @@ pub fn measure(
         options.threads,
         peak_rss_mb()
     );
-    if options.profile {
-        show_profile(session, warmup + steps);
-    }
-    Ok(())
 }
 
 fn show_profile(session: &Session, runs: usize) {

@@ -1,0 +1,515 @@
+//! Records in memory: a column for each slot, ragged slots as offsets and values. A parser writes
+//! into the columns, shuffles and batches gather out of them; nothing is kept for a single record.
+
+use crate::slot::{Schema, SlotKind};
+use fleet_base::{Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The values of a column, record after record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    Ids(Vec<i64>),
+    Floats(Vec<f32>),
+}
+
+impl Values {
+    fn new(kind: SlotKind) -> Values {
+        match kind {
+            SlotKind::Ids => Values::Ids(Vec::new()),
+            SlotKind::Floats => Values::Floats(Vec::new()),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            Values::Ids(values) => values.len(),
+            Values::Floats(values) => values.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Values::Ids(values) => values.capacity() * size_of::<i64>(),
+            Values::Floats(values) => values.capacity() * size_of::<f32>(),
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        match self {
+            Values::Ids(values) => values.truncate(len),
+            Values::Floats(values) => values.truncate(len),
+        }
+    }
+
+    /// Appends a range of another column, which has the same kind.
+    fn extend_from(&mut self, other: &Values, range: Range<usize>) {
+        match (self, other) {
+            (Values::Ids(to), Values::Ids(from)) => to.extend_from_slice(&from[range]),
+            (Values::Floats(to), Values::Floats(from)) => to.extend_from_slice(&from[range]),
+            _ => unreachable!("blocks of one schema have columns of the same kinds"),
+        }
+    }
+}
+
+/// One slot of all records of a block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Column {
+    pub(crate) values: Values,
+    /// Values of a record, where that is fixed.
+    width: Option<usize>,
+    /// Where records of a ragged slot start, and where the last one ends; empty for a dense slot.
+    offsets: Vec<u32>,
+}
+
+impl Column {
+    pub fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// Where each record of a ragged slot starts, and where the last one ends.
+    pub fn offsets(&self) -> Option<&[u32]> {
+        if self.width.is_none() { Some(&self.offsets) } else { None }
+    }
+
+    /// The place of record `row` in the values.
+    #[inline]
+    pub fn range(&self, row: usize) -> Range<usize> {
+        match self.width {
+            Some(width) => row * width..(row + 1) * width,
+            None => self.offsets[row] as usize..self.offsets[row + 1] as usize,
+        }
+    }
+
+    /// Ends a record of a ragged slot; the block checks the limit of the offsets.
+    #[inline(always)]
+    pub(crate) fn end_row(&mut self) {
+        if self.width.is_none() {
+            self.offsets.push(self.values.len() as u32);
+        }
+    }
+
+    /// The ids of record `row`; `None` for a slot of floats.
+    pub fn ids(&self, row: usize) -> Option<&[i64]> {
+        match &self.values {
+            Values::Ids(values) => Some(&values[self.range(row)]),
+            Values::Floats(_) => None,
+        }
+    }
+
+    /// The floats of record `row`; `None` for a slot of ids.
+    pub fn floats(&self, row: usize) -> Option<&[f32]> {
+        match &self.values {
+            Values::Floats(values) => Some(&values[self.range(row)]),
+            Values::Ids(_) => None,
+        }
+    }
+}
+
+/// Records of one schema.
+///
+/// ```
+/// use fleet_data::{Block, Schema, Slot};
+/// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_floats("label", [1])])?;
+/// let mut block = Block::new(&schema);
+/// block.push_ids(0, &[1926, 8, 17])?;
+/// block.push_floats(1, &[1.0])?;
+/// block.end_record()?;
+/// assert_eq!(block.len(), 1);
+/// assert_eq!(block.column(0).ids(0), Some(&[1926, 8, 17][..]));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    schema: Arc<Schema>,
+    rows: usize,
+    pub(crate) columns: Vec<Column>,
+    pub(crate) record_ids: RecordIds,
+}
+
+/// Names of records, one after the other; empty where the schema has none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RecordIds {
+    pub bytes: Vec<u8>,
+    pub ends: Vec<u32>,
+}
+
+impl RecordIds {
+    fn range(&self, row: usize) -> Range<usize> {
+        let start = if row == 0 { 0 } else { self.ends[row - 1] as usize };
+        start..self.ends[row] as usize
+    }
+}
+
+impl Block {
+    pub fn new(schema: &Arc<Schema>) -> Block {
+        let column = |slot: &crate::Slot| Column {
+            values: Values::new(slot.kind),
+            width: slot.width(),
+            offsets: if slot.width().is_some() { Vec::new() } else { vec![0] },
+        };
+        Block {
+            schema: Arc::clone(schema),
+            rows: 0,
+            columns: schema.slots().iter().map(column).collect(),
+            record_ids: RecordIds::default(),
+        }
+    }
+
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    /// Whole records.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// The column of slot `index`.
+    pub fn column(&self, index: usize) -> &Column {
+        &self.columns[index]
+    }
+
+    /// The id of record `row`, where the schema has record ids.
+    pub fn record_id(&self, row: usize) -> Option<&[u8]> {
+        if !self.schema.has_record_ids() || row >= self.rows {
+            return None;
+        }
+        Some(&self.record_ids.bytes[self.record_ids.range(row)])
+    }
+
+    /// Forgets all records and keeps the memory.
+    pub fn clear(&mut self) {
+        self.rows = 0;
+        self.rollback();
+    }
+
+    /// Memory held, in bytes.
+    pub fn bytes(&self) -> usize {
+        let column =
+            |column: &Column| column.values.bytes() + column.offsets.capacity() * size_of::<u32>();
+        let ids = self.record_ids.bytes.capacity() + self.record_ids.ends.capacity() * 4;
+        self.columns.iter().map(column).sum::<usize>() + ids
+    }
+
+    /// Gives back memory that growth left over.
+    pub fn shrink(&mut self) {
+        for column in &mut self.columns {
+            match &mut column.values {
+                Values::Ids(values) => values.shrink_to_fit(),
+                Values::Floats(values) => values.shrink_to_fit(),
+            }
+            column.offsets.shrink_to_fit();
+        }
+        self.record_ids.bytes.shrink_to_fit();
+        self.record_ids.ends.shrink_to_fit();
+    }
+
+    /// Appends ids to slot `index` of the record under construction.
+    pub fn push_ids(&mut self, index: usize, ids: &[i64]) -> Result<()> {
+        match &mut self.columns[index].values {
+            Values::Ids(values) => {
+                values.extend_from_slice(ids);
+                Ok(())
+            }
+            Values::Floats(_) => Err(self.wrong_kind(index)),
+        }
+    }
+
+    /// Appends floats to slot `index` of the record under construction.
+    pub fn push_floats(&mut self, index: usize, floats: &[f32]) -> Result<()> {
+        match &mut self.columns[index].values {
+            Values::Floats(values) => {
+                values.extend_from_slice(floats);
+                Ok(())
+            }
+            Values::Ids(_) => Err(self.wrong_kind(index)),
+        }
+    }
+
+    /// Names the record under construction.
+    pub fn push_record_id(&mut self, id: &[u8]) {
+        self.record_ids.bytes.extend_from_slice(id);
+    }
+
+    fn wrong_kind(&self, index: usize) -> Error {
+        let slot = &self.schema.slots()[index];
+        Error::invalid(format!("slot '{}' holds {} values", slot.name, slot.kind))
+    }
+
+    /// Ends the record under construction; when a slot is not as the schema says, the record is
+    /// dropped and the error says which.
+    pub fn end_record(&mut self) -> Result<()> {
+        let wrong = self.columns.iter().position(|column| match column.width {
+            Some(width) => column.values.len() != (self.rows + 1) * width,
+            None => column.values.len() > VALUES_MAX,
+        });
+        if let Some(index) = wrong {
+            let error = self.wrong_count(index);
+            self.rollback();
+            return Err(error);
+        }
+        self.columns.iter_mut().for_each(Column::end_row);
+        self.seal();
+        Ok(())
+    }
+
+    /// Ends a record whose columns have ended their rows, and are below the limit.
+    #[inline]
+    pub(crate) fn seal(&mut self) {
+        if self.schema.has_record_ids() {
+            self.record_ids.ends.push(self.record_ids.bytes.len() as u32);
+        }
+        self.rows += 1;
+    }
+
+    /// Whether every column takes `more` values.
+    pub(crate) fn takes(&self, more: usize) -> bool {
+        self.columns.iter().all(|column| column.values.len() <= VALUES_MAX - more)
+    }
+
+    fn wrong_count(&self, index: usize) -> Error {
+        let (slot, column) = (&self.schema.slots()[index], &self.columns[index]);
+        match column.width {
+            Some(width) => {
+                Error::invalid(format!("slot '{}' has a wrong number of values", slot.name))
+                    .expected(width)
+                    .got(column.values.len() - self.rows * width)
+            }
+            None => Error::exhausted(format!("slot '{}' is too large for one block", slot.name))
+                .expected(format!("at most {VALUES_MAX} values"))
+                .got(column.values.len()),
+        }
+    }
+
+    /// Drops the record under construction.
+    pub fn rollback(&mut self) {
+        let rows = self.rows;
+        for column in &mut self.columns {
+            let end = match column.width {
+                Some(width) => rows * width,
+                None => {
+                    column.offsets.truncate(rows + 1);
+                    column.offsets[rows] as usize
+                }
+            };
+            column.values.truncate(end);
+        }
+        self.record_ids.ends.truncate(rows);
+        let end = self.record_ids.ends.last().map_or(0, |end| *end as usize);
+        self.record_ids.bytes.truncate(end);
+    }
+
+    /// Appends records of another block of the same schema.
+    pub fn append(&mut self, other: &Block, rows: Range<usize>) -> Result<()> {
+        for (index, (to, from)) in self.columns.iter_mut().zip(&other.columns).enumerate() {
+            let range = span(from, &rows);
+            if to.width.is_none() && to.values.len() + range.len() > VALUES_MAX {
+                self.rollback();
+                return Err(Error::exhausted(format!("slot {index} is too large for one block"))
+                    .expected(format!("at most {VALUES_MAX} values")));
+            }
+            let start = to.values.len();
+            to.values.extend_from(&from.values, range.clone());
+            if to.width.is_none() {
+                let ends = &from.offsets[rows.start + 1..rows.end + 1];
+                to.offsets.extend(ends.iter().map(|end| end - range.start as u32 + start as u32));
+            }
+        }
+        if self.schema.has_record_ids() {
+            for row in rows.clone() {
+                let range = other.record_ids.range(row);
+                self.record_ids.bytes.extend_from_slice(&other.record_ids.bytes[range]);
+                self.record_ids.ends.push(self.record_ids.bytes.len() as u32);
+            }
+        }
+        self.rows += rows.len();
+        Ok(())
+    }
+
+    /// Writes the records as bytes that [`Block::decode`] reads.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&(self.rows as u64).to_le_bytes());
+        for column in &self.columns {
+            if column.width.is_none() {
+                column.offsets[1..]
+                    .iter()
+                    .for_each(|end| out.extend_from_slice(&end.to_le_bytes()));
+            }
+            match &column.values {
+                Values::Ids(values) => {
+                    values.iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+                }
+                Values::Floats(values) => {
+                    values.iter().for_each(|float| out.extend_from_slice(&float.to_le_bytes()));
+                }
+            }
+        }
+        if self.schema.has_record_ids() {
+            let ends = &self.record_ids.ends;
+            ends.iter().for_each(|end| out.extend_from_slice(&end.to_le_bytes()));
+            out.extend_from_slice(&self.record_ids.bytes);
+        }
+    }
+
+    /// Reads what [`Block::encode`] wrote for the same schema; a peer's bytes, which may be wrong.
+    pub fn decode(schema: &Arc<Schema>, bytes: &[u8]) -> Result<Block> {
+        let mut block = Block::new(schema);
+        let mut rest = bytes;
+        let rows = u64::from_le_bytes(take(&mut rest, 8)?.try_into().unwrap_or_default());
+        // A record has at least one value of four bytes or an offset.
+        if rows > rest.len() as u64 {
+            return Err(torn());
+        }
+        let rows = rows as usize;
+        for column in &mut block.columns {
+            let count = match column.width {
+                Some(width) => rows.checked_mul(width).ok_or_else(torn)?,
+                None => {
+                    column.offsets.extend(ends(take(&mut rest, 4 * rows)?)?);
+                    column.offsets.last().map_or(0, |end| *end as usize)
+                }
+            };
+            match &mut column.values {
+                Values::Ids(values) => {
+                    let bytes = take(&mut rest, count.checked_mul(8).ok_or_else(torn)?)?;
+                    let words = bytes.as_chunks::<8>().0.iter();
+                    values.extend(words.map(|word| i64::from_le_bytes(*word)));
+                }
+                Values::Floats(values) => {
+                    let bytes = take(&mut rest, count.checked_mul(4).ok_or_else(torn)?)?;
+                    let words = bytes.as_chunks::<4>().0.iter();
+                    values.extend(words.map(|word| f32::from_le_bytes(*word)));
+                }
+            }
+        }
+        if schema.has_record_ids() {
+            block.record_ids.ends = ends(take(&mut rest, 4 * rows)?)?;
+            let end = block.record_ids.ends.last().map_or(0, |end| *end as usize);
+            block.record_ids.bytes.extend_from_slice(take(&mut rest, end)?);
+        }
+        if !rest.is_empty() {
+            return Err(torn());
+        }
+        block.rows = rows;
+        Ok(block)
+    }
+}
+
+/// The values of consecutive records.
+fn span(column: &Column, rows: &Range<usize>) -> Range<usize> {
+    match column.width {
+        Some(width) => rows.start * width..rows.end * width,
+        None => column.offsets[rows.start] as usize..column.offsets[rows.end] as usize,
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8]> {
+    let (head, tail) = rest.split_at_checked(count).ok_or_else(torn)?;
+    *rest = tail;
+    Ok(head)
+}
+
+/// Ends of ragged records, which never fall.
+fn ends(bytes: &[u8]) -> Result<Vec<u32>> {
+    let words = bytes.as_chunks::<4>().0.iter();
+    let ends: Vec<u32> = words.map(|word| u32::from_le_bytes(*word)).collect();
+    if ends.is_sorted() { Ok(ends) } else { Err(torn()) }
+}
+
+fn torn() -> Error {
+    Error::invalid("bytes of records are torn, or belong to another schema")
+}
+
+/// Offsets are `u32`: a block of 2^32 values would be 32 GB, and blocks are cut long before.
+const VALUES_MAX: usize = u32::MAX as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Slot;
+    use fleet_base::rng::Sequence;
+
+    fn random_block(seed: u64, rows: usize) -> Block {
+        let schema = Schema::with_record_ids([
+            Slot::ragged_ids("a"),
+            Slot::dense_floats("b", [2, 3]),
+            Slot::ragged_floats("c"),
+            Slot::dense_ids("d", []),
+        ])
+        .unwrap();
+        let mut block = Block::new(&schema);
+        let mut draws = Sequence::new(seed, 0);
+        for row in 0..rows {
+            for _ in 0..draws.below(4) {
+                block.push_ids(0, &[draws.next_u64() as i64]).unwrap();
+            }
+            block.push_floats(1, &[row as f32; 6]).unwrap();
+            for _ in 0..draws.below(3) {
+                block.push_floats(2, &[draws.unit() as f32]).unwrap();
+            }
+            block.push_ids(3, &[row as i64]).unwrap();
+            block.push_record_id(format!("r{row}").as_bytes());
+            block.end_record().unwrap();
+        }
+        block
+    }
+
+    #[test]
+    fn records_survive_encoding_and_appending() {
+        let block = random_block(1, 50);
+        let mut bytes = Vec::new();
+        block.encode(&mut bytes);
+        assert_eq!(Block::decode(block.schema(), &bytes).unwrap(), block);
+
+        let mut joined = Block::new(block.schema());
+        joined.append(&block, 0..20).unwrap();
+        joined.append(&block, 20..20).unwrap();
+        joined.append(&block, 20..50).unwrap();
+        assert_eq!(joined, block);
+        assert_eq!(joined.record_id(49), Some(&b"r49"[..]));
+        assert_eq!(joined.record_id(50), None);
+    }
+
+    #[test]
+    fn changed_bytes_never_panic() {
+        let block = random_block(2, 20);
+        let mut bytes = Vec::new();
+        block.encode(&mut bytes);
+        for cut in 0..bytes.len() {
+            assert!(Block::decode(block.schema(), &bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        let mut draws = Sequence::new(3, 0);
+        for _ in 0..2000 {
+            let mut changed = bytes.clone();
+            let at = draws.below(changed.len() as u64) as usize;
+            changed[at] ^= 1 << draws.below(8);
+            if let Ok(read) = Block::decode(block.schema(), &changed) {
+                // Whatever was read can be walked.
+                (0..read.len()).for_each(|row| drop(read.column(0).ids(row).unwrap().to_vec()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_record_is_dropped_whole() {
+        let mut block = random_block(4, 3);
+        let before = block.clone();
+        block.push_ids(0, &[5]).unwrap();
+        block.push_floats(1, &[1.0; 5]).unwrap();
+        block.push_record_id(b"x");
+        let error = block.end_record().unwrap_err();
+        assert_eq!(error.to_string(), "slot 'b' has a wrong number of values: expected 6, got 5");
+        assert_eq!(block, before);
+        let error = block.push_ids(1, &[1]).unwrap_err();
+        assert_eq!(error.to_string(), "slot 'b' holds float values");
+    }
+}

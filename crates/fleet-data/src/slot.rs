@@ -1,0 +1,185 @@
+//! What a record holds: named slots of ids or numbers, each dense (a fixed shape) or ragged.
+//!
+//! A slot is what a network's input is to a program: integers go to a slot of ids, floats to a slot
+//! of numbers, an input without nesting to a dense slot of the input's shape less the batch, an
+//! input of ragged rows to a ragged slot.
+
+use fleet_base::{Error, Result, text};
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+/// What the values of a slot are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlotKind {
+    /// 64-bit ids, kept as their bits: an id of 2^63 or more reads as a negative `i64`.
+    Ids,
+    /// 32-bit floats.
+    Floats,
+}
+
+impl fmt::Display for SlotKind {
+    /// The documented names of the two types.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SlotKind::Ids => "uint64",
+            SlotKind::Floats => "float",
+        })
+    }
+}
+
+/// How many values a record has in a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SlotForm {
+    /// Always the product of the shape, which has no batch dimension.
+    Dense(Vec<usize>),
+    /// Any number.
+    Ragged,
+}
+
+/// A named slot of a record.
+///
+/// ```
+/// use fleet_data::Slot;
+/// assert_eq!(Slot::dense_floats("dense_input", [13]).width(), Some(13));
+/// assert_eq!(Slot::ragged_ids("C1").width(), None);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Slot {
+    pub name: String,
+    pub kind: SlotKind,
+    pub form: SlotForm,
+}
+
+impl Slot {
+    pub fn new(name: impl Into<String>, kind: SlotKind, form: SlotForm) -> Slot {
+        Slot { name: name.into(), kind, form }
+    }
+
+    pub fn dense_ids(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Slot {
+        Slot::new(name, SlotKind::Ids, SlotForm::Dense(shape.into()))
+    }
+
+    pub fn dense_floats(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Slot {
+        Slot::new(name, SlotKind::Floats, SlotForm::Dense(shape.into()))
+    }
+
+    pub fn ragged_ids(name: impl Into<String>) -> Slot {
+        Slot::new(name, SlotKind::Ids, SlotForm::Ragged)
+    }
+
+    pub fn ragged_floats(name: impl Into<String>) -> Slot {
+        Slot::new(name, SlotKind::Floats, SlotForm::Ragged)
+    }
+
+    /// Values of a record in a dense slot.
+    pub fn width(&self) -> Option<usize> {
+        match &self.form {
+            SlotForm::Dense(shape) => Some(shape.iter().product()),
+            SlotForm::Ragged => None,
+        }
+    }
+}
+
+/// The slots of a record, in the order of the text.
+///
+/// ```
+/// use fleet_data::{Schema, Slot};
+/// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_floats("label", [1])])?;
+/// assert_eq!(schema.index("label")?, 1);
+/// let error = schema.index("word").unwrap_err();
+/// assert!(error.to_string().starts_with("no slot is called 'word'; did you mean 'words'?"));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schema {
+    slots: Vec<Slot>,
+    record_ids: bool,
+}
+
+impl Schema {
+    /// Checks names (given, and unique) and shapes.
+    pub fn new(slots: impl IntoIterator<Item = Slot>) -> Result<Arc<Schema>> {
+        Self::build(slots, false)
+    }
+
+    /// As [`Schema::new`] of records that carry an id of their own, which stands before the first
+    /// slot in the text (`1 ID`). A global shuffle sends equal ids to the same worker.
+    pub fn with_record_ids(slots: impl IntoIterator<Item = Slot>) -> Result<Arc<Schema>> {
+        Self::build(slots, true)
+    }
+
+    fn build(slots: impl IntoIterator<Item = Slot>, record_ids: bool) -> Result<Arc<Schema>> {
+        let slots: Vec<Slot> = slots.into_iter().collect();
+        if slots.is_empty() || slots.len() > SLOTS_MAX {
+            return Err(Error::invalid("a record has a wrong number of slots")
+                .expected(format!("1 to {SLOTS_MAX}"))
+                .got(slots.len()));
+        }
+        let mut names = HashSet::new();
+        for (index, slot) in slots.iter().enumerate() {
+            if slot.name.is_empty() || !names.insert(slot.name.as_str()) {
+                return Err(Error::invalid(format!("slot {index} needs a name of its own"))
+                    .got(format!("'{}'", slot.name)));
+            }
+            if let SlotForm::Dense(shape) = &slot.form {
+                let width = shape.iter().try_fold(1usize, |all, &one| all.checked_mul(one));
+                if !width.is_some_and(|width| (1..=WIDTH_MAX).contains(&width)) {
+                    return Err(Error::invalid(format!(
+                        "slot '{}' has a wrong number of values",
+                        slot.name
+                    ))
+                    .expected(format!("a shape of 1 to {WIDTH_MAX} values"))
+                    .got(format!("{shape:?}")));
+                }
+            }
+        }
+        drop(names);
+        Ok(Arc::new(Schema { slots, record_ids }))
+    }
+
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    pub fn has_record_ids(&self) -> bool {
+        self.record_ids
+    }
+
+    /// The place of a slot; an unknown name is an error that suggests the nearest.
+    pub fn index(&self, name: &str) -> Result<usize> {
+        self.slots.iter().position(|slot| slot.name == name).ok_or_else(|| {
+            let names = self.slots.iter().map(|slot| slot.name.as_str());
+            let hint = text::did_you_mean(name, names);
+            Error::invalid(format!("no slot is called '{name}'{hint}"))
+        })
+    }
+}
+
+/// More slots than any click log has; a larger number is a mistake.
+const SLOTS_MAX: usize = 1 << 16;
+/// Values of one record in one dense slot: an image of 3 x 8192 x 8192.
+const WIDTH_MAX: usize = 3 << 26;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_shapes_are_checked() {
+        let refused = |slots: Vec<Slot>| Schema::new(slots).unwrap_err().to_string();
+        assert_eq!(
+            refused(vec![]),
+            "a record has a wrong number of slots: expected 1 to 65536, got 0"
+        );
+        assert_eq!(
+            refused(vec![Slot::ragged_ids("a"), Slot::ragged_floats("a")]),
+            "slot 1 needs a name of its own: got 'a'"
+        );
+        assert!(refused(vec![Slot::ragged_ids("")]).starts_with("slot 0 needs a name"));
+        let zero = refused(vec![Slot::dense_ids("x", [3, 0])]);
+        assert!(zero.contains("'x'") && zero.ends_with("got [3, 0]"), "{zero}");
+        assert!(Schema::new([Slot::dense_ids("x", [usize::MAX, 2])]).is_err());
+        assert_eq!(Schema::new([Slot::dense_ids("x", [])]).unwrap().slots()[0].width(), Some(1));
+    }
+}

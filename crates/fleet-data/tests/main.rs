@@ -1,0 +1,3 @@
+//! What the crate promises, across its modules.
+
+mod data;
