@@ -483,6 +483,25 @@ impl Net {
         self.attempt(at, layer).map_or_else(|| self.dead(), |id| self.handle(id))
     }
 
+    /// Runs a rewrite of the whole programs, such as a strategy's; its error is returned and kept.
+    /// Handles stay good as long as the rewrite leaves their variables in place.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// net.data("x", [-1, 13], DType::F32).fc(1);
+    /// let ops = net.rewrite_with(|programs, _| Ok(programs.main.root_ops().count()))?;
+    /// assert_eq!(ops, 2);
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn rewrite_with<T>(
+        &self,
+        rewrite: impl FnOnce(&mut Programs, &'static Registry) -> Result<T>,
+    ) -> Result<T> {
+        self.rewrite(Location::caller(), |net, programs| rewrite(programs, net.registry))
+    }
+
     /// Runs a rewrite of the whole programs; its error is returned and kept.
     fn rewrite<T>(
         &self,

@@ -11,9 +11,15 @@
 //! assert_eq!(strategy.amp_configs().decr_ratio, None);
 //! ```
 
+pub mod buckets;
+pub mod compiler;
+pub mod cost;
+pub mod meta;
 pub mod reflect;
 mod schema;
 mod typed;
 
+pub use compiler::{Decision, Observer, Plan, Verdict, decide, minimize, minimize_observed};
+pub use meta::{Ranks, RingSpec};
 pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};
 pub use schema::*;

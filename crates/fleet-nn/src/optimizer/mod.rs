@@ -30,7 +30,7 @@ pub use sgd::{Sgd, SgdRule};
 use crate::clip::Clipped;
 use crate::{GradClip, LearningRate, Programs};
 use fleet_base::{Error, Result};
-use fleet_ir::{Attr, OpRole, Program, Regularizer, VarId};
+use fleet_ir::{Attr, BlockId, OpRole, Program, Regularizer, VarId};
 use fleet_ops::{Emit, Registry};
 use fleet_passes::{BackwardOptions, append_backward};
 use fleet_tensor::{DType, Shape};
@@ -196,6 +196,17 @@ impl State {
 /// A parameter with its gradient.
 pub type ParamGrad = (VarId, VarId);
 
+/// Where and when [`OptimizerDesc::apply_gradients_at`] updates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ApplyAt {
+    /// The block of clips and updates; the root if nothing else is said.
+    pub block: BlockId,
+    /// A bool: rules that know it leave everything as it is when it holds.
+    pub skip_update: Option<VarId>,
+    /// The rate, where it has been emitted already.
+    pub rate: Option<VarId>,
+}
+
 /// What [`OptimizerDesc::minimize`] made.
 #[derive(Clone, Debug)]
 pub struct Minimized {
@@ -256,12 +267,38 @@ impl OptimizerDesc {
         registry: &Registry,
         params_grads: &[ParamGrad],
     ) -> Result<VarId> {
+        self.apply_gradients_at(programs, registry, params_grads, &ApplyAt::default())
+    }
+
+    /// Appends the rate to the root block, and returns it.
+    pub fn emit_rate(&self, programs: &mut Programs, registry: &Registry) -> Result<VarId> {
+        let mut main = Emit::new(&mut programs.main, registry, OpRole::OPTIMIZE);
+        let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
+        let rate = self.settings.learning_rate.emit(&mut main, &mut startup)?;
+        main.append();
+        startup.append();
+        Ok(rate)
+    }
+
+    /// As [`OptimizerDesc::apply_gradients`], in a block that need not run in every step. The rate
+    /// is always computed in the root block: its schedule goes on.
+    pub fn apply_gradients_at(
+        &self,
+        programs: &mut Programs,
+        registry: &Registry,
+        params_grads: &[ParamGrad],
+        at: &ApplyAt,
+    ) -> Result<VarId> {
+        let rate = match at.rate {
+            Some(rate) => rate,
+            None => self.emit_rate(programs, registry)?,
+        };
         let devices = grad_devices(&programs.main, params_grads);
         let mut pairs = params_grads.to_vec();
         pairs.sort_by(|a, b| programs.main.var_name(a.0).cmp(programs.main.var_name(b.0)));
         let mut main = Emit::new(&mut programs.main, registry, OpRole::OPTIMIZE);
         let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
-        let rate = self.settings.learning_rate.emit(&mut main, &mut startup)?;
+        main.block = at.block;
         let unclipped =
             |(param, grad): &ParamGrad| Clipped { param: *param, grad: *grad, scale: None };
         let mut grads: Vec<Clipped> = pairs.iter().map(unclipped).collect();
@@ -270,7 +307,7 @@ impl OptimizerDesc {
         }
         for clipped in &grads {
             main.device = devices.get(&clipped.param).cloned();
-            self.emit_update(&mut main, &mut startup, clipped, rate)?;
+            self.emit_update(&mut main, &mut startup, clipped, rate, at.skip_update)?;
         }
         main.append();
         startup.append();
@@ -283,6 +320,7 @@ impl OptimizerDesc {
         startup: &mut Emit<'_>,
         clipped: &Clipped,
         rate: VarId,
+        skip: Option<VarId>,
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
@@ -290,6 +328,8 @@ impl OptimizerDesc {
             Error::invalid(format!("'{name}' is no parameter and cannot be updated"))
         })?;
         let update = self.rule.update();
+        let knows_skip = main.registry.get(update.op())?.spec.input_index("SkipUpdate").is_some();
+        let skip = skip.filter(|_| knows_skip);
         let states = update.state();
         let mut kept = Vec::with_capacity(states.len());
         for state in &states {
@@ -310,6 +350,7 @@ impl OptimizerDesc {
             .input("Grad", clipped.grad)
             .input("LearningRate", rate)
             .maybe("GradScale", clipped.scale)
+            .maybe("SkipUpdate", skip)
             .output("ParamOut", clipped.param)
             .attr("regularization_method", method)
             .attr("regularization_coeff", coeff)

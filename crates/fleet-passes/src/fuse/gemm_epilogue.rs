@@ -43,6 +43,11 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
 }
 
 impl Match {
+    /// The backward op that runs first.
+    fn first_grad(&self) -> Option<OpId> {
+        self.act_grad.or(self.add_grad).or(self.product_grad)
+    }
+
     fn all(&self) -> Vec<OpId> {
         let maybe = [self.act, self.product_grad, self.add_grad, self.act_grad];
         [self.product, self.add].into_iter().chain(maybe.into_iter().flatten()).collect()
@@ -119,6 +124,9 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
             return None;
         }
         found.product_grad = Some(grad);
+        if !graph.ready(program, x, found.first_grad().unwrap_or(grad)) {
+            return None;
+        }
         let ops = found.all();
         let private = |var: VarId| graph.private(program, var, &ops);
         if (found.act_grad.is_some() && !private(arriving)) || !passed.is_none_or(private) {
@@ -168,7 +176,7 @@ fn replace(
     let Some(product_grad) = found.product_grad else { return Ok(()) };
     let product_grad_op = program.op(product_grad).clone();
     let bias_grad = found.add_grad.and_then(|id| only(program.op(id), "Y@GRAD"));
-    let first = program.op(found.act_grad.or(found.add_grad).unwrap_or(product_grad));
+    let first = program.op(found.first_grad().unwrap_or(product_grad));
     let Some(dy) = only(first, "Out@GRAD") else { return Ok(()) };
     let mut emit = emit_like(program, registry, product_grad);
     emit.named_op("fused_gemm_epilogue_grad")?
@@ -187,6 +195,7 @@ fn replace(
     let new = std::mem::take(&mut emit.ops);
     let backward: Vec<OpId> =
         [Some(product_grad), found.add_grad, found.act_grad].into_iter().flatten().collect();
-    edit.replace(&backward, product_grad, new);
+    // Where the first of them stood: what communicates a gradient may stand right behind it.
+    edit.replace(&backward, found.first_grad().unwrap_or(product_grad), new);
     Ok(())
 }

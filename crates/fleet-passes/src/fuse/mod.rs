@@ -15,25 +15,37 @@ use std::collections::{HashMap, HashSet};
 /// Who makes and who uses each variable of the root block.
 pub(crate) struct Graph {
     users: HashMap<VarId, Vec<OpId>>,
+    position: HashMap<OpId, usize>,
+    last_write: HashMap<VarId, usize>,
     keep: HashSet<VarId>,
 }
 
 impl Graph {
     pub fn new(program: &Program, keep: &[VarId]) -> Graph {
         let mut users: HashMap<VarId, Vec<OpId>> = HashMap::new();
-        for (id, _) in program.root_ops() {
-            let mut reads = HashSet::new();
+        let (mut position, mut last_write) = (HashMap::new(), HashMap::new());
+        for (at, (id, _)) in program.root_ops().enumerate() {
+            position.insert(id, at);
+            let (mut reads, mut writes) = (HashSet::new(), HashSet::new());
+            program.writes_of(id, &mut writes);
+            last_write.extend(writes.into_iter().map(|var| (var, at)));
             program.reads_of(id, &mut reads);
             for var in reads {
                 users.entry(var).or_default().push(id);
             }
         }
-        Graph { users, keep: keep.iter().copied().collect() }
+        Graph { users, position, last_write, keep: keep.iter().copied().collect() }
     }
 
     /// Ops that read the variable, in program order.
     pub fn users(&self, var: VarId) -> &[OpId] {
         self.users.get(&var).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a temporary has its final value when `op` runs.
+    pub fn ready(&self, program: &Program, var: VarId, op: OpId) -> bool {
+        let written = self.last_write.get(&var);
+        program.var(var).persistable || written.is_none_or(|at| *at < self.position[&op])
     }
 
     /// The first op called `name` that reads `var` in `slot`.

@@ -1,0 +1,297 @@
+//! From a strategy to programs: which strategies apply, in which order, why, and what becomes of the
+//! programs.
+//!
+//! [`decide`] answers without touching anything; [`minimize`] rewrites.
+
+use crate::DistributedStrategy;
+use crate::meta::{
+    Applies, Facts, Job, Kind, Ranks, RingSpec, STRATEGIES, Strategy, data_parallel,
+};
+use fleet_base::{Error, Result};
+use fleet_ir::{Program, VarId};
+use fleet_nn::Programs;
+use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
+use fleet_ops::Registry;
+use std::fmt;
+
+/// What became of a strategy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    pub strategy: &'static str,
+    pub verdict: Verdict,
+    pub reason: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Applied,
+    /// Nothing to do here.
+    Idle,
+    /// Asked for, cannot apply, left out: a warning.
+    Dropped,
+    /// Asked for, and training without it would be training something else: an error.
+    Refused,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.verdict {
+            Verdict::Applied => "applied",
+            Verdict::Idle => "idle",
+            Verdict::Dropped => "left out",
+            Verdict::Refused => "refused",
+        };
+        write!(f, "{:<18} {verdict:<9} {}", self.strategy, self.reason)
+    }
+}
+
+/// What [`minimize`] did.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub decisions: Vec<Decision>,
+    /// The strategies that were applied, outermost first, then the optimizer.
+    pub chain: Vec<&'static str>,
+    pub params_grads: Vec<ParamGrad>,
+    pub learning_rate: VarId,
+    /// What the programs talk over.
+    pub rings: Vec<RingSpec>,
+    /// What is worth telling the user: buckets, checkpoints.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// `RawProgram -> AMP -> momentum`.
+    pub fn chain_text(&self) -> String {
+        self.chain.join(" -> ")
+    }
+}
+
+/// Told of the programs after every pass: (pass, programs).
+pub type Observer<'o> = &'o mut dyn FnMut(&str, &Programs);
+
+/// Which strategies apply, and why. Nothing is refused here: see [`Verdict::Refused`].
+pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
+    let mut decisions = Vec::new();
+    for strategy in STRATEGIES.iter().filter(|it| it.wanted(facts.strategy)) {
+        let (verdict, reason) = match strategy.applies(facts) {
+            Applies::Yes(reason) => (Verdict::Applied, reason),
+            Applies::Idle(reason) => (Verdict::Idle, reason),
+            Applies::No(reason) => (Verdict::Dropped, reason),
+            Applies::Refused(reason) => (Verdict::Refused, reason),
+        };
+        decisions.push(Decision { strategy: strategy.name(), verdict, reason });
+    }
+    decisions.extend(not_there(facts.strategy));
+    decisions
+}
+
+/// Switches that a user may turn on and that this version cannot serve.
+fn not_there(strategy: &DistributedStrategy) -> Vec<Decision> {
+    let refused = |strategy, reason: &str| Decision {
+        strategy,
+        verdict: Verdict::Refused,
+        reason: reason.to_string(),
+    };
+    let mut decisions = Vec::new();
+    if strategy.sharding() && strategy.pipeline() {
+        decisions.push(refused(
+            "Pipeline",
+            "pipeline and sharding do not go together as switches: give sharding a pp_degree",
+        ));
+    }
+    let switches: [(bool, &'static str, &str); 4] = [
+        (
+            strategy.sharding(),
+            "Sharding",
+            "sharding is not there yet: every rank holds all parameters",
+        ),
+        (
+            strategy.pipeline(),
+            "Pipeline",
+            "pipeline is not there yet: a program runs whole on every rank",
+        ),
+        (strategy.dgc(), "DGC", "dgc is not there yet: use fp16_allreduce to send fewer bytes"),
+        (
+            strategy.sync_batch_norm(),
+            "SyncBatchNorm",
+            "sync_batch_norm is not there yet: statistics are those of each rank",
+        ),
+    ];
+    let missing = switches.into_iter().filter(|(on, ..)| *on);
+    decisions.extend(missing.map(|(_, name, reason)| refused(name, reason)));
+    decisions
+}
+
+/// Rewrites the programs of a network into those of one rank: backward pass, communication, update.
+///
+/// ```
+/// use fleet_nn::prelude::*;
+/// use fleet_strategy::{DistributedStrategy, Ranks, minimize};
+/// let net = Net::new();
+/// let (x, y) = (net.data("x", [-1, 13], DType::F32), net.data("y", [-1, 1], DType::F32));
+/// let loss = x.fc(1).mse_loss(y, Reduction::Mean).id();
+/// let strategy = DistributedStrategy::new().with_fuse_grad_size_in_MB(16);
+/// let plan = net.rewrite_with(|programs, registry| {
+///     minimize(programs, registry, loss, &Sgd::new(0.1).into(), &strategy, Ranks::new(0, 8))
+/// })?;
+/// assert_eq!(plan.chain_text(), "RawProgram -> sgd");
+/// assert_eq!(plan.notes, ["all-reduce ops before and after fusion: 2 -> 1"]);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn minimize(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    strategy: &DistributedStrategy,
+    ranks: Ranks,
+) -> Result<Plan> {
+    minimize_observed(programs, registry, loss, optimizer, strategy, ranks, &mut |_, _| {})
+}
+
+/// As [`minimize`]; `observe` sees the programs after every pass.
+pub fn minimize_observed(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    strategy: &DistributedStrategy,
+    ranks: Ranks,
+    observe: Observer<'_>,
+) -> Result<Plan> {
+    ranks.check()?;
+    let facts = Facts { strategy, optimizer, ranks: &ranks, program: &programs.main };
+    let decisions = decide(&facts);
+    refuse(&decisions)?;
+    let applied: Vec<&dyn Strategy> = STRATEGIES
+        .iter()
+        .copied()
+        .filter(|it| {
+            let is_it = |d: &&Decision| d.strategy == it.name() && d.verdict == Verdict::Applied;
+            decisions.iter().any(|decision| is_it(&decision))
+        })
+        .collect();
+    let chain: Vec<&'static str> = applied.iter().map(|it| it.name()).collect();
+    let job = Job {
+        programs,
+        registry,
+        strategy,
+        ranks,
+        optimizer: optimizer.clone(),
+        user_loss: loss,
+        loss,
+        grads: Vec::new(),
+        block: Program::ROOT,
+        skip_update: None,
+        rate: None,
+        rings: Vec::new(),
+        ring_count: 0,
+        gradient_rings: Vec::new(),
+        notes: Vec::new(),
+        encoded: Vec::new(),
+        chain,
+    };
+    walk(job, &applied, decisions, observe)
+}
+
+fn refuse(decisions: &[Decision]) -> Result<()> {
+    let refused: Vec<&str> = decisions
+        .iter()
+        .filter(|decision| decision.verdict == Verdict::Refused)
+        .map(|decision| decision.reason.as_str())
+        .collect();
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(Error::unsupported(format!("the strategy cannot be: {}", refused.join("; ")))
+            .help("fleet strategy explain shows what each switch would do")),
+    }
+}
+
+type Phase = fn(&dyn Strategy, &mut Job<'_>) -> Result<()>;
+
+/// The phases, in order.
+fn walk(
+    mut job: Job<'_>,
+    applied: &[&dyn Strategy],
+    decisions: Vec<Decision>,
+    observe: Observer<'_>,
+) -> Result<Plan> {
+    let mut run = |job: &mut Job<'_>, phase: &str, body: Phase| -> Result<()> {
+        for strategy in applied.iter().rev() {
+            pass(job, &format!("{} {phase}", strategy.name()), observe, |job| {
+                body(*strategy, job)
+            })?;
+        }
+        Ok(())
+    };
+    run(&mut job, "optimizer", |s, job| s.optimizer(job))?;
+    run(&mut job, "forward", |s, job| s.forward(job))?;
+    pass(&mut job, "backward", &mut |_, _| {}, append_backward)?;
+    run(&mut job, "backward", |s, job| s.backward(job))?;
+    run(&mut job, "merge", |s, job| s.merge(job))?;
+    run(&mut job, "encode", |s, job| s.encode(job))?;
+    run(&mut job, "communicate", |s, job| s.communicate(job))?;
+    run(&mut job, "decode", |s, job| s.decode(job))?;
+    run(&mut job, "unscale", |s, job| s.unscale(job))?;
+    pass(&mut job, "update", &mut |_, _| {}, update)?;
+    run(&mut job, "finish", |s, job| s.finish(job))?;
+    for strategy in applied {
+        pass(&mut job, &format!("{} startup", strategy.name()), observe, |job| {
+            strategy.startup(job)
+        })?;
+    }
+    if job.ranks.count > 1 {
+        pass(&mut job, "rings", observe, data_parallel::declare_rings)?;
+    }
+    let mut chain = job.chain.clone();
+    chain.push(job.optimizer.rule.op());
+    let learning_rate = job.rate.ok_or_else(|| Error::internal("no rate was emitted"))?;
+    Ok(Plan {
+        decisions,
+        chain,
+        params_grads: job.grads,
+        learning_rate,
+        rings: job.rings,
+        notes: job.notes,
+    })
+}
+
+/// Runs one pass; debug builds verify what it made and name it when that is wrong.
+fn pass(
+    job: &mut Job<'_>,
+    name: &str,
+    observe: Observer<'_>,
+    body: impl FnOnce(&mut Job<'_>) -> Result<()>,
+) -> Result<()> {
+    body(job).map_err(|error| error.at(format!("pass '{name}'")))?;
+    if cfg!(debug_assertions) {
+        for program in [&job.programs.main, &job.programs.startup] {
+            fleet_ops::verify::verify(program, job.registry).map_err(|error| {
+                Error::internal(format!("pass '{name}' has made a wrong program: {error}"))
+            })?;
+        }
+    }
+    observe(name, job.programs);
+    Ok(())
+}
+
+/// Appends the backward pass. Gradients then stand in the opposite order of their parameters, in which
+/// the backward pass makes them by and large, and in which the documented buckets were formed.
+fn append_backward(job: &mut Job<'_>) -> Result<()> {
+    job.grads = job.optimizer.backward(job.programs, job.registry, job.loss)?;
+    job.grads.sort_by_key(|(param, _)| std::cmp::Reverse(*param));
+    Ok(())
+}
+
+fn update(job: &mut Job<'_>) -> Result<()> {
+    let at = ApplyAt { block: job.block, skip_update: job.skip_update, rate: job.rate };
+    let optimizer = job.optimizer.clone();
+    let rate = optimizer.apply_gradients_at(job.programs, job.registry, &job.grads, &at)?;
+    job.rate = Some(rate);
+    Ok(())
+}
+
+/// The strategies that keep the mathematics, and those that change it.
+pub fn names(kind: Kind) -> Vec<&'static str> {
+    STRATEGIES.iter().filter(|it| it.kind() == kind).map(|it| it.name()).collect()
+}

@@ -1,0 +1,114 @@
+//! What a rewritten program sends: calls, messages and bytes per rank and step, read off its ops.
+//!
+//! Bytes are those that one rank sends under the algorithm that moves the fewest: an all-reduce of S
+//! bytes over n ranks sends 2 S (n-1)/n in 2 (n-1) messages around a ring; gathering, scattering and
+//! rooted calls send half of that or less.
+
+use fleet_ir::{Op, Program, VarId, VarKind};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Communication of one ring, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    pub calls: usize,
+    pub messages: f64,
+    pub bytes: f64,
+}
+
+impl Traffic {
+    fn add(&mut self, other: Traffic) {
+        self.calls += other.calls;
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+    }
+}
+
+/// What a program sends.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// In every step, by ring.
+    pub always: BTreeMap<i64, Traffic>,
+    /// In those steps in which the conditional parts run, by ring.
+    pub sometimes: BTreeMap<i64, Traffic>,
+    /// Bytes of sparse rows are not known before they are there: calls that are not counted in bytes.
+    pub unknown: usize,
+}
+
+/// Reads the cost off a program.
+pub fn cost(program: &Program) -> Cost {
+    let mut cost = Cost::default();
+    for block in program.block_ids() {
+        for (_, op) in program.block_ops(block) {
+            let Some(traffic) = traffic(program, op) else { continue };
+            let into = match block {
+                Program::ROOT => &mut cost.always,
+                _ => &mut cost.sometimes,
+            };
+            into.entry(op.attr_int("ring_id")).or_default().add(traffic);
+            if op.name() == "c_allgather_rows" {
+                cost.unknown += 1;
+            }
+        }
+    }
+    cost
+}
+
+fn traffic(program: &Program, op: &Op) -> Option<Traffic> {
+    op.spec.attr_index("nranks")?;
+    let ranks = op.attr_usize("nranks") as f64;
+    let others = ranks - 1.0;
+    let bytes: f64 = op.input("X").iter().map(|var| bytes(program, *var)).sum();
+    let (messages, bytes) = match op.name() {
+        name if name.starts_with("c_allreduce") => (2.0 * others, 2.0 * bytes * others / ranks),
+        "c_reduce_sum" | "c_broadcast" => (others, bytes * others / ranks),
+        "c_reducescatter" | "alltoall" => (others, bytes * others / ranks),
+        "c_allgather" | "c_concat" | "c_allgather_rows" => (others, bytes * others),
+        "send_v2" => (1.0, bytes),
+        "barrier" => (2.0 * others / ranks, 0.0),
+        _ => return None,
+    };
+    Some(Traffic { calls: 1, messages, bytes })
+}
+
+fn bytes(program: &Program, var: VarId) -> f64 {
+    let var = program.var(var);
+    if var.kind == VarKind::SparseRows {
+        return 0.0;
+    }
+    let elements: f64 = var.shape.iter().map(|dim| dim.unsigned_abs() as f64).product();
+    elements * var.dtype.size() as f64
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [("every step", &self.always), ("steps that meet", &self.sometimes)];
+        for (when, rings) in parts {
+            let mut total = Traffic::default();
+            rings.values().for_each(|traffic| total.add(*traffic));
+            if rings.is_empty() && when != "every step" {
+                continue;
+            }
+            writeln!(f, "{when}: {}", shown(&total))?;
+            if rings.len() > 1 {
+                for (ring, traffic) in rings {
+                    writeln!(f, "  ring {ring}: {}", shown(traffic))?;
+                }
+            }
+        }
+        if self.unknown > 0 {
+            let calls = self.unknown;
+            writeln!(f, "and the rows of {calls} sparse gradients, as many as there are")?;
+        }
+        Ok(())
+    }
+}
+
+fn shown(traffic: &Traffic) -> String {
+    format!(
+        "{} collective calls, {} messages, {} sent by this rank",
+        traffic.calls,
+        traffic.messages.round(),
+        fleet_base::text::bytes(traffic.bytes as u64)
+    )
+}

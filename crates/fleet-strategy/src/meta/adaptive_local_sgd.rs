@@ -1,0 +1,139 @@
+//! Adaptive LocalSGD: LocalSGD whose interval follows the loss.
+//!
+//! In every step the loss is averaged over ranks. The first step keeps that average, loss0, and its
+//! rate, lr0. After an averaging behind `begin_step` the interval becomes
+//! `ceil(sqrt(lr0 * loss / (lr * loss0) * init_k_steps))`, held between 1 and 16: the better the model,
+//! the more often ranks meet.
+
+use super::local_sgd::{State, alone, average, take_snapshots};
+use super::{Applies, Facts, Job, Kind, Strategy, conditional};
+use crate::DistributedStrategy;
+use fleet_base::{Error, Result};
+use fleet_ir::{BlockId, OpRole, VarId};
+use fleet_ops::Emit;
+use fleet_tensor::{DType, Shape};
+
+/// The longest interval.
+const K_STEPS_MAX: f64 = 16.0;
+
+pub struct AdaptiveLocalSgd;
+
+impl Strategy for AdaptiveLocalSgd {
+    fn name(&self) -> &'static str {
+        "AdaptiveLocalSGD"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.adaptive_localsgd()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        let configs = facts.strategy.adaptive_localsgd_configs();
+        alone(facts, "adaptive_localsgd").unwrap_or_else(|| {
+            Applies::Yes(format!(
+                "parameters are averaged, at first every {} steps, then as the loss says",
+                configs.init_k_steps()
+            ))
+        })
+    }
+
+    fn finish(&self, job: &mut Job<'_>) -> Result<()> {
+        let configs = job.strategy.adaptive_localsgd_configs();
+        let (k, begin) = (f64::from(configs.init_k_steps()), f64::from(configs.begin_step()));
+        let one = Shape::from([1]);
+        let state = State::new(job, k, begin, 0.0)?;
+        let first_loss = job.state("loss_0", DType::F32, one, 0.0)?;
+        let first_rate = job.state("lr_0", DType::F32, one, 0.0)?;
+        let loss = average_loss(job)?;
+        let rate = job.rate.ok_or_else(|| Error::internal("the rate has been emitted before"))?;
+        remember_first(job, &state, (loss, first_loss), (rate, first_rate))?;
+        let meeting = state.emit_condition(job)?;
+        average(job, &state, meeting)?;
+        next_interval(job, &state, meeting, (loss, first_loss), (rate, first_rate), k)
+    }
+
+    fn startup(&self, job: &mut Job<'_>) -> Result<()> {
+        take_snapshots(job)
+    }
+}
+
+fn average_loss(job: &mut Job<'_>) -> Result<VarId> {
+    let (ring, count, loss) = (job.world_rings()[0], job.ranks.count, job.user_loss);
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+    let mean = emit.named_op("scale")?.input("X", loss).attr("scale", 1.0 / count as f64);
+    let mean = mean.named("avg_loss").one("Out")?;
+    emit.named_op("c_allreduce_sum")?
+        .input("X", mean)
+        .output("Out", mean)
+        .attr("ring_id", ring)
+        .attr("nranks", count)
+        .attr("label", "loss")
+        .done()?;
+    emit.append();
+    Ok(mean)
+}
+
+/// In the first step, keeps the loss and the rate.
+fn remember_first(
+    job: &mut Job<'_>,
+    state: &State,
+    (loss, first_loss): (VarId, VarId),
+    (rate, first_rate): (VarId, VarId),
+) -> Result<()> {
+    let one = job.state("one", DType::I64, Shape::from([1]), 1.0)?;
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+    let call = emit.named_op("equal")?.input("X", state.counter).input("Y", one);
+    let first = call.one("Out")?;
+    emit.append();
+    let block = conditional(job, first)?;
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+    emit.block = block;
+    emit.named_op("assign")?.input("X", loss).output("Out", first_loss).done()?;
+    emit.named_op("assign")?.input("X", rate).output("Out", first_rate).done()?;
+    emit.append();
+    Ok(())
+}
+
+/// Behind `begin_step`, sets the interval anew.
+fn next_interval(
+    job: &mut Job<'_>,
+    state: &State,
+    block: BlockId,
+    (loss, first_loss): (VarId, VarId),
+    (rate, first_rate): (VarId, VarId),
+    k: f64,
+) -> Result<()> {
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+    emit.block = block;
+    let mut pair = |name: &str, x: VarId, y: VarId| -> Result<VarId> {
+        emit.named_op(name)?.input("X", x).input("Y", y).one("Out")
+    };
+    let above = pair("elementwise_mul", first_rate, loss)?;
+    let below = pair("elementwise_mul", rate, first_loss)?;
+    let ratio = pair("elementwise_div", above, below)?;
+    let scaled = emit.named_op("scale")?.input("X", ratio).attr("scale", k).one("Out")?;
+    let root = emit.named_op("sqrt")?.input("X", scaled).one("Out")?;
+    let whole = emit.named_op("ceil")?.input("X", root).one("Out")?;
+    let held = emit.named_op("clip")?.input("X", whole).attr("min", 1.0).attr("max", K_STEPS_MAX);
+    let held = held.one("Out")?;
+    let steps = emit.named_op("cast")?.input("X", held).attr("out_dtype", DType::I64).one("Out")?;
+    // Before `begin_step` the interval stays.
+    let behind = emit
+        .named_op("greater_than")?
+        .input("X", state.counter)
+        .input("Y", state.begin_step)
+        .one("Out")?;
+    let chosen = emit
+        .named_op("where")?
+        .input("Condition", behind)
+        .input("X", steps)
+        .input("Y", state.k_steps)
+        .one("Out")?;
+    emit.named_op("assign")?.input("X", chosen).output("Out", state.k_steps).done()?;
+    emit.append();
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! Automatic mixed precision: matrix products and convolutions compute in 16-bit floats, what needs
+//! range in 32; parameters stay 32-bit masters, and the loss is scaled so that small gradients survive.
+//!
+//! * forward: every op is given a precision by its class (see [`fleet_ops::AmpClass`]) and the user's
+//!   lists; inputs in another precision are cast, once each (`v.cast_fp16`, `v.cast_fp32`). The loss is
+//!   multiplied by `loss_scaling_0`.
+//! * encode, decode: a parameter's gradient that is merely cast to 32 bits travels as 16 bits; the cast
+//!   stands behind the communication.
+//! * unscale: gradients are divided by the scale and looked at; if one is not finite, all become zero
+//!   and the scale shrinks. Adam and AdamW leave everything as it is in such a step.
+//!
+//! bfloat16 (`use_pure_bf16`) has the range of 32 bits: nothing is scaled.
+
+use super::fp16_allreduce::append;
+use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
+use crate::{AmpConfig, DistributedStrategy};
+use fleet_base::Result;
+use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_ops::{AmpClass, Emit, InferCtx, Meta, Registry};
+use fleet_tensor::{DType, Shape};
+use std::collections::HashMap;
+
+pub struct Amp;
+
+impl Strategy for Amp {
+    fn name(&self) -> &'static str {
+        "AMP"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.amp()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        let configs = facts.strategy.amp_configs();
+        let both =
+            configs.custom_white_list.iter().find(|name| configs.custom_black_list.contains(name));
+        if let Some(name) = both {
+            return Applies::Refused(format!(
+                "The given custom_white_list overlaps custom_black_list with < {name} >!"
+            ));
+        }
+        if configs.use_pure_fp16() && configs.use_pure_bf16() {
+            return Applies::Refused("use_pure_fp16 and use_pure_bf16 do not go together".into());
+        }
+        let scaling = match (configs.use_pure_bf16(), configs.use_dynamic_loss_scaling()) {
+            (true, _) => "bfloat16, the loss is not scaled".to_string(),
+            (_, true) => {
+                format!("float16, loss scaled dynamically from {}", configs.init_loss_scaling())
+            }
+            (_, false) => format!("float16, loss scaled by {}", configs.init_loss_scaling()),
+        };
+        Applies::Yes(scaling)
+    }
+
+    fn forward(&self, job: &mut Job<'_>) -> Result<()> {
+        let configs = job.strategy.amp_configs();
+        let half = half_type(configs);
+        let casts = rewrite_forward(&mut job.programs.main, job.registry, configs, half)?;
+        job.notes.push(format!("mixed precision: {casts} casts to {half} and back"));
+        let main = &mut job.programs.main;
+        if main.var(job.loss).dtype != DType::F32 {
+            let mut emit = Emit::new(main, job.registry, OpRole::FORWARD);
+            let call = emit.named_op("cast")?.input("X", job.loss);
+            job.loss = call.attr("out_dtype", DType::F32).one("Out")?;
+            emit.append();
+        }
+        if half == DType::F16 {
+            let start = f64::from(configs.init_loss_scaling());
+            let scale = job.state(SCALE, DType::F32, Shape::from([1]), start)?;
+            let mut emit =
+                Emit::new(&mut job.programs.main, job.registry, OpRole::FORWARD.with_loss());
+            let call = emit.named_op("elementwise_mul")?.input("X", job.loss).input("Y", scale);
+            job.loss = call.named("scaled_loss").one("Out")?;
+            emit.append();
+        }
+        Ok(())
+    }
+
+    fn encode(&self, job: &mut Job<'_>) -> Result<()> {
+        if job.ranks.count == 1 || !job.has("RawProgram") || job.block != Program::ROOT {
+            return Ok(());
+        }
+        let mut removed = Vec::new();
+        for index in 0..job.grads.len() {
+            let original = job.grads[index].1;
+            let Some((op, half)) = lone_cast(&job.programs.main, original) else { continue };
+            removed.push(op);
+            job.grads[index].1 = half;
+            job.encoded.push(Encoded { index, original });
+        }
+        job.programs.main.retain_ops(Program::ROOT, |id, _| !removed.contains(&id));
+        Ok(())
+    }
+
+    fn decode(&self, job: &mut Job<'_>) -> Result<()> {
+        for Encoded { index, original } in std::mem::take(&mut job.encoded) {
+            let half = job.grads[index].1;
+            let mut emit = job.emit(OpRole::OPTIMIZE);
+            let call = emit.named_op("cast")?.input("X", half).output("Out", original);
+            let op = call.attr("out_dtype", DType::F32).done()?;
+            append(job, op);
+            job.grads[index].1 = original;
+        }
+        Ok(())
+    }
+
+    fn unscale(&self, job: &mut Job<'_>) -> Result<()> {
+        let configs = job.strategy.amp_configs();
+        if half_type(configs) != DType::F16 {
+            return Ok(());
+        }
+        let scale = job.programs.main.var_named(SCALE)?;
+        let grads: Vec<VarId> = job.grads.iter().map(|(_, grad)| *grad).collect();
+        let counters = match configs.use_dynamic_loss_scaling() {
+            true => {
+                let one = Shape::from([1]);
+                let good = job.state("num_good_steps_0", DType::I32, one, 0.0)?;
+                Some((good, job.state("num_bad_steps_0", DType::I32, one, 0.0)?))
+            }
+            false => None,
+        };
+        let mut emit = job.emit(OpRole::OPTIMIZE);
+        let found = emit
+            .named_op("check_finite_and_unscale")?
+            .inputs("X", &grads)
+            .input("Scale", scale)
+            .outputs("Out", &grads)
+            .named("find_infinite_scale.tmp")
+            .one("FoundInfinite")?;
+        if let Some((good, bad)) = counters {
+            emit.named_op("update_loss_scaling")?
+                .inputs("X", &grads)
+                .input("FoundInfinite", found)
+                .input("PrevLossScaling", scale)
+                .input("InGoodSteps", good)
+                .input("InBadSteps", bad)
+                .outputs("Out", &grads)
+                .output("LossScaling", scale)
+                .output("OutGoodSteps", good)
+                .output("OutBadSteps", bad)
+                .attr("incr_every_n_steps", configs.incr_every_n_steps())
+                .attr("decr_every_n_nan_or_inf", configs.decr_every_n_nan_or_inf())
+                .attr("incr_ratio", configs.incr_ratio())
+                .attr("decr_ratio", configs.decr_ratio())
+                .done()?;
+        }
+        emit.append();
+        job.skip_update = Some(found);
+        Ok(())
+    }
+}
+
+const SCALE: &str = "loss_scaling_0";
+
+/// Inputs that stay 32-bit while the op computes in 16: statistics and their like.
+const KEPT_WIDE: [(&str, &[&str]); 3] = [
+    ("batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
+    ("sync_batch_norm", &["Scale", "Bias", "Mean", "Variance"]),
+    ("layer_norm", &["Scale", "Bias"]),
+];
+
+fn half_type(configs: &AmpConfig) -> DType {
+    if configs.use_pure_bf16() { DType::BF16 } else { DType::F16 }
+}
+
+/// The op that makes a parameter's gradient, if all it does is to widen it.
+fn lone_cast(main: &Program, grad: VarId) -> Option<(OpId, VarId)> {
+    let mut makers = main.root_ops().filter(|(_, op)| op.all_outputs().any(|var| var == grad));
+    let (id, op) = makers.next()?;
+    let from = *op.input("X").first()?;
+    let narrow = matches!(main.var(from).dtype, DType::F16 | DType::BF16);
+    let lone = op.name() == "cast" && makers.next().is_none() && narrow;
+    let users = main.root_ops().filter(|(_, op)| op.all_inputs().any(|var| var == from)).count();
+    (lone && users == 1).then_some((id, from))
+}
+
+/// Gives every forward op its precision; the number of casts that were put in.
+fn rewrite_forward(
+    main: &mut Program,
+    registry: &'static Registry,
+    configs: &AmpConfig,
+    half: DType,
+) -> Result<usize> {
+    let mut casts: HashMap<(VarId, DType), VarId> = HashMap::new();
+    // Which forward op made a variable in 16 (true) or 32 bits.
+    let mut made_half: HashMap<VarId, bool> = HashMap::new();
+    let mut ops = Vec::new();
+    for id in main.block(Program::ROOT).ops().to_vec() {
+        let op = main.op(id).clone();
+        if !op.role.is_forward() || op.sub_block().is_some() {
+            ops.push(id);
+            continue;
+        }
+        let narrow = wants_half(main, registry, configs, &op, &made_half)
+            && takes_half(main, registry, &op, half);
+        for (slot, spec) in op.spec.inputs.iter().enumerate() {
+            for (place, var) in op.inputs[slot].iter().enumerate() {
+                let wanted = match narrow && !stays_wide(&op, spec.name) {
+                    true => half,
+                    false => DType::F32,
+                };
+                let held = main.var(*var).dtype;
+                let floats = matches!(held, DType::F32 | DType::F16 | DType::BF16);
+                // What was 16-bit in the user's program is the user's business.
+                let ours = held == DType::F32 || made_half.get(var) == Some(&true);
+                if !floats || held == wanted || !ours || op.name() == "cast" {
+                    continue;
+                }
+                let cast = cast_once(main, registry, &mut casts, &mut ops, &op, *var, wanted)?;
+                main.op_mut(id).inputs[slot][place] = cast;
+            }
+        }
+        ops.push(id);
+        retype_outputs(main, registry, id)?;
+        for var in main.op(id).all_outputs().collect::<Vec<_>>() {
+            made_half.insert(var, main.var(var).dtype == half);
+        }
+    }
+    main.set_block_ops(Program::ROOT, ops);
+    Ok(casts.len())
+}
+
+fn wants_half(
+    main: &Program,
+    registry: &Registry,
+    configs: &AmpConfig,
+    op: &Op,
+    made_half: &HashMap<VarId, bool>,
+) -> bool {
+    let name = op.name();
+    let on = |list: &[String]| list.iter().any(|other| other == name);
+    let mut vars = op.all_inputs().chain(op.all_outputs()).map(|var| main.var_name(var));
+    let black_var = vars.any(|var| {
+        var.contains("learning_rate") || configs.custom_black_varnames.iter().any(|it| it == var)
+    });
+    if black_var || on(&configs.custom_black_list) {
+        return false;
+    }
+    if on(&configs.custom_white_list) {
+        return true;
+    }
+    let class = registry.find(name).map_or(AmpClass::Unlisted, |def| def.traits.amp);
+    let pure = configs.use_pure_fp16() || configs.use_pure_bf16();
+    match class {
+        AmpClass::White => true,
+        AmpClass::Black => false,
+        AmpClass::Unlisted => pure,
+        // As the last producer says; one in 32 bits decides.
+        AmpClass::Gray => {
+            let mut producers = op.all_inputs().filter_map(|var| made_half.get(&var)).peekable();
+            producers.peek().is_some() && producers.all(|half| *half)
+        }
+    }
+}
+
+fn stays_wide(op: &Op, slot: &str) -> bool {
+    KEPT_WIDE.iter().any(|(name, slots)| *name == op.name() && slots.contains(&slot))
+}
+
+/// Whether the op's shape rule takes 16-bit inputs: what it refuses computes in 32.
+fn takes_half(main: &Program, registry: &Registry, op: &Op, half: DType) -> bool {
+    let wide_slots: Vec<VarId> = op
+        .spec
+        .inputs
+        .iter()
+        .zip(&op.inputs)
+        .filter(|(slot, _)| stays_wide(op, slot.name))
+        .flat_map(|(_, vars)| vars.clone())
+        .collect();
+    let narrowed = |var: VarId| {
+        let meta = fleet_ops::meta(main, var);
+        let narrow = meta.dtype == DType::F32 && !wide_slots.contains(&var);
+        Meta { dtype: if narrow { half } else { meta.dtype }, ..meta }
+    };
+    let sparse = op.all_outputs().any(|var| main.var(var).kind == VarKind::SparseRows);
+    let Some(def) = registry.find(op.name()) else { return false };
+    let mut infer = InferCtx::new(op, narrowed);
+    !sparse && op.all_inputs().next().is_some() && (def.infer)(&mut infer).is_ok() && {
+        // What lives in the scope keeps its type.
+        let made = infer.into_outputs();
+        op.outputs.iter().zip(&made).all(|(vars, metas)| {
+            vars.iter().zip(metas).all(|(var, meta)| {
+                let var = main.var(*var);
+                !var.persistable || var.dtype == meta.dtype
+            })
+        })
+    }
+}
+
+fn cast_once(
+    main: &mut Program,
+    registry: &Registry,
+    casts: &mut HashMap<(VarId, DType), VarId>,
+    ops: &mut Vec<OpId>,
+    like: &Op,
+    var: VarId,
+    to: DType,
+) -> Result<VarId> {
+    if let Some(made) = casts.get(&(var, to)) {
+        return Ok(*made);
+    }
+    let it = main.var(var);
+    let suffix = match to {
+        DType::F32 => "cast_fp32",
+        DType::BF16 => "cast_bf16",
+        _ => "cast_fp16",
+    };
+    let stop_gradient = it.stop_gradient;
+    let made = Var { stop_gradient, ..Var::new(format!("{}.{suffix}", it.name), to, it.shape) };
+    let made = main.add_var(Program::ROOT, made)?;
+    let mut emit = Emit::new(main, registry, OpRole::FORWARD);
+    emit.device.clone_from(&like.device);
+    emit.source.clone_from(&like.source);
+    emit.named_op("cast")?.input("X", var).output("Out", made).attr("out_dtype", to).done()?;
+    ops.append(&mut emit.ops);
+    casts.insert((var, to), made);
+    Ok(made)
+}
+
+/// States the outputs as the shape rule makes them now.
+fn retype_outputs(main: &mut Program, registry: &Registry, id: OpId) -> Result<()> {
+    let op = main.op(id).clone();
+    let def = registry.get(op.name())?;
+    let mut infer = InferCtx::new(&op, |var| fleet_ops::meta(main, var));
+    (def.infer)(&mut infer).map_err(|error| error.at(main.describe_op(id)))?;
+    for (vars, metas) in op.outputs.iter().zip(infer.into_outputs()) {
+        for (var, meta) in vars.iter().zip(metas) {
+            if !main.var(*var).persistable {
+                main.var_mut(*var).dtype = meta.dtype;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! Data parallel (`RawProgram` in a chain): every rank trains on its part of the batch with the same
+//! parameters; gradients are summed over ranks before they are used.
+//!
+//! * startup: rank 0's parameters are broadcast.
+//! * backward: the gradient of the loss is scaled by 1/N, so that the sum over ranks is the gradient of
+//!   the whole batch's mean.
+//! * communicate: an all-reduce for each bucket, right behind the bucket's last gradient, so that it runs
+//!   while the backward pass goes on; buckets go over the rings in turn. Sparse rows are gathered.
+//!   With `use_hierarchical_allreduce`, sums go up inside of groups, across their leaders, and down.
+
+use super::{Applies, Facts, Job, Kind, Strategy};
+use crate::DistributedStrategy;
+use crate::buckets::{self, Item};
+use fleet_base::Result;
+use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_ops::Emit;
+
+pub struct DataParallel;
+
+impl Strategy for DataParallel {
+    fn name(&self) -> &'static str {
+        "RawProgram"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Keeps
+    }
+
+    fn wanted(&self, _: &DistributedStrategy) -> bool {
+        true
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        match facts.ranks.count {
+            1 => Applies::Idle("one rank: there is nothing to send".into()),
+            ranks if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => {
+                Applies::Yes(format!(
+                    "{ranks} ranks start alike; they train alone, so no gradient is sent"
+                ))
+            }
+            ranks => Applies::Yes(format!("{ranks} ranks: gradients are summed over all of them")),
+        }
+    }
+
+    fn backward(&self, job: &mut Job<'_>) -> Result<()> {
+        if sends_gradients(job) && scales(job) {
+            scale_loss_gradient(job)?;
+        }
+        Ok(())
+    }
+
+    fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
+        if !sends_gradients(job) {
+            return Ok(());
+        }
+        let groups = Groups::of(job);
+        let buckets = dense_buckets(job);
+        let dense = job.grads.iter().filter(|(_, grad)| !job.is_sparse(*grad)).count();
+        job.notes
+            .push(format!("all-reduce ops before and after fusion: {dense} -> {}", buckets.len()));
+        let mut placed = Vec::new();
+        for (index, bucket) in buckets.iter().enumerate() {
+            let vars: Vec<VarId> = bucket.iter().map(|at| job.grads[*at].1).collect();
+            let label = format!("gradients {}/{}", index + 1, buckets.len());
+            placed.push((vars.clone(), all_reduce(job, &groups, index, &vars, &label)?));
+        }
+        gather_rows(job, &groups, &mut placed)?;
+        job.place(placed);
+        Ok(())
+    }
+
+    fn startup(&self, job: &mut Job<'_>) -> Result<()> {
+        let ring = job.world_rings()[0];
+        let nranks = job.ranks.count;
+        let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
+        let mut emit = job.emit_startup();
+        emit.named_op("c_broadcast")?
+            .inputs("X", &params)
+            .outputs("Out", &params)
+            .attr("ring_id", ring)
+            .attr("nranks", nranks)
+            .attr("root", 0)
+            .attr("label", "parameters")
+            .done()?;
+        emit.named_op("c_sync_comm_stream")?
+            .inputs("X", &params)
+            .outputs("Out", &params)
+            .attr("ring_id", ring)
+            .done()?;
+        emit.append();
+        Ok(())
+    }
+}
+
+/// LocalSGD sends parameters instead.
+fn sends_gradients(job: &Job<'_>) -> bool {
+    !job.has("LocalSGD") && !job.has("AdaptiveLocalSGD")
+}
+
+fn scales(job: &Job<'_>) -> bool {
+    job.strategy.gradient_scale_configs().scale_strategy() == "avg"
+}
+
+/// `loss@GRAD *= 1/N`, behind the op that fills it.
+fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
+    let share = 1.0 / job.ranks.count as f64;
+    let fill = job.programs.main.root_ops().find_map(|(_, op)| {
+        let fills = op.role.is_backward() && op.role.is_loss();
+        fills.then(|| op.all_outputs().next()).flatten()
+    });
+    let Some(grad) = fill else { return Ok(()) };
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD.with_loss());
+    emit.named_op("scale")?.input("X", grad).output("Out", grad).attr("scale", share).done()?;
+    let ops = std::mem::take(&mut emit.ops);
+    job.place(vec![(vec![grad], ops)]);
+    Ok(())
+}
+
+/// Buckets of dense gradients, as indices of `job.grads`.
+fn dense_buckets(job: &Job<'_>) -> Vec<Vec<usize>> {
+    let main = &job.programs.main;
+    let dense: Vec<usize> =
+        (0..job.grads.len()).filter(|at| !job.is_sparse(job.grads[*at].1)).collect();
+    let items: Vec<Item<'_>> = dense
+        .iter()
+        .map(|at| {
+            let (param, grad) = job.grads[*at];
+            let var = main.var(grad);
+            let elements = var.shape.numel().unwrap_or(0);
+            let bytes = elements as f64 * var.dtype.size() as f64;
+            Item { name: main.var_name(param), bytes, dtype: var.dtype }
+        })
+        .collect();
+    let buckets = bucket_rule(job.strategy, &items);
+    buckets.into_iter().map(|bucket| bucket.iter().map(|at| dense[*at]).collect()).collect()
+}
+
+fn bucket_rule(strategy: &DistributedStrategy, items: &[Item<'_>]) -> Vec<Vec<usize>> {
+    if !strategy.fuse_all_reduce_ops() {
+        return (0..items.len()).map(|at| vec![at]).collect();
+    }
+    let by_size =
+        strategy.fuse_grad_size_in_MB.is_some() || strategy.fuse_grad_size_in_TFLOPS.is_some();
+    let mut buckets = match strategy.fuse_grad_size_in_num {
+        Some(count) if !by_size => buckets::group_by_count(items, count.max(1) as usize),
+        _ => {
+            let memory = f64::from(strategy.fuse_grad_size_in_MB());
+            buckets::group(items, memory, strategy.fuse_grad_size_in_TFLOPS() as i64)
+        }
+    };
+    if strategy.last_comm_group_size_MB.is_some() {
+        split_last(&mut buckets, items, f64::from(strategy.last_comm_group_size_MB()));
+    }
+    buckets
+}
+
+/// Nothing can hide the bucket that is ready last: its end becomes a small bucket of its own.
+fn split_last(buckets: &mut Vec<Vec<usize>>, items: &[Item<'_>], limit_mb: f64) {
+    let Some(last) = buckets.last_mut() else { return };
+    let mut bytes = 0.0;
+    let mut keep = last.len();
+    while keep > 1 && bytes + items[last[keep - 1]].bytes <= limit_mb * 1024.0 * 1024.0 {
+        keep -= 1;
+        bytes += items[last[keep]].bytes;
+    }
+    if keep < last.len() {
+        let tail = last.split_off(keep);
+        buckets.push(tail);
+    }
+}
+
+/// The rings that a sum goes through.
+enum Groups {
+    Flat(Vec<i64>),
+    /// For each lane of communication: inside the group, and across leaders if this rank leads.
+    TwoLevels {
+        inner: Vec<i64>,
+        outer: Vec<i64>,
+        group: usize,
+        leads: bool,
+    },
+}
+
+impl Groups {
+    fn of(job: &mut Job<'_>) -> Groups {
+        let flat = job.world_rings();
+        if !job.strategy.use_hierarchical_allreduce() {
+            return Groups::Flat(flat);
+        }
+        let asked = job.strategy.hierarchical_allreduce_inter_nranks();
+        let group = if asked <= 1 { job.ranks.per_node } else { asked as usize };
+        let (rank, count) = (job.ranks.rank, job.ranks.count);
+        if group <= 1 || count <= group || !count.is_multiple_of(group) {
+            job.notes.push(format!(
+                "hierarchical all-reduce is left out: {count} ranks are not several groups of {group}"
+            ));
+            return Groups::Flat(flat);
+        }
+        let (place, first) = (rank % group, rank - rank % group);
+        let mut inner = Vec::new();
+        let mut outer = Vec::new();
+        // Every rank numbers its rings alike, so leaders' rings have numbers on the others too.
+        for index in 0..flat.len() {
+            inner.push(job.ring(&format!("group of {group} {index}"), first, 1, group));
+            outer.push(job.ring(&format!("leaders {index}"), place, group, count / group));
+        }
+        if place != 0 {
+            job.rings.retain(|ring| !ring.label.starts_with("leaders"));
+        }
+        Groups::TwoLevels { inner, outer, group, leads: place == 0 }
+    }
+}
+
+fn all_reduce(
+    job: &mut Job<'_>,
+    groups: &Groups,
+    index: usize,
+    vars: &[VarId],
+    label: &str,
+) -> Result<Vec<OpId>> {
+    let (count, block) = (job.ranks.count, job.block);
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD);
+    emit.block = block;
+    let mut call = |name: &str, ring: i64, nranks: usize| -> Result<()> {
+        emit.named_op(name)?
+            .inputs("X", vars)
+            .outputs("Out", vars)
+            .attr("ring_id", ring)
+            .attr("nranks", nranks)
+            .attr("label", label)
+            .done()?;
+        Ok(())
+    };
+    match groups {
+        Groups::Flat(rings) => call("c_allreduce_sum", rings[index % rings.len()], count)?,
+        Groups::TwoLevels { inner, outer, group, leads } => {
+            let lane = index % inner.len();
+            call("c_reduce_sum", inner[lane], *group)?;
+            if *leads {
+                call("c_allreduce_sum", outer[lane], count / group)?;
+            }
+            call("c_broadcast", inner[lane], *group)?;
+        }
+    }
+    Ok(std::mem::take(&mut emit.ops))
+}
+
+/// Sparse rows of all ranks, one behind the other, stand for their sum.
+fn gather_rows(
+    job: &mut Job<'_>,
+    groups: &Groups,
+    placed: &mut Vec<(Vec<VarId>, Vec<OpId>)>,
+) -> Result<()> {
+    let ring = match groups {
+        Groups::Flat(rings) => rings[0],
+        Groups::TwoLevels { .. } => job.world_rings()[0],
+    };
+    let (count, block) = (job.ranks.count, job.block);
+    for at in 0..job.grads.len() {
+        let grad = job.grads[at].1;
+        if !job.is_sparse(grad) {
+            continue;
+        }
+        let main = &mut job.programs.main;
+        let name = main.fresh_name(&format!("{}@ALLGATHER", main.var_name(grad)));
+        let (dtype, shape) = (main.var(grad).dtype, main.var(grad).shape);
+        let var = Var { kind: VarKind::SparseRows, ..Var::new(name, dtype, shape) };
+        let all = main.add_var(block, var)?;
+        let mut emit = Emit::new(main, job.registry, OpRole::BACKWARD);
+        emit.block = block;
+        emit.named_op("c_allgather_rows")?
+            .input("X", grad)
+            .output("Out", all)
+            .attr("ring_id", ring)
+            .attr("nranks", count)
+            .attr("label", "sparse gradient")
+            .done()?;
+        placed.push((vec![grad], std::mem::take(&mut emit.ops)));
+        job.grads[at].1 = all;
+    }
+    Ok(())
+}
+
+/// Puts the rings in front of the startup program.
+pub(crate) fn declare_rings(job: &mut Job<'_>) -> Result<()> {
+    let rings = job.rings.clone();
+    let mut emit = job.emit_startup();
+    for ring in rings {
+        emit.named_op("c_comm_init")?
+            .attr("ring_id", ring.id)
+            .attr("nranks", ring.nranks)
+            .attr("rank", ring.rank)
+            .attr("first", ring.first)
+            .attr("stride", ring.stride)
+            .attr("label", ring.label.as_str())
+            .done()?;
+    }
+    let mut ops = std::mem::take(&mut emit.ops);
+    let startup = &mut job.programs.startup;
+    ops.extend_from_slice(startup.block(Program::ROOT).ops());
+    startup.set_block_ops(Program::ROOT, ops);
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! fp16_allreduce: single-precision gradients travel as 16-bit floats, `g.cast_fp16_0`, and are cast
+//! back, `g.cast_fp16_0.cast_fp32_0`, when they have arrived.
+
+use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
+use crate::DistributedStrategy;
+use fleet_base::Result;
+use fleet_ir::{OpRole, Var, VarId};
+use fleet_ops::Emit;
+use fleet_tensor::DType;
+
+pub struct Fp16AllReduce;
+
+impl Strategy for Fp16AllReduce {
+    fn name(&self) -> &'static str {
+        "FP16AllReduce"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.fp16_allreduce()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        if facts.ranks.count == 1 {
+            return Applies::Idle("one rank: no gradient is sent".into());
+        }
+        if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() {
+            return Applies::Idle("ranks that train alone send no gradients".into());
+        }
+        Applies::Yes("single-precision gradients travel in half the bytes".into())
+    }
+
+    fn encode(&self, job: &mut Job<'_>) -> Result<()> {
+        let mut placed = Vec::new();
+        for index in 0..job.grads.len() {
+            let original = job.grads[index].1;
+            if job.programs.main.var(original).dtype != DType::F32 || job.is_sparse(original) {
+                continue;
+            }
+            let name = format!("{}.cast_fp16_0", job.name(original));
+            let (half, op) = cast(job, original, &name, DType::F16, OpRole::BACKWARD)?;
+            placed.push((vec![original], vec![op]));
+            job.grads[index].1 = half;
+            job.encoded.push(Encoded { index, original });
+        }
+        job.place(placed);
+        Ok(())
+    }
+
+    fn decode(&self, job: &mut Job<'_>) -> Result<()> {
+        for Encoded { index, .. } in std::mem::take(&mut job.encoded) {
+            let half = job.grads[index].1;
+            let name = format!("{}.cast_fp32_0", job.name(half));
+            let (wide, op) = cast(job, half, &name, DType::F32, OpRole::OPTIMIZE)?;
+            append(job, op);
+            job.grads[index].1 = wide;
+        }
+        Ok(())
+    }
+}
+
+/// A cast of `from` to a new variable, in no block yet.
+pub(super) fn cast(
+    job: &mut Job<'_>,
+    from: VarId,
+    name: &str,
+    to: DType,
+    role: OpRole,
+) -> Result<(VarId, fleet_ir::OpId)> {
+    let block = job.block;
+    let main = &mut job.programs.main;
+    let (name, shape) = (main.fresh_name(name), main.var(from).shape);
+    let made = main.add_var(block, Var::new(name, to, shape))?;
+    let mut emit = Emit::new(main, job.registry, role);
+    emit.block = block;
+    let op = emit.named_op("cast")?.input("X", from).output("Out", made).attr("out_dtype", to);
+    let op = op.done()?;
+    Ok((made, op))
+}
+
+pub(super) fn append(job: &mut Job<'_>, op: fleet_ir::OpId) {
+    let block = job.block;
+    let main = &mut job.programs.main;
+    let mut ops = main.block(block).ops().to_vec();
+    ops.push(op);
+    main.set_block_ops(block, ops);
+}

@@ -1,0 +1,118 @@
+//! Gradient merge: gradients of `k_steps` steps make one update.
+//!
+//! Each gradient has an accumulator, `p@GRAD@GradientMerge`. In every step the gradients are added to
+//! them; in every k-th step a block runs that divides by k (`avg`), and in it go on communication,
+//! loss scaling, clips and updates; at its end the accumulators are cleared. So ranks talk once in k
+//! steps. The learning rate's schedule counts every step.
+
+use super::{Applies, Facts, Job, Kind, Strategy, conditional};
+use crate::DistributedStrategy;
+use fleet_base::{Error, Result};
+use fleet_ir::OpRole;
+use fleet_ops::Emit;
+use fleet_tensor::{DType, Shape};
+
+pub struct GradientMerge;
+
+impl Strategy for GradientMerge {
+    fn name(&self) -> &'static str {
+        "GradientMerge"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.gradient_merge()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        let configs = facts.strategy.gradient_merge_configs();
+        match configs.k_steps() {
+            ..=1 => Applies::Idle("k_steps is 1: every step is an update".into()),
+            _ if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => Applies::Refused(
+                "gradient_merge and localsgd do not go together: both decide in which steps ranks meet".into(),
+            ),
+            k => Applies::Yes(format!(
+                "an update in every {k}. step, with the {} of its gradients",
+                if configs.avg() { "mean" } else { "sum" }
+            )),
+        }
+    }
+
+    fn merge(&self, job: &mut Job<'_>) -> Result<()> {
+        let configs = job.strategy.gradient_merge_configs();
+        let (k, avg) = (configs.k_steps(), configs.avg());
+        // The rate counts every step, so it is computed out here.
+        job.rate = Some(job.optimizer.emit_rate(job.programs, job.registry)?);
+        let one = Shape::from([1]);
+        let step = job.state("gradient_merge_step", DType::I32, one, 0.0)?;
+        let every = job.state("gradient_merge_k", DType::I32, one, f64::from(k))?;
+        let zero = job.state("gradient_merge_zero", DType::I32, one, 0.0)?;
+        for index in 0..job.grads.len() {
+            let (_, grad) = job.grads[index];
+            if job.is_sparse(grad) {
+                return Err(Error::unsupported("gradient_merge cannot add up sparse rows")
+                    .got(format!("the gradient '{}'", job.name(grad)))
+                    .help("make the embedding's gradient dense (is_sparse false)"));
+            }
+            let shape = job.programs.main.var(grad).shape;
+            let name = format!("{}@GradientMerge", job.name(grad));
+            let merged = job.state(&name, DType::F32, shape, 0.0)?;
+            let mut emit = job.emit(OpRole::BACKWARD);
+            emit.named_op("elementwise_add")?
+                .input("X", merged)
+                .input("Y", grad)
+                .output("Out", merged)
+                .done()?;
+            let ops = std::mem::take(&mut emit.ops);
+            job.place(vec![(vec![grad], ops)]);
+            job.grads[index].1 = merged;
+        }
+        let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+        emit.named_op("increment")?.input("X", step).output("Out", step).done()?;
+        emit.named_op("elementwise_mod")?
+            .input("X", step)
+            .input("Y", every)
+            .output("Out", step)
+            .done()?;
+        let name = "gradient_merge_cond";
+        let due =
+            emit.named_op("equal")?.input("X", step).input("Y", zero).named(name).one("Out")?;
+        emit.append();
+        job.block = conditional(job, due)?;
+        if avg {
+            let merged: Vec<_> = job.grads.iter().map(|(_, grad)| *grad).collect();
+            let mut emit = job.emit(OpRole::OPTIMIZE);
+            for grad in merged {
+                emit.named_op("scale")?
+                    .input("X", grad)
+                    .output("Out", grad)
+                    .attr("scale", 1.0 / f64::from(k))
+                    .done()?;
+            }
+            emit.append();
+        }
+        Ok(())
+    }
+
+    fn finish(&self, job: &mut Job<'_>) -> Result<()> {
+        let main = &job.programs.main;
+        let merged: Vec<_> = main
+            .vars()
+            .filter(|(_, var)| var.persistable && var.name.ends_with("@GradientMerge"))
+            .map(|(id, var)| (id, var.shape))
+            .collect();
+        let mut emit = job.emit(OpRole::OPTIMIZE);
+        for (grad, shape) in merged {
+            emit.named_op("fill_constant")?
+                .attr("shape", shape.to_vec())
+                .attr("dtype", DType::F32)
+                .output("Out", grad)
+                .done()?;
+        }
+        emit.append();
+        Ok(())
+    }
+}

@@ -1,0 +1,44 @@
+//! LARS: the user's Momentum becomes LARS momentum; rate, momentum, regulariser, clip and parameters
+//! stay the user's.
+
+use super::{Applies, Facts, Job, Kind, Strategy};
+use crate::DistributedStrategy;
+use fleet_base::Result;
+use fleet_nn::optimizer::{LarsMomentumRule, Rule};
+
+pub struct Lars;
+
+impl Strategy for Lars {
+    fn name(&self) -> &'static str {
+        "Lars"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.lars()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        match facts.rule() {
+            "momentum" => Applies::Yes("Momentum becomes LARS".into()),
+            other => Applies::No(format!("LARS replaces Momentum, and the optimizer is {other}")),
+        }
+    }
+
+    fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
+        if let Rule::Momentum(rule) = &job.optimizer.rule {
+            let configs = job.strategy.lars_configs();
+            job.optimizer.rule = Rule::LarsMomentum(LarsMomentumRule {
+                mu: rule.mu,
+                lars_coeff: f64::from(configs.lars_coeff()),
+                lars_weight_decay: f64::from(configs.lars_weight_decay()),
+                epsilon: f64::from(configs.epsilon()),
+                exclude_from_weight_decay: configs.exclude_from_weight_decay.clone(),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! LocalSGD: every rank trains alone and parameters are averaged every `k_steps` steps.
+//!
+//! A counter `@STEP_COUNTER@` is 1 in the first step. Up to `begin_step` ranks meet in every step;
+//! behind it when `k_steps` steps have gone by. Then, for each parameter p with its snapshot
+//! `p@SNAPSHOT` from the last meeting: p = s - p; p = sum over ranks / N; p = s - p; s = p. The state of
+//! the optimizer is not averaged.
+
+use super::{Applies, Facts, Job, Kind, Strategy, conditional};
+use crate::DistributedStrategy;
+use fleet_base::Result;
+use fleet_ir::{BlockId, OpRole, Program, Var, VarId};
+use fleet_ops::Emit;
+use fleet_tensor::{DType, Shape};
+
+pub struct LocalSgd;
+
+impl Strategy for LocalSgd {
+    fn name(&self) -> &'static str {
+        "LocalSGD"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.localsgd()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        if facts.strategy.adaptive_localsgd() {
+            return Applies::Refused(
+                "localsgd and adaptive_localsgd do not go together: they set the same interval"
+                    .into(),
+            );
+        }
+        let configs = facts.strategy.localsgd_configs();
+        alone(facts, "localsgd").unwrap_or_else(|| {
+            Applies::Yes(format!(
+                "parameters are averaged every {} steps from step {} on",
+                configs.k_steps(),
+                configs.begin_step()
+            ))
+        })
+    }
+
+    fn finish(&self, job: &mut Job<'_>) -> Result<()> {
+        let configs = job.strategy.localsgd_configs();
+        let (k, begin) = (f64::from(configs.k_steps()), f64::from(configs.begin_step()));
+        let state = State::new(job, k, begin, begin)?;
+        let meeting = state.emit_condition(job)?;
+        average(job, &state, meeting)
+    }
+
+    fn startup(&self, job: &mut Job<'_>) -> Result<()> {
+        take_snapshots(job)
+    }
+}
+
+/// What keeps ranks from training alone.
+pub(super) fn alone(facts: &Facts<'_>, what: &str) -> Option<Applies> {
+    if facts.ranks.count == 1 {
+        return Some(Applies::Idle("one rank: nobody to average with".into()));
+    }
+    match facts.rule() {
+        "sgd" | "momentum" => None,
+        other => Some(Applies::No(format!(
+            "{what} averages parameters of SGD or Momentum, and the optimizer is {other}"
+        ))),
+    }
+}
+
+/// The variables that count steps, all int64.
+pub(super) struct State {
+    pub counter: VarId,
+    pub k_steps: VarId,
+    pub begin_step: VarId,
+    pub last_step: VarId,
+}
+
+impl State {
+    pub fn new(job: &mut Job<'_>, k: f64, begin: f64, last: f64) -> Result<State> {
+        let mut number =
+            |name: &str, start: f64| job.state(name, DType::I64, Shape::from([1]), start);
+        Ok(State {
+            counter: number("@STEP_COUNTER@", 0.0)?,
+            k_steps: number("k_steps", k)?,
+            begin_step: number("begin_step", begin)?,
+            last_step: number("last_step", last)?,
+        })
+    }
+
+    /// Counts the step, and gives the block that runs in those in which ranks meet.
+    pub fn emit_condition(&self, job: &mut Job<'_>) -> Result<BlockId> {
+        let State { counter, k_steps, begin_step, last_step } = *self;
+        let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+        emit.named_op("increment")?.input("X", counter).output("Out", counter).done()?;
+        let ops = std::mem::take(&mut emit.ops);
+        let early =
+            emit.named_op("less_equal")?.input("X", counter).input("Y", begin_step).one("Out")?;
+        let passed = emit
+            .named_op("elementwise_sub")?
+            .input("X", counter)
+            .input("Y", last_step)
+            .one("Out")?;
+        let due = emit.named_op("equal")?.input("X", passed).input("Y", k_steps).one("Out")?;
+        let meet = emit.named_op("logical_or")?.input("X", early).input("Y", due).one("Out")?;
+        emit.append();
+        let main = &mut job.programs.main;
+        // The counter moves first of all: a step that is under way has been counted.
+        let rest = main.block(Program::ROOT).ops().to_vec();
+        main.set_block_ops(Program::ROOT, ops.into_iter().chain(rest).collect());
+        conditional(job, meet)
+    }
+}
+
+/// Averages every parameter in the block.
+pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Result<()> {
+    let rings = job.world_rings();
+    let count = job.ranks.count;
+    let params: Vec<VarId> = job.grads.iter().map(|(param, _)| *param).collect();
+    let snapshots: Vec<VarId> = params
+        .iter()
+        .map(|param| snapshot(&mut job.programs.main, *param))
+        .collect::<Result<_>>()?;
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
+    emit.block = block;
+    let difference = |emit: &mut Emit<'_>| -> Result<()> {
+        for (param, snapshot) in params.iter().zip(&snapshots) {
+            emit.named_op("elementwise_sub")?
+                .input("X", *snapshot)
+                .input("Y", *param)
+                .output("Out", *param)
+                .done()?;
+        }
+        Ok(())
+    };
+    difference(&mut emit)?;
+    for (index, ring) in rings.iter().enumerate() {
+        let mine: Vec<VarId> = params.iter().copied().skip(index).step_by(rings.len()).collect();
+        if !mine.is_empty() {
+            emit.named_op("c_allreduce_sum")?
+                .inputs("X", &mine)
+                .outputs("Out", &mine)
+                .attr("ring_id", *ring)
+                .attr("nranks", count)
+                .attr("label", format!("parameters {}/{}", index + 1, rings.len()))
+                .done()?;
+        }
+    }
+    for param in &params {
+        emit.named_op("scale")?
+            .input("X", *param)
+            .output("Out", *param)
+            .attr("scale", 1.0 / count as f64)
+            .done()?;
+    }
+    difference(&mut emit)?;
+    for (param, snapshot) in params.iter().zip(&snapshots) {
+        emit.named_op("assign")?.input("X", *param).output("Out", *snapshot).done()?;
+    }
+    emit.named_op("assign")?.input("X", state.counter).output("Out", state.last_step).done()?;
+    emit.append();
+    Ok(())
+}
+
+/// `p@SNAPSHOT`, in the program that is given.
+fn snapshot(program: &mut Program, param: VarId) -> Result<VarId> {
+    let var = program.var(param);
+    let made = Var::persistable(format!("{}@SNAPSHOT", var.name), var.dtype, var.shape);
+    match program.find_var(&made.name) {
+        Some(found) => Ok(found),
+        None => program.add_var(Program::ROOT, made),
+    }
+}
+
+/// Snapshots of what was broadcast.
+pub(super) fn take_snapshots(job: &mut Job<'_>) -> Result<()> {
+    let names: Vec<String> = job.grads.iter().map(|(param, _)| job.name(*param)).collect();
+    for name in names {
+        let startup = &mut job.programs.startup;
+        let param = startup.var_named(&name)?;
+        let copy = snapshot(startup, param)?;
+        let mut emit = job.emit_startup();
+        emit.named_op("assign")?.input("X", param).output("Out", copy).done()?;
+        emit.append();
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! Recompute: activations between checkpoints are not kept for the backward pass but computed again.
+//!
+//! The forward pass is cut at the ops that make the checkpoints. Of every segment but the last, values
+//! that only the backward pass needs are computed a second time, from the checkpoint in front of them,
+//! into `v.subprog_<segment>`, right before the first backward op that needs one. Kept are the
+//! checkpoints, what is fed or persistable, and what ops of other segments read. Random ops draw the
+//! same numbers again, since those are functions of their seed, stream and step: results are the same
+//! to the bit.
+//!
+//! Without checkpoints the pass chooses its own: about as many as the square root of the places where
+//! one value alone crosses, evenly spaced.
+
+use super::{Applies, Facts, Job, Kind, Strategy};
+use crate::DistributedStrategy;
+use fleet_base::{Error, Result};
+use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
+use std::collections::{HashMap, HashSet};
+
+pub struct Recompute;
+
+impl Strategy for Recompute {
+    fn name(&self) -> &'static str {
+        "Recompute"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Keeps
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.recompute()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        let configs = facts.strategy.recompute_configs();
+        if configs.enable_offload() {
+            return Applies::Refused(
+                "enable_offload is not there yet: activations cannot leave the arena".into(),
+            );
+        }
+        let known = |name: &&String| facts.program.find_var(name).is_none();
+        if let Some(missing) = configs.checkpoints.iter().find(known) {
+            return Applies::Refused(format!(
+                "the program has no variable '{missing}' to be a checkpoint"
+            ));
+        }
+        match configs.checkpoints.len() {
+            0 => Applies::Yes("checkpoints are chosen by the square-root rule".into()),
+            count => {
+                Applies::Yes(format!("activations between {count} checkpoints are computed again"))
+            }
+        }
+    }
+
+    fn backward(&self, job: &mut Job<'_>) -> Result<()> {
+        let main = &mut job.programs.main;
+        let forward: Vec<OpId> =
+            main.root_ops().filter(|(_, op)| op.role.is_forward()).map(|(id, _)| id).collect();
+        if main.block_count() > 1 {
+            return Err(Error::unsupported(
+                "recompute cannot cut a program with conditional parts",
+            ));
+        }
+        let names = &job.strategy.recompute_configs().checkpoints;
+        let checkpoints: Vec<VarId> = match names.is_empty() {
+            true => choose(main, &forward),
+            false => names.iter().map(|name| main.var_named(name)).collect::<Result<_>>()?,
+        };
+        let segments = cut(main, &forward, &checkpoints);
+        let replayed = replay(main, &forward, &segments, &checkpoints)?;
+        let shown: Vec<&str> = checkpoints.iter().map(|var| main.var_name(*var)).collect();
+        job.notes
+            .push(format!("recompute: {replayed} ops run again, checkpoints {}", shown.join(", ")));
+        Ok(())
+    }
+}
+
+/// The segment of each forward op, or none behind the last checkpoint.
+fn cut(main: &Program, forward: &[OpId], checkpoints: &[VarId]) -> HashMap<OpId, usize> {
+    let ends: Vec<usize> = forward
+        .iter()
+        .enumerate()
+        .filter(|(_, id)| main.op(**id).all_outputs().any(|var| checkpoints.contains(&var)))
+        .map(|(at, _)| at)
+        .collect();
+    let mut segment_of = HashMap::new();
+    for (at, id) in forward.iter().enumerate() {
+        if let Some(segment) = ends.iter().position(|end| at <= *end) {
+            segment_of.insert(*id, segment);
+        }
+    }
+    segment_of
+}
+
+/// Puts the second run of each segment in front of its first user; the number of ops run again.
+fn replay(
+    main: &mut Program,
+    forward: &[OpId],
+    segment_of: &HashMap<OpId, usize>,
+    checkpoints: &[VarId],
+) -> Result<usize> {
+    let mut maker: HashMap<VarId, OpId> = HashMap::new();
+    let mut held: HashSet<VarId> = checkpoints.iter().copied().collect();
+    for id in forward {
+        for var in main.op(*id).all_outputs() {
+            if maker.insert(var, *id).is_some() || main.var(var).persistable {
+                held.insert(var);
+            }
+        }
+    }
+    for id in forward {
+        for var in main.op(*id).all_inputs() {
+            // A value that crosses a border is kept.
+            if let Some(from) = maker.get(&var)
+                && segment_of.get(from) != segment_of.get(id)
+            {
+                held.insert(var);
+            }
+        }
+    }
+    let again = |var: VarId| {
+        let from = maker.get(&var).filter(|_| !held.contains(&var))?;
+        segment_of.get(from).map(|segment| (*from, *segment))
+    };
+    // What the backward pass needs of each segment.
+    let ops = main.block(Program::ROOT).ops().to_vec();
+    let mut needed: HashMap<usize, HashSet<OpId>> = HashMap::new();
+    for id in ops.iter().filter(|id| main.op(**id).role.is_backward()) {
+        let mut open: Vec<VarId> = main.op(*id).all_inputs().collect();
+        while let Some(var) = open.pop() {
+            let Some((from, segment)) = again(var) else { continue };
+            if needed.entry(segment).or_default().insert(from) {
+                open.extend(main.op(from).all_inputs());
+            }
+        }
+    }
+    let mut renamed: HashMap<VarId, VarId> = HashMap::new();
+    let mut done: HashSet<usize> = HashSet::new();
+    let mut out = Vec::with_capacity(ops.len());
+    let mut count = 0;
+    for id in ops {
+        if main.op(id).role.is_backward() {
+            let wanted: Vec<usize> =
+                main.op(id).all_inputs().filter_map(|var| again(var).map(|it| it.1)).collect();
+            for segment in wanted {
+                if !done.insert(segment) {
+                    continue;
+                }
+                let Some(members) = needed.get(&segment) else { continue };
+                for op in forward.iter().filter(|op| members.contains(op)) {
+                    let copy = run_again(main, *op, segment, &mut renamed)?;
+                    out.push(copy);
+                    count += 1;
+                }
+            }
+            rename_inputs(main.op_mut(id), &renamed);
+        }
+        out.push(id);
+    }
+    main.set_block_ops(Program::ROOT, out);
+    Ok(count)
+}
+
+/// A copy of a forward op that writes new variables.
+fn run_again(
+    main: &mut Program,
+    id: OpId,
+    segment: usize,
+    renamed: &mut HashMap<VarId, VarId>,
+) -> Result<OpId> {
+    let mut op = main.op(id).clone();
+    op.role = OpRole::BACKWARD;
+    rename_inputs(&mut op, renamed);
+    for var in op.outputs.iter_mut().flatten() {
+        let old = main.var(*var).clone();
+        // Moving statistics must not move twice: the copy writes aside.
+        let name = main.fresh_name(&format!("{}.subprog_{segment}", old.name));
+        let made = Var {
+            stop_gradient: old.stop_gradient,
+            kind: old.kind,
+            ..Var::new(name, old.dtype, old.shape)
+        };
+        let made = main.add_var(Program::ROOT, made)?;
+        if !old.persistable {
+            renamed.insert(*var, made);
+        }
+        *var = made;
+    }
+    Ok(main.make_op(op))
+}
+
+fn rename_inputs(op: &mut Op, renamed: &HashMap<VarId, VarId>) {
+    for var in op.inputs.iter_mut().flatten() {
+        if let Some(new) = renamed.get(var) {
+            *var = *new;
+        }
+    }
+}
+
+/// Checkpoints by the square-root rule: among the values that alone cross from what is before to what
+/// is behind, every so many that about their square root remain.
+fn choose(main: &Program, forward: &[OpId]) -> Vec<VarId> {
+    let mut last_use: HashMap<VarId, usize> = HashMap::new();
+    for (at, id) in forward.iter().enumerate() {
+        for var in main.op(*id).all_inputs() {
+            last_use.insert(var, at);
+        }
+    }
+    let mut live: HashSet<VarId> = HashSet::new();
+    let mut crossings = Vec::new();
+    for (at, id) in forward.iter().enumerate() {
+        for var in main.op(*id).all_outputs() {
+            let lives = last_use.get(&var).is_some_and(|last| *last > at);
+            if lives && !main.var(var).persistable {
+                live.insert(var);
+            }
+        }
+        live.retain(|var| last_use.get(var).is_some_and(|last| *last > at));
+        if let [only] = live.iter().copied().collect::<Vec<_>>()[..]
+            && !crossings.contains(&only)
+            && main.var(only).dtype.is_float()
+        {
+            crossings.push(only);
+        }
+    }
+    let count = (crossings.len() as f64).sqrt().round() as usize;
+    if count == 0 {
+        return Vec::new();
+    }
+    let spacing = crossings.len() as f64 / (count + 1) as f64;
+    (1..=count).map(|index| crossings[(index as f64 * spacing) as usize]).collect()
+}

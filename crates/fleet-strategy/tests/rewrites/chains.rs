@@ -1,0 +1,120 @@
+//! The table of chains: which strategies apply together, in which order, and what is refused.
+
+use crate::world::{mlp, rewritten};
+use fleet_nn::prelude::*;
+use fleet_strategy::{
+    AdaptiveLocalSgdConfig, AmpConfig, DistributedStrategy, LambConfig, LarsConfig, LocalSgdConfig,
+    Ranks, Verdict,
+};
+
+/// `amp+recompute` as a strategy.
+fn switches(text: &str) -> DistributedStrategy {
+    let mut strategy = DistributedStrategy::new();
+    for switch in text.split('+').filter(|switch| !switch.is_empty()) {
+        strategy = match switch {
+            "amp" => strategy.use_amp(AmpConfig::default()),
+            "recompute" => strategy.use_recompute(["fc_0.tmp_2"]),
+            "gm" => strategy.use_gradient_merge(2),
+            "lars" => strategy.use_lars(LarsConfig::default()),
+            "lamb" => strategy.use_lamb(LambConfig::default()),
+            "localsgd" => strategy.use_localsgd(LocalSgdConfig::default()),
+            "adaptive" => strategy.use_adaptive_localsgd(AdaptiveLocalSgdConfig::default()),
+            "fp16" => strategy.with_fp16_allreduce(true),
+            "dgc" => strategy.with_dgc(true),
+            "sharding" => strategy.with_sharding(true),
+            "pipeline" => strategy.with_pipeline(true),
+            other => panic!("no switch {other}"),
+        };
+    }
+    strategy
+}
+
+fn optimizer(name: &str) -> OptimizerDesc {
+    match name {
+        "sgd" => Sgd::new(0.1).into(),
+        "adam" => Adam::new(0.1).into(),
+        _ => Momentum::new(0.1, 0.9).into(),
+    }
+}
+
+fn check_with(text: &str, rule: &str, ranks: usize, expected: &str) {
+    let found = rewritten(mlp, &optimizer(rule), &switches(text), Ranks::new(0, ranks));
+    match (found, expected.strip_prefix("error: ")) {
+        (Ok((_, plan)), None) => assert_eq!(plan.chain_text(), expected, "{text}, {rule}"),
+        (Err(error), Some(part)) => {
+            assert!(error.to_string().contains(part), "{text}: {error}");
+        }
+        (Ok((_, plan)), Some(_)) => panic!("{text} works: {}", plan.chain_text()),
+        (Err(error), None) => panic!("{text}: {error}"),
+    }
+}
+
+fn check(text: &str, expected: &str) {
+    check_with(text, "momentum", 2, expected);
+}
+
+#[test]
+fn documented_chains() {
+    check("", "RawProgram -> momentum");
+    check("amp", "RawProgram -> AMP -> momentum");
+    check("recompute", "RawProgram -> Recompute -> momentum");
+    check("gm", "RawProgram -> GradientMerge -> momentum");
+    check("lars", "RawProgram -> Lars -> lars_momentum");
+    check("localsgd", "RawProgram -> LocalSGD -> momentum");
+    check_with("lamb", "adam", 2, "RawProgram -> Lamb -> lamb");
+    check("amp+recompute", "RawProgram -> AMP -> Recompute -> momentum");
+    check("amp+recompute+lars", "RawProgram -> AMP -> Recompute -> Lars -> lars_momentum");
+    check("amp+gm+recompute", "RawProgram -> GradientMerge -> AMP -> Recompute -> momentum");
+    check("recompute+gm+lars", "RawProgram -> GradientMerge -> Recompute -> Lars -> lars_momentum");
+    check_with("lamb+recompute+amp", "adam", 2, "RawProgram -> AMP -> Recompute -> Lamb -> lamb");
+    check("localsgd+amp", "RawProgram -> LocalSGD -> AMP -> momentum");
+}
+
+/// What the documented implementation drops without a word works here.
+#[test]
+fn combinations_that_were_dropped() {
+    check("adaptive", "RawProgram -> AdaptiveLocalSGD -> momentum");
+    check("fp16", "RawProgram -> FP16AllReduce -> momentum");
+    check("fp16+gm", "RawProgram -> FP16AllReduce -> GradientMerge -> momentum");
+    check("fp16+amp", "RawProgram -> FP16AllReduce -> AMP -> momentum");
+    check(
+        "fp16+recompute+lars",
+        "RawProgram -> FP16AllReduce -> Recompute -> Lars -> lars_momentum",
+    );
+    check("fp16+localsgd", "RawProgram -> LocalSGD -> momentum");
+}
+
+#[test]
+fn refusals() {
+    check("adaptive+localsgd", "error: localsgd and adaptive_localsgd do not go together");
+    check("gm+localsgd", "error: gradient_merge and localsgd do not go together");
+    check("dgc", "error: dgc is not there yet");
+    check("sharding", "error: sharding is not there yet");
+    check("pipeline", "error: pipeline is not there yet");
+    check("pipeline+sharding", "error: pipeline and sharding do not go together");
+    let overlap =
+        AmpConfig::default().with_custom_white_list(["mul"]).with_custom_black_list(["mul"]);
+    let strategy = DistributedStrategy::new().use_amp(overlap);
+    let error = rewritten(mlp, &optimizer("sgd"), &strategy, Ranks::new(0, 2)).unwrap_err();
+    let expected = "The given custom_white_list overlaps custom_black_list with < mul >!";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// One switch that does not fit the optimizer or the number of ranks is left out with a warning.
+#[test]
+fn left_out_with_a_warning() {
+    let verdicts = |text: &str, rule: &str, ranks: usize| {
+        let (_, plan) =
+            rewritten(mlp, &optimizer(rule), &switches(text), Ranks::new(0, ranks)).unwrap();
+        let found = plan.decisions.iter().map(|d| (d.strategy, d.verdict)).collect::<Vec<_>>();
+        (found, plan.chain_text())
+    };
+    let (found, chain) = verdicts("lars", "sgd", 2);
+    assert_eq!(found[1], ("Lars", Verdict::Dropped));
+    assert_eq!(chain, "RawProgram -> sgd");
+    assert_eq!(verdicts("lamb", "momentum", 2).0[1], ("Lamb", Verdict::Dropped));
+    assert_eq!(verdicts("localsgd", "adam", 2).0[1], ("LocalSGD", Verdict::Dropped));
+    assert_eq!(verdicts("localsgd", "sgd", 1).0[1], ("LocalSGD", Verdict::Idle));
+    assert_eq!(verdicts("lars+gm", "momentum", 1).1, "GradientMerge -> Lars -> lars_momentum");
+    assert_eq!(verdicts("amp", "momentum", 1).1, "AMP -> momentum");
+}

@@ -1,0 +1,238 @@
+//! What training at several ranks computes, against one rank on the whole batch or a closed form.
+
+use crate::world::{
+    Network, STEPS, Trained, assert_close, mlp, parameters, train, train_at, train_rank,
+};
+use fleet_exec::ExecOptions;
+use fleet_nn::prelude::*;
+use fleet_passes::BuildOptions;
+use fleet_strategy::{
+    AdaptiveLocalSgdConfig, AmpConfig, DistributedStrategy, LambConfig, LarsConfig, LocalSgdConfig,
+    Ranks,
+};
+use fleet_testkit::local::World;
+
+/// One rank, with these fusions.
+fn train_as(build: BuildOptions, network: Network, strategy: &DistributedStrategy) -> Trained {
+    let options = ExecOptions { build, ..ExecOptions::threads(1) };
+    let world = World::default();
+    train_rank(options, network, &momentum(), strategy, Ranks::new(0, 1), &world, STEPS, &[])
+        .expect("it trains")
+}
+
+fn momentum() -> OptimizerDesc {
+    Momentum::new(0.1, 0.9).into()
+}
+
+/// Every rank holds what one rank holds after the same batches, whole.
+fn check_equal(
+    what: &str,
+    optimizer: &OptimizerDesc,
+    strategy: &DistributedStrategy,
+    tolerance: f32,
+) {
+    let alone = train(mlp, optimizer, &strategy.clone(), 1, STEPS, &[]);
+    for count in [2, 3, 4] {
+        let ranks = train(mlp, optimizer, strategy, count, STEPS, &[]);
+        for (rank, trained) in ranks.iter().enumerate() {
+            let what = format!("{what}, rank {rank} of {count}");
+            assert_close(&trained.kept, &alone[0].kept, tolerance, &what);
+            assert_eq!(parameters(&trained.kept), parameters(&ranks[0].kept), "{what}");
+        }
+    }
+}
+
+#[test]
+fn data_parallel_is_one_rank_on_the_whole_batch() {
+    let plain = DistributedStrategy::new();
+    check_equal("plain", &momentum(), &plain, 1e-6);
+    check_equal("adam", &Adam::new(0.01).into(), &plain, 1e-5);
+    let unfused = plain.clone().with_fuse_all_reduce_ops(false).with_nccl_comm_num(3);
+    check_equal("unfused, three rings", &momentum(), &unfused, 1e-6);
+    let clipped: OptimizerDesc = Momentum::new(0.1, 0.9)
+        .grad_clip(GradClip::GlobalNorm(0.1))
+        .weight_decay(Regularizer::L2(0.01))
+        .into();
+    check_equal("clip and decay", &clipped, &plain, 1e-6);
+}
+
+#[test]
+fn hierarchical_sums_are_sums() {
+    let strategy = DistributedStrategy::new().with_use_hierarchical_allreduce(true);
+    let alone = train(mlp, &momentum(), &strategy, 1, STEPS, &[]);
+    for trained in train_at(mlp, &momentum(), &strategy, 4, 2, STEPS, &[]) {
+        assert_close(&trained.kept, &alone[0].kept, 1e-6, "two groups of two");
+    }
+}
+
+#[test]
+fn strategies_over_ranks_are_strategies_alone() {
+    let merge = DistributedStrategy::new().use_gradient_merge(3);
+    check_equal("gradient merge", &momentum(), &merge, 1e-6);
+    let recompute = DistributedStrategy::new().use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]);
+    check_equal("recompute", &momentum(), &recompute, 1e-6);
+    let lars = LarsConfig::default().with_lars_coeff(0.1);
+    check_equal("lars", &momentum(), &DistributedStrategy::new().use_lars(lars), 1e-5);
+    let lamb = DistributedStrategy::new().use_lamb(LambConfig::default());
+    check_equal("lamb", &Adam::new(0.01).into(), &lamb, 1e-4);
+    let both = recompute.use_gradient_merge(2);
+    check_equal("gradient merge and recompute", &momentum(), &both, 1e-6);
+}
+
+/// Gradients that were rounded to half precision: close, and not the same.
+#[test]
+fn fp16_allreduce_rounds() {
+    let plain = train(mlp, &momentum(), &DistributedStrategy::new(), 2, STEPS, &[]);
+    let strategy = DistributedStrategy::new().with_fp16_allreduce(true);
+    let rounded = train(mlp, &momentum(), &strategy, 2, STEPS, &[]);
+    assert_close(&rounded[0].kept, &plain[0].kept, 2e-3, "rounded gradients");
+    assert_ne!(parameters(&rounded[0].kept), parameters(&plain[0].kept));
+    assert_eq!(parameters(&rounded[0].kept), parameters(&rounded[1].kept));
+}
+
+/// k steps over parts of a batch are one step over the whole: merged training is training.
+#[test]
+fn gradient_merge_updates_in_every_kth_step() {
+    let strategy = DistributedStrategy::new().use_gradient_merge(3);
+    let fetch = ["fc_0.w_0"];
+    let steps = &train(mlp, &momentum(), &strategy, 2, 7, &fetch)[0].fetched;
+    let moved: Vec<bool> = steps.windows(2).map(|pair| pair[0] != pair[1]).collect();
+    assert_eq!(moved, [false, true, false, false, true, false]);
+}
+
+/// k 4, from step 3: ranks hold the same parameters after steps 1, 2, 3, 7, 11, 15.
+#[test]
+fn local_sgd_meets_when_it_should() {
+    let configs = LocalSgdConfig::default().with_k_steps(4).with_begin_step(3);
+    let strategy = DistributedStrategy::new().use_localsgd(configs);
+    let ranks = train(mlp, &momentum(), &strategy, 3, 16, &["fc_0.w_0"]);
+    let met: Vec<usize> = (1..=16)
+        .filter(|step| {
+            let held = |trained: &Trained| trained.fetched[step - 1].clone();
+            ranks.iter().all(|trained| close(&held(trained), &held(&ranks[0])))
+        })
+        .collect();
+    assert_eq!(met, [1, 2, 3, 7, 11, 15]);
+}
+
+fn close(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(x, y)| (x - y).abs() < 1e-6)
+}
+
+/// With SGD, averaging parameters in every step is averaging gradients.
+#[test]
+fn local_sgd_of_every_step_is_data_parallel() {
+    let sgd: OptimizerDesc = Sgd::new(0.1).into();
+    let strategy = DistributedStrategy::new().use_localsgd(LocalSgdConfig::default());
+    let alone = train(mlp, &sgd, &DistributedStrategy::new(), 1, STEPS, &[]);
+    for trained in train(mlp, &sgd, &strategy, 3, STEPS, &[]) {
+        let both = (parameters(&trained.kept), parameters(&alone[0].kept));
+        assert_close(&both.0, &both.1, 1e-5, "averaged parameters");
+    }
+}
+
+/// The interval is the closed form of the loss that all ranks saw.
+#[test]
+fn adaptive_local_sgd_follows_the_loss() {
+    let configs = AdaptiveLocalSgdConfig::default().with_init_k_steps(4).with_begin_step(2);
+    let strategy = DistributedStrategy::new().use_adaptive_localsgd(configs);
+    let sgd: OptimizerDesc = Sgd::new(0.05).into();
+    let fetch = ["avg_loss_0", "k_steps", "last_step"];
+    let ranks = train(mlp, &sgd, &strategy, 2, 12, &fetch);
+    assert_eq!(ranks[0].fetched, ranks[1].fetched);
+    let first = ranks[0].fetched[0][0];
+    let mut expected = 4.0;
+    let mut last = 0.0;
+    for (at, seen) in ranks[0].fetched.iter().enumerate() {
+        let step = at as f32 + 1.0;
+        if step <= 2.0 || step - last == expected {
+            last = step;
+            if step > 2.0 {
+                expected = (seen[0] / first * 4.0).sqrt().ceil().clamp(1.0, 16.0);
+            }
+        }
+        assert_eq!((seen[1], seen[2]), (expected, last), "step {step}");
+    }
+}
+
+/// Recomputed training is the same to the bit, with dropout and by chosen checkpoints too.
+#[test]
+fn recompute_changes_no_bit() {
+    fn network(net: &Net) -> fleet_ir::VarId {
+        let x = net.data("x", [-1, 6], DType::F32);
+        let y = net.data("y", [-1, 1], DType::F32);
+        let hidden = x.fc(Fc::new(8).act(Act::Tanh)).dropout(0.3).batch_norm(BatchNorm::new());
+        let hidden = hidden.fc(Fc::new(8).act(Act::Tanh)).dropout(0.3);
+        hidden.fc(Fc::new(8).act(Act::Relu)).fc(1).mse_loss(y, Reduction::Mean).id()
+    }
+    let plain = train(network, &momentum(), &DistributedStrategy::new(), 1, STEPS, &[]);
+    let bits = train_as(BuildOptions::none(), network, &DistributedStrategy::new());
+    for checkpoints in [vec!["fc_0.tmp_2", "fc_1.tmp_2"], vec![]] {
+        let strategy = DistributedStrategy::new().use_recompute(checkpoints);
+        let again = train_as(BuildOptions::none(), network, &strategy);
+        assert_eq!(again.kept, bits.kept);
+        // Fusions find other patterns, so roundings differ.
+        let again = train(network, &momentum(), &strategy, 1, STEPS, &[]);
+        assert_close(&again[0].kept, &plain[0].kept, 1e-5, "recompute");
+    }
+}
+
+/// Half precision stays near single precision, at one rank and at two, and the scale moves as it
+/// should.
+#[test]
+fn amp_trains() {
+    let plain = train(mlp, &momentum(), &DistributedStrategy::new(), 1, STEPS, &[]);
+    let configs = AmpConfig::default().with_init_loss_scaling(1024.0).with_incr_every_n_steps(2);
+    for count in [1, 2] {
+        let strategy = DistributedStrategy::new().use_amp(configs.clone());
+        let ranks = train(mlp, &momentum(), &strategy, count, STEPS, &["loss_scaling_0"]);
+        let both = (parameters(&ranks[0].kept), parameters(&plain[0].kept));
+        assert_close(&both.0, &both.1, 2e-2, "half precision");
+        assert_ne!(both.0, both.1);
+        let scales: Vec<f32> = ranks[0].fetched.iter().map(|seen| seen[0]).collect();
+        assert_eq!(scales, [1024.0, 2048.0, 2048.0, 4096.0, 4096.0, 8192.0]);
+    }
+    let bf16 = DistributedStrategy::new().use_amp(AmpConfig::default().with_use_pure_bf16(true));
+    let trained = train(mlp, &momentum(), &bf16, 2, STEPS, &[]);
+    assert!(!trained[0].kept.contains_key("loss_scaling_0"));
+    let both = (parameters(&trained[0].kept), parameters(&plain[0].kept));
+    assert_close(&both.0, &both.1, 1e-1, "bfloat16");
+}
+
+/// A scale that overflows: Adam leaves everything as it is, and the scale shrinks until it fits.
+#[test]
+fn amp_skips_steps_that_overflow() {
+    let configs = AmpConfig::default()
+        .with_init_loss_scaling(1e9)
+        .with_decr_every_n_nan_or_inf(1)
+        .with_decr_ratio(0.01);
+    let strategy = DistributedStrategy::new().use_amp(configs);
+    let adam: OptimizerDesc = Adam::new(0.01).into();
+    let fetch = ["loss_scaling_0", "fc_0.w_0"];
+    let ranks = train(mlp, &adam, &strategy, 2, 4, &fetch);
+    assert_eq!(ranks[0].fetched, ranks[1].fetched);
+    let seen = &ranks[0].fetched;
+    assert_eq!(seen[0][0], 1e7);
+    let start = train(mlp, &adam, &strategy, 2, 0, &[]);
+    assert_eq!(seen[0][1..], start[0].kept["fc_0.w_0"], "nothing has moved");
+    assert_ne!(seen[3][1..], seen[0][1..], "and then it has");
+    assert_eq!(ranks[0].kept["fc_0.w_0_beta1_pow_acc_0"].len(), 1);
+}
+
+/// Rows of an embedding from several ranks add up.
+#[test]
+fn sparse_gradients_are_gathered() {
+    fn network(net: &Net) -> fleet_ir::VarId {
+        let x = net.data("x", [-1, 6], DType::F32);
+        let y = net.data("y", [-1, 1], DType::F32);
+        let ids = (x * 3.0 + 3.5).cast(DType::I64);
+        let rows = ids.embedding(Embedding::new(8, 8).sparse());
+        rows.flatten(1).fc(1).mse_loss(y, Reduction::Mean).id()
+    }
+    let sgd: OptimizerDesc = Sgd::new(0.1).into();
+    let strategy = DistributedStrategy::new();
+    let alone = train(network, &sgd, &strategy, 1, STEPS, &[]);
+    for trained in train(network, &sgd, &strategy, 3, STEPS, &[]) {
+        assert_close(&trained.kept, &alone[0].kept, 1e-6, "sparse rows");
+    }
+}

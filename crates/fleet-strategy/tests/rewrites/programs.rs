@@ -1,0 +1,179 @@
+//! Program text, without hardware, at 2, 8 and 1,024 ranks.
+
+use crate::world::{mlp, rewritten};
+use fleet_ir::{OpRole, Program};
+use fleet_nn::models::{ResNetConfig, resnet};
+use fleet_nn::prelude::*;
+use fleet_strategy::{DistributedStrategy, LocalSgdConfig, Ranks, cost};
+
+fn momentum() -> OptimizerDesc {
+    Momentum::new(0.1, 0.9).into()
+}
+
+/// The ops that follow each other in a block, by name, with the number of variables in slot X.
+fn ops(program: &Program, block: fleet_ir::BlockId) -> Vec<String> {
+    program
+        .block_ops(block)
+        .map(|(_, op)| match op.name().starts_with("c_") {
+            true => {
+                format!("{} x{} ring {}", op.name(), op.input("X").len(), op.attr_int("ring_id"))
+            }
+            false => op.name().to_string(),
+        })
+        .collect()
+}
+
+fn communication(program: &Program) -> Vec<String> {
+    program
+        .block_ids()
+        .flat_map(|block| ops(program, block))
+        .filter(|name| name.starts_with("c_"))
+        .collect()
+}
+
+#[test]
+fn data_parallel() {
+    for ranks in [2, 8, 1024] {
+        let (programs, plan) =
+            rewritten(mlp, &momentum(), &DistributedStrategy::new(), Ranks::new(1, ranks)).unwrap();
+        assert_eq!(
+            communication(&programs.startup),
+            ["c_comm_init x0 ring 0", "c_broadcast x6 ring 0", "c_sync_comm_stream x6 ring 0"]
+        );
+        assert_eq!(communication(&programs.main), ["c_allreduce_sum x6 ring 0"]);
+        assert_eq!(plan.rings.len(), 1);
+        assert_eq!(plan.rings[0].members().collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
+        let reduce =
+            programs.main.root_ops().find(|(_, op)| op.name() == "c_allreduce_sum").unwrap();
+        assert_eq!(reduce.1.attr_int("nranks"), ranks as i64);
+        // The gradient of the loss is the rank's share.
+        let share = programs
+            .main
+            .root_ops()
+            .find(|(_, op)| op.name() == "scale" && op.role == OpRole::BACKWARD.with_loss());
+        assert_eq!(share.unwrap().1.attr_float("scale"), 1.0 / ranks as f64);
+    }
+}
+
+/// Each all-reduce stands right behind the op that makes the last gradient of its bucket.
+#[test]
+fn sums_start_as_early_as_they_can() {
+    let strategy = DistributedStrategy::new().with_fuse_all_reduce_ops(false).with_nccl_comm_num(2);
+    let (programs, plan) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 2)).unwrap();
+    let list: Vec<_> = programs.main.root_ops().map(|(_, op)| op).collect();
+    let mut rings = Vec::new();
+    for (at, op) in list.iter().enumerate().filter(|(_, op)| op.name() == "c_allreduce_sum") {
+        let grad = op.input("X")[0];
+        let before = list[..at].iter().rev().find(|op| op.name() != "c_allreduce_sum").unwrap();
+        assert!(before.all_outputs().any(|var| var == grad));
+        rings.push(op.attr_int("ring_id"));
+    }
+    assert_eq!(rings, [0, 1, 0, 1, 0, 1]);
+    assert_eq!(plan.notes, ["all-reduce ops before and after fusion: 6 -> 6"]);
+}
+
+#[test]
+fn hierarchical() {
+    let strategy = DistributedStrategy::new().with_use_hierarchical_allreduce(true);
+    let at = |rank: usize| {
+        rewritten(mlp, &momentum(), &strategy, Ranks::new(rank, 16).per_node(8)).unwrap()
+    };
+    let (leader, plan) = at(8);
+    assert_eq!(
+        communication(&leader.main),
+        ["c_reduce_sum x6 ring 1", "c_allreduce_sum x6 ring 2", "c_broadcast x6 ring 1"]
+    );
+    assert_eq!(plan.rings[1].members().collect::<Vec<_>>(), (8..16).collect::<Vec<_>>());
+    assert_eq!(plan.rings[2].members().collect::<Vec<_>>(), [0, 8]);
+    let (other, plan) = at(9);
+    assert_eq!(communication(&other.main), ["c_reduce_sum x6 ring 1", "c_broadcast x6 ring 1"]);
+    assert_eq!(plan.rings.len(), 2);
+    // Groups that do not divide the ranks: flat, and said so.
+    let odd = strategy.clone().with_hierarchical_allreduce_inter_nranks(5);
+    let (flat, plan) = rewritten(mlp, &momentum(), &odd, Ranks::new(0, 16)).unwrap();
+    assert_eq!(communication(&flat.main), ["c_allreduce_sum x6 ring 0"]);
+    assert!(plan.notes[0].contains("left out"), "{:?}", plan.notes);
+}
+
+#[test]
+fn gradient_merge_talks_in_its_block() {
+    let strategy = DistributedStrategy::new().use_gradient_merge(4);
+    for ranks in [2, 8, 1024] {
+        let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, ranks)).unwrap();
+        let main = &programs.main;
+        let root = ops(main, Program::ROOT);
+        assert!(!root.iter().any(|name| name.starts_with("c_") || name == "momentum"), "{root:?}");
+        let inner = main.block_ids().nth(1).unwrap();
+        let expected: Vec<&str> = [
+            vec!["scale"; 6],
+            vec!["c_allreduce_sum x6 ring 0"],
+            vec!["momentum"; 6],
+            vec!["fill_constant"; 6],
+        ]
+        .concat();
+        assert_eq!(ops(main, inner), expected);
+        let cost = cost::cost(main);
+        assert!(cost.always.is_empty());
+        assert_eq!(cost.sometimes[&0].calls, 1);
+    }
+}
+
+#[test]
+fn local_sgd_sends_no_gradients() {
+    let strategy =
+        DistributedStrategy::new().use_localsgd(LocalSgdConfig::default().with_k_steps(4));
+    for ranks in [2, 8, 1024] {
+        let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, ranks)).unwrap();
+        let root = ops(&programs.main, Program::ROOT);
+        assert!(!root.iter().any(|name| name.starts_with("c_")), "{root:?}");
+        assert_eq!(communication(&programs.main), ["c_allreduce_sum x6 ring 0"]);
+        assert_eq!(root[0], "increment");
+        assert!(programs.startup.find_var("fc_0.w_0@SNAPSHOT").is_some());
+    }
+}
+
+/// The documented line: 161 gradients of ResNet-50 in 5 buckets, in 6 of half the size; rewritten for
+/// 1,024 ranks in no time.
+#[test]
+fn resnet_50() {
+    // Flowers, as in the documents: 102 classes.
+    let network =
+        |net: &Net| resnet(net, &ResNetConfig { classes: 102, ..ResNetConfig::new(50) }).loss.id();
+    let line = |strategy: &DistributedStrategy| {
+        let (_, plan) = rewritten(network, &momentum(), strategy, Ranks::new(7, 1024)).unwrap();
+        plan.notes[0].clone()
+    };
+    let strategy = DistributedStrategy::new();
+    assert_eq!(line(&strategy), "all-reduce ops before and after fusion: 161 -> 5");
+    let half = strategy.with_fuse_grad_size_in_MB(16);
+    assert_eq!(line(&half), "all-reduce ops before and after fusion: 161 -> 6");
+    let counted = DistributedStrategy::new().with_fuse_grad_size_in_num(8);
+    assert_eq!(line(&counted), "all-reduce ops before and after fusion: 161 -> 21");
+}
+
+/// What is sent, in numbers that can be checked by hand.
+#[test]
+fn costs() {
+    let (programs, _) =
+        rewritten(mlp, &momentum(), &DistributedStrategy::new(), Ranks::new(0, 4)).unwrap();
+    let cost = cost::cost(&programs.main);
+    let parameters = 6 * 8 + 8 + 8 * 8 + 8 + 8 + 1;
+    let ring = cost.always[&0];
+    assert_eq!((ring.calls, ring.messages), (1, 6.0));
+    assert_eq!(ring.bytes, 2.0 * 0.75 * 4.0 * f64::from(parameters));
+    let half = DistributedStrategy::new().with_fp16_allreduce(true);
+    let (programs, _) = rewritten(mlp, &momentum(), &half, Ranks::new(0, 4)).unwrap();
+    assert_eq!(cost::cost(&programs.main).always[&0].bytes, ring.bytes / 2.0);
+}
+
+/// A rewritten program reads back as it prints.
+#[test]
+fn text_round_trip() {
+    let strategy = DistributedStrategy::new().use_gradient_merge(2).with_fp16_allreduce(true);
+    let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 8)).unwrap();
+    for program in [&programs.main, &programs.startup] {
+        let text = program.to_string();
+        let again = Program::parse(&text, fleet_ops::Registry::standard()).unwrap();
+        assert_eq!(again.to_string(), text);
+    }
+}
