@@ -91,9 +91,12 @@ impl Error {
     pub fn io(action: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let kind = match error.kind() {
-            Io::NotFound | Io::PermissionDenied | Io::AlreadyExists | Io::InvalidInput => {
-                ErrorKind::Invalid
-            }
+            Io::NotFound
+            | Io::PermissionDenied
+            | Io::AlreadyExists
+            | Io::NotADirectory
+            | Io::IsADirectory
+            | Io::InvalidInput => ErrorKind::Invalid,
             Io::StorageFull | Io::OutOfMemory | Io::QuotaExceeded => ErrorKind::Exhausted,
             _ => ErrorKind::Unavailable,
         };

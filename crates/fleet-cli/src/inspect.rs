@@ -1,6 +1,6 @@
 //! The commands that look into programs and run nothing: print, verify, stats, convert.
 
-use crate::{Output, Stop};
+use crate::output::{Output, Stop};
 use clap::Args;
 use fleet_base::{Error, Result, text};
 use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};

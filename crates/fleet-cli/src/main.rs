@@ -6,12 +6,12 @@
 
 mod demo;
 mod inspect;
+mod output;
 mod run;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use fleet_base::{Error, Result};
 use fleet_format::Form;
-use std::io::{ErrorKind, Write};
+use output::{Output, Stop};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -55,16 +55,7 @@ enum To {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mut out = Output { stdout: std::io::stdout().lock() };
-    match dispatch(args.command, &mut out).and_then(|()| out.finish()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Stop::ReaderLeft) => ExitCode::SUCCESS,
-        Err(Stop::Failed(error)) => {
-            // Nobody is left to be told when this fails too.
-            let _ = writeln!(std::io::stderr(), "error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    Output::run(|out| dispatch(args.command, out))
 }
 
 fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
@@ -81,48 +72,5 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         }
         Command::Run(args) => run::run(&args, out),
         Command::Demo(args) => demo::run(&args, out),
-    }
-}
-
-/// Why a command ends early.
-enum Stop {
-    Failed(Error),
-    /// Whoever reads the output has enough of it (`fleet print x | head`).
-    ReaderLeft,
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Failed(error)
-    }
-}
-
-/// The standard output.
-struct Output {
-    stdout: std::io::StdoutLock<'static>,
-}
-
-impl Output {
-    fn line(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
-        Self::check(writeln!(self.stdout, "{text}"))
-    }
-
-    fn text(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
-        Self::check(write!(self.stdout, "{text}"))
-    }
-
-    fn flush(&mut self) -> Result<(), Stop> {
-        Self::check(self.stdout.flush())
-    }
-
-    fn finish(&mut self) -> Result<(), Stop> {
-        self.flush()
-    }
-
-    fn check(result: std::io::Result<()>) -> Result<(), Stop> {
-        result.map_err(|error| match error.kind() {
-            ErrorKind::BrokenPipe => Stop::ReaderLeft,
-            _ => Stop::Failed(Error::unavailable(format!("cannot write the output: {error}"))),
-        })
     }
 }

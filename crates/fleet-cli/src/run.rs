@@ -1,7 +1,7 @@
 //! `fleet run`: runs a program with tensors from `.npy` files, prints or saves what it makes.
 
 use crate::inspect::load;
-use crate::{Output, Stop};
+use crate::output::{Output, Stop};
 use clap::Args;
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};

@@ -1,10 +1,22 @@
 //! `fleetrun` as a library: starts the processes of a job, watches them, says what went wrong.
 //!
-//! It knows nothing of tensors or of what the processes do, and starts in milliseconds.
+//! It knows nothing of tensors or of what the processes do, and starts in milliseconds. Read
+//! [`job`] first: what happens from the command line to the exit code.
 
+mod child;
 pub mod cluster;
+mod console;
 pub mod flags;
+mod guard;
+pub mod job;
+mod logs;
 pub mod machine;
+mod oom;
 pub mod options;
 pub mod ports;
+pub mod script;
+mod supervisor;
 pub mod tables;
+
+pub use job::main;
+pub use script::Builtins;

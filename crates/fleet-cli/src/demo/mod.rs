@@ -11,7 +11,7 @@ mod resnet;
 mod wide_deep;
 mod word2vec;
 
-use crate::{Output, Stop};
+use crate::output::{Output, Stop};
 use clap::{Args, ValueEnum};
 use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Programs;

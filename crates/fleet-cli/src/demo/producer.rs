@@ -1,7 +1,7 @@
 //! Makes batches on a thread of its own, so that training does not wait for its data.
 
 use super::{Batch, Source};
-use crate::Stop;
+use crate::output::Stop;
 use fleet::{Error, Result};
 use std::sync::mpsc;
 

@@ -1,6 +1,6 @@
 //! The progress of training: a bar that is drawn over on a terminal, some lines everywhere else.
 
-use crate::{Output, Stop};
+use crate::output::{Output, Stop};
 use fleet_base::text;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

@@ -3,6 +3,7 @@
 
 mod environments;
 mod modes;
+mod ports;
 mod tables;
 
 use fleet_base::Result;

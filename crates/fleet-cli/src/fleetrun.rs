@@ -1,0 +1,34 @@
+//! `fleetrun`: starts training jobs. The launcher is a library of its own; this binary adds the jobs
+//! that are built in, which it runs by starting itself once more with a hidden first argument.
+
+mod demo;
+mod output;
+
+use clap::Parser;
+use fleet_launch::Builtins;
+use fleet_topology::Env;
+use output::Output;
+use std::process::ExitCode;
+
+/// The demos of `fleet demo`, as jobs.
+const BUILTINS: Builtins =
+    Builtins { argument: "__demo", names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"] };
+
+/// A built-in job of fleetrun
+#[derive(Parser)]
+#[command(name = "fleetrun demo:NAME", bin_name = "fleetrun demo:NAME")]
+struct DemoCommand {
+    #[command(flatten)]
+    demo: demo::DemoArgs,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> =
+        std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    if args.first().is_some_and(|first| first == BUILTINS.argument) {
+        // The hidden argument takes the place of the program's name.
+        let command = DemoCommand::parse_from(args);
+        return Output::run(|out| demo::run(&command.demo, out));
+    }
+    ExitCode::from(fleet_launch::main(args, &Env::process(), &BUILTINS))
+}

@@ -1,0 +1,115 @@
+//! `fleetrun` with real processes: how jobs end, what is said of it, and that nothing is left.
+//!
+//! Scripts are of the shell, so that no interpreter must be there. Nothing depends on how long
+//! something takes: what is waited for is waited for up to a generous deadline.
+
+mod demos;
+mod endings;
+mod orphans;
+mod refusals;
+mod servers;
+mod shown;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A folder of its own with a script in it.
+struct Place {
+    folder: PathBuf,
+}
+
+impl Place {
+    fn new(name: &str, script: &str) -> Place {
+        let folder: PathBuf = [env!("CARGO_TARGET_TMPDIR"), "fleetrun", name].iter().collect();
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("job.py"), script).unwrap();
+        Place { folder }
+    }
+
+    /// `fleetrun` in the folder, with the shell as the interpreter of `job.py`.
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fleetrun"));
+        command.current_dir(&self.folder).args(["--python", "sh"]);
+        command.args(line.split_whitespace()).stdin(Stdio::null());
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            if ["PADDLE_", "FLAGS_", "FLEET_"].iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(&*name);
+            }
+        }
+        command
+    }
+
+    fn run(&self, line: &str) -> Said {
+        Said::new(self.command(line).output().unwrap())
+    }
+
+    fn start(&self, line: &str) -> Child {
+        self.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Files whose names begin so.
+    fn count(&self, prefix: &str) -> usize {
+        let entries = std::fs::read_dir(&self.folder).unwrap().flatten();
+        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).count()
+    }
+}
+
+/// What a launcher said, and its exit code.
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Said {
+    fn new(output: Output) -> Said {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    #[track_caller]
+    fn check(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}\n{}", self.out, self.err);
+        for part in parts {
+            assert!(self.err.contains(part), "'{part}' is not in:\n{}", self.err);
+        }
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Processes that carry the mark of a launch.
+fn marked(mark: &str) -> Vec<u32> {
+    let wanted = format!("FLEET_LAUNCH={mark}");
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &u32| {
+        let environ = std::fs::read(Path::new("/proc").join(pid.to_string()).join("environ"));
+        environ.is_ok_and(|bytes| bytes.split(|byte| *byte == 0).any(|it| it == wanted.as_bytes()))
+    })
+    .collect()
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
+    assert!(sent.success());
+}

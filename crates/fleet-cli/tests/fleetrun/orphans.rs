@@ -1,0 +1,75 @@
+//! Nothing is left, however the launcher ends.
+#![cfg(target_os = "linux")]
+
+use crate::{Place, Said, marked, signal, until};
+
+/// A worker with a child in its group, and a daemon that has left its group.
+const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark\n\
+                      sleep 600 &\n\
+                      setsid sh -c 'trap \"\" TERM HUP; touch daemon; sleep 600 & wait' &\n\
+                      touch up.$PADDLE_TRAINER_ID\n\
+                      until [ -e go ]; do sleep 0.05; done";
+
+fn start(name: &str) -> (Place, std::process::Child, String) {
+    let place = Place::new(name, FAMILY);
+    let child = place.start("--nproc_per_node 2 job.py");
+    until("the start", || place.count("up.") == 2 && place.path("daemon").exists());
+    let mark = place.read("mark").trim().to_string();
+    until("two families", || marked(&mark).len() >= 8);
+    (place, child, mark)
+}
+
+#[test]
+fn kill_9_of_the_launcher() {
+    let (_place, mut child, mark) = start("kill9");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("the end of all", || marked(&mark).is_empty());
+}
+
+#[test]
+fn the_end_of_the_job() {
+    let (place, child, mark) = start("daemons");
+    std::fs::write(place.path("go"), "").unwrap();
+    Said::new(child.wait_with_output().unwrap()).check(0, &[]);
+    assert_eq!(marked(&mark), [] as [u32; 0], "nothing is left when the launcher has ended");
+}
+
+#[test]
+fn ctrl_c() {
+    let (_place, child, mark) = start("ctrl_c");
+    signal(child.id(), "INT");
+    Said::new(child.wait_with_output().unwrap()).check(130, &[]);
+    assert_eq!(marked(&mark), [] as [u32; 0]);
+}
+
+#[test]
+fn kill_9_of_the_launcher_and_its_guard() {
+    let (_place, mut child, mark) = start("kill9_guard");
+    let guards = || -> Vec<u32> {
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).any(|word| word == mark.as_bytes())
+        })
+        .collect()
+    };
+    let guard = guards();
+    assert_eq!(guard.len(), 1);
+    signal(guard[0], "KILL");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The kernel still kills the direct children; nobody knows of the others any more.
+    let workers = || {
+        let direct = |pid: &u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains("job.py")
+        };
+        marked(&mark).into_iter().filter(direct).count()
+    };
+    until("the end of the workers", || workers() == 0);
+    for pid in marked(&mark) {
+        signal(pid, "KILL");
+    }
+}

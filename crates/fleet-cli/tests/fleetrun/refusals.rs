@@ -1,0 +1,58 @@
+//! What is refused before anything starts.
+
+use crate::Place;
+
+#[test]
+fn wrong_command_lines() {
+    let place = Place::new("refused", "touch ran");
+    std::fs::write(place.path("plain"), "echo").unwrap();
+    std::fs::create_dir(place.path("folder.py")).unwrap();
+    let check = |line: &str, parts: &[&str]| {
+        place.run(line).check(2, parts);
+        assert!(!place.path("ran").exists(), "{line}");
+    };
+    check("--nproc_per_nod 2 job.py", &["unexpected argument", "--nproc_per_node"]);
+    check("", &["there is nothing to start", "fleetrun demo:wide_deep"]);
+    check("nothing.py", &["cannot find the script 'nothing.py'"]);
+    check("./nothing", &["cannot find the script './nothing'"]);
+    check("nothing-of-this-name", &["neither a file nor in PATH"]);
+    check("folder.py", &["folder.py is a folder"]);
+    check("plain", &["plain cannot be executed", "chmod +x plain"]);
+    check("demo:widedeep", &["no built-in job 'demo:widedeep'; did you mean 'wide_deep'?"]);
+    check("--python no-such-python job.py", &["cannot find", "--python"]);
+    check(
+        "--log_dir plain/log job.py",
+        &["cannot make the log folder plain/log", "--log_dir FOLDER"],
+    );
+    check(
+        "--ips 198.51.100.1,198.51.100.2 job.py",
+        &["this machine is not in the list of hosts", "--host"],
+    );
+    check("--ips 127.0.0.1 --server_num 1 --worker_num 1 job.py", &["Only one mode"]);
+    check(
+        "--ips 127.0.0.1,127.0.0.2 --host 127.0.0.2 job.py",
+        &["common secret", "FLEET_TOKEN", "openssl"],
+    );
+}
+
+#[test]
+fn a_log_that_cannot_be_written() {
+    let place = Place::new("log_folder", "touch ran");
+    std::fs::create_dir_all(place.path("log/workerlog.0")).unwrap();
+    let said = place.run("job.py");
+    assert_ne!(said.code, Some(0));
+    assert!(said.err.contains("cannot write the log log/workerlog.0"), "{}", said.err);
+    assert!(!place.path("ran").exists());
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let place = Place::new("port", "touch ran");
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let want = format!("port {port} of 127.0.0.1 is taken");
+    place.run(&format!("--start_port {port} job.py")).check(1, &[&want, "--start_port"]);
+    let line = format!("--servers 127.0.0.1:{port} --workers 127.0.0.1 job.py");
+    place.run(&line).check(1, &[&want]);
+    assert!(!place.path("ran").exists());
+}

@@ -1,0 +1,60 @@
+//! Parameter-server jobs.
+
+use crate::Place;
+
+#[test]
+fn servers_are_stopped_when_workers_are_done() {
+    let script = "echo $TRAINING_ROLE ${PADDLE_TRAINER_ID-none} on $PADDLE_PORT\n\
+                  if [ $TRAINING_ROLE = PSERVER ]; then trap 'touch saved.$PADDLE_PORT; exit 0' TERM\n\
+                  touch up.$PADDLE_PORT; while :; do sleep 0.05; done; fi\n\
+                  until [ $(ls up.* 2>/dev/null | wc -l) = 2 ]; do sleep 0.05; done";
+    let place = Place::new("servers", script);
+    let said = place.run("--server_num=2 --worker_num=2 job.py");
+    said.check(0, &["parameter server, 2 servers, 2 workers"]);
+    assert_eq!(place.count("saved."), 2, "servers had time to save");
+    assert!(said.out.starts_with("TRAINER 0 on "), "{}", said.out);
+    assert!(place.read("log/serverlog.1").starts_with("PSERVER none on "));
+    assert!(place.read("log/workerlog.1").starts_with("TRAINER 1 on "));
+}
+
+#[test]
+fn a_dead_server_is_started_again_until_it_is_enough() {
+    // The server dies until its third start; the worker waits for that one.
+    let script = "if [ $TRAINING_ROLE = TRAINER ]; then until [ -e up ]; do sleep 0.05; done; exit 0; fi\n\
+                  echo start $FLEET_RESTART_COUNT; [ $FLEET_RESTART_COUNT = 2 ] || exit 9\n\
+                  touch up; sleep 600";
+    let place = Place::new("server_restart", script);
+    let said = place.run("--server_num 1 --worker_num 1 job.py");
+    said.check(0, &["server 0 on 127.0.0.1 (pid ", "exited with code 9", "started again (2 of 3)"]);
+    assert_eq!(place.read("log/serverlog.0"), "start 0\nstart 1\nstart 2\n");
+    let place = Place::new("server_restart_none", script);
+    place
+        .run("--server_num 1 --worker_num 1 --max_restart 0 job.py")
+        .check(9, &["error: server 0"]);
+    let place = Place::new("server_restart_few", script);
+    place
+        .run("--server_num 1 --worker_num 1 --max_restart 1 job.py")
+        .check(9, &["started again (1 of 1)"]);
+}
+
+#[test]
+fn a_dead_worker_ends_the_job() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] && sleep 600\n[ $PADDLE_TRAINER_ID = 0 ] && sleep 600\nexit 4";
+    let place = Place::new("worker_death", script);
+    place
+        .run("--server_num 1 --worker_num 2 job.py")
+        .check(4, &["error: worker 1", "exited with code 4"]);
+}
+
+#[test]
+fn heterogeneous_jobs_have_their_logs() {
+    let script =
+        "echo $TRAINING_ROLE stage ${STAGE_ID-none}; [ $TRAINING_ROLE = TRAINER ] || sleep 600";
+    let place = Place::new("heter", script);
+    place
+        .run("--server_num 1 --worker_num 1 --heter_worker_num 1;1 job.py")
+        .check(0, &["2 heterogeneous workers"]);
+    assert_eq!(place.read("log/workerlog.0"), "TRAINER stage 1\n");
+    assert_eq!(place.read("log/serverlog.0"), "PSERVER stage none\n");
+    assert!(place.path("log/heterlog.1").exists());
+}

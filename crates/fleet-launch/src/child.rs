@@ -1,0 +1,147 @@
+//! One child: how it is started, and how it ended in words.
+
+use crate::cluster::Process;
+use crate::logs;
+use fleet_base::{Error, Result};
+use nix::sys::signal::Signal;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// A started process.
+pub struct Child {
+    pub process: Process,
+    pub log: PathBuf,
+    /// Where this start begins in the log.
+    pub log_from: u64,
+    pub started: Instant,
+    /// It wrote something.
+    pub is_alive_seen: bool,
+    pub ended: Option<ExitStatus>,
+    pub restarts: u32,
+    inner: std::process::Child,
+}
+
+impl Child {
+    /// Starts `argv` with the process's environment on top of the launcher's own.
+    pub fn start(
+        argv: &[String],
+        process: Process,
+        log_dir: &Path,
+        is_new_log: bool,
+        restarts: u32,
+    ) -> Result<Child> {
+        let log = log_dir.join(&process.log);
+        let file = logs::open(&log, is_new_log)?;
+        let again = file.try_clone().map_err(|error| Error::io("write the log", &log, &error))?;
+        let log_from = file.metadata().map_or(0, |found| found.len());
+        let mut command = Command::new(&argv[0]);
+        command.args(&argv[1..]).stdin(Stdio::null()).stdout(file).stderr(again);
+        for (name, value) in &process.env {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.process_group(0);
+        die_with_parent(&mut command);
+        let inner = command.spawn().map_err(|error| {
+            let name = process.name();
+            match error.raw_os_error() {
+                Some(nix::libc::EAGAIN | nix::libc::ENOMEM | nix::libc::EMFILE) => {
+                    Error::exhausted(format!("cannot start {name}: {error}")).help(
+                        "start fewer processes here, or raise the limits (ulimit -u, ulimit -n)",
+                    )
+                }
+                _ => Error::invalid(format!("cannot start {name}: {}: {error}", argv[0])),
+            }
+        })?;
+        let started = Instant::now();
+        Ok(Child {
+            process,
+            log,
+            log_from,
+            started,
+            is_alive_seen: false,
+            ended: None,
+            restarts,
+            inner,
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.inner.id()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.ended.is_none()
+    }
+
+    /// Whether it has just ended.
+    pub fn check(&mut self) -> bool {
+        if self.ended.is_some() {
+            return false;
+        }
+        self.ended = match self.inner.try_wait() {
+            Ok(status) => status,
+            // Somebody else reaped it: its status is lost, the fact is not.
+            Err(_) => Some(ExitStatus::from_raw(1 << 8)),
+        };
+        self.ended.is_some()
+    }
+
+    /// Signals the whole group; a group that is gone is fine.
+    pub fn signal(&self, signal: Signal) {
+        let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(self.pid() as i32), signal);
+    }
+
+    pub fn lived(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// The code of an ended process as shells count: 128 + n for signal n.
+pub fn code(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => (128 + signal) as u8,
+        (None, None) => 1,
+    }
+}
+
+/// `exited with code 3`, `was killed by SIGSEGV (11)`.
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(number)) => {
+            let name = Signal::try_from(number).map_or("a signal", |signal| signal.as_str());
+            let core = if status.core_dumped() { ", core dumped" } else { "" };
+            format!("was killed by {name} ({number}{core})")
+        }
+        (None, None) => "ended in an unknown way".to_string(),
+    }
+}
+
+/// The kernel kills the child when the launcher is gone.
+#[cfg(target_os = "linux")]
+fn die_with_parent(command: &mut Command) {
+    let launcher = nix::unistd::getpid();
+    let arrange = move || {
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // It may have gone before the kernel was told.
+        match nix::unistd::getppid() == launcher {
+            true => Ok(()),
+            false => Err(std::io::Error::from_raw_os_error(nix::libc::ESRCH)),
+        }
+    };
+    // SAFETY: between fork and exec the closure makes two system calls and neither allocates nor
+    // takes a lock.
+    unsafe {
+        command.pre_exec(arrange);
+    }
+}
+
+/// Elsewhere the guard alone sees to it.
+#[cfg(not(target_os = "linux"))]
+fn die_with_parent(_: &mut Command) {}

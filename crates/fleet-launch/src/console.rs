@@ -1,0 +1,207 @@
+//! The console: followed logs on the standard output, what the launcher says on the standard error.
+//!
+//! Prefixes say who writes, in a colour of the role, and a status line stands below, all only on a
+//! terminal. The job's token is masked in whatever passes through.
+
+use crate::options::{Options, Verbosity};
+use fleet_topology::{Env, Role, Token, names};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+pub struct Console {
+    verbosity: Verbosity,
+    /// A terminal on both ends: a status line can be drawn and wiped away.
+    is_terminal: bool,
+    has_colours: bool,
+    has_prefixes: bool,
+    token: Option<Token>,
+    status_shown: bool,
+    /// What was last written did not end a line.
+    is_mid_line: bool,
+    /// Lines that are not whole yet, by prefix.
+    partial: Vec<(String, Vec<u8>)>,
+}
+
+impl Console {
+    pub fn new(options: &Options, env: &Env, token: Option<Token>, follows_many: bool) -> Console {
+        let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+        let usable = env.text("TERM") != Some("dumb");
+        Console {
+            verbosity: options.verbosity,
+            is_terminal: is_terminal && usable,
+            has_colours: is_terminal && usable && env.text(names::NO_COLOR).is_none(),
+            has_prefixes: follows_many,
+            token,
+            status_shown: false,
+            is_mid_line: false,
+            partial: Vec::new(),
+        }
+    }
+
+    /// What a followed process wrote.
+    pub fn follow(&mut self, role: Role, rank: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let prefix = match self.has_prefixes {
+            true => self.coloured(colour(role), &format!("[{role} {rank}]")) + " ",
+            false => String::new(),
+        };
+        let at = match self.partial.iter().position(|(known, _)| *known == prefix) {
+            Some(at) => at,
+            None => {
+                self.partial.push((prefix.clone(), Vec::new()));
+                self.partial.len() - 1
+            }
+        };
+        let held = &mut self.partial[at].1;
+        held.extend_from_slice(bytes);
+        // Whole lines go out; without prefixes so does the rest, since a bar has no line end.
+        let whole = match held.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => end + 1,
+            None => 0,
+        };
+        let ready = match self.has_prefixes && held.len() < PARTIAL_BYTES_MAX {
+            true => whole,
+            false => held.len(),
+        };
+        let out: Vec<u8> = held.drain(..ready).collect();
+        self.write_out(&prefix, &out);
+    }
+
+    /// Lines that their writers did not end.
+    pub fn flush_partial(&mut self) {
+        for (prefix, mut bytes) in std::mem::take(&mut self.partial) {
+            if !bytes.is_empty() {
+                bytes.push(b'\n');
+                self.write_out(&prefix, &bytes);
+            }
+        }
+    }
+
+    fn write_out(&mut self, prefix: &str, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.clear_status();
+        let mut text = Vec::with_capacity(bytes.len() + prefix.len());
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            text.extend_from_slice(prefix.as_bytes());
+            text.extend_from_slice(line);
+        }
+        let text = self.masked(text);
+        self.is_mid_line = text.last() != Some(&b'\n');
+        let mut out = std::io::stdout().lock();
+        // When nobody reads any more, logs still have it.
+        let _ = out.write_all(&text).and_then(|()| out.flush());
+    }
+
+    /// A message at the usual level.
+    pub fn say(&mut self, text: &str) {
+        if self.verbosity >= Verbosity::Normal {
+            self.line(text);
+        }
+    }
+
+    pub fn debug(&mut self, text: &str) {
+        if self.verbosity >= Verbosity::Debug {
+            self.line(text);
+        }
+    }
+
+    pub fn warn(&mut self, text: &str) {
+        if self.verbosity >= Verbosity::Warnings {
+            let tag = self.coloured("33", "warning:");
+            self.line(&format!("{tag} {text}"));
+        }
+    }
+
+    /// Shown at every level.
+    pub fn error(&mut self, text: &str) {
+        let tag = self.coloured("31", "error:");
+        self.line(&format!("{tag} {text}"));
+    }
+
+    /// A line without an opinion of its own, at every level.
+    pub fn line(&mut self, text: &str) {
+        self.clear_status();
+        let fresh = if self.is_mid_line && self.is_terminal { "\n" } else { "" };
+        self.is_mid_line = false;
+        let text = self.masked(format!("{fresh}{text}\n").into_bytes());
+        let _ = std::io::stderr().lock().write_all(&text);
+    }
+
+    /// Draws the status line, where there is a terminal and nobody is in the middle of a line.
+    pub fn status(&mut self, running: &str, elapsed: Duration) {
+        if !self.is_terminal || self.is_mid_line || self.verbosity < Verbosity::Normal {
+            return;
+        }
+        let seconds = elapsed.as_secs();
+        let clock = format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
+        let text = self.coloured("2", &format!("{clock}  {running}"));
+        let _ = write!(std::io::stderr().lock(), "\r{text}\x1b[K");
+        self.status_shown = true;
+    }
+
+    pub fn clear_status(&mut self) {
+        if std::mem::take(&mut self.status_shown) {
+            let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
+        }
+    }
+
+    fn coloured(&self, code: &str, text: &str) -> String {
+        match self.has_colours {
+            true => format!("\x1b[{code}m{text}\x1b[0m"),
+            false => text.to_string(),
+        }
+    }
+
+    fn masked(&self, bytes: Vec<u8>) -> Vec<u8> {
+        match &self.token {
+            Some(token) => mask(bytes, token.reveal().as_bytes()),
+            None => bytes,
+        }
+    }
+}
+
+/// Replaces every occurrence of a secret.
+fn mask(bytes: Vec<u8>, secret: &[u8]) -> Vec<u8> {
+    let found = |bytes: &[u8]| bytes.windows(secret.len()).position(|window| window == secret);
+    if secret.is_empty() || found(&bytes).is_none() {
+        return bytes;
+    }
+    let mut rest = bytes.as_slice();
+    let mut masked = Vec::with_capacity(bytes.len());
+    while let Some(at) = found(rest) {
+        masked.extend_from_slice(&rest[..at]);
+        masked.extend_from_slice(b"***");
+        rest = &rest[at + secret.len()..];
+    }
+    masked.extend_from_slice(rest);
+    masked
+}
+
+fn colour(role: Role) -> &'static str {
+    match role {
+        Role::Worker => "36",
+        Role::Server => "35",
+        Role::HeterWorker => "34",
+        Role::Coordinator => "32",
+    }
+}
+
+/// A line that grows beyond this is shown in parts.
+const PARTIAL_BYTES_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::mask;
+
+    #[test]
+    fn secrets_are_masked_wherever_they_stand() {
+        let masked = |text: &str| String::from_utf8(mask(text.into(), b"secret")).unwrap();
+        assert_eq!(masked("secret and secretsecret"), "*** and ******");
+        assert_eq!(masked("secre"), "secre");
+        assert_eq!(masked(""), "");
+    }
+}

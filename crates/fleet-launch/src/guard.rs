@@ -1,0 +1,140 @@
+//! No orphans, however the launcher ends.
+//!
+//! Four nets, each for what slips through the one before:
+//! 1. every child is the leader of a process group, which is signalled as a whole;
+//! 2. on Linux the kernel kills a child whose launcher is gone (parent-death signal);
+//! 3. a guard, a second process of the own executable, waits at the end of a pipe: when the launcher
+//!    ends without saying so (kill -9, a crash), it kills the groups;
+//! 4. every process of a launch carries a mark in its environment; what still carries it at the end, a
+//!    daemon that left its group, is found in /proc and killed.
+
+use fleet_base::{Error, Result};
+use fleet_topology::names;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+/// The hidden first argument of a guard; the mark of the launch follows.
+pub const ARGUMENT: &str = "__guard";
+
+/// The launcher's end of the pipe.
+pub struct Guard {
+    child: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Guard {
+    pub fn start(mark: &str) -> Result<Guard> {
+        let own = std::env::current_exe()
+            .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
+        let mut command = Command::new(own);
+        command.arg(ARGUMENT).arg(mark).env_remove(names::FLEET_LAUNCH).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command
+            .spawn()
+            .map_err(|error| Error::unavailable(format!("cannot start the guard: {error}")))?;
+        let pipe = child.stdin.take();
+        Ok(Guard { child, pipe })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A group to kill if the launcher should be gone.
+    pub fn add(&mut self, group: u32) {
+        self.tell(&format!("{group}\n"));
+    }
+
+    /// A group that has ended: its number may soon be somebody else's.
+    pub fn remove(&mut self, group: u32) {
+        self.tell(&format!("-{group}\n"));
+    }
+
+    fn tell(&mut self, line: &str) {
+        // A guard that somebody killed is one net less, and no reason to stop a job.
+        if let Some(pipe) = &mut self.pipe {
+            let _ = pipe.write_all(line.as_bytes());
+        }
+    }
+
+    /// The launcher has cleaned up itself.
+    pub fn dismiss(mut self) {
+        self.tell("done\n");
+        self.pipe = None;
+        let _ = self.child.wait();
+    }
+}
+
+/// What the guard process does.
+pub fn run(mark: &str) {
+    // Ctrl-C at the terminal is not for the guard; it ends with its pipe. Nothing can be done when
+    // this fails, and nothing depends on it.
+    for signal in
+        [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
+    {
+        let never = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let _ = signal_hook::flag::register(signal, never);
+    }
+    let mut groups: Vec<i32> = Vec::new();
+    for line in BufReader::new(std::io::stdin()).lines() {
+        let Ok(line) = line else { break };
+        if line == "done" {
+            return;
+        }
+        match line.parse::<i32>() {
+            Ok(group) if group > 1 => groups.push(group),
+            Ok(group) => groups.retain(|known| *known != -group),
+            Err(_) => {}
+        }
+    }
+    for group in groups {
+        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+    }
+    sweep(mark, &[]);
+}
+
+/// Kills every process that carries the mark; how many there were.
+pub fn sweep(mark: &str, spared: &[u32]) -> usize {
+    let mut killed = std::collections::BTreeSet::new();
+    // A process that forks while it is looked for is found in the next round.
+    for _ in 0..ROUNDS_MAX {
+        let found = marked(mark, spared);
+        if found.is_empty() {
+            break;
+        }
+        for pid in found {
+            let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
+            killed.insert(pid);
+        }
+        std::thread::sleep(ROUND);
+    }
+    killed.len()
+}
+
+/// Processes, apart from the own one, whose environment has the mark. Empty where there is no /proc.
+pub fn marked(mark: &str, spared: &[u32]) -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let wanted = format!("{}={mark}", names::FLEET_LAUNCH);
+    let own = std::process::id();
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &u32| *pid != own && !spared.contains(pid))
+        .filter(|pid| {
+            let mut bytes = Vec::new();
+            // Of other users, or gone by now: not ours.
+            let Ok(file) = std::fs::File::open(format!("/proc/{pid}/environ")) else {
+                return false;
+            };
+            let read = file.take(ENVIRON_BYTES_MAX).read_to_end(&mut bytes);
+            read.is_ok() && bytes.split(|byte| *byte == 0).any(|item| item == wanted.as_bytes())
+        })
+        .collect()
+}
+
+/// Looks for marked processes; each round finds children of the one before.
+const ROUNDS_MAX: usize = 20;
+const ROUND: std::time::Duration = std::time::Duration::from_millis(5);
+/// The system's limit on arguments and environment is 2 MiB by default.
+const ENVIRON_BYTES_MAX: u64 = 8 << 20;

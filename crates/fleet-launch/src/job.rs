@@ -1,0 +1,378 @@
+//! A whole job: preparation, attempts, the exit code.
+
+use crate::cluster::{Cluster, Process, Run};
+use crate::console::Console;
+use crate::flags::Given;
+use crate::guard::{self, Guard};
+use crate::logs;
+use crate::machine::Machine;
+use crate::oom::OomWatch;
+use crate::options::{Follow, Mode, Options, Verbosity};
+use crate::ports::SystemPorts;
+use crate::script::{Builtins, Program};
+use crate::supervisor::{Death, End, Event, Rules, Supervisor, counted};
+use crate::tables;
+use fleet_base::{Error, Result};
+use fleet_topology::{Env, Role, Token};
+use std::io::Write;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+/// `fleetrun` from its arguments (without the program's name) to its exit code.
+pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
+    if let [argument, mark] = args.as_slice()
+        && argument == guard::ARGUMENT
+    {
+        guard::run(mark);
+        return 0;
+    }
+    let begun = Instant::now();
+    let given = match Given::parse(args) {
+        Ok(given) => given,
+        Err(error) => {
+            // Help is no error, and goes to the standard output.
+            let _ = error.print();
+            return if error.use_stderr() { USAGE_CODE } else { 0 };
+        }
+    };
+    match Job::prepare(&given, env, builtins).and_then(|job| job.run(begun)) {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {error}");
+            match error.kind() {
+                fleet_base::ErrorKind::Invalid => USAGE_CODE,
+                _ => 1,
+            }
+        }
+    }
+}
+
+/// Everything that is known before the first process starts.
+struct Job {
+    options: Options,
+    env: Env,
+    program: Program,
+    machine: Machine,
+    arguments: Vec<(String, String)>,
+}
+
+impl Job {
+    fn prepare(given: &Given, env: &Env, builtins: &Builtins) -> Result<Job> {
+        let options = Options::new(given, env)?;
+        let program = Program::resolve(&options, env, builtins)?;
+        let machine = Machine::here();
+        Ok(Job { options, env: env.clone(), program, machine, arguments: given.table() })
+    }
+
+    fn run(self, begun: Instant) -> Result<u8> {
+        let mut ports = SystemPorts::new(self.options.start_port);
+        let cluster = Cluster::described(&self.options, &self.env, &self.machine, &mut ports)?;
+        if self.program.is_builtin {
+            refuse_distributed_builtin(&cluster)?;
+        }
+        let token = self.token(&cluster)?;
+        logs::make_folder(&self.options.log_dir)?;
+        let scratch = Scratch::new()?;
+        let run = Run {
+            job_id: self.options.job_id.clone(),
+            pod: random_hex(3)?,
+            mark: random_hex(16)?,
+            log_dir: absolute(&self.options.log_dir),
+            scratch: scratch.path.display().to_string(),
+            store: None,
+            token: Some(token.clone()),
+            restarts: 0,
+        };
+        let follows_many = self.options.follow == Follow::All;
+        let console = Console::new(&self.options, &self.env, Some(token), follows_many);
+        let (sender, events) = channel();
+        listen(sender)?;
+        let attempts = Attempts {
+            rules: self.rules(),
+            oom: OomWatch::new(),
+            guard: Guard::start(&run.mark)?,
+            console,
+            events,
+            job: &self,
+            run,
+        };
+        attempts.all(&cluster, begun)
+    }
+
+    fn rules(&self) -> Rules {
+        let options = &self.options;
+        Rules {
+            mode: options.mode,
+            max_restart: options.max_restart,
+            start_timeout: options.start_timeout,
+            stop_timeout: options.stop_timeout,
+            follow: options.follow,
+            log_dir: options.log_dir.clone(),
+            // As the original does: collective logs grow, the others begin anew.
+            new_logs: options.log_overwrite || options.mode != Mode::Collective,
+        }
+    }
+
+    /// A job on one machine makes its secret; several machines must be told one.
+    fn token(&self, cluster: &Cluster) -> Result<Token> {
+        if let Some(token) = &self.options.token {
+            return Ok(token.clone());
+        }
+        if cluster.is_alone() {
+            return Token::new(random_hex(32)?);
+        }
+        Err(Error::invalid("the machines of a job need a common secret")
+            .expected("FLEET_TOKEN, or --token_file FILE, the same on every machine")
+            .help("make one: openssl rand -hex 32 > job.token; give it to every machine, readable by you only"))
+    }
+}
+
+/// One attempt after another, until the job is done or may not be started again.
+struct Attempts<'a> {
+    job: &'a Job,
+    rules: Rules,
+    run: Run,
+    oom: OomWatch,
+    guard: Guard,
+    console: Console,
+    events: Receiver<Event>,
+}
+
+impl Attempts<'_> {
+    fn all(mut self, cluster: &Cluster, begun: Instant) -> Result<u8> {
+        become_reaper();
+        let allowed = match self.rules.mode {
+            Mode::Collective => self.rules.max_restart.unwrap_or(0),
+            // Processes are started again one by one.
+            _ => 0,
+        };
+        let code = loop {
+            let end = self.one(cluster)?;
+            match end {
+                End::Failed(death) if self.run.restarts < allowed => {
+                    self.run.restarts += 1;
+                    self.rules.new_logs = false;
+                    self.report(&death, cluster);
+                    self.console.warn(&format!(
+                        "the job is started again ({} of {allowed})",
+                        self.run.restarts
+                    ));
+                }
+                End::Failed(death) => {
+                    self.report(&death, cluster);
+                    break death.code;
+                }
+                End::Finished => {
+                    self.console.say(&format!(
+                        "fleetrun: done in {:.1} s, logs in {}",
+                        begun.elapsed().as_secs_f64(),
+                        self.rules.log_dir.display()
+                    ));
+                    break 0;
+                }
+                End::Interrupted(signal) => {
+                    let name = nix::sys::signal::Signal::try_from(signal);
+                    let name = name.map_or("a signal", |signal| signal.as_str());
+                    self.console.say(&format!("fleetrun: stopped by {name}"));
+                    break 128 + signal as u8;
+                }
+                End::Ordered(reason) => {
+                    self.console.error(&reason);
+                    break 1;
+                }
+            }
+        };
+        self.guard.dismiss();
+        Ok(code)
+    }
+
+    fn one(&mut self, cluster: &Cluster) -> Result<End> {
+        let processes = cluster.processes(&self.run, &self.job.env);
+        self.announce(cluster, &processes)?;
+        let mut supervisor = Supervisor::new(
+            &self.rules,
+            &self.job.program.argv,
+            &self.run.mark,
+            &self.events,
+            &mut self.console,
+            &mut self.guard,
+            &self.oom,
+        );
+        supervisor.run(processes)
+    }
+
+    /// The header, or with -v the documents' tables.
+    fn announce(&mut self, cluster: &Cluster, processes: &[Process]) -> Result<()> {
+        let is_collective = self.rules.mode == Mode::Collective;
+        if is_collective {
+            let endpoints: Vec<String> =
+                cluster.workers.iter().map(|worker| worker.endpoint.to_string()).collect();
+            let path = self.rules.log_dir.join("endpoints.log");
+            let text = format!("PADDLE_TRAINER_ENDPOINTS: \n{}", endpoints.join("\n"));
+            std::fs::write(&path, text).map_err(|error| Error::io("write", &path, &error))?;
+        }
+        if self.run.restarts > 0 {
+            return Ok(());
+        }
+        let header = header(&self.job.options, cluster, processes, &self.job.program.title);
+        self.console.say(&header);
+        if self.job.options.verbosity < Verbosity::Debug {
+            return Ok(());
+        }
+        self.console.debug(tables::arguments(&self.job.arguments).trim_end());
+        let has_gpus = cluster.workers.iter().any(|worker| !worker.devices.is_empty());
+        if self.job.options.is_mode_default && has_gpus {
+            self.console.warn(
+                "Not found distinct arguments and compiled with cuda. Default use collective mode",
+            );
+        }
+        self.console.debug(match has_gpus {
+            true => "launch train in GPU mode",
+            false => "launch train in CPU mode",
+        });
+        if let Some(first) =
+            processes.iter().find(|it| it.role == Role::Worker).or(processes.first())
+        {
+            let rows: Vec<(&str, &str)> = first
+                .env
+                .iter()
+                .filter_map(|(name, value)| Some((*name, value.as_deref()?)))
+                .collect();
+            self.console.debug(&format!(
+                "Local start {} processes. First process distributed environment info (Only For Debug): \n{}",
+                processes.len(),
+                tables::environment(&rows, Some(("Distributed Envs", "Value")))
+            ));
+        }
+        if is_collective {
+            let folder = self.rules.log_dir.display();
+            self.console.debug(&format!(
+                "details about PADDLE_TRAINER_ENDPOINTS can be found in {folder}/endpoints.log, and \
+                 detail running logs maybe found in {folder}/workerlog.0"
+            ));
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, death: &Death, cluster: &Cluster) {
+        if self.rules.mode == Mode::Collective {
+            self.console.line(&format!(
+                "ABORT!!! Out of all {} trainers, the trainer process with rank=[{}] was aborted. \
+                 Please check its log.",
+                cluster.workers.len(),
+                death.rank
+            ));
+        }
+    }
+}
+
+/// `fleetrun: collective, 2 workers here, logs in log/ (worker 0 is shown)`.
+fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &str) -> String {
+    let mode = match cluster.mode {
+        Mode::Collective => "collective",
+        Mode::Ps => "parameter server",
+        Mode::PsHeter => "heterogeneous parameter server",
+    };
+    let count = |role: Role| processes.iter().filter(|process| process.role == role).count();
+    let roles = [Role::Server, Role::Worker, Role::HeterWorker, Role::Coordinator];
+    let here: Vec<String> = roles
+        .into_iter()
+        .map(|role| (role, count(role)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(role, count)| counted(role, count))
+        .collect();
+    let machines = match cluster.node_count {
+        1 => String::new(),
+        several => format!(" on this machine, number {} of {several}", cluster.node),
+    };
+    let shown = match options.follow {
+        Follow::First if count(Role::Worker) > 0 => ", the first worker's is shown",
+        Follow::All => ", all are shown",
+        _ => "",
+    };
+    format!(
+        "fleetrun: {title}: {mode}, {}{machines}; logs in {}{shown}",
+        here.join(", "),
+        options.log_dir.display()
+    )
+}
+
+/// Demos train in one process until the distributed runtime is connected to them.
+fn refuse_distributed_builtin(cluster: &Cluster) -> Result<()> {
+    if cluster.mode == Mode::Collective && cluster.workers.len() == 1 {
+        return Ok(());
+    }
+    Err(Error::unsupported("built-in jobs do not run on several processes yet")
+        .expected("one worker: fleetrun demo:NAME")
+        .got(format!("{} workers, {} servers", cluster.workers.len(), cluster.servers.len())))
+}
+
+/// Signals arrive as events, from a thread of their own.
+fn listen(sender: Sender<Event>) -> Result<()> {
+    use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    let caught = [SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+    let mut signals = signal_hook::iterator::Signals::new(caught)
+        .map_err(|error| Error::unavailable(format!("cannot catch signals: {error}")))?;
+    let forward = move || {
+        for signal in signals.forever() {
+            if sender.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(forward)
+        .map(drop)
+        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
+}
+
+/// Descendants whose parents end come to the launcher, so that it can reap them.
+#[cfg(target_os = "linux")]
+fn become_reaper() {
+    // Without it orphans go to init, and the mark still finds them.
+    let _ = nix::sys::prctl::set_child_subreaper(true);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn become_reaper() {}
+
+/// A folder of the job's own among temporary files, gone with the launcher.
+struct Scratch {
+    path: std::path::PathBuf,
+}
+
+impl Scratch {
+    fn new() -> Result<Scratch> {
+        use std::os::unix::fs::DirBuilderExt;
+        let path = std::env::temp_dir().join(format!("fleetrun-{}", random_hex(8)?));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(|error| Error::io("make the folder", &path, &error))?;
+        Ok(Scratch { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Temporary files are cleaned up by others if this fails.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+fn absolute(path: &std::path::Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
+}
+
+/// `2 * bytes` digits that nobody can guess.
+pub(crate) fn random_hex(bytes: usize) -> Result<String> {
+    let mut random = vec![0; bytes];
+    getrandom::fill(&mut random).map_err(|error| {
+        Error::unavailable(format!("the system gives no random numbers: {error}"))
+    })?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// What clap exits with, too.
+const USAGE_CODE: u8 = 2;

@@ -1,0 +1,127 @@
+//! What is started: a Python file, an executable, or a job that is built in.
+
+use crate::options::Options;
+use fleet_base::{Error, Result, text};
+use fleet_topology::Env;
+use std::path::{Path, PathBuf};
+
+/// Jobs that the binary itself can run, when its first argument says so.
+#[derive(Clone, Copy, Debug)]
+pub struct Builtins {
+    /// The hidden first argument, followed by the job's name and its arguments.
+    pub argument: &'static str,
+    /// Without the prefix `demo:`.
+    pub names: &'static [&'static str],
+}
+
+/// A command, ready to be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    pub argv: Vec<String>,
+    /// For people.
+    pub title: String,
+    /// A job that is built in.
+    pub is_builtin: bool,
+}
+
+impl Program {
+    pub fn resolve(options: &Options, env: &Env, builtins: &Builtins) -> Result<Program> {
+        let [script, args @ ..] = options.command.as_slice() else {
+            return Err(Error::internal("there is no script"));
+        };
+        if let Some(name) = script.strip_prefix(PREFIX) {
+            return builtin(name, args, builtins);
+        }
+        let mut argv = match (options.is_module, script.ends_with(".py")) {
+            (true, _) => vec![python(options, env)?, "-u".into(), "-m".into(), script.clone()],
+            (false, true) => {
+                readable(script)?;
+                vec![python(options, env)?, "-u".into(), script.clone()]
+            }
+            (false, false) => vec![executable(script, env)?],
+        };
+        argv.extend(args.iter().cloned());
+        Ok(Program { argv, title: script.clone(), is_builtin: false })
+    }
+}
+
+fn builtin(name: &str, args: &[String], builtins: &Builtins) -> Result<Program> {
+    if !builtins.names.contains(&name) {
+        let near = text::did_you_mean(name, builtins.names.iter().copied());
+        let all: Vec<String> =
+            builtins.names.iter().map(|name| format!("{PREFIX}{name}")).collect();
+        return Err(Error::invalid(format!("there is no built-in job '{PREFIX}{name}'{near}"))
+            .expected(all.join(", ")));
+    }
+    let own = std::env::current_exe()
+        .map_err(|error| Error::unavailable(format!("cannot find the own executable: {error}")))?;
+    let own = own.into_os_string().into_string();
+    let own = own.map_err(|_| Error::unsupported("the path of the executable is not Unicode"))?;
+    let mut argv = vec![own, builtins.argument.to_string(), name.to_string()];
+    argv.extend(args.iter().cloned());
+    Ok(Program { argv, title: format!("{PREFIX}{name}"), is_builtin: true })
+}
+
+fn readable(script: &str) -> Result<()> {
+    let path = Path::new(script);
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => {
+            Err(Error::invalid(format!("{script} is a folder")).expected("a script"))
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(missing(script).help(format!(
+            "{error}; looked in {}",
+            std::env::current_dir().unwrap_or_default().display()
+        ))),
+    }
+}
+
+fn python(options: &Options, env: &Env) -> Result<String> {
+    if let Some(python) = &options.python {
+        return executable(python, env).map_err(|error| error.at("--python"));
+    }
+    ["python3", "python"].iter().find_map(|name| in_path(name, env)).ok_or_else(|| {
+        Error::invalid("there is no Python interpreter")
+            .expected("python3 or python in PATH")
+            .help("say where it is: --python FILE")
+    })
+}
+
+fn executable(script: &str, env: &Env) -> Result<String> {
+    let path = Path::new(script);
+    if path.is_dir() {
+        return Err(Error::invalid(format!("{script} is a folder")).expected("a script"));
+    }
+    if path.is_file() {
+        if !is_executable(path) {
+            return Err(Error::invalid(format!("{script} cannot be executed"))
+                .help(format!("chmod +x {script}, or name it with .py if it is a Python script")));
+        }
+        // Without a slash the system would look in PATH.
+        let here = script.contains('/');
+        return Ok(if here { script.to_string() } else { format!("./{script}") });
+    }
+    if script.contains('/') {
+        return Err(missing(script));
+    }
+    in_path(script, env).ok_or_else(|| missing(script).help("it is neither a file nor in PATH"))
+}
+
+fn missing(script: &str) -> Error {
+    Error::invalid(format!("cannot find the script '{script}'"))
+        .expected("a Python file, an executable, or a built-in job such as demo:wide_deep")
+}
+
+fn in_path(name: &str, env: &Env) -> Option<String> {
+    let folders = env.get("PATH")?;
+    let mut found = std::env::split_paths(folders).map(|folder: PathBuf| folder.join(name));
+    let found = found.find(|path| path.is_file() && is_executable(path))?;
+    found.into_os_string().into_string().ok()
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 != 0)
+}
+
+const PREFIX: &str = "demo:";

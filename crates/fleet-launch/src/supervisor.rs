@@ -1,0 +1,478 @@
+//! The processes of one machine, from start to end: watched, shown, restarted where that is the rule,
+//! stopped in order.
+//!
+//! One thread, woken by signals, by the other machines and by a tick. Whatever it decides it decides
+//! in [`Supervisor::run`]; what it does to children is in the functions below.
+
+use crate::child::{self, Child};
+use crate::cluster::Process;
+use crate::console::Console;
+use crate::guard::{self, Guard};
+use crate::logs::{self, Follower};
+use crate::oom::OomWatch;
+use crate::options::{Follow, Mode};
+use fleet_base::Result;
+use fleet_topology::{Role, names};
+use nix::sys::signal::Signal;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// What wakes the supervisor.
+pub enum Event {
+    Signal(i32),
+    /// The job's leader wants the processes of this machine stopped.
+    #[allow(dead_code)]
+    Stop(String),
+}
+
+/// How the processes of this machine ended.
+pub enum End {
+    Finished,
+    Failed(Death),
+    /// A signal to the launcher.
+    Interrupted(i32),
+    /// The leader wanted it, with the reason.
+    Ordered(String),
+}
+
+/// The first process that went wrong.
+#[derive(Clone, Debug)]
+pub struct Death {
+    pub role: Role,
+    pub rank: usize,
+    #[allow(dead_code)]
+    pub host: String,
+    /// What happened, and the last lines of its log.
+    pub report: String,
+    pub code: u8,
+}
+
+/// What the supervisor keeps to.
+#[derive(Clone)]
+pub struct Rules {
+    pub mode: Mode,
+    pub max_restart: Option<u32>,
+    pub start_timeout: Option<Duration>,
+    pub stop_timeout: Duration,
+    pub follow: Follow,
+    pub log_dir: PathBuf,
+    pub new_logs: bool,
+}
+
+pub struct Supervisor<'a> {
+    pub rules: &'a Rules,
+    pub argv: &'a [String],
+    pub mark: &'a str,
+    pub events: &'a Receiver<Event>,
+    pub console: &'a mut Console,
+    pub guard: &'a mut Guard,
+    pub oom: &'a OomWatch,
+    children: Vec<Child>,
+    followers: Vec<(Role, usize, Follower)>,
+    /// Deaths whose process is to be started again.
+    due: Vec<(Instant, usize)>,
+    begun: Instant,
+    status_shown: Instant,
+}
+
+impl<'a> Supervisor<'a> {
+    pub fn new(
+        rules: &'a Rules,
+        argv: &'a [String],
+        mark: &'a str,
+        events: &'a Receiver<Event>,
+        console: &'a mut Console,
+        guard: &'a mut Guard,
+        oom: &'a OomWatch,
+    ) -> Supervisor<'a> {
+        let now = Instant::now();
+        Supervisor {
+            rules,
+            argv,
+            mark,
+            events,
+            console,
+            guard,
+            oom,
+            children: Vec::new(),
+            followers: Vec::new(),
+            due: Vec::new(),
+            begun: now,
+            status_shown: now,
+        }
+    }
+
+    /// Starts everything, watches, and leaves nothing running.
+    pub fn run(&mut self, processes: Vec<Process>) -> Result<End> {
+        let end = self.start(processes).and_then(|()| self.watch());
+        if let Ok(End::Failed(death)) = &end {
+            // At once: stopping the others may take a while.
+            self.show_logs();
+            self.console.flush_partial();
+            self.console.error(&death.report);
+        }
+        // An error must not leave children either.
+        let stopped = self.stop(matches!(end, Ok(End::Finished)));
+        self.show_logs();
+        self.console.flush_partial();
+        self.console.clear_status();
+        match (end?, stopped) {
+            // Ctrl-C while the rest is being stopped is still Ctrl-C.
+            (End::Finished, Some(signal)) => Ok(End::Interrupted(signal)),
+            (end, _) => Ok(end),
+        }
+    }
+
+    fn start(&mut self, processes: Vec<Process>) -> Result<()> {
+        for process in processes {
+            let follows = match self.rules.follow {
+                Follow::Nobody => false,
+                Follow::All => true,
+                Follow::First => process.role == Role::Worker && process.log == "workerlog.0",
+            };
+            let (role, rank) = (process.role, process.rank);
+            let new_log = self.rules.new_logs;
+            let child = Child::start(self.argv, process, &self.rules.log_dir, new_log, 0)?;
+            self.guard.add(child.pid());
+            self.console.debug(&format!("launch proc_id:{} idx:{}", child.pid(), rank));
+            if follows {
+                self.followers.push((role, rank, Follower::new(&child.log, child.log_from)));
+            }
+            self.children.push(child);
+        }
+        Ok(())
+    }
+
+    fn watch(&mut self) -> Result<End> {
+        loop {
+            match self.events.recv_timeout(TICK) {
+                Ok(Event::Signal(nix::libc::SIGCHLD)) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Signal(signal)) => return Ok(End::Interrupted(signal)),
+                Ok(Event::Stop(reason)) => return Ok(End::Ordered(reason)),
+                // Nobody can wake us any more; the tick still does.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+            }
+            self.show_logs();
+            let ended = self.reap();
+            if let Some(death) = self.judge(ended) {
+                return Ok(End::Failed(death));
+            }
+            if let Some(death) = self.silent() {
+                return Ok(End::Failed(death));
+            }
+            self.restart_due()?;
+            if self.is_finished() {
+                return Ok(End::Finished);
+            }
+            self.show_status();
+        }
+    }
+
+    /// Children that have just ended. Orphans that came to the launcher, which on Linux is the
+    /// reaper of its descendants, are reaped beside.
+    fn reap(&mut self) -> Vec<usize> {
+        let mut ended = Vec::new();
+        for (index, child) in self.children.iter_mut().enumerate() {
+            if child.check() {
+                ended.push(index);
+            }
+        }
+        for index in &ended {
+            // What is left of its group has lost its leader.
+            self.children[*index].signal(Signal::SIGKILL);
+            self.guard.remove(self.children[*index].pid());
+        }
+        reap_orphans(&self.children, self.guard.pid());
+        ended
+    }
+
+    /// What the ends mean: nothing, another start, or the end of the job.
+    fn judge(&mut self, mut ended: Vec<usize>) -> Option<Death> {
+        ended.retain(|index| self.children[*index].ended.is_some_and(|status| !status.success()));
+        // Of several at once, one that was killed explains those that then failed.
+        ended.sort_by_key(|index| {
+            self.children[*index].ended.and_then(|status| status.code()).is_some()
+        });
+        let mut fatal = None;
+        for index in ended {
+            let child = &self.children[index];
+            let allowed = self.restarts_allowed(child.process.role);
+            if child.restarts < allowed {
+                self.announce_restart(index, allowed);
+                self.due
+                    .push((Instant::now() + restart_delay(self.children[index].restarts), index));
+            } else if fatal.is_none() {
+                fatal = Some(self.death(index));
+            }
+        }
+        fatal
+    }
+
+    /// Processes of a collective job are started again together, by the job.
+    fn restarts_allowed(&self, role: Role) -> u32 {
+        match (self.rules.mode, role) {
+            (Mode::Collective, _) => 0,
+            (_, Role::Server) => self.rules.max_restart.unwrap_or(SERVER_RESTARTS),
+            _ => self.rules.max_restart.unwrap_or(0),
+        }
+    }
+
+    fn announce_restart(&mut self, index: usize, allowed: u32) {
+        let death = self.death(index);
+        let again = self.children[index].restarts + 1;
+        self.console.warn(&death.report);
+        let memory = match death.role {
+            Role::Server => "; what it held in memory is what it last saved",
+            _ => "",
+        };
+        self.console.warn(&format!(
+            "{} {} is started again ({again} of {allowed}){memory}",
+            death.role, death.rank
+        ));
+    }
+
+    fn restart_due(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let (due, later) =
+            std::mem::take(&mut self.due).into_iter().partition(|(at, _)| *at <= now);
+        self.due = later;
+        let due: Vec<(Instant, usize)> = due;
+        for (_, index) in due {
+            let old = &self.children[index];
+            let restarts = old.restarts + 1;
+            let mut process = old.process.clone();
+            process.env.push((names::FLEET_RESTART_COUNT, Some(restarts.to_string())));
+            let child = Child::start(self.argv, process, &self.rules.log_dir, false, restarts)?;
+            self.guard.add(child.pid());
+            self.children[index] = child;
+        }
+        Ok(())
+    }
+
+    /// A process that has written nothing in the time allowed.
+    fn silent(&mut self) -> Option<Death> {
+        let allowed = self.rules.start_timeout?;
+        for index in 0..self.children.len() {
+            let child = &mut self.children[index];
+            if child.is_alive_seen || !child.is_running() {
+                continue;
+            }
+            let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
+            child.is_alive_seen = length > child.log_from;
+            if !child.is_alive_seen && child.lived() >= allowed {
+                let report = format!(
+                    "{} on {} (pid {}) hangs at its start: it wrote nothing to {} in {:.1} s",
+                    child.process.name(),
+                    child.process.host,
+                    child.pid(),
+                    child.log.display(),
+                    allowed.as_secs_f64(),
+                );
+                return Some(Death {
+                    role: child.process.role,
+                    rank: child.process.rank,
+                    host: child.process.host.clone(),
+                    report,
+                    code: HANG_CODE,
+                });
+            }
+        }
+        None
+    }
+
+    /// A parameter-server job is done when its workers are; a machine without workers, when all are.
+    fn is_finished(&self) -> bool {
+        let is_ps = self.rules.mode != Mode::Collective;
+        let has_workers = self.children.iter().any(|child| child.process.role == Role::Worker);
+        let mut awaited = self
+            .children
+            .iter()
+            .filter(|it| !is_ps || !has_workers || it.process.role == Role::Worker);
+        self.due.is_empty() && awaited.all(|child| !child.is_running())
+    }
+
+    fn death(&self, index: usize) -> Death {
+        let child = &self.children[index];
+        let (what, code) = match child.ended {
+            Some(status) => (child::describe(status), child::code(status)),
+            None => ("ended".to_string(), 1),
+        };
+        let mut report = format!(
+            "{} on {} (pid {}) {what} after {:.1} s",
+            child.process.name(),
+            child.process.host,
+            child.pid(),
+            child.lived().as_secs_f64(),
+        );
+        if code == 128 + Signal::SIGKILL as u8 {
+            report += &match self.oom.evidence(child.pid()) {
+                Some(evidence) => format!(", likely out of memory ({evidence})"),
+                None => ", by somebody from outside: the kernel says nothing of memory".to_string(),
+            };
+        }
+        let lines = logs::last_lines(&child.log, child.log_from, LAST_LINES);
+        match lines.is_empty() {
+            true => report += &format!("\n  it wrote nothing to {}", child.log.display()),
+            false => report += &format!("\n  the end of {}:", child.log.display()),
+        }
+        for line in lines {
+            report += &format!("\n  | {line}");
+        }
+        let process = &child.process;
+        Death { role: process.role, rank: process.rank, host: process.host.clone(), report, code }
+    }
+
+    /// SIGTERM, time to save, SIGKILL; then whatever still carries the mark. Gives the signal of an
+    /// impatient user.
+    fn stop(&mut self, is_finished: bool) -> Option<i32> {
+        let mut interrupted = None;
+        let running = self.children.iter().filter(|child| child.is_running()).count();
+        if running > 0 && is_finished {
+            self.console
+                .debug("all workers exit, going to finish parameter server and heter_worker.");
+            // Workers tell servers to stop, which then leave by themselves.
+            self.await_all(LEAVE_TIME, &mut interrupted);
+        }
+        let running = self.children.iter().filter(|child| child.is_running()).count();
+        if running > 0 {
+            if !is_finished {
+                let s = if running == 1 { "" } else { "es" };
+                self.console.say(&format!("fleetrun: stopping {running} process{s}"));
+            }
+            self.signal_all(Signal::SIGTERM);
+            if !self.await_all(self.rules.stop_timeout, &mut interrupted) {
+                let names: Vec<String> = self
+                    .children
+                    .iter()
+                    .filter(|it| it.is_running())
+                    .map(|it| it.process.name())
+                    .collect();
+                self.console.warn(&format!(
+                    "{} did not end within {:.0} s of SIGTERM and is killed",
+                    names.join(", "),
+                    self.rules.stop_timeout.as_secs_f64()
+                ));
+            }
+        }
+        self.signal_all(Signal::SIGKILL);
+        self.await_all(KILL_TIME, &mut interrupted);
+        let left = guard::sweep(self.mark, &[self.guard.pid()]);
+        if left > 0 {
+            self.console.debug(&format!("{left} processes had left their groups and were killed"));
+        }
+        reap_orphans(&self.children, self.guard.pid());
+        if is_finished && self.rules.mode != Mode::Collective {
+            self.console.debug("all parameter server are killed");
+        }
+        interrupted
+    }
+
+    fn signal_all(&self, signal: Signal) {
+        for child in self.children.iter().filter(|child| child.is_running()) {
+            child.signal(signal);
+        }
+    }
+
+    /// True when all have ended in time. A second signal to the launcher ends the waiting.
+    fn await_all(&mut self, time: Duration, interrupted: &mut Option<i32>) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            self.show_logs();
+            self.reap();
+            if self.children.iter().all(|child| !child.is_running()) {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            match self.events.recv_timeout(left.min(TICK)) {
+                Ok(Event::Signal(nix::libc::SIGCHLD)) | Ok(Event::Stop(_)) => {}
+                Ok(Event::Signal(signal)) => {
+                    *interrupted = Some(signal);
+                    return false;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+            }
+        }
+    }
+
+    fn show_logs(&mut self) {
+        for (role, rank, follower) in &mut self.followers {
+            let bytes = follower.more();
+            self.console.follow(*role, *rank, &bytes);
+        }
+    }
+
+    fn show_status(&mut self) {
+        if self.status_shown.elapsed() < STATUS_PERIOD {
+            return;
+        }
+        self.status_shown = Instant::now();
+        let count = |role: Role| {
+            self.children.iter().filter(|it| it.is_running() && it.process.role == role).count()
+        };
+        let roles = [Role::Worker, Role::Server, Role::HeterWorker, Role::Coordinator];
+        let running: Vec<String> = roles
+            .into_iter()
+            .map(|role| (role, count(role)))
+            .filter(|(_, count)| *count > 0)
+            .map(|(role, count)| counted(role, count))
+            .collect();
+        self.console.status(&format!("{} running", running.join(", ")), self.begun.elapsed());
+    }
+}
+
+/// `2 workers`.
+pub fn counted(role: Role, count: usize) -> String {
+    let noun = match role {
+        Role::HeterWorker => "heterogeneous worker".to_string(),
+        role => role.to_string(),
+    };
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A crash at once is likely to happen again: each start waits longer.
+fn restart_delay(restarts: u32) -> Duration {
+    RESTART_DELAY * 2u32.pow(restarts.min(5))
+}
+
+/// Reaps ended descendants that are nobody's direct child any more.
+#[cfg(target_os = "linux")]
+fn reap_orphans(children: &[Child], guard: u32) {
+    use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
+    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    for _ in 0..ORPHANS_MAX {
+        let Some(pid) = waitid(Id::All, look).ok().and_then(|status| status.pid()) else { return };
+        let id = pid.as_raw() as u32;
+        if id == guard || children.iter().any(|child| child.pid() == id && child.is_running()) {
+            // Its own wait takes it.
+            return;
+        }
+        if waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reap_orphans(_: &[Child], _: u32) {}
+
+/// How often logs and children are looked at when nothing wakes us.
+const TICK: Duration = Duration::from_millis(50);
+const STATUS_PERIOD: Duration = Duration::from_secs(1);
+/// Lines of a log in a report.
+const LAST_LINES: usize = 20;
+/// Restarts of a server when nothing was said.
+const SERVER_RESTARTS: u32 = 3;
+const RESTART_DELAY: Duration = Duration::from_millis(250);
+/// Servers end by themselves when workers have told them to; this long is waited for that.
+const LEAVE_TIME: Duration = Duration::from_millis(500);
+/// After SIGKILL only a process inside a broken driver is still there.
+const KILL_TIME: Duration = Duration::from_secs(5);
+/// Orphans reaped at once; the next tick takes more.
+const ORPHANS_MAX: usize = 1000;
+/// What `timeout` exits with.
+const HANG_CODE: u8 = 124;
