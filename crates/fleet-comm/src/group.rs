@@ -147,14 +147,8 @@ impl Group {
         data: &mut [&mut [u8]],
         op: ReduceOp,
     ) -> Result<()> {
-        let size = dtype.size();
-        let whole = |part: &&mut [u8]| part.len() % size == 0 && part.as_ptr() as usize % size == 0;
-        if !data.iter().all(whole) {
-            return Err(self.refuse(
-                Kind::AllReduce,
-                label,
-                Error::invalid(format!("a buffer does not hold whole aligned {dtype}")),
-            ));
+        for part in data.iter() {
+            self.expect_whole(Kind::AllReduce, label, dtype, part)?;
         }
         with_pieces(data, |pieces| self.reduce_pieces(Kind::AllReduce, label, dtype, pieces, op, 0))
     }
@@ -169,6 +163,21 @@ impl Group {
     ) -> Result<()> {
         let pieces = [Piece::of(data)];
         self.reduce_pieces(Kind::Reduce, label, T::DTYPE, Pieces::new(&pieces), op, root)
+    }
+
+    /// Several buffers of memory whose type is known at run time.
+    pub fn reduce_bytes(
+        &self,
+        label: &str,
+        dtype: DType,
+        data: &mut [&mut [u8]],
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        for part in data.iter() {
+            self.expect_whole(Kind::Reduce, label, dtype, part)?;
+        }
+        with_pieces(data, |pieces| self.reduce_pieces(Kind::Reduce, label, dtype, pieces, op, root))
     }
 
     fn reduce_pieces(
@@ -202,6 +211,24 @@ impl Group {
         let work = Work::ReduceScatter { input: Piece::of_const(input), output: Piece::of(output) };
         let head = Head::new(Kind::ReduceScatter, label, T::DTYPE, elements);
         self.call(Head { op: Some(op), ..head }, work)
+    }
+
+    /// The same for memory whose type is known at run time.
+    pub fn reduce_scatter_bytes(
+        &self,
+        label: &str,
+        dtype: DType,
+        input: &[u8],
+        output: &mut [u8],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let kind = Kind::ReduceScatter;
+        self.expect_whole(kind, label, dtype, input)?;
+        self.expect_whole(kind, label, dtype, output)?;
+        self.expect_len(kind, label, "input", input.len(), output.len() * self.size())?;
+        let elements = output.len() / dtype.size();
+        let work = Work::ReduceScatter { input: Piece::of_const(input), output: Piece::of(output) };
+        self.call(Head { op: Some(op), ..Head::new(kind, label, dtype, elements) }, work)
     }
 
     /// The same with the result in this rank's block of `data`; the other blocks are as they were.
@@ -504,6 +531,15 @@ impl Group {
             return Ok(());
         };
         Err(self.refuse(head.kind, head.label, error))
+    }
+
+    fn expect_whole(&self, kind: Kind, label: &str, dtype: DType, bytes: &[u8]) -> Result<()> {
+        let size = dtype.size();
+        if bytes.len().is_multiple_of(size) && (bytes.as_ptr() as usize).is_multiple_of(size) {
+            return Ok(());
+        }
+        let error = Error::invalid(format!("a buffer does not hold whole aligned {dtype}"));
+        Err(self.refuse(kind, label, error))
     }
 
     fn expect_len(
