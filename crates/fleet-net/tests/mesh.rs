@@ -124,6 +124,15 @@ pub fn deadline_names_the_peer<F: Fabric + 'static>(fabrics: Vec<F>) {
     let rest = std::sync::Barrier::new(fabrics.len());
     let errors = on_ranks(fabrics, |fabric| {
         let mesh = world(&fabric)?;
+        // They know each other already.
+        let (peer, mut byte) = (1 - mesh.rank(), [0]);
+        mesh.transfer(
+            &mut [
+                Transfer::Send { to: peer, data: b"x" },
+                Transfer::Recv { from: peer, into: &mut byte },
+            ],
+            &Limits::within(LONG),
+        )?;
         let result = if mesh.rank() == 0 {
             let mut into = [0; 100];
             let limits = Limits::within(Duration::from_millis(50));
@@ -265,5 +274,127 @@ mod in_memory {
     fn several() {
         meshes_are_apart(memory::fabrics(3));
         wrong_use_is_refused(memory::fabrics(3));
+    }
+}
+
+mod tcp {
+    use super::*;
+    use fleet_net::{Log, MemoryStore, TcpFabric, TcpOptions, Token};
+
+    fn fabrics_with(size: usize, change: impl Fn(&mut TcpOptions) + Sync) -> Vec<TcpFabric> {
+        let (store, token) = (MemoryStore::new(), Token::generate().unwrap());
+        std::thread::scope(|scope| {
+            let (store, token, change) = (&store, &token, &change);
+            let threads: Vec<_> = (0..size)
+                .map(|rank| {
+                    scope.spawn(move || {
+                        let mut options = TcpOptions::new("job/0", rank, size);
+                        options.log = Log::silent();
+                        change(&mut options);
+                        TcpFabric::start(store, token, options, &Limits::within(LONG)).unwrap()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn fabrics(size: usize) -> Vec<TcpFabric> {
+        fabrics_with(size, |_| {})
+    }
+
+    #[test]
+    fn everybody_with_everybody() {
+        for (streams, checksum) in [(1, false), (2, true), (3, false)] {
+            let made = fabrics_with(3, |options| {
+                (options.streams, options.checksum) = (streams, checksum);
+            });
+            exchange_all(made, &[1, 4096, 0, 300_000, 12, 3_000_004, 2_000_003, 64]);
+        }
+    }
+
+    #[test]
+    fn random() {
+        random_steps(fabrics(4), 3, 100);
+    }
+
+    #[test]
+    fn ends() {
+        deadline_names_the_peer(fabrics(2));
+        abort_wakes(fabrics(3));
+        death_is_named(fabrics(2));
+    }
+
+    #[test]
+    fn several() {
+        meshes_are_apart(fabrics(3));
+        wrong_use_is_refused(fabrics(3));
+    }
+
+    #[test]
+    fn ranks_out_of_step_are_told_apart() {
+        for (sent, wanted) in [(100, 200), (200, 100), (2_000_000, 10), (0, 4)] {
+            let answers = on_ranks(fabrics(2), |fabric| {
+                let mesh = world(&fabric)?;
+                let limits = mesh.limits(LONG, &Abort::new());
+                if mesh.rank() == 0 {
+                    let data = vec![1; sent];
+                    // It may have been taken before the other end looked at it.
+                    let _ = mesh.transfer(&mut [Transfer::Send { to: 1, data: &data }], &limits);
+                    return Ok(());
+                }
+                let mut into = vec![0; wanted];
+                mesh.transfer(&mut [Transfer::Recv { from: 0, into: &mut into }], &limits)
+            });
+            let error = answers[1].as_ref().unwrap_err().to_string();
+            let words = format!("message 0 of {wanted} bytes, got message 0 of {sent} bytes");
+            assert!(error.contains(&words) && error.contains("rank 0 (host "), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_does_not_come_is_named() {
+        let (store, token) = (MemoryStore::new(), Token::generate().unwrap());
+        let limits = Limits::within(Duration::from_millis(50));
+        let options = TcpOptions::new("job/7", 1, 3);
+        let error = TcpFabric::start(&store, &token, options, &limits).err().unwrap();
+        let text = error.to_string();
+        assert!(text.contains("job/7/address/rank 0, job/7/address/rank 2"), "{text}");
+        assert!(text.contains("rank 1 (host "), "{text}");
+    }
+
+    #[test]
+    fn different_options_are_refused() {
+        let made = fabrics_with(2, |options| options.streams = 1 + options.rank);
+        let answers = on_ranks(made, |fabric| {
+            let mesh = world(&fabric)?;
+            let peer = 1 - mesh.rank();
+            let span = if mesh.rank() == 1 { LONG } else { Duration::from_millis(500) };
+            let limits = mesh.limits(span, &Abort::new());
+            mesh.transfer(&mut [Transfer::Send { to: peer, data: b"x" }], &limits)
+        });
+        let text = answers[1].as_ref().unwrap_err().to_string();
+        assert!(text.contains("(streams, checksum) differs"), "{text}");
+        let text = answers[0].as_ref().unwrap_err().to_string();
+        assert!(text.contains("waiting for rank 1 (host "), "{text}");
+    }
+
+    #[test]
+    fn two_jobs_do_not_mix() {
+        let (one, two) = (fabrics(2), fabrics(2));
+        assert_ne!(one[0].address(), two[0].address());
+        exchange_all(one, &[1000]);
+        exchange_all(two, &[1000]);
+    }
+
+    #[test]
+    fn unknown_interfaces_are_refused() {
+        let (store, token) = (MemoryStore::new(), Token::generate().unwrap());
+        for interface in ["loo", "203.0.113.77"] {
+            let options = TcpOptions::new("job", 0, 1).interface(interface);
+            let error = TcpFabric::start(&store, &token, options, &Limits::within(LONG)).err();
+            let text = error.unwrap().to_string();
+            assert!(text.contains("no interface") && text.contains("127.0.0.1"), "{text}");
+        }
     }
 }

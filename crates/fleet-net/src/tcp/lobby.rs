@@ -1,0 +1,166 @@
+//! Connections that others have made to this rank, until their meshes ask for them.
+
+use super::TcpOptions;
+use crate::gate::Host;
+use crate::handshake::Hello;
+use crate::wire::{Reader, Writer};
+use crate::{Limits, Member, Time};
+use fleet_base::{Error, Result};
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Connections that wait for their mesh to be opened: those of a thousand peers with all streams.
+const WAITING_MAX: usize = 1 << 14;
+/// The name of a mesh is a word, not a text.
+const NAME_BYTES_MAX: usize = 256;
+
+pub(super) fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(Error::invalid("the name of a mesh has a bad length")
+            .expected(format!("1 to {NAME_BYTES_MAX} bytes"))
+            .got(name.len()));
+    }
+    Ok(())
+}
+
+/// What the dialling rank says.
+pub(super) struct MeshHello {
+    pub(super) job: String,
+    pub(super) mesh: String,
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) stream: usize,
+    pub(super) streams: usize,
+    pub(super) checksum: bool,
+}
+
+impl MeshHello {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        Writer::new()
+            .text(&self.job)
+            .text(&self.mesh)
+            .u64(self.from as u64)
+            .u64(self.to as u64)
+            .u32(self.stream as u32)
+            .u32(self.streams as u32)
+            .u8(u8::from(self.checksum))
+            .0
+    }
+
+    fn decode(bytes: &[u8]) -> Result<MeshHello> {
+        let mut reader = Reader::new(bytes);
+        let hello = MeshHello {
+            job: reader.text()?.to_string(),
+            mesh: reader.text()?.to_string(),
+            from: reader.u64()? as usize,
+            to: reader.u64()? as usize,
+            stream: reader.u32()? as usize,
+            streams: reader.u32()? as usize,
+            checksum: reader.u8()? != 0,
+        };
+        reader.end()?;
+        Ok(hello)
+    }
+}
+
+/// Mesh, rank of the peer in the job, stream.
+pub(super) type Key = (String, usize, usize);
+
+pub(super) struct Lobby {
+    job: String,
+    rank: usize,
+    size: usize,
+    streams: usize,
+    checksum: bool,
+    waiting: Mutex<HashMap<Key, TcpStream>>,
+    changed: Arc<Condvar>,
+}
+
+impl Lobby {
+    pub(super) fn new(options: &TcpOptions) -> Lobby {
+        Lobby {
+            job: options.job.clone(),
+            rank: options.rank,
+            size: options.size,
+            streams: options.streams,
+            checksum: options.checksum,
+            waiting: Mutex::default(),
+            changed: Arc::default(),
+        }
+    }
+
+    /// The stream that `member` makes, as soon as it is there.
+    pub(super) fn take(&self, key: &Key, member: &Member, limits: &Limits) -> Result<TcpStream> {
+        /// How soon a token that fires is seen at the latest; it is at once, but for a race.
+        const WAIT_MAX: Duration = Duration::from_millis(50);
+        let changed = self.changed.clone();
+        let _hook = limits.abort.on_fire(move |_| changed.notify_all());
+        let mut waiting = self.lock();
+        loop {
+            limits.abort.check()?;
+            if let Some(stream) = waiting.remove(key) {
+                return Ok(stream);
+            }
+            let left = limits.deadline.remaining(Time::now()).unwrap_or(WAIT_MAX);
+            if left.is_zero() {
+                return Err(Error::unavailable(format!(
+                    "the deadline passed while waiting for {member} to connect to mesh '{}'",
+                    key.0
+                )));
+            }
+            let waited = self.changed.wait_timeout(waiting, left.min(WAIT_MAX));
+            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, TcpStream>> {
+        // A map is whole between calls, whoever panicked.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self, hello: &MeshHello) -> Result<()> {
+        let mismatch = |what: &str, own: &dyn std::fmt::Debug, theirs: &dyn std::fmt::Debug| {
+            Err(Error::invalid(format!("{what} differs between the two ends of a connection"))
+                .expected(format!("{own:?}"))
+                .got(format!("{theirs:?}"))
+                .at(format!("rank {} of '{}'", self.rank, self.job)))
+        };
+        if hello.job != self.job {
+            return mismatch("the job", &self.job, &hello.job);
+        }
+        if hello.to != self.rank {
+            return mismatch("the rank dialled", &self.rank, &hello.to);
+        }
+        if (hello.streams, hello.checksum) != (self.streams, self.checksum) {
+            let (own, theirs) = ((self.streams, self.checksum), (hello.streams, hello.checksum));
+            return mismatch("the option (streams, checksum)", &own, &theirs);
+        }
+        if hello.from >= self.size || hello.stream >= self.streams {
+            return mismatch("the size", &(self.size, self.streams), &(hello.from, hello.stream));
+        }
+        check_name(&hello.mesh)
+    }
+}
+
+impl Host for Lobby {
+    fn admit(&self, hello: &Hello, _peer: SocketAddr) -> Result<Vec<u8>> {
+        self.check(&MeshHello::decode(&hello.body)?)?;
+        if self.lock().len() >= WAITING_MAX {
+            return Err(Error::unavailable(format!(
+                "{WAITING_MAX} connections wait for their meshes to be opened"
+            )));
+        }
+        Ok(Vec::new())
+    }
+
+    fn welcome(&self, stream: TcpStream, hello: Hello, _peer: SocketAddr) {
+        // `admit` has read the same bytes.
+        if let Ok(hello) = MeshHello::decode(&hello.body) {
+            // A second one means that the first broke before anybody asked for it.
+            self.lock().insert((hello.mesh, hello.from, hello.stream), stream);
+            self.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Meshes over TCP.
+//!
+//! Every rank listens on a port from the system, on the interface by which it reaches the store, and
+//! publishes the address there. Two ranks connect when they first have something for each other; the
+//! higher one dials. Between them are [`TcpOptions::streams`] connections: short messages go over the
+//! first, long ones are cut into as many parts.
+//!
+//! Bytes go from the caller's slices to the kernel and from the kernel to the caller's slices; the
+//! one copy more is that of a fold, into a buffer that stays in the cache. A message of m bytes costs
+//! one system call on each side when it fits into a socket's buffer.
+//!
+//! ```
+//! use fleet_net::{Fabric, Limits, MemoryStore, TcpFabric, TcpOptions, Token, Transfer};
+//! use std::time::Duration;
+//! let (store, token) = (MemoryStore::new(), Token::generate()?);
+//! std::thread::scope(|scope| {
+//!     for rank in 0..2 {
+//!         let (store, token) = (&store, &token);
+//!         scope.spawn(move || -> fleet_base::Result<()> {
+//!             let limits = Limits::within(Duration::from_secs(30));
+//!             let options = TcpOptions::new("job/0", rank, 2).interface("127.0.0.1");
+//!             let fabric = TcpFabric::start(store, token, options, &limits)?;
+//!             let mesh = fabric.open("world", &[0, 1])?;
+//!             let mut word = *b"ping";
+//!             match rank {
+//!                 0 => mesh.transfer(&mut [Transfer::Send { to: 1, data: &word }], &limits)?,
+//!                 _ => mesh.transfer(&mut [Transfer::Recv { from: 0, into: &mut word }], &limits)?,
+//!             }
+//!             Ok(())
+//!         });
+//!     }
+//! });
+//! # Ok::<(), fleet_base::Error>(())
+//! ```
+
+mod engine;
+mod lobby;
+
+use crate::gate::Gate;
+use crate::handshake::{Hello, Purpose, greet};
+use crate::mesh::{check_members, check_transfers};
+use crate::registry::{put_member, take_member};
+use crate::socket::retry;
+use crate::wire::{Reader, Writer};
+use crate::{Fabric, Limits, Log, Member, Mesh, Store, Token, Transfer, host};
+use engine::{Engine, Peer};
+use fleet_base::{Error, Result};
+use lobby::{Lobby, MeshHello};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// More streams than this between two ranks help nobody.
+pub const STREAMS_MAX: usize = 16;
+/// How long a rank tries to reach another that has published its address.
+const CONNECT_SPAN: Duration = Duration::from_secs(10);
+
+/// How the ranks of a job are connected; equal on all of them but for rank and interface.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// Names the job and the attempt; what is in the store is under this.
+    pub job: String,
+    pub rank: usize,
+    pub size: usize,
+    /// The name or address of the interface to listen on; by default the one by which the store is
+    /// reached, or the loopback when the store is in this process.
+    pub interface: Option<String>,
+    /// Where the store is, for finding the interface.
+    pub store: Option<SocketAddr>,
+    /// Connections between two ranks.
+    pub streams: usize,
+    /// Whether every message carries a CRC-32 of its bytes.
+    pub checksum: bool,
+    /// How long a rank looks for news with its eyes open before it sleeps.
+    pub spin: Duration,
+    /// How long a rank that finds a connection broken waits for its token to fire, whose reason says
+    /// more: for processes with a [`crate::Membership`].
+    pub notice_wait: Duration,
+    pub log: Log,
+}
+
+impl TcpOptions {
+    pub fn new(job: &str, rank: usize, size: usize) -> TcpOptions {
+        TcpOptions {
+            job: job.to_string(),
+            rank,
+            size,
+            interface: None,
+            store: None,
+            streams: 2,
+            checksum: false,
+            spin: Duration::from_micros(20),
+            notice_wait: Duration::ZERO,
+            log: Log::stderr(),
+        }
+    }
+
+    pub fn interface(mut self, interface: &str) -> TcpOptions {
+        self.interface = Some(interface.to_string());
+        self
+    }
+
+    pub fn store(mut self, address: SocketAddr) -> TcpOptions {
+        self.store = Some(address);
+        self
+    }
+}
+
+/// One rank's listener and what it knows of the others.
+pub struct TcpFabric {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: TcpOptions,
+    token: Token,
+    address: SocketAddr,
+    /// By rank.
+    members: Vec<(Member, SocketAddr)>,
+    lobby: Arc<Lobby>,
+    _gate: Gate,
+}
+
+impl TcpFabric {
+    /// Listens, publishes the address, and waits until every rank has done so. When some do not come
+    /// the error names their keys.
+    pub fn start(
+        store: &dyn Store,
+        token: &Token,
+        options: TcpOptions,
+        limits: &Limits,
+    ) -> Result<TcpFabric> {
+        check_options(&options)?;
+        let ip = match (&options.interface, options.store) {
+            (Some(interface), _) => host::address_of(interface)?,
+            (None, Some(store)) => host::route_to(store)?,
+            (None, None) => std::net::Ipv4Addr::LOCALHOST.into(),
+        };
+        let listener = TcpListener::bind((ip, 0)).map_err(|error| {
+            Error::unavailable(format!("cannot listen on {ip}: {error}"))
+                .help("name another interface")
+        })?;
+        let lobby = Arc::new(Lobby::new(&options));
+        let gate = Gate::start(listener, token.clone(), options.log.clone(), lobby.clone())?;
+        let address = gate.address();
+        let (job, own) = (&options.job, host::own_member(options.rank));
+        let key = |rank: usize| format!("{job}/address/rank {rank}");
+        let value = put_member(Writer::new().text(&address.to_string()), &own).0;
+        let place = |error: Error| error.at(format!("{own} meeting the others of '{job}'"));
+        store.set(&key(options.rank), &value, limits).map_err(place)?;
+        let keys: Vec<String> = (0..options.size).map(key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let values = store.wait(&keys, limits).map_err(place)?;
+        let members = values
+            .iter()
+            .enumerate()
+            .map(|(rank, value)| decode_address(rank, value))
+            .collect::<Result<Vec<_>>>()?;
+        for (member, at) in &members {
+            if at.ip().is_loopback() && member.host_id != own.host_id && member.host != own.host {
+                return Err(Error::invalid(format!(
+                    "{member} listens on {at}, which only its own machine can reach"
+                ))
+                .help("give the store's address as other machines see it, or name an interface"));
+            }
+        }
+        let shared = Shared { options, token: token.clone(), address, members, lobby, _gate: gate };
+        Ok(TcpFabric { shared: Arc::new(shared) })
+    }
+
+    /// Where this rank listens.
+    pub fn address(&self) -> SocketAddr {
+        self.shared.address
+    }
+}
+
+fn check_options(options: &TcpOptions) -> Result<()> {
+    if options.rank >= options.size {
+        return Err(Error::invalid("the rank is not in the job")
+            .expected(format!("a rank below {}", options.size))
+            .got(options.rank));
+    }
+    if options.streams == 0 || options.streams > STREAMS_MAX {
+        return Err(Error::invalid("a bad number of streams")
+            .expected(format!("1 to {STREAMS_MAX}"))
+            .got(options.streams));
+    }
+    Ok(())
+}
+
+fn decode_address(rank: usize, value: &[u8]) -> Result<(Member, SocketAddr)> {
+    let mut reader = Reader::new(value);
+    let address = reader.text()?.parse();
+    let member = take_member(&mut reader)?;
+    reader.end()?;
+    match address {
+        Ok(address) if member.rank == rank => Ok((member, address)),
+        _ => Err(Error::invalid(format!("the store holds no address for rank {rank}"))
+            .help("do two jobs use the store under one name?")),
+    }
+}
+
+impl Fabric for TcpFabric {
+    fn rank(&self) -> usize {
+        self.shared.options.rank
+    }
+
+    fn size(&self) -> usize {
+        self.shared.options.size
+    }
+
+    fn open(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Mesh>> {
+        let rank = check_members(self.rank(), self.size(), members)?;
+        lobby::check_name(name)?;
+        let state = State { peers: members.iter().map(|_| None).collect(), broken: None };
+        Ok(Arc::new(TcpMesh {
+            name: name.to_string(),
+            rank,
+            members: members.to_vec(),
+            shared: self.shared.clone(),
+            state: Mutex::new(state),
+        }))
+    }
+
+    fn member(&self, rank: usize) -> Member {
+        self.shared.members[rank].0.clone()
+    }
+}
+
+struct TcpMesh {
+    name: String,
+    /// In the mesh.
+    rank: usize,
+    members: Vec<usize>,
+    shared: Arc<Shared>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// By rank in the mesh; made when first needed.
+    peers: Vec<Option<Peer>>,
+    broken: Option<Error>,
+}
+
+impl Mesh for TcpMesh {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn transfer(&self, ops: &mut [Transfer<'_>], limits: &Limits) -> Result<()> {
+        check_transfers(self.rank, self.members.len(), ops)?;
+        let mut state = self.lock();
+        if let Some(error) = &state.broken {
+            return Err(error.clone());
+        }
+        limits.abort.check()?;
+        let result = self.run(&mut state, ops, limits);
+        if let Err(error) = &result {
+            let broken = error.clone().at("an earlier transfer, which broke the mesh");
+            state.broken = Some(broken);
+            // The peers see it at once.
+            state.peers.iter_mut().for_each(|peer| *peer = None);
+        }
+        result
+    }
+
+    fn member(&self, rank: usize) -> Member {
+        self.shared.members[self.members[rank]].0.clone()
+    }
+}
+
+impl TcpMesh {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned: PoisonError<_>| {
+            // A sink panicked in the middle of a message.
+            let mut state: MutexGuard<'_, State> = poisoned.into_inner();
+            state.broken.get_or_insert(Error::internal("a fold panicked in an earlier transfer"));
+            state
+        })
+    }
+
+    fn run(&self, state: &mut State, ops: &mut [Transfer<'_>], limits: &Limits) -> Result<()> {
+        for op in ops.iter() {
+            if state.peers[op.peer()].is_none() {
+                let peer = self.connect(op.peer(), limits)?;
+                state.peers[op.peer()] = Some(peer);
+            }
+        }
+        let options = &self.shared.options;
+        let engine = Engine { checksum: options.checksum, spin: options.spin };
+        engine.run(&mut state.peers, ops, limits).map_err(|failure| match failure {
+            engine::Failure::Limits(error) => error,
+            engine::Failure::Late(waiting) => {
+                let waiting: Vec<_> = waiting
+                    .into_iter()
+                    .map(|(rank, send, done, bytes)| (self.member(rank), send, done, bytes))
+                    .collect();
+                crate::mesh::timeout_error(&waiting)
+            }
+            engine::Failure::Peer(rank, error) => self.peer_error(rank, error, limits),
+        })
+    }
+
+    /// The error of a connection that broke; the token's reason where it comes soon.
+    fn peer_error(&self, rank: usize, error: Error, limits: &Limits) -> Error {
+        if error.kind() == fleet_base::ErrorKind::Unavailable
+            && let Err(reason) = limits.abort.sleep(self.shared.options.notice_wait)
+        {
+            return reason;
+        }
+        let member = self.member(rank);
+        let words = error.message().trim_start_matches("the connection ");
+        let text = match error.message().starts_with("the connection ") {
+            true => format!("{member} is gone: its connection {words}"),
+            false => format!("{member}: {error}"),
+        };
+        Error::new(error.kind(), text)
+    }
+
+    /// All streams with a peer: the higher rank dials, the other one waits for it.
+    fn connect(&self, peer: usize, limits: &Limits) -> Result<Peer> {
+        let shared = &self.shared;
+        let (own, theirs) = (self.members[self.rank], self.members[peer]);
+        let (member, address) = &shared.members[theirs];
+        let streams = (0..shared.options.streams)
+            .map(|stream| {
+                let hello = MeshHello {
+                    job: shared.options.job.clone(),
+                    mesh: self.name.clone(),
+                    from: own,
+                    to: theirs,
+                    stream,
+                    streams: shared.options.streams,
+                    checksum: shared.options.checksum,
+                };
+                if own < theirs {
+                    let key = (self.name.clone(), theirs, stream);
+                    return shared.lobby.take(&key, member, limits);
+                }
+                self.dial(*address, &hello, limits).map_err(|error| {
+                    let place = format!("{member}, mesh '{}'", self.name);
+                    match limits.abort.sleep(shared.options.notice_wait) {
+                        Err(reason) => reason,
+                        Ok(()) => error.at(place),
+                    }
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Peer::new(streams))
+    }
+
+    fn dial(&self, address: SocketAddr, hello: &MeshHello, limits: &Limits) -> Result<TcpStream> {
+        let hello = Hello { purpose: Purpose::Mesh, body: hello.encode() };
+        let limits = limits.at_most(CONNECT_SPAN);
+        retry(&limits, |limits| greet(address, &self.shared.token, &hello, limits))
+            .map(|(stream, _)| stream)
+    }
+}
