@@ -16,9 +16,9 @@
 //! Every byte is under a checksum: `checkpoint.json` has its own (`crc32`, computed with eight zeros in
 //! its place) and those of the files; a part has one for its header and one for each tensor.
 
-use crate::atomic::{TEMPORARY_SUFFIX, write_file};
 use crate::safetensors::{self, FileSum, Reader};
 use crate::source::{NamedTensors, Source, check_distinct, row_major_bytes};
+use fleet_base::file::{TEMPORARY_SUFFIX, write_file};
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, Shape, Tensor};
 use serde_json::{Map, Value};

@@ -33,7 +33,6 @@
 #[cfg(target_endian = "big")]
 compile_error!("fleet-format supports little-endian machines only");
 
-mod atomic;
 mod checkpoint;
 mod model;
 mod npy;
@@ -41,10 +40,10 @@ mod npz;
 mod safetensors;
 mod source;
 
-pub use atomic::{AtomicFile, write_file};
 pub use checkpoint::{
     Checkpoint, Meta, TensorInfo, list_tensors, load_tensors, load_vars, save_tensors,
 };
+pub use fleet_base::file::{AtomicFile, write_file};
 pub use model::{Form, load_model, load_program, save_model, save_program};
 pub use npy::{read_npy, write_npy};
 pub use npz::{read_npz, write_npz};

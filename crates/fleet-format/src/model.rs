@@ -1,9 +1,9 @@
 //! Programs in files, alone and with their tensors.
 
-use crate::atomic::write_file;
 use crate::checkpoint::{self, Checkpoint, Meta, load_tensors};
 use crate::source::Source;
 use fleet_base::Result;
+use fleet_base::file::write_file;
 use fleet_ir::{Dialect, Program};
 use fleet_tensor::Tensor;
 use std::path::Path;

@@ -3,8 +3,8 @@
 //! Read are the element types that Fleet has, little- and big-endian, row-major and column-major;
 //! NumPy has no bfloat16, so such a tensor must be cast before it is written.
 
-use crate::atomic::AtomicFile;
 use crate::source::{Source, check_bools, row_major_bytes, tensor_bytes};
+use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
 use std::io::{Read, Write};

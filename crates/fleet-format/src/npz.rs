@@ -1,9 +1,9 @@
 //! Named tensors in NumPy's `.npz` form: a zip of `.npy` files. Written stored, as `numpy.savez`
 //! does; compressed ones are read too. The zip's own CRC32 of each entry is checked.
 
-use crate::atomic::AtomicFile;
 use crate::npy;
 use crate::source::{NamedTensors, Source, check_distinct};
+use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use fleet_tensor::Tensor;
 use std::io::{BufReader, BufWriter, Write};

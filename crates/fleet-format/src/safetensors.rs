@@ -9,11 +9,11 @@
 //! The field's own crate is used in tests only: it reads from one block of memory that holds the whole
 //! file, and its writer neither flushes before the rename nor leaves a place for checksums.
 
-use crate::atomic::AtomicFile;
 use crate::source::{
     NamedTensors, Source, check_bools, check_distinct, row_major_bytes, tensor_bytes,
 };
 use crc32fast::Hasher;
+use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
 use serde_json::{Map, Value};

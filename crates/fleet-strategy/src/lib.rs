@@ -12,14 +12,32 @@
 //! ```
 
 pub mod buckets;
+mod check;
+mod compat;
 pub mod compiler;
 pub mod cost;
+mod flags;
+mod form;
 pub mod meta;
+mod objects;
+mod overview;
+mod problem;
 pub mod reflect;
 mod schema;
+mod set;
+mod tables;
 mod typed;
+mod value;
 
 pub use compiler::{Decision, Observer, Plan, Verdict, decide, minimize, minimize_observed};
+pub use form::{FILE_BYTES_MAX, Inspection, StrategyForm, read_file};
 pub use meta::{Ranks, RingSpec};
+pub use problem::{Place, Problem, Severity, all_in_one};
 pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};
 pub use schema::*;
+pub use value::Value;
+
+/// Other spellings that are taken: the message, the name there, what it stands for.
+pub fn other_names() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    compat::all()
+}

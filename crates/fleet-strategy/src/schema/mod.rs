@@ -261,3 +261,6 @@ macro_rules! accessors {
 }
 
 pub(crate) use {accessors, field_type, kind, message, option, repeated, value_type};
+
+/// Fields from this number on are Fleet's own.
+pub(crate) const OWN_NUMBERS: u32 = 1000;

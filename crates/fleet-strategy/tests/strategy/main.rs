@@ -1,3 +1,6 @@
 //! What a strategy promises, held to recorded facts.
 
+mod forms;
+mod overview;
 mod schema;
+mod set;

@@ -1,6 +1,6 @@
 //! Files that appear whole or not at all.
 
-use fleet_base::{Error, Result};
+use crate::{Error, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub struct AtomicFile {
 const ATTEMPTS_MAX: u32 = 1000;
 
 /// How temporary files end; a crash may leave some.
-pub(crate) const TEMPORARY_SUFFIX: &str = ".tmp";
+pub const TEMPORARY_SUFFIX: &str = ".tmp";
 
 impl AtomicFile {
     pub fn create(target: &Path) -> Result<AtomicFile> {
@@ -56,7 +56,7 @@ impl AtomicFile {
     }
 
     /// An error of writing, with the file's final name.
-    pub(crate) fn error(&self, action: &str, error: &io::Error) -> Error {
+    pub fn error(&self, action: &str, error: &io::Error) -> Error {
         Error::io(action, &self.target, error)
     }
 }

@@ -1,0 +1,76 @@
+//! Names that documents use and the schema does not: aliases, and the attributes of the 1.x interface.
+
+use crate::problem::Problem;
+use crate::schema::{BuildStrategy, ExecutionStrategy};
+use std::borrow::Cow;
+
+/// What a name stands for today.
+pub struct Renamed {
+    /// From the message that the name was used in.
+    pub path: Cow<'static, str>,
+    /// A name of the 1.x interface, whose use is worth a notice.
+    old: bool,
+}
+
+impl Renamed {
+    /// Says what was mapped.
+    pub fn notice(&self, path: &str) -> Option<Problem> {
+        let notice = || {
+            Problem::warning(path, format!("taken for {}", self.path))
+                .why("this is the name of the 1.x interface")
+                .help(format!("write {}", self.path))
+        };
+        self.old.then(notice)
+    }
+}
+
+/// Other spellings of the documents: message, name there, name in the schema.
+const ALIASES: [(&str, &str, &str); 5] = [
+    ("DistributedStrategy", "_fuse_grad_size_in_TFLOPS", "fuse_grad_size_in_TFLOPS"),
+    // The number of micro-batches in a batch, not their size.
+    ("PipelineConfig", "micro_batch", "accumulate_steps"),
+    ("ShardingConfig", "fuse_broadcast_MB", "segment_broadcast_MB"),
+    ("ShardingConfig", "sharding_group_size", "sharding_degree"),
+    ("BuildStrategy", "fuse_ewise_add_act_ops", "fuse_elewise_add_act_ops"),
+];
+
+/// Attributes of the 1.x strategy. Besides them, fields of the build and execution strategies stood
+/// directly on it.
+const OLD: [(&str, &str); 6] = [
+    ("thread_num", "execution_strategy.num_threads"),
+    ("exec_strategy", "execution_strategy"),
+    ("BuildStrategy", "build_strategy"),
+    ("use_local_sgd", "localsgd"),
+    ("local_sgd_is_warm_steps", "localsgd_configs.begin_step"),
+    ("local_sgd_steps", "localsgd_configs.k_steps"),
+];
+
+/// What `name` in a message of this type stands for, if it is no field of it.
+pub fn renamed(message: &str, name: &str) -> Option<Renamed> {
+    let alias = |(place, alias, field): &(&str, &str, &'static str)| {
+        (*place == message && *alias == name).then_some(Cow::Borrowed(*field))
+    };
+    if let Some(path) = ALIASES.iter().find_map(alias) {
+        return Some(Renamed { path, old: false });
+    }
+    if message != "DistributedStrategy" {
+        return None;
+    }
+    let old = OLD.iter().find(|(old, _)| *old == name).map(|(_, path)| Cow::Borrowed(*path));
+    let inside = || match name {
+        _ if BuildStrategy::describe().field(name).is_some() => {
+            Some(Cow::Owned(format!("build_strategy.{name}")))
+        }
+        _ if ExecutionStrategy::describe().field(name).is_some() => {
+            Some(Cow::Owned(format!("execution_strategy.{name}")))
+        }
+        _ => None,
+    };
+    old.or_else(inside).map(|path| Renamed { path, old: true })
+}
+
+/// Every other spelling with what it stands for, for documentation.
+pub fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let old = OLD.iter().map(|(name, path)| ("DistributedStrategy", *name, *path));
+    ALIASES.iter().copied().chain(old)
+}

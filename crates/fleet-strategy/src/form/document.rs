@@ -1,0 +1,236 @@
+//! A file as a tree with places, and how it fills a strategy. The three text forms differ in how the
+//! tree is read, not in what it means.
+
+use crate::compat;
+use crate::problem::{Place, Problem};
+use crate::reflect::{Field, Kind, Reflect};
+use crate::value::{Value, wanted};
+use fleet_base::text::did_you_mean;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A name with what stands behind it.
+pub struct Entry {
+    pub key: String,
+    pub at: Place,
+    pub node: Node,
+}
+
+pub struct Node {
+    pub at: Place,
+    pub data: Data,
+}
+
+pub enum Data {
+    /// A bare word: `true`, `PS`, `inf`.
+    Word(String),
+    /// A number as written: whether `010` is eight or ten depends on the field.
+    Number(String),
+    /// Anything but lists and maps.
+    Value(Value),
+    List(Vec<Node>),
+    Message(Vec<Entry>),
+}
+
+/// Trees deeper than this are refused: the deepest message has five levels.
+pub const DEPTH_MAX: usize = 64;
+
+/// Problems after which a file is not read on: nobody reads more, and a wrong file has many.
+pub const PROBLEMS_MAX: usize = 100;
+
+/// What filling found out.
+#[derive(Default)]
+pub struct Filled {
+    pub problems: Vec<Problem>,
+    /// Where each path was assigned last.
+    pub places: BTreeMap<String, Place>,
+}
+
+impl Filled {
+    /// Assigns everything in `entries` to `target`.
+    pub fn fill(&mut self, target: &mut dyn Reflect, entries: Vec<Entry>) {
+        self.message(target, entries, "");
+    }
+
+    fn message(&mut self, target: &mut dyn Reflect, entries: Vec<Entry>, path: &str) {
+        let shape = target.shape();
+        let mut seen = BTreeSet::new();
+        for entry in entries {
+            if self.problems.len() >= PROBLEMS_MAX {
+                return;
+            }
+            let Some(field) = shape.field(&entry.key) else {
+                match compat::renamed(shape.name, &entry.key) {
+                    Some(renamed) => self.renamed(target, entry, renamed, path),
+                    None => self.unknown(target, &entry, path),
+                }
+                continue;
+            };
+            let path = join(path, field.name);
+            if !field.repeated && !seen.insert(field.number) && !is_message(field) {
+                let problem = Problem::warning(&*path, "assigned more than once")
+                    .why("the last value counts")
+                    .help("keep one of them");
+                self.problems.push(problem.at(entry.at));
+            }
+            self.field(target, field, entry, path);
+        }
+    }
+
+    /// An alias of the documents, or a name of the 1.x interface.
+    fn renamed(
+        &mut self,
+        target: &mut dyn Reflect,
+        entry: Entry,
+        renamed: compat::Renamed,
+        path: &str,
+    ) {
+        let (old, at) = (join(path, &entry.key), entry.at);
+        self.problems.extend(renamed.notice(&old).map(|notice| notice.at(at)));
+        let mut keys = renamed.path.rsplit('.');
+        let mut entry = Entry { key: keys.next().unwrap_or_default().into(), ..entry };
+        for key in keys {
+            let node = Node { at, data: Data::Message(vec![entry]) };
+            entry = Entry { key: key.into(), at, node };
+        }
+        self.message(target, vec![entry], path);
+    }
+
+    fn unknown(&mut self, target: &dyn Reflect, entry: &Entry, path: &str) {
+        let shape = target.shape();
+        let known = shape.fields.iter().map(|field| field.name);
+        let message = format!(
+            "{} has no field '{}'{}",
+            shape.name,
+            entry.key,
+            did_you_mean(&entry.key, known)
+        );
+        self.problems.push(Problem::error(path, message).at(entry.at));
+    }
+
+    fn field(&mut self, target: &mut dyn Reflect, field: &Field, entry: Entry, path: String) {
+        let nodes = match entry.node.data {
+            // JSON's null: not assigned.
+            Data::Value(Value::None) => return,
+            Data::List(nodes) if field.repeated => nodes,
+            data => vec![Node { at: entry.node.at, data }],
+        };
+        self.places.insert(path.clone(), entry.at);
+        for node in nodes {
+            let at = node.at;
+            let slot = target.slot_mut(field.number);
+            let path = match field.repeated {
+                true => format!("{path}[{}]", slot.count()),
+                false => path.clone(),
+            };
+            match (field.kind, node.data) {
+                (Kind::Message(_), Data::Message(entries)) => {
+                    self.places.insert(path.clone(), entry.at);
+                    if let Some(message) = slot.open() {
+                        self.message(message, entries, &path);
+                    }
+                }
+                (kind, data) => {
+                    let scalar = spelled(kind, &data).and_then(|value| value.scalar(kind));
+                    match scalar {
+                        Some(scalar) => {
+                            slot.put(scalar);
+                            self.places.insert(path, at);
+                        }
+                        None => {
+                            let message =
+                                format!("expected {}, got {}", wanted(kind), shown(&data));
+                            self.problems.push(Problem::error(path, message).at(at));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The value that a scalar of the file means for a field of this kind.
+fn spelled(kind: Kind, data: &Data) -> Option<Value> {
+    let value = match data {
+        Data::Value(value) => value.clone(),
+        Data::Word(word) => match (kind, word.as_str()) {
+            (Kind::Bool, "true" | "True" | "t") => Value::Bool(true),
+            (Kind::Bool, "false" | "False" | "f") => Value::Bool(false),
+            (Kind::Float | Kind::Double, _) => Value::Float(special(word)?),
+            (Kind::Enum(_), name) => Value::Str(name.into()),
+            _ => return None,
+        },
+        Data::Number(text) => return number(kind, text),
+        Data::List(_) | Data::Message(_) => return None,
+    };
+    match (kind, &value) {
+        // JSON has no word for these, TOML no number beyond 63 bits.
+        (Kind::Float | Kind::Double, Value::Str(text)) => Some(Value::Float(special(text)?)),
+        (Kind::Uint64, Value::Str(text)) => Some(Value::Int(text.parse::<u64>().ok()?.into())),
+        // In a file, a truth value is no number.
+        (Kind::Int32 | Kind::Uint32 | Kind::Uint64, Value::Bool(_)) => None,
+        _ => Some(value),
+    }
+}
+
+/// A number of the text form: integers also as `0x1f` or `017`, floats also as `1f`.
+fn number(kind: Kind, text: &str) -> Option<Value> {
+    if matches!(kind, Kind::Float | Kind::Double) {
+        let digits = text.strip_suffix(['f', 'F']).unwrap_or(text);
+        let value = special(text).or_else(|| digits.parse().ok());
+        return value.map(Value::Float);
+    }
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if !digits.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let (radix, digits) = match digits.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (16, &digits[2..]),
+        [b'0', _, ..] => (8, &digits[1..]),
+        _ => (10, digits),
+    };
+    let value = i128::from_str_radix(digits, radix).ok()?;
+    let plain = radix == 10 && !negative;
+    match kind {
+        Kind::Bool if !plain => None,
+        _ => Some(Value::Int(if negative { -value } else { value })),
+    }
+}
+
+fn special(word: &str) -> Option<f64> {
+    let (negative, word) = match word.strip_prefix('-') {
+        Some(word) => (true, word),
+        None => (false, word),
+    };
+    let value = match word.to_ascii_lowercase().as_str() {
+        "inf" | "infinity" => f64::INFINITY,
+        "nan" => f64::NAN,
+        _ => return None,
+    };
+    Some(if negative { -value } else { value })
+}
+
+fn shown(data: &Data) -> String {
+    /// Longer values are cut: a message is to be read.
+    const CHARS_MAX: usize = 60;
+    let text = match data {
+        Data::Word(text) | Data::Number(text) => text.clone(),
+        Data::Value(value) => value.to_string(),
+        Data::List(_) => "a list".into(),
+        Data::Message(_) => "a message".into(),
+    };
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+pub fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.into() } else { format!("{path}.{name}") }
+}
+
+fn is_message(field: &Field) -> bool {
+    matches!(field.kind, Kind::Message(_))
+}

@@ -1,0 +1,196 @@
+//! Strategies as files: the text form, the binary form, JSON, TOML. All four keep presence: what was
+//! not assigned is not written, and what was is.
+
+pub(crate) mod binary;
+pub(crate) mod document;
+pub(crate) mod json;
+pub(crate) mod number;
+mod prototxt;
+mod toml;
+
+use crate::problem::{Place, Problem, all_in_one};
+use crate::schema::DistributedStrategy;
+use document::Filled;
+use fleet_base::{Error, Result, file, text};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// How a strategy is written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StrategyForm {
+    /// Protobuf's text form: `.prototxt`, `.pbtxt`, and whatever has no known ending.
+    Prototxt,
+    /// Protobuf's binary form: `.pb`, `.bin`.
+    Binary,
+    /// `.json`
+    Json,
+    /// `.toml`
+    Toml,
+}
+
+impl StrategyForm {
+    pub const ALL: [StrategyForm; 4] =
+        [StrategyForm::Prototxt, StrategyForm::Binary, StrategyForm::Json, StrategyForm::Toml];
+
+    /// The form that a file's ending stands for.
+    pub fn of(path: &Path) -> StrategyForm {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("json") => StrategyForm::Json,
+            Some("toml") => StrategyForm::Toml,
+            Some("pb" | "bin") => StrategyForm::Binary,
+            _ => StrategyForm::Prototxt,
+        }
+    }
+}
+
+/// Larger files are no strategies: the largest honest one has a few hundred tables of a kilobyte each.
+pub const FILE_BYTES_MAX: usize = 16 << 20;
+
+/// A strategy read from a file, with everything that can be said about the file.
+#[derive(Clone, Debug, Default)]
+pub struct Inspection {
+    /// What could be read.
+    pub strategy: DistributedStrategy,
+    /// In the order of their places: of form, of fields, of meaning.
+    pub problems: Vec<Problem>,
+}
+
+impl DistributedStrategy {
+    /// The strategy in a form. Text forms are UTF-8.
+    pub fn to_bytes(&self, form: StrategyForm) -> Vec<u8> {
+        match form {
+            StrategyForm::Prototxt => prototxt::write(self).into_bytes(),
+            StrategyForm::Binary => binary::write(self),
+            StrategyForm::Json => json::write(self).into_bytes(),
+            StrategyForm::Toml => toml::write(self).into_bytes(),
+        }
+    }
+
+    /// Protobuf's text form.
+    ///
+    /// ```
+    /// # use fleet_strategy::DistributedStrategy;
+    /// let strategy = DistributedStrategy::new().with_dgc(true).use_recompute(["x"]);
+    /// let text = "recompute: true\ndgc: true\nrecompute_configs {\n  checkpoints: \"x\"\n}\n";
+    /// assert_eq!(strategy.to_prototxt(), text);
+    /// assert_eq!(DistributedStrategy::parse(text)?, strategy);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn to_prototxt(&self) -> String {
+        prototxt::write(self)
+    }
+
+    /// Reads protobuf's text form.
+    pub fn parse(text: &str) -> Result<DistributedStrategy> {
+        let mut strategy = DistributedStrategy::new();
+        strategy.merge_bytes(text.as_bytes(), StrategyForm::Prototxt)?;
+        Ok(strategy)
+    }
+
+    /// Merges a form into this strategy: scalars are replaced, lists grow, messages merge. Nothing
+    /// changes if there is an error; the result are warnings.
+    pub fn merge_bytes(&mut self, bytes: &[u8], form: StrategyForm) -> Result<Vec<Problem>> {
+        let mut merged = self.clone();
+        let filled = fill(&mut merged, bytes, form)?;
+        let warnings = all_in_one(filled.problems)?;
+        *self = merged;
+        Ok(warnings)
+    }
+
+    /// Writes protobuf's text form to a file, which appears whole or not at all.
+    pub fn save_to_prototxt(&self, path: impl AsRef<Path>) -> Result<()> {
+        file::write_file(path.as_ref(), self.to_prototxt().as_bytes())
+    }
+
+    /// Merges a file in protobuf's text form into this strategy; see
+    /// [`merge_bytes`](Self::merge_bytes). Loading the same file twice doubles its lists.
+    pub fn load_from_prototxt(&mut self, path: impl AsRef<Path>) -> Result<Vec<Problem>> {
+        self.load_as(path.as_ref(), StrategyForm::Prototxt)
+    }
+
+    /// Writes a file in the form that its ending stands for.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        file::write_file(path, &self.to_bytes(StrategyForm::of(path)))
+    }
+
+    /// Merges a file in the form that its ending stands for.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Vec<Problem>> {
+        let path = path.as_ref();
+        self.load_as(path, StrategyForm::of(path))
+    }
+
+    fn load_as(&mut self, path: &Path, form: StrategyForm) -> Result<Vec<Problem>> {
+        let bytes = read_file(path)?;
+        self.merge_bytes(&bytes, form).map_err(|error| error.at(path.display()))
+    }
+
+    /// Everything that is wrong with a file, and what it says as far as that can be read. An error
+    /// means that nothing can be said about single places.
+    pub fn inspect(bytes: &[u8], form: StrategyForm) -> Result<Inspection> {
+        let mut strategy = DistributedStrategy::new();
+        let Filled { mut problems, places } = fill(&mut strategy, bytes, form)?;
+        let found = strategy.check();
+        problems.extend(found.into_iter().map(|problem| placed(problem, &places)));
+        problems.sort_by_key(|problem| problem.place);
+        Ok(Inspection { strategy, problems })
+    }
+}
+
+/// The text form on one line, for people: without passwords.
+pub(crate) fn one_line(message: &dyn crate::Reflect) -> String {
+    let text = prototxt::write(message);
+    let shown = |line: &str| match line.trim() {
+        line if line.starts_with("passwd: ") => "passwd: \"***\"".to_string(),
+        line => line.to_string(),
+    };
+    text.lines().map(shown).collect::<Vec<_>>().join(" ")
+}
+
+/// Reads a file that may be a strategy.
+pub fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let length = std::fs::metadata(path).map_err(|error| Error::io("read", path, &error))?.len();
+    check_length(length).map_err(|error| error.at(path.display()))?;
+    std::fs::read(path).map_err(|error| Error::io("read", path, &error))
+}
+
+fn check_length(length: u64) -> Result<()> {
+    if length <= FILE_BYTES_MAX as u64 {
+        return Ok(());
+    }
+    Err(Error::invalid("the file is too large for a strategy")
+        .expected(format!("at most {}", text::bytes(FILE_BYTES_MAX as u64)))
+        .got(text::bytes(length)))
+}
+
+fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) -> Result<Filled> {
+    check_length(bytes.len() as u64)?;
+    if form == StrategyForm::Binary {
+        binary::merge(strategy, bytes)?;
+        return Ok(Filled::default());
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        Error::invalid("the file is not text")
+            .expected("UTF-8")
+            .got(format!("something else at byte {}", error.valid_up_to()))
+            .help("the binary form of a strategy has the ending .pb or .bin")
+    })?;
+    let (entries, problems) = match form {
+        StrategyForm::Json => json::read(text),
+        StrategyForm::Toml => toml::read(text),
+        _ => prototxt::read(text),
+    };
+    let mut filled = Filled { problems, ..Filled::default() };
+    filled.fill(strategy, entries);
+    Ok(filled)
+}
+
+/// A problem at the place of its field, or of the nearest message around it.
+fn placed(mut problem: Problem, places: &BTreeMap<String, Place>) -> Problem {
+    let mut path = problem.path.as_str();
+    while !path.is_empty() && problem.place.is_none() {
+        problem.place = places.get(path).copied();
+        path = &path[..path.rfind(['.', '[']).unwrap_or(0)];
+    }
+    problem
+}

@@ -1,0 +1,115 @@
+//! What is wrong with a strategy, or worth knowing: where, what, why, and what to do.
+
+use fleet_base::{Error, Result};
+use std::fmt;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    Error,
+    Warning,
+}
+
+/// A place in a file, both from 1; columns count characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub line: u32,
+    pub column: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+/// One thing that is wrong with a strategy, or worth knowing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub severity: Severity,
+    /// The field, such as `amp_configs.decr_ratio` or `dgc_configs.sparsity[1]`; empty for the whole.
+    pub path: String,
+    pub place: Option<Place>,
+    /// What is wrong.
+    pub message: String,
+    /// Why it is wrong; empty where the message says it.
+    pub why: String,
+    /// What to do; empty where nobody can say.
+    pub help: String,
+}
+
+impl Problem {
+    pub fn error(path: impl Into<String>, message: impl Into<String>) -> Problem {
+        Problem {
+            severity: Severity::Error,
+            path: path.into(),
+            place: None,
+            message: message.into(),
+            why: String::new(),
+            help: String::new(),
+        }
+    }
+
+    pub fn warning(path: impl Into<String>, message: impl Into<String>) -> Problem {
+        Problem { severity: Severity::Warning, ..Problem::error(path, message) }
+    }
+
+    pub fn why(mut self, why: impl Into<String>) -> Problem {
+        self.why = why.into();
+        self
+    }
+
+    pub fn help(mut self, help: impl Into<String>) -> Problem {
+        self.help = help.into();
+        self
+    }
+
+    pub fn at(mut self, place: Place) -> Problem {
+        self.place = Some(place);
+        self
+    }
+
+    pub fn is_error(&self) -> bool {
+        self.severity == Severity::Error
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = self.place {
+            write!(f, "{place}: ")?;
+        }
+        f.write_str(match self.severity {
+            Severity::Error => "error: ",
+            Severity::Warning => "warning: ",
+        })?;
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)?;
+        if !self.why.is_empty() {
+            write!(f, "\n  why: {}", self.why)?;
+        }
+        if !self.help.is_empty() {
+            write!(f, "\n  help: {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+/// The warnings among `problems`, or all its errors as one.
+pub fn all_in_one(problems: Vec<Problem>) -> Result<Vec<Problem>> {
+    let (errors, warnings): (Vec<Problem>, Vec<Problem>) =
+        problems.into_iter().partition(Problem::is_error);
+    match &errors[..] {
+        [] => Ok(warnings),
+        [only] => {
+            let text = only.to_string();
+            Err(Error::invalid(text.replacen("error: ", "", 1)))
+        }
+        many => {
+            let lines: String = many.iter().map(|problem| format!("\n{problem}")).collect();
+            Err(Error::invalid(format!("the strategy has {} errors{lines}", many.len())))
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The key/value form: what bindings, command lines and configuration files use. Its rules and
+//! messages are those that users of `paddle.distributed.fleet` know.
+
+use crate::compat;
+use crate::form::document::join;
+use crate::problem::Problem;
+use crate::reflect::{Field, Item, Kind, Reflect, Shape};
+use crate::schema::{BuildStrategy, DistributedStrategy, ExecutionStrategy};
+use crate::tables;
+use crate::value::{Value, wanted};
+use fleet_base::text::did_you_mean;
+use fleet_base::{Error, Result};
+
+impl DistributedStrategy {
+    /// Assigns a field by name: a switch or number, or a map to one of the messages.
+    ///
+    /// Scalars in a map replace, lists append, `None` for a list is skipped; `build_strategy` and
+    /// `execution_strategy` are assigned as whole objects. A path such as `amp_configs.decr_ratio`
+    /// assigns one field of a message. Nothing changes if there is an error. What comes back are
+    /// notices: a switch or number of the wrong type is ignored with one, and names of the 1.x
+    /// interface are mapped with one.
+    ///
+    /// ```
+    /// # use fleet_strategy::{DistributedStrategy, Value};
+    /// let mut strategy = DistributedStrategy::new();
+    /// strategy.set("amp", true)?;
+    /// strategy.set("amp_configs", Value::map([("init_loss_scaling", 1024)]))?;
+    /// strategy.set("amp_configs.decr_ratio", 0.5)?;
+    /// assert_eq!(strategy.amp_configs().init_loss_scaling(), 1024.0);
+    ///
+    /// let error = strategy.set("amp_configs", Value::map([("decr_ration", 0.5)])).unwrap_err();
+    /// assert_eq!(error.message(), "key:decr_ration not in amp_configs");
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<Vec<Problem>> {
+        let mut changed = self.clone();
+        let mut notices = Vec::new();
+        changed.assign(key, value.into(), &mut notices)?;
+        *self = changed;
+        Ok(notices)
+    }
+
+    /// The value of a field or path, assigned or default. Messages come as maps of all their fields.
+    pub fn get(&self, key: &str) -> Result<Value> {
+        let mut value = None;
+        let (mut shape, mut message) = (Self::describe(), Some(self as &dyn Reflect));
+        for name in key.split('.') {
+            let field = shape.field(name).ok_or_else(|| unknown_attribute(name, shape))?;
+            value = Some(match message {
+                Some(message) => effective(message, field),
+                None => default_of(field),
+            });
+            let Kind::Message(nested) = field.kind else {
+                shape = const { &Shape { name: "value", doc: &[], fields: &[] } };
+                message = None;
+                continue;
+            };
+            shape = nested();
+            message = message.and_then(|message| match message.slot(field.number) {
+                slot if slot.count() > 0 => match slot.item(0) {
+                    Item::Message(nested) => Some(nested),
+                    _ => None,
+                },
+                _ => None,
+            });
+        }
+        value.ok_or_else(|| unknown_attribute(key, shape))
+    }
+
+    fn assign(&mut self, key: &str, value: Value, notices: &mut Vec<Problem>) -> Result<()> {
+        match key {
+            "sparse_table_configs" => {
+                notices.extend(tables::sparse_table_configs(self, &value)?);
+                return Ok(());
+            }
+            "fleet_desc_configs" => return tables::fleet_desc_configs(self, &value),
+            _ => {}
+        }
+        let (name, rest) = match key.split_once('.') {
+            Some((name, rest)) => (name, Some(rest)),
+            None => (key, None),
+        };
+        let shape = Self::describe();
+        let Some(field) = shape.field(name) else {
+            return self.renamed(key, name, rest, value, notices);
+        };
+        if let Some(rest) = rest {
+            if !matches!(field.kind, Kind::Message(_)) {
+                return Err(Error::invalid(format!("{name} has no fields")).got(key));
+            }
+            return self.configs(field, nested(rest, value));
+        }
+        match (field.kind, name) {
+            // Objects: what the map does not say has their own defaults, and is assigned too.
+            (Kind::Message(_), "build_strategy") => {
+                self.set_build_strategy(BuildStrategy::new());
+                self.configs(field, value)
+            }
+            (Kind::Message(_), "execution_strategy") => {
+                self.set_execution_strategy(ExecutionStrategy::new());
+                self.configs(field, value)
+            }
+            (Kind::Message(_), _) => self.configs(field, value),
+            _ => self.scalar(field, value, notices),
+        }
+    }
+
+    /// A name that is no field: an alias or an attribute of the 1.x interface.
+    fn renamed(
+        &mut self,
+        key: &str,
+        name: &str,
+        rest: Option<&str>,
+        value: Value,
+        notices: &mut Vec<Problem>,
+    ) -> Result<()> {
+        let shape = Self::describe();
+        let renamed =
+            compat::renamed(shape.name, name).ok_or_else(|| unknown_attribute(name, shape))?;
+        notices.extend(renamed.notice(key));
+        // Settings of both strategies were given in one map.
+        if let (None, "build_strategy" | "execution_strategy", Value::Map(entries)) =
+            (rest, renamed.path.as_ref(), &value)
+        {
+            for (key, value) in entries {
+                let path = match compat::renamed(shape.name, key) {
+                    Some(inside) => inside.path.into_owned(),
+                    None => format!("{}.{key}", renamed.path),
+                };
+                self.assign(&path, value.clone(), notices)?;
+            }
+            return Ok(());
+        }
+        let path = match rest {
+            Some(rest) => format!("{}.{rest}", renamed.path),
+            None => renamed.path.into_owned(),
+        };
+        self.assign(&path, value, notices)
+    }
+
+    /// A switch or a number.
+    fn scalar(&mut self, field: &Field, value: Value, notices: &mut Vec<Problem>) -> Result<()> {
+        let name = field.name;
+        let right = match (field.kind, &value) {
+            // Python's bool is an int; here it is a mistake.
+            (Kind::Bool, value) => matches!(value, Value::Bool(_)),
+            (_, Value::Bool(_)) => false,
+            (kind, value) => value.scalar(kind).is_some(),
+        };
+        match name {
+            "a_sync" | "adam_d2sum" if !right => {
+                let class = value.type_name();
+                return Err(Error::invalid(format!(
+                    "The type of `flag` is invalid, expected type is bool, but received <class '{class}'>"
+                ))
+                .at(name));
+            }
+            "fp16_allreduce" if !right => {
+                return Err(Error::invalid("fp16_allreduce must be value of bool type"));
+            }
+            "last_comm_group_size_MB" => {
+                let positive = match value {
+                    Value::Float(value) => value > 0.0,
+                    Value::Int(value) => value > 0,
+                    _ => false,
+                };
+                if !positive || !right {
+                    let message = "last_comm_group_size_MB should be greater than 0";
+                    return Err(Error::invalid(message).got(value));
+                }
+            }
+            "a_sync" => {
+                self.set_a_sync(value == Value::Bool(true));
+                return Ok(());
+            }
+            _ => {}
+        }
+        match value.scalar(field.kind).filter(|_| right) {
+            Some(scalar) => {
+                self.slot_mut(field.number).put(scalar);
+            }
+            None => {
+                let wanted = match field.kind {
+                    Kind::Bool => "bool",
+                    Kind::Int32 => "int",
+                    kind => kind.name(),
+                };
+                let message = format!("{name} should have value of {wanted} type");
+                notices.push(
+                    Problem::warning(name, message)
+                        .why(format!("{value} is ignored, and {name} stays as it was")),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// A map to a message: every key first, then every value.
+    fn configs(&mut self, field: &Field, value: Value) -> Result<()> {
+        let Kind::Message(shape) = field.kind else { return Ok(()) };
+        let printed = match field.name {
+            "recompute_configs" => "checkpoint_configs",
+            "gradient_merge_configs" => "gradient_configs",
+            name => name,
+        };
+        check_keys(shape(), printed, field, &value)?;
+        put(self, field, value, field.name)
+    }
+}
+
+fn unknown_attribute(name: &str, shape: &Shape) -> Error {
+    let error = Error::invalid(format!("{name} is not a attribute of {}", shape.name));
+    let known = shape.fields.iter().map(|field| field.name);
+    match did_you_mean(name, known).strip_prefix("; ") {
+        Some(hint) => error.help(hint),
+        None => error,
+    }
+}
+
+/// Keys that no field has, also in messages inside.
+fn check_keys(shape: &'static Shape, printed: &str, field: &Field, value: &Value) -> Result<()> {
+    let wrong = |key: &str| {
+        let error = Error::invalid(format!("key:{key} not in {printed}"));
+        let known = shape.fields.iter().map(|field| field.name);
+        match did_you_mean(key, known).strip_prefix("; ") {
+            Some(hint) => Err(error.help(hint)),
+            None => Err(error),
+        }
+    };
+    match value {
+        Value::Map(entries) => {
+            for (key, value) in entries {
+                let Some(field) = field_of(shape, key) else { return wrong(key) };
+                if let Kind::Message(nested) = field.kind {
+                    check_keys(nested(), field.name, field, value)?;
+                }
+            }
+            Ok(())
+        }
+        Value::List(values) if field.repeated => values.iter().try_for_each(|value| match value {
+            Value::Map(_) => check_keys(shape, printed, field, value),
+            _ => Ok(()),
+        }),
+        // A list is walked as a map would be, and its first element is no key.
+        Value::List(values) => match values.first() {
+            Some(Value::Str(key)) => wrong(key),
+            Some(other) => wrong(&other.to_string()),
+            None => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn field_of(shape: &'static Shape, key: &str) -> Option<&'static Field> {
+    let alias = || {
+        let renamed = compat::renamed(shape.name, key)?;
+        shape.field(&renamed.path)
+    };
+    shape.field(key).or_else(alias)
+}
+
+fn put(target: &mut dyn Reflect, field: &Field, value: Value, path: &str) -> Result<()> {
+    let wrong = |value: &Value, path: &str| {
+        let wanted = match field.repeated {
+            true => format!("a list, each {}", wanted(field.kind)),
+            false => wanted(field.kind),
+        };
+        let got = format!("{value} ({})", value.type_name());
+        Error::invalid(format!("{path} does not take this value")).expected(wanted).got(got)
+    };
+    let slot = target.slot_mut(field.number);
+    // The order of axes is one thing, not a collection.
+    if field.name == "order" && matches!(value, Value::List(_)) {
+        slot.clear();
+    }
+    let values = match (field.repeated, value) {
+        (true, Value::None) => return Ok(()),
+        (true, Value::List(values)) => values,
+        (true, other) => return Err(wrong(&other, path)),
+        // As in `check_keys`: an empty list is an empty map.
+        (false, Value::List(values)) if values.is_empty() && is_message(field) => {
+            vec![Value::Map(Vec::new())]
+        }
+        (false, value) => vec![value],
+    };
+    for value in values {
+        match (field.kind, value) {
+            (Kind::Message(shape), Value::Map(entries)) => {
+                let Some(message) = slot.open() else { return Err(wrong(&Value::None, path)) };
+                for (key, value) in entries {
+                    let field = field_of(shape(), &key)
+                        .ok_or_else(|| Error::internal("keys are checked first"))?;
+                    put(message, field, value, &join(path, &key))?;
+                }
+            }
+            (kind, value) => match value.scalar(kind) {
+                Some(scalar) => {
+                    slot.put(scalar);
+                }
+                None => return Err(wrong(&value, path)),
+            },
+        }
+    }
+    Ok(())
+}
+
+fn is_message(field: &Field) -> bool {
+    matches!(field.kind, Kind::Message(_))
+}
+
+/// From `a.b` and a value to `{a: {b: value}}`.
+fn nested(path: &str, value: Value) -> Value {
+    path.rsplit('.').fold(value, |value, key| Value::map([(key, value)]))
+}
+
+/// The value that is in force: what was assigned, or the default.
+pub(crate) fn effective(message: &dyn Reflect, field: &Field) -> Value {
+    let slot = message.slot(field.number);
+    match (field.repeated, slot.count()) {
+        (false, 0) => default_of(field),
+        (false, _) => Value::of(field.kind, slot.item(0)),
+        (true, count) => {
+            Value::List((0..count).map(|index| Value::of(field.kind, slot.item(index))).collect())
+        }
+    }
+}
+
+fn default_of(field: &Field) -> Value {
+    match (field.repeated, field.default_item(), field.kind) {
+        (true, ..) => Value::List(Vec::new()),
+        (false, Some(item), kind) => Value::of(kind, item),
+        (false, None, Kind::Message(shape)) => {
+            Value::map(shape().fields.iter().map(|field| (field.name, default_of(field))))
+        }
+        (false, None, _) => Value::None,
+    }
+}

@@ -1,0 +1,367 @@
+//! The two key/value descriptions of sparse tables, and how they become `downpour_table_param`.
+
+use crate::form::document::join;
+use crate::problem::Problem;
+use crate::reflect::{Field, Kind, Reflect, Shape};
+use crate::schema::*;
+use crate::value::{Value, wanted};
+use fleet_base::text::did_you_mean;
+use fleet_base::{Error, Result};
+use std::collections::BTreeSet;
+
+/// A table name to a flat map with keys such as
+/// `table_parameters.NAME.accessor.embed_sgd_param.adam.learning_rate`. A repeated message needs its
+/// number under `PATH.num`; its fields may then be lists, one value a message. Keys that lead to no
+/// field are ignored with a notice.
+pub fn sparse_table_configs(
+    strategy: &mut DistributedStrategy,
+    value: &Value,
+) -> Result<Vec<Problem>> {
+    let mut notices = Vec::new();
+    for (name, configs) in tables(value, "sparse_table_configs")? {
+        let mut table = TableParameter::default().with_table_name(name);
+        let root = format!("table_parameters.{name}");
+        let mut flat = Flat { configs, used: BTreeSet::new() };
+        flat.message(&mut table, &root, 0)?;
+        strategy.downpour_table_param.push(table);
+        for (key, _) in configs.iter().filter(|(key, _)| !flat.used.contains(key.as_str())) {
+            notices.push(
+                Problem::warning("sparse_table_configs", format!("'{key}' leads to no field"))
+                    .why("the key is ignored")
+                    .help(format!("keys are paths of fields after {root}.")),
+            );
+        }
+    }
+    Ok(notices)
+}
+
+/// Repeated messages of a flat description, at most: a table has two.
+const REPEATED_MAX: i128 = 1024;
+
+struct Flat<'v> {
+    configs: &'v [(String, Value)],
+    used: BTreeSet<&'v str>,
+}
+
+impl<'v> Flat<'v> {
+    fn find(&mut self, key: &str) -> Option<&'v Value> {
+        let (key, value) = self.configs.iter().rev().find(|(known, _)| known == key)?;
+        self.used.insert(key);
+        Some(value)
+    }
+
+    /// Whether any key leads into a message; otherwise it stays unassigned.
+    fn leads_into(&self, path: &str) -> bool {
+        let inside = |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+        self.configs.iter().any(|(key, _)| inside(key))
+    }
+
+    fn message(&mut self, target: &mut dyn Reflect, path: &str, index: usize) -> Result<()> {
+        for field in target.shape().fields {
+            let path = join(path, field.name);
+            let slot = target.slot_mut(field.number);
+            if !matches!(field.kind, Kind::Message(_)) {
+                let Some(value) = self.find(&path) else { continue };
+                for value in values(field, value, index) {
+                    let scalar = value.scalar(field.kind);
+                    slot.put(scalar.ok_or_else(|| wrong(&path, &wanted(field.kind), value))?);
+                }
+                continue;
+            }
+            let count = match field.repeated {
+                false => i128::from(self.leads_into(&path)),
+                true => match self.find(&format!("{path}.num")) {
+                    Some(Value::Int(count @ 0..=REPEATED_MAX)) => *count,
+                    Some(other) => {
+                        let limit = format!("a whole number from 0 to {REPEATED_MAX}");
+                        return Err(wrong(&format!("{path}.num"), &limit, other));
+                    }
+                    None => 0,
+                },
+            };
+            for index in 0..count {
+                if let Some(message) = slot.open() {
+                    self.message(message, &path, index as usize)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The values of one field: all of a list, or the `index`-th for a field that is no list.
+fn values<'v>(field: &Field, value: &'v Value, index: usize) -> Vec<&'v Value> {
+    match value {
+        Value::List(values) if field.repeated => values.iter().collect(),
+        Value::List(values) => values.get(index).or(Some(value)).into_iter().collect(),
+        value => vec![value],
+    }
+}
+
+fn wrong(path: &str, wanted: &str, value: &Value) -> Error {
+    Error::invalid(format!("{path} does not take this value"))
+        .expected(wanted)
+        .got(format!("{value} ({})", value.type_name()))
+}
+
+type Configs = [(String, Value)];
+
+/// Table names with their maps.
+fn tables<'v>(value: &'v Value, name: &str) -> Result<Vec<(&'v str, &'v Configs)>> {
+    let wrong = |path: &str, value| wrong(path, "a map", value);
+    let Value::Map(tables) = value else { return Err(wrong(name, value)) };
+    let table = |(table, configs): &'v (String, Value)| match configs {
+        Value::Map(configs) => Ok((table.as_str(), &configs[..])),
+        other => Err(wrong(&join(name, table), other)),
+    };
+    tables.iter().map(table).collect()
+}
+
+/// Keys about a table as a whole: the key, the field of the table, its default.
+const TABLE_KEYS: [(&str, &str, Default); 22] = [
+    ("sparse_shard_num", "shard_num", Default::Int(1000)),
+    ("sparse_compress_in_save", "compress_in_save", Default::None),
+    ("sparse_enable_cache", "enable_sparse_table_cache", Default::Bool(true)),
+    ("sparse_cache_rate", "sparse_table_cache_rate", Default::Float(0.00055)),
+    ("sparse_cache_file_num", "sparse_table_cache_file_num", Default::Int(16)),
+    ("sparse_enable_revert", "enable_revert", Default::None),
+    ("sparse_shard_merge_rate", "shard_merge_rate", Default::None),
+    ("sparse_embedx_dim", "accessor.embedx_dim", Default::Int(8)),
+    ("sparse_embedx_threshold", "accessor.embedx_threshold", Default::Int(10)),
+    ("sparse_nonclk_coeff", "accessor.ctr_accessor_param.nonclk_coeff", Default::Float(0.1)),
+    ("sparse_click_coeff", "accessor.ctr_accessor_param.click_coeff", Default::Float(1.0)),
+    ("sparse_base_threshold", "accessor.ctr_accessor_param.base_threshold", Default::Float(1.5)),
+    ("sparse_delta_threshold", "accessor.ctr_accessor_param.delta_threshold", Default::Float(0.25)),
+    ("sparse_delta_keep_days", "accessor.ctr_accessor_param.delta_keep_days", Default::Float(16.0)),
+    (
+        "sparse_show_click_decay_rate",
+        "accessor.ctr_accessor_param.show_click_decay_rate",
+        Default::Float(0.98),
+    ),
+    (
+        "sparse_delete_threshold",
+        "accessor.ctr_accessor_param.delete_threshold",
+        Default::Float(0.8),
+    ),
+    (
+        "sparse_delete_after_unseen_days",
+        "accessor.ctr_accessor_param.delete_after_unseen_days",
+        Default::Float(30.0),
+    ),
+    (
+        "sparse_ssd_unseenday_threshold",
+        "accessor.ctr_accessor_param.ssd_unseenday_threshold",
+        Default::Int(1),
+    ),
+    ("sparse_show_scale", "accessor.ctr_accessor_param.show_scale", Default::None),
+    ("sparse_zero_init", "accessor.ctr_accessor_param.zero_init", Default::None),
+    ("sparse_load_filter_slots", "accessor.ctr_accessor_param.load_filter_slots", Default::None),
+    ("sparse_save_filter_slots", "accessor.ctr_accessor_param.save_filter_slots", Default::None),
+];
+
+#[derive(Clone, Copy)]
+enum Default {
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+}
+
+impl Default {
+    fn value(self) -> Option<Value> {
+        match self {
+            Default::None => None,
+            Default::Bool(value) => Some(Value::Bool(value)),
+            Default::Int(value) => Some(Value::Int(value)),
+            Default::Float(value) => Some(Value::Float(value)),
+        }
+    }
+}
+
+/// Keys with a meaning of their own.
+const OTHER_KEYS: [&str; 4] =
+    ["sparse_table_class", "sparse_accessor_class", "sparse_converter", "sparse_deconverter"];
+
+/// Keys of a rule of learning; `embed_` or `embedx_` before them means one part of the row alone.
+const RULE_KEYS: [&str; 8] = [
+    "sparse_optimizer",
+    "sparse_learning_rate",
+    "sparse_initial_range",
+    "sparse_initial_g2sum",
+    "sparse_weight_bounds",
+    "sparse_beta1_decay_rate",
+    "sparse_beta2_decay_rate",
+    "sparse_ada_epsilon",
+];
+
+const PARTS: [&str; 2] = ["embed_", "embedx_"];
+
+/// Tables that are described here by their names alone.
+const NOT_SPARSE: [&str; 2] = ["dense_table", "datanorm_table"];
+
+/// A table name to a map of short keys, with defaults of its own.
+pub fn fleet_desc_configs(strategy: &mut DistributedStrategy, value: &Value) -> Result<()> {
+    for (name, configs) in tables(value, "fleet_desc_configs")? {
+        if NOT_SPARSE.contains(&name) {
+            continue;
+        }
+        for (key, _) in configs {
+            let known = || known_keys().into_iter();
+            if !known().any(|known| known == *key) {
+                let error = Error::invalid(format!("strategy key '{key}' not support"));
+                let known: Vec<String> = known().collect();
+                let hint = did_you_mean(key, known.iter().map(String::as_str));
+                return Err(match hint.strip_prefix("; ") {
+                    Some(hint) => error.help(hint),
+                    None => error,
+                });
+            }
+        }
+        let table = sparse_table(name, configs)
+            .map_err(|error| error.at(format!("table {name} of fleet_desc_configs")))?;
+        strategy.downpour_table_param.push(table);
+    }
+    Ok(())
+}
+
+fn known_keys() -> BTreeSet<String> {
+    let table = TABLE_KEYS.iter().map(|(key, ..)| key.to_string());
+    let other = OTHER_KEYS.iter().map(|key| key.to_string());
+    let rules = RULE_KEYS.iter().flat_map(|key| {
+        [key.to_string(), format!("{}{key}", PARTS[0]), format!("{}{key}", PARTS[1])]
+    });
+    table.chain(other).chain(rules).collect()
+}
+
+fn sparse_table(name: &str, configs: &Configs) -> Result<TableParameter> {
+    let find = |key: &str| configs.iter().rev().find(|(known, _)| known == key).map(|(_, v)| v);
+    let text = |key: &str, default: &str| match find(key) {
+        None => Ok(default.to_string()),
+        Some(Value::Str(text)) => Ok(text.clone()),
+        Some(other) => Err(wrong(key, "a text", other)),
+    };
+    let mut table = TableParameter::default().with_table_name(name);
+    table.set_table_class(table_class(&text("sparse_table_class", "DownpourSparseTable")?)?);
+    let accessor = text("sparse_accessor_class", "DownpourCtrAccessor")?;
+    table.accessor_mut().set_accessor_class(accessor_class(&accessor)?);
+    for (key, path, default) in TABLE_KEYS {
+        let value = find(key).cloned().or(default.value());
+        if let Some(value) = value {
+            assign(&mut table, TableParameter::describe(), path, &value, key)?;
+        }
+    }
+    let dim = table.accessor().embedx_dim();
+    let accessor_param = table.accessor_mut();
+    // The embedding, its first column, shows and clicks.
+    accessor_param.set_fea_dim(dim.saturating_add(3));
+    let param = accessor_param.ctr_accessor_param_mut();
+    param.show_scale.get_or_insert(accessor != "DownpourUnitAccessor");
+    for mode in [1, 2] {
+        let save = TableAccessorSaveParameter::default()
+            .with_param(mode)
+            .with_converter(text("sparse_converter", "")?)
+            .with_deconverter(text("sparse_deconverter", "")?);
+        accessor_param.table_accessor_save_param.push(save);
+    }
+    accessor_param.set_embed_sgd_param(rule(configs, PARTS[0])?);
+    accessor_param.set_embedx_sgd_param(rule(configs, PARTS[1])?);
+    Ok(table)
+}
+
+fn table_class(name: &str) -> Result<&'static str> {
+    match name {
+        "DownpourSparseTable" => Ok("MemorySparseTable"),
+        "DownpourSparseSSDTable" => Ok("SSDSparseTable"),
+        other => Err(Error::invalid("sparse_table_class is unknown")
+            .expected("DownpourSparseTable or DownpourSparseSSDTable")
+            .got(other)),
+    }
+}
+
+fn accessor_class(name: &str) -> Result<&'static str> {
+    match name {
+        "DownpourCtrDoubleAccessor" | "DownpourDoubleUnitAccessor" => Ok("CtrDoubleAccessor"),
+        "DownpourCtrDymfAccessor" => Ok("CtrDymfAccessor"),
+        "DownpourSparseValueAccessor" | "DownpourCtrAccessor" | "DownpourUnitAccessor" => {
+            Ok("CtrCommonAccessor")
+        }
+        other => Err(Error::invalid("sparse_accessor_class is unknown")
+            .expected(
+                "DownpourSparseValueAccessor, DownpourCtrAccessor, DownpourCtrDoubleAccessor, \
+                 DownpourUnitAccessor, DownpourDoubleUnitAccessor or DownpourCtrDymfAccessor",
+            )
+            .got(other)),
+    }
+}
+
+/// The rule of one part of the row: its own keys, those of both, the defaults.
+fn rule(configs: &Configs, part: &str) -> Result<SgdParameter> {
+    let exact = |key: &str| configs.iter().rev().find(|(known, _)| known == key).map(|(_, v)| v);
+    let find = |key: &str| exact(&format!("{part}{key}")).or_else(|| exact(key)).cloned();
+    let optimizer = match find("sparse_optimizer") {
+        None => "adagrad".to_string(),
+        Some(Value::Str(name)) => name,
+        Some(other) => return Err(wrong("sparse_optimizer", "a text", &other)),
+    };
+    let (name, message) = match optimizer.as_str() {
+        "naive" => ("SparseNaiveSGDRule", "naive"),
+        "adagrad" => ("SparseAdaGradSGDRule", "adagrad"),
+        "adagrad_v2" => ("SparseAdaGradV2SGDRule", "adagrad"),
+        "std_adagrad" => ("StdAdaGradSGDRule", "adagrad"),
+        "adam" => ("SparseAdamSGDRule", "adam"),
+        "shared_adam" => ("SparseSharedAdamSGDRule", "adam"),
+        other => {
+            return Err(Error::invalid("sparse_optimizer is unknown")
+                .expected("naive, adagrad, adagrad_v2, std_adagrad, adam or shared_adam")
+                .got(other));
+        }
+    };
+    // The first column of a row under Adagrad starts at zero.
+    let range = if message == "adagrad" && part == PARTS[0] { 0.0 } else { 1e-4 };
+    let rate = if message == "adam" { 0.001 } else { 0.05 };
+    let defaults: &[(&str, &str, Value)] = &[
+        ("sparse_learning_rate", "learning_rate", rate.into()),
+        ("sparse_initial_range", "initial_range", range.into()),
+        ("sparse_initial_g2sum", "initial_g2sum", 3.0.into()),
+        ("sparse_beta1_decay_rate", "beta1_decay_rate", 0.9.into()),
+        ("sparse_beta2_decay_rate", "beta2_decay_rate", 0.999.into()),
+        ("sparse_ada_epsilon", "ada_epsilon", 1e-8.into()),
+        ("sparse_weight_bounds", "weight_bounds", [-10.0, 10.0].into()),
+    ];
+    let mut rule = SgdParameter::default().with_name(name);
+    let shape = SgdParameter::describe();
+    let nested = shape.field(message).map(|field| field.kind);
+    for (key, field, default) in defaults {
+        let known =
+            matches!(nested, Some(Kind::Message(nested)) if nested().field(field).is_some());
+        if known {
+            let value = find(key).unwrap_or_else(|| default.clone());
+            assign(&mut rule, shape, &join(message, field), &value, key)?;
+        }
+    }
+    Ok(rule)
+}
+
+/// Assigns the field at the end of a path, which the caller knows to exist.
+fn assign(
+    target: &mut dyn Reflect,
+    shape: &'static Shape,
+    path: &str,
+    value: &Value,
+    key: &str,
+) -> Result<()> {
+    let (name, rest) = match path.split_once('.') {
+        Some((name, rest)) => (name, Some(rest)),
+        None => (path, None),
+    };
+    let missing = || Error::internal(format!("{} has no field {name}", shape.name));
+    let field = shape.field(name).ok_or_else(missing)?;
+    let slot = target.slot_mut(field.number);
+    if let (Some(rest), Kind::Message(shape)) = (rest, field.kind) {
+        return assign(slot.open().ok_or_else(missing)?, shape(), rest, value, key);
+    }
+    for value in values(field, value, 0) {
+        slot.put(value.scalar(field.kind).ok_or_else(|| wrong(key, &wanted(field.kind), value))?);
+    }
+    Ok(())
+}

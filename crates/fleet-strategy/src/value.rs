@@ -1,0 +1,186 @@
+//! Values of the key/value form: what bindings, command lines and files pass.
+
+use crate::reflect::{Item, Kind, Scalar};
+use std::fmt;
+
+/// A value of the key/value form.
+///
+/// ```
+/// use fleet_strategy::Value;
+/// let configs = Value::map([("init_loss_scaling", Value::from(1024.0)), ("custom_white_list", ["conv2d"].into())]);
+/// assert_eq!(configs.to_string(), r#"{"init_loss_scaling": 1024.0, "custom_white_list": ["conv2d"]}"#);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Value {
+    #[default]
+    None,
+    Bool(bool),
+    /// Wide enough for every integer type of the schema.
+    Int(i128),
+    Float(f64),
+    Str(String),
+    List(Vec<Value>),
+    /// In the order given.
+    Map(Vec<(String, Value)>),
+}
+
+impl Value {
+    pub fn map<K: Into<String>>(entries: impl IntoIterator<Item = (K, Value)>) -> Value {
+        Value::Map(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
+    }
+
+    /// The name of the type in Python, where most users come from.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Value::None => "NoneType",
+            Value::Bool(_) => "bool",
+            Value::Int(_) => "int",
+            Value::Float(_) => "float",
+            Value::Str(_) => "str",
+            Value::List(_) => "list",
+            Value::Map(_) => "dict",
+        }
+    }
+
+    /// This value as one of a field. Whole numbers are taken for floats, truth values for 0 and 1 and
+    /// the other way round; nothing else changes its type. `None` if it does not fit.
+    pub fn scalar(&self, kind: Kind) -> Option<Scalar> {
+        let scalar = match (kind, self) {
+            (Kind::Bool, Value::Bool(value)) => Scalar::Bool(*value),
+            (Kind::Bool, Value::Int(value @ (0 | 1))) => Scalar::Bool(*value == 1),
+            (Kind::Int32, value) => Scalar::Int32(value.int()?.try_into().ok()?),
+            (Kind::Uint32, value) => Scalar::Uint32(value.int()?.try_into().ok()?),
+            (Kind::Uint64, value) => Scalar::Uint64(value.int()?.try_into().ok()?),
+            (Kind::Float, value) => {
+                let (wide, narrow) = (value.float()?, value.float()? as f32);
+                // Too large for the type, but not meant to be infinite.
+                if narrow.is_infinite() && wide.is_finite() {
+                    return None;
+                }
+                Scalar::Float(narrow)
+            }
+            (Kind::Double, value) => Scalar::Double(value.float()?),
+            (Kind::Text, Value::Str(value)) => Scalar::Text(value.clone()),
+            (Kind::Enum(shape), Value::Str(name)) => Scalar::Int32(shape.number(name)?),
+            (Kind::Enum(shape), Value::Int(number)) => {
+                let number = i32::try_from(*number).ok()?;
+                shape.name_of(number)?;
+                Scalar::Int32(number)
+            }
+            _ => return None,
+        };
+        Some(scalar)
+    }
+
+    fn int(&self) -> Option<i128> {
+        match self {
+            Value::Int(value) => Some(*value),
+            Value::Bool(value) => Some(i128::from(*value)),
+            _ => None,
+        }
+    }
+
+    fn float(&self) -> Option<f64> {
+        match self {
+            Value::Float(value) => Some(*value),
+            Value::Int(value) => Some(*value as f64),
+            _ => None,
+        }
+    }
+
+    /// The value of a field as others see it.
+    pub fn of(kind: Kind, item: Item<'_>) -> Value {
+        match (kind, item) {
+            (Kind::Enum(shape), Item::Int32(number)) => match shape.name_of(number) {
+                Some(name) => Value::Str(name.into()),
+                None => Value::Int(number.into()),
+            },
+            (_, Item::Bool(value)) => Value::Bool(value),
+            (_, Item::Int32(value)) => Value::Int(value.into()),
+            (_, Item::Uint32(value)) => Value::Int(value.into()),
+            (_, Item::Uint64(value)) => Value::Int(value.into()),
+            (_, Item::Float(value)) => Value::Float(value.into()),
+            (_, Item::Double(value)) => Value::Float(value),
+            (_, Item::Text(value)) => Value::Str(value.into()),
+            (_, Item::Message(message)) => {
+                let all = message.shape().fields.iter();
+                Value::map(all.map(|field| (field.name, crate::set::effective(message, field))))
+            }
+        }
+    }
+}
+
+/// What a field of this kind takes, for messages.
+pub fn wanted(kind: Kind) -> String {
+    match kind {
+        Kind::Bool => "true or false".into(),
+        Kind::Int32 => "a whole number of 32 bits".into(),
+        Kind::Uint32 => "a whole number of 32 bits, not negative".into(),
+        Kind::Uint64 => "a whole number of 64 bits, not negative".into(),
+        Kind::Float => "a number within the range of 32-bit floats".into(),
+        Kind::Double => "a number".into(),
+        Kind::Text => "a text".into(),
+        Kind::Enum(shape) => {
+            let names: Vec<&str> = shape.values.iter().map(|(name, _)| *name).collect();
+            format!("one of {}", names.join(", "))
+        }
+        Kind::Message(shape) => format!("a message of the type {}", shape().name),
+    }
+}
+
+/// As JSON.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::None => f.write_str("null"),
+            Value::Bool(value) => write!(f, "{value}"),
+            Value::Int(value) => write!(f, "{value}"),
+            Value::Float(value) => f.write_str(&crate::form::number::float64(*value)),
+            Value::Str(value) => f.write_str(&crate::form::json::quoted(value)),
+            Value::List(values) => {
+                f.write_str("[")?;
+                for (i, value) in values.iter().enumerate() {
+                    write!(f, "{}{value}", if i > 0 { ", " } else { "" })?;
+                }
+                f.write_str("]")
+            }
+            Value::Map(entries) => {
+                f.write_str("{")?;
+                for (i, (key, value)) in entries.iter().enumerate() {
+                    let comma = if i > 0 { ", " } else { "" };
+                    write!(f, "{comma}{}: {value}", crate::form::json::quoted(key))?;
+                }
+                f.write_str("}")
+            }
+        }
+    }
+}
+
+macro_rules! from {
+    ($($type:ty, $variant:ident;)*) => { $(
+        impl From<$type> for Value {
+            fn from(value: $type) -> Value {
+                Value::$variant(value.into())
+            }
+        }
+    )* };
+}
+
+from! {
+    bool, Bool;
+    i32, Int;
+    i64, Int;
+    u32, Int;
+    u64, Int;
+    f32, Float;
+    f64, Float;
+    &str, Str;
+    String, Str;
+    Vec<Value>, List;
+}
+
+impl<T: Into<Value>, const N: usize> From<[T; N]> for Value {
+    fn from(values: [T; N]) -> Value {
+        Value::List(values.into_iter().map(Into::into).collect())
+    }
+}
