@@ -29,6 +29,21 @@ impl Value {
         Value::Map(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 
+    /// A value as command lines have it: JSON, Python's `True` and `False`, or else a text.
+    ///
+    /// ```
+    /// use fleet_strategy::Value;
+    /// assert_eq!(Value::read("[1, 2]"), [1, 2].into());
+    /// assert_eq!(Value::read("1F1B"), "1F1B".into());
+    /// ```
+    pub fn read(text: &str) -> Value {
+        match text.trim() {
+            "True" => Value::Bool(true),
+            "False" => Value::Bool(false),
+            trimmed => crate::form::json::value(trimmed).unwrap_or_else(|| text.into()),
+        }
+    }
+
     /// The name of the type in Python, where most users come from.
     pub fn type_name(&self) -> &'static str {
         match self {

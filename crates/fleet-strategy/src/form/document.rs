@@ -43,6 +43,8 @@ pub struct Filled {
     pub problems: Vec<Problem>,
     /// Where each path was assigned last.
     pub places: BTreeMap<String, Place>,
+    /// The form has bare words, and needs no strings for what is none.
+    pub has_words: bool,
 }
 
 impl Filled {
@@ -130,7 +132,8 @@ impl Filled {
                     }
                 }
                 (kind, data) => {
-                    let scalar = spelled(kind, &data).and_then(|value| value.scalar(kind));
+                    let scalar =
+                        spelled(kind, &data, self.has_words).and_then(|value| value.scalar(kind));
                     match scalar {
                         Some(scalar) => {
                             slot.put(scalar);
@@ -149,7 +152,7 @@ impl Filled {
 }
 
 /// The value that a scalar of the file means for a field of this kind.
-fn spelled(kind: Kind, data: &Data) -> Option<Value> {
+fn spelled(kind: Kind, data: &Data, has_words: bool) -> Option<Value> {
     let value = match data {
         Data::Value(value) => value.clone(),
         Data::Word(word) => match (kind, word.as_str()) {
@@ -164,9 +167,15 @@ fn spelled(kind: Kind, data: &Data) -> Option<Value> {
     };
     match (kind, &value) {
         // JSON has no word for these, TOML no number beyond 63 bits.
+        (Kind::Bool | Kind::Float | Kind::Double | Kind::Enum(_), Value::Str(_))
+            if has_words && matches!(data, Data::Value(_)) =>
+        {
+            None
+        }
         (Kind::Float | Kind::Double, Value::Str(text)) => Some(Value::Float(special(text)?)),
         (Kind::Uint64, Value::Str(text)) => Some(Value::Int(text.parse::<u64>().ok()?.into())),
-        // In a file, a truth value is no number.
+        // In a file, a truth value is no number, nor the other way round.
+        (Kind::Bool, Value::Int(_)) => None,
         (Kind::Int32 | Kind::Uint32 | Kind::Uint64, Value::Bool(_)) => None,
         _ => Some(value),
     }

@@ -129,7 +129,7 @@ impl DistributedStrategy {
     /// means that nothing can be said about single places.
     pub fn inspect(bytes: &[u8], form: StrategyForm) -> Result<Inspection> {
         let mut strategy = DistributedStrategy::new();
-        let Filled { mut problems, places } = fill(&mut strategy, bytes, form)?;
+        let Filled { mut problems, places, .. } = fill(&mut strategy, bytes, form)?;
         let found = strategy.check();
         problems.extend(found.into_iter().map(|problem| placed(problem, &places)));
         problems.sort_by_key(|problem| problem.place);
@@ -180,7 +180,8 @@ fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) ->
         StrategyForm::Toml => toml::read(text),
         _ => prototxt::read(text),
     };
-    let mut filled = Filled { problems, ..Filled::default() };
+    let has_words = form == StrategyForm::Prototxt;
+    let mut filled = Filled { problems, has_words, ..Filled::default() };
     filled.fill(strategy, entries);
     Ok(filled)
 }

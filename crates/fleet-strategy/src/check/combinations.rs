@@ -1,0 +1,209 @@
+//! Settings that do not go together, and settings without effect. What depends on the program or the
+//! cluster is the compiler's to say.
+
+use super::walk;
+use crate::problem::Problem;
+use crate::reflect::{Field, Item, Kind, Reflect};
+use crate::schema::DistributedStrategy;
+
+pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    exclusive(strategy, problems);
+    contradictions(strategy, problems);
+    incomplete(strategy, problems);
+    idle(strategy, problems);
+    auto(strategy, problems);
+    switched_off(strategy, problems);
+    ignored(strategy, problems);
+}
+
+/// Two switches of which one must go.
+fn exclusive(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let amp = strategy.amp_configs();
+    let pairs = [
+        (
+            ("lars", strategy.lars()),
+            ("lamb", strategy.lamb()),
+            "LARS replaces a Momentum optimizer and LAMB an Adam optimizer; there is one optimizer",
+        ),
+        (
+            ("localsgd", strategy.localsgd()),
+            ("adaptive_localsgd", strategy.adaptive_localsgd()),
+            "both decide when workers meet",
+        ),
+        (
+            ("amp_configs.use_pure_fp16", amp.use_pure_fp16()),
+            ("amp_configs.use_pure_bf16", amp.use_pure_bf16()),
+            "parameters have one type",
+        ),
+    ];
+    for ((one, one_on), (other, other_on), why) in pairs {
+        if one_on && other_on {
+            let problem = Problem::error(other, format!("does not go together with {one}"));
+            problems.push(problem.why(why).help(format!("choose {one} or {other}")));
+        }
+    }
+}
+
+/// Values that cannot both be meant.
+fn contradictions(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let k_steps = strategy.a_sync_configs().k_steps();
+    if !strategy.a_sync() && k_steps > 0 {
+        let message = format!("{k_steps} steps between exchanges, but a_sync is false");
+        let problem = Problem::error("a_sync_configs.k_steps", message)
+            .why("a synchronous parameter server exchanges in every step; more steps are GEO")
+            .help("a_sync true for GEO, or k_steps 0");
+        problems.push(problem);
+    }
+    let merged = strategy.gradient_merge_configs().k_steps();
+    let sharded = strategy.sharding_configs().gradient_merge_acc_step();
+    let both_on = strategy.gradient_merge() && strategy.sharding();
+    if both_on && merged > 1 && sharded > 1 && merged != sharded {
+        let path = "sharding_configs.gradient_merge_acc_step";
+        let message = format!("{sharded}, but gradient_merge_configs.k_steps is {merged}");
+        let problem = Problem::error(path, message)
+            .why("both say how many steps make one update")
+            .help("leave gradient_merge_acc_step out");
+        problems.push(problem);
+    }
+    if strategy.fuse_all_reduce_ops()
+        && strategy.last_comm_group_size_MB() > strategy.fuse_grad_size_in_MB() as f32
+    {
+        let message = format!(
+            "{} MB, more than fuse_grad_size_in_MB, which is {}",
+            strategy.last_comm_group_size_MB(),
+            strategy.fuse_grad_size_in_MB()
+        );
+        let problem = Problem::warning("last_comm_group_size_MB", message)
+            .why("the last bucket is the one that is waited for, and meant to be the smallest")
+            .help("1");
+        problems.push(problem);
+    }
+}
+
+/// Switches that lack what they need.
+fn incomplete(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let recompute = strategy.recompute_configs();
+    if strategy.recompute() && recompute.checkpoints.is_empty() {
+        let problem = Problem::warning("recompute_configs.checkpoints", "no checkpoints are given")
+            .why("nothing is computed again, because nothing says what is kept")
+            .help("name the variables between the layers, such as the outputs of encoders");
+        problems.push(problem);
+    }
+    let sharding = strategy.sharding_configs();
+    let by_anchors = sharding.sharding_segment_strategy() == "segment_anchors";
+    if strategy.sharding() && by_anchors && sharding.segment_anchors.is_empty() {
+        let problem = Problem::error("sharding_configs.segment_anchors", "no anchors are given")
+            .why("sharding_segment_strategy cuts the program at them")
+            .help("name variables, or cut by segment_broadcast_MB");
+        problems.push(problem);
+    }
+}
+
+/// Values with which a switch does nothing.
+fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let mut warn = |path: &str, message: &str, why: &str, help: &str| {
+        problems.push(Problem::warning(path, message).why(why).help(help));
+    };
+    if strategy.gradient_merge() && strategy.gradient_merge_configs().k_steps() == 1 {
+        let path = "gradient_merge_configs.k_steps";
+        warn(path, "gradient_merge has no effect", "one step makes one update", "2 or more");
+    }
+    if strategy.use_hierarchical_allreduce() && strategy.hierarchical_allreduce_inter_nranks() == 1
+    {
+        warn(
+            "hierarchical_allreduce_inter_nranks",
+            "use_hierarchical_allreduce has no effect",
+            "groups of one worker have nothing to reduce",
+            "the number of workers on one machine",
+        );
+    }
+    let recompute = strategy.recompute_configs();
+    if !recompute.checkpoint_shape.is_empty() && !recompute.enable_offload() {
+        warn(
+            "recompute_configs.checkpoint_shape",
+            "has no effect without enable_offload",
+            "the shape is needed to plan host memory",
+            "enable_offload true, or leave it out",
+        );
+    }
+    if !strategy.fuse_all_reduce_ops() {
+        let sizes = [
+            ("fuse_grad_size_in_MB", strategy.fuse_grad_size_in_MB.is_some()),
+            ("fuse_grad_size_in_TFLOPS", strategy.fuse_grad_size_in_TFLOPS.is_some()),
+            ("last_comm_group_size_MB", strategy.last_comm_group_size_MB.is_some()),
+        ];
+        for (path, _) in sizes.into_iter().filter(|(_, assigned)| *assigned) {
+            let message = "has no effect without fuse_all_reduce_ops";
+            warn(path, message, "it bounds buckets", "fuse_all_reduce_ops true, or leave it out");
+        }
+    }
+    let amp = strategy.amp_configs();
+    if !amp.use_dynamic_loss_scaling() {
+        let knobs = [
+            ("incr_every_n_steps", amp.incr_every_n_steps.is_some()),
+            ("decr_every_n_nan_or_inf", amp.decr_every_n_nan_or_inf.is_some()),
+            ("incr_ratio", amp.incr_ratio.is_some()),
+            ("decr_ratio", amp.decr_ratio.is_some()),
+        ];
+        for (name, _) in knobs.into_iter().filter(|(_, assigned)| *assigned) {
+            warn(
+                &format!("amp_configs.{name}"),
+                "has no effect without use_dynamic_loss_scaling",
+                "the factor on the loss stays as it is",
+                "use_dynamic_loss_scaling true, or leave it out",
+            );
+        }
+    }
+}
+
+/// `auto` chooses only where nothing was chosen.
+fn auto(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let assigned = |field: &&Field| strategy.slot(field.number).count() > 0;
+    let fields = strategy.shape().fields.iter().filter(assigned);
+    let others: Vec<&str> = fields.map(|field| field.name).filter(|name| *name != "auto").collect();
+    if strategy.auto() && !others.is_empty() {
+        let problem =
+            Problem::warning("auto", format!("has no effect beside {}", others.join(", ")))
+                .why("auto chooses only where nothing else is assigned")
+                .help("assign auto alone, or leave it out");
+        problems.push(problem);
+    }
+}
+
+/// Messages whose switch is off.
+fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let fields = strategy.shape().fields;
+    for configs in fields.iter().filter(|field| matches!(field.kind, Kind::Message(_))) {
+        let Some(name) = configs.name.strip_suffix("_configs") else { continue };
+        let Some(switch) = fields.iter().find(|field| field.name == name) else { continue };
+        let assigned = |field: &Field| strategy.slot(field.number).count() > 0;
+        // The mode of a parameter server follows from `a_sync_configs`, whatever the switch says.
+        if name == "a_sync" || configs.ignored.is_some() || !assigned(configs) {
+            continue;
+        }
+        let on =
+            assigned(switch) && matches!(strategy.slot(switch.number).item(0), Item::Bool(true));
+        if !on {
+            let problem = Problem::warning(configs.name, format!("has no effect: {name} is off"))
+                .why("settings apply when their switch is on")
+                .help(format!("{name} true, or leave {} out", configs.name));
+            problems.push(problem);
+        }
+    }
+}
+
+/// Fields that are accepted for the sake of files, and do nothing.
+fn ignored(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    walk(strategy, "", &mut |seen| {
+        let Some(why) = seen.field.ignored else { return };
+        let is_default = match (seen.item, seen.field.default_item()) {
+            (Item::Bool(value), Some(Item::Bool(default))) => value == default,
+            (Item::Int32(value), Some(Item::Int32(default))) => value == default,
+            _ => false,
+        };
+        if !is_default {
+            let problem = Problem::warning(&*seen.path, "is stored, and has no effect");
+            problems.push(problem.why(why).help("leave it out"));
+        }
+    });
+}

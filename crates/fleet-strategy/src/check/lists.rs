@@ -1,0 +1,156 @@
+//! Lists that contradict themselves or each other.
+
+use super::walk;
+use crate::problem::Problem;
+use crate::reflect::{Item, Reflect};
+use crate::schema::DistributedStrategy;
+use std::collections::{BTreeMap, HashSet};
+
+pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    repeated_names(strategy, problems);
+    overlaps(strategy, problems);
+    sparsities(strategy, problems);
+    bounds(strategy, problems);
+    axes(strategy, problems);
+    tables(strategy, problems);
+}
+
+/// Names that a list holds twice, or that are empty. Loading a file twice does this.
+fn repeated_names(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let mut seen_names = HashSet::new();
+    walk(strategy, "", &mut |seen| {
+        let Item::Text(name) = seen.item else { return };
+        if !seen.field.repeated || seen.field.name == "order" {
+            return;
+        }
+        let list = seen.path.split('[').next().unwrap_or_default().to_string();
+        if name.is_empty() {
+            let problem = Problem::error(&*seen.path, "the name is empty")
+                .why("it is in every name, or is no name")
+                .help("leave it out");
+            problems.push(problem);
+        } else if !seen_names.insert((list, name)) {
+            let problem = Problem::warning(&*seen.path, format!("'{name}' is listed twice"))
+                .why("lists grow when a strategy is loaded or assigned again")
+                .help("start from a new strategy");
+            problems.push(problem);
+        }
+    });
+}
+
+/// Names in two lists of which only one can be right.
+fn overlaps(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let amp = strategy.amp_configs();
+    let trainer = strategy.trainer_desc_configs();
+    let pairs = [
+        (
+            ("amp_configs.custom_white_list", &amp.custom_white_list),
+            ("amp_configs.custom_black_list", &amp.custom_black_list),
+            "an op kind computes in 16 bits or in 32",
+        ),
+        (
+            ("trainer_desc_configs.local_sparse", &trainer.local_sparse),
+            ("trainer_desc_configs.remote_sparse", &trainer.remote_sparse),
+            "a table stays with the worker or lives on the servers",
+        ),
+    ];
+    for ((path, names), (other_path, others), why) in pairs {
+        for (index, name) in others.iter().enumerate() {
+            if names.contains(name) {
+                let message = format!("'{name}' is in {path} too");
+                let problem = Problem::error(format!("{other_path}[{index}]"), message);
+                problems.push(problem.why(why).help("keep it in one of them"));
+            }
+        }
+    }
+}
+
+fn sparsities(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let dgc = strategy.dgc_configs();
+    for (index, pair) in dgc.sparsity.windows(2).enumerate() {
+        if pair[1] < pair[0] {
+            let path = format!("dgc_configs.sparsity[{}]", index + 1);
+            let message = format!("{} comes after {}", pair[1], pair[0]);
+            let problem = Problem::error(path, message)
+                .why("compression goes through the list and only grows")
+                .help("list the sparsities in ascending order");
+            problems.push(problem);
+        }
+    }
+    let steps = usize::try_from(dgc.rampup_step()).unwrap_or(0);
+    if steps > 0 && dgc.sparsity.len() > steps {
+        let message = format!("{} sparsities share {steps} steps", dgc.sparsity.len());
+        let problem = Problem::warning("dgc_configs.rampup_step", message)
+            .why("some of the list is never used")
+            .help(format!("at least {}", dgc.sparsity.len()));
+        problems.push(problem);
+    }
+}
+
+/// `weight_bounds` are the least and the greatest weight.
+fn bounds(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let mut lists: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    walk(strategy, "", &mut |seen| {
+        if let (Item::Float(value), "weight_bounds") = (seen.item, seen.field.name) {
+            let list = seen.path[..seen.path.rfind('[').unwrap_or(0)].to_string();
+            lists.entry(list).or_default().push(value);
+        }
+    });
+    for (path, bounds) in lists {
+        if bounds.len() != 2 || bounds[0] > bounds[1] {
+            let problem = Problem::error(path, format!("expected two bounds, got {bounds:?}"))
+                .why("they are the least and the greatest weight")
+                .help("[-10, 10]");
+            problems.push(problem);
+        }
+    }
+}
+
+fn axes(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let order = &strategy.hybrid_configs().order;
+    for (index, axis) in order.iter().enumerate() {
+        if order[..index].contains(axis) {
+            let path = format!("hybrid_configs.order[{index}]");
+            let problem = Problem::error(path, format!("the axis {axis} is listed twice"))
+                .why("every axis of the grid has one place")
+                .help("dp, pp, sharding, sep, mp");
+            problems.push(problem);
+        }
+    }
+    if !order.is_empty() && order.len() < 5 {
+        let problem =
+            Problem::error("hybrid_configs.order", format!("{} of five axes", order.len()))
+                .why("every axis of the grid has a place, also those of degree 1")
+                .help("list dp, pp, sharding, sep, mp in the order you want");
+        problems.push(problem);
+    }
+}
+
+/// Tables with the same name or number.
+fn tables(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    let tables = &strategy.downpour_table_param;
+    let mut names = HashSet::new();
+    let mut ids = HashSet::new();
+    for (index, table) in tables.iter().enumerate() {
+        let path = |field: &str| format!("downpour_table_param[{index}].{field}");
+        let named = table.table_name.as_ref().is_none_or(|name| names.insert(name));
+        if !named {
+            let message = format!("there are two tables '{}'", table.table_name());
+            let problem = Problem::error(path("table_name"), message)
+                .why("a table is found by its name")
+                .help("start from a new strategy, or rename one");
+            problems.push(problem);
+        }
+        if table.table_id.is_some_and(|id| !ids.insert(id)) {
+            let message = format!("there are two tables with the number {}", table.table_id());
+            let problem = Problem::error(path("table_id"), message)
+                .why("a table is addressed by its number")
+                .help("leave the numbers out");
+            problems.push(problem);
+        }
+        if table.shape().fields.iter().all(|field| table.slot(field.number).count() == 0) {
+            let path = format!("downpour_table_param[{index}]");
+            problems.push(Problem::error(path, "the table has no settings").help("leave it out"));
+        }
+    }
+}

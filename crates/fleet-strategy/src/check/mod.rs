@@ -1,0 +1,65 @@
+//! What is wrong with a strategy, as far as that can be said without a program and a cluster: values
+//! out of range (`ranges.rs`), lists that contradict themselves (`lists.rs`), settings that do not go
+//! together or have no effect (`combinations.rs`).
+
+mod combinations;
+mod lists;
+mod ranges;
+
+use crate::form::document::join;
+use crate::problem::{Problem, all_in_one};
+use crate::reflect::{Field, Item, Reflect, Shape};
+use crate::schema::DistributedStrategy;
+use fleet_base::Result;
+
+impl DistributedStrategy {
+    /// Everything that is wrong or has no effect, errors first.
+    ///
+    /// ```
+    /// # use fleet_strategy::{AmpConfig, DistributedStrategy};
+    /// let amp = AmpConfig::default().with_decr_ratio(1.5);
+    /// let problems = DistributedStrategy::new().use_amp(amp).check();
+    /// assert_eq!(problems[0].path, "amp_configs.decr_ratio");
+    /// assert_eq!(problems[0].message, "expected more than 0 and less than 1, got 1.5");
+    /// ```
+    pub fn check(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        ranges::check(self, &mut problems);
+        lists::check(self, &mut problems);
+        combinations::check(self, &mut problems);
+        problems.sort_by_key(|problem| problem.severity);
+        problems
+    }
+
+    /// The warnings of [`check`](Self::check), or all its errors as one.
+    pub fn validate(&self) -> Result<Vec<Problem>> {
+        all_in_one(self.check())
+    }
+}
+
+/// An assigned value and where it stands.
+struct Seen<'a> {
+    shape: &'static Shape,
+    field: &'static Field,
+    path: String,
+    item: Item<'a>,
+}
+
+/// Shows every assigned value to `visit`, messages before what is in them.
+fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&Seen<'a>)) {
+    let shape = message.shape();
+    for field in shape.fields {
+        let slot = message.slot(field.number);
+        for index in 0..slot.count() {
+            let mut path = join(path, field.name);
+            if field.repeated {
+                path += &format!("[{index}]");
+            }
+            let seen = Seen { shape, field, path, item: slot.item(index) };
+            visit(&seen);
+            if let Item::Message(nested) = seen.item {
+                walk(nested, &seen.path, visit);
+            }
+        }
+    }
+}
