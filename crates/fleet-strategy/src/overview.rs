@@ -31,11 +31,9 @@ impl DistributedStrategy {
         for field in fields.iter().filter(|field| is_bool(field)) {
             if let Some(configs) = configs(field).filter(|_| is_on(self, field)) {
                 table.header(&format!("{}=True <-> {}", field.name, configs.name));
-                match self.slot(configs.number) {
-                    slot if slot.count() > 0 => match slot.item(0) {
-                        Item::Message(message) => table.message(message),
-                        _ => {}
-                    },
+                let slot = self.slot(configs.number);
+                match (slot.count() > 0).then(|| slot.item(0)) {
+                    Some(Item::Message(message)) => table.message(message),
                     _ => table.defaults(configs),
                 }
                 table.border('=');

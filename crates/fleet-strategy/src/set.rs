@@ -24,11 +24,11 @@ impl DistributedStrategy {
     /// # use fleet_strategy::{DistributedStrategy, Value};
     /// let mut strategy = DistributedStrategy::new();
     /// strategy.set("amp", true)?;
-    /// strategy.set("amp_configs", Value::map([("init_loss_scaling", 1024)]))?;
+    /// strategy.set("amp_configs", Value::map([("init_loss_scaling", 1024.into())]))?;
     /// strategy.set("amp_configs.decr_ratio", 0.5)?;
     /// assert_eq!(strategy.amp_configs().init_loss_scaling(), 1024.0);
     ///
-    /// let error = strategy.set("amp_configs", Value::map([("decr_ration", 0.5)])).unwrap_err();
+    /// let error = strategy.set("amp_configs", Value::map([("decr_ration", 0.5.into())])).unwrap_err();
     /// assert_eq!(error.message(), "key:decr_ration not in amp_configs");
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
