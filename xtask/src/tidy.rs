@@ -12,7 +12,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("kernels", &["fleet-kernels"]),
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
     ("wire", &["fleet-net", "fleet-comm"]),
-    ("run", &["fleet-exec", "fleet-data", "fleet-format"]),
+    ("run", &["fleet-exec", "fleet-data", "fleet-metrics", "fleet-format"]),
     ("surface", &["fleet", "fleet-launch", "fleet-cli"]),
     ("dev", &["fleet-testkit", "fleet-bench", "xtask"]),
 ];

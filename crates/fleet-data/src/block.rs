@@ -85,6 +85,26 @@ impl Column {
         }
     }
 
+    /// A column of the same slot without records.
+    pub(crate) fn emptied(&self) -> Column {
+        let mut column = self.clone();
+        column.values.truncate(0);
+        column.offsets.truncate(1);
+        column
+    }
+
+    /// Appends one record of a column of the same slot.
+    pub(crate) fn append_row(&mut self, other: &Column, row: usize) -> Result<()> {
+        let range = other.range(row);
+        if self.values.len() + range.len() > VALUES_MAX {
+            return Err(Error::exhausted("a slot is too large for one block")
+                .expected(format!("at most {VALUES_MAX} values")));
+        }
+        self.values.extend_from(&other.values, range);
+        self.end_row();
+        Ok(())
+    }
+
     /// Ends a record of a ragged slot; the block checks the limit of the offsets.
     #[inline(always)]
     pub(crate) fn end_row(&mut self) {

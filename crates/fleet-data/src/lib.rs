@@ -1,18 +1,32 @@
 //! Data on its way to training. It knows neither programs nor servers: it fills buffers.
 //!
 //! Records have named slots ([`Schema`]) and lie in columns ([`Block`]). [`LineReader`] reads them
-//! from text, [`MultiSlot`] being the format that data generators write.
+//! from text, [`MultiSlot`] being the format that data generators write ([`DataGenerator`]).
+//! [`InMemoryDataset`] and [`QueueDataset`] hand out [`Batch`]es, whose tensors a program is fed.
 //!
 //! [`synth`] makes data sets from known models, so that what training reaches can be compared with
 //! the best that anything could reach.
 
+mod batch;
 mod block;
+mod dataset;
+mod files;
+mod generator;
 mod lines;
 mod multislot;
+mod pipe;
 mod slot;
 pub mod synth;
 
+pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
+pub use dataset::{
+    DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, MemoryReader, QueueDataset,
+    QueueReader, RecordFormat, TextFiles, sum_over,
+};
+pub use files::{file_shard, glob};
+pub use generator::{DataGenerator, Sample, SampleWriter, Value};
 pub use lines::{LineError, LineFormat, LineReader, OnError, RecordReader, Skipped};
 pub use multislot::{MultiSlot, MultiSlotWriter};
+pub use pipe::open_piped;
 pub use slot::{Schema, Slot, SlotForm, SlotKind};

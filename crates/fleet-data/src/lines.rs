@@ -18,6 +18,16 @@ pub trait LineFormat: Send {
     fn parse(&mut self, text: &[u8], length: usize, block: &mut Block) -> Result<bool, LineError>;
 }
 
+impl LineFormat for Box<dyn LineFormat> {
+    fn schema(&self) -> &Arc<Schema> {
+        self.as_ref().schema()
+    }
+
+    fn parse(&mut self, text: &[u8], length: usize, block: &mut Block) -> Result<bool, LineError> {
+        self.as_mut().parse(text, length, block)
+    }
+}
+
 /// What is wrong with a line, and at which byte.
 #[derive(Debug)]
 pub struct LineError {
@@ -46,6 +56,15 @@ pub enum OnError {
 pub struct Skipped {
     pub lines: u64,
     pub first: Option<Error>,
+}
+
+impl Skipped {
+    pub(crate) fn add(&mut self, other: &Skipped) {
+        self.lines += other.lines;
+        if self.first.is_none() {
+            self.first = other.first.clone();
+        }
+    }
 }
 
 /// Where records come from, a piece at a time.

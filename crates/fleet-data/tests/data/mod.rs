@@ -1,1 +1,3 @@
+pub mod datasets;
 pub mod multislot;
+pub mod pipes;

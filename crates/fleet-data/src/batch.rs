@@ -1,0 +1,506 @@
+//! Records to the tensors that a program takes: each input is filled from one slot or from several
+//! side by side, straight into memory that an executor reads where it lies. A batch is reused; as
+//! long as its number of records stays the same, filling it allocates nothing (but for ragged inputs,
+//! whose number of values changes).
+
+use crate::block::{Block, Column, Values};
+use crate::slot::{Schema, Slot, SlotForm, SlotKind};
+use fleet_base::{Error, Result};
+use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
+use std::sync::Arc;
+
+/// How many values an input has for each record.
+#[derive(Clone, Debug, PartialEq)]
+enum Form {
+    /// As many as its slots, which are all dense.
+    Dense,
+    /// This many for each slot; what a record lacks is filled up.
+    Padded { width: usize, pad: f64, truncate: bool },
+    /// As many as there are: values `[total, 1]` and offsets.
+    Ragged,
+}
+
+/// One input of a program, and the slots that fill it.
+///
+/// ```
+/// use fleet_data::{Block, Batch, BatchLayout, Input, RowRef, Schema, Slot};
+/// use fleet_tensor::DType;
+/// let schema = Schema::new([
+///     Slot::ragged_ids("C1"), Slot::ragged_ids("C2"), Slot::dense_ids("label", [1]),
+/// ])?;
+/// let layout = BatchLayout::new(&schema, [
+///     Input::new("ids", ["C1", "C2"]).padded(1, 0.0), // [batch, 2]
+///     Input::new("label", ["label"]).dtype(DType::F32),
+/// ])?;
+/// let mut block = Block::new(&schema);
+/// block.push_ids(0, &[7])?;
+/// block.push_ids(1, &[8])?;
+/// block.push_ids(2, &[1])?;
+/// block.end_record()?;
+/// let mut batch = Batch::new(&layout);
+/// batch.fill(&[&block], &[RowRef { block: 0, row: 0 }])?;
+/// assert_eq!(batch.tensor("ids")?.as_slice::<i64>()?, [7, 8]);
+/// assert_eq!(batch.tensor("label")?.as_slice::<f32>()?, [1.0]);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Input {
+    name: String,
+    slots: Vec<String>,
+    dtype: Option<DType>,
+    form: Option<Form>,
+}
+
+impl Input {
+    /// An input filled from slots, side by side.
+    pub fn new<S: Into<String>>(name: &str, slots: impl IntoIterator<Item = S>) -> Input {
+        let slots = slots.into_iter().map(Into::into).collect();
+        Input { name: name.to_string(), slots, dtype: None, form: None }
+    }
+
+    /// The element type: `I64` or `F32` for ids (labels, mostly), `F32` for floats.
+    pub fn dtype(mut self, dtype: DType) -> Input {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// `width` values for each slot: fewer are filled up with `pad`, more are an error.
+    pub fn padded(mut self, width: usize, pad: f64) -> Input {
+        self.form = Some(Form::Padded { width, pad, truncate: false });
+        self
+    }
+
+    /// As [`Input::padded`]; of more values, the first are taken.
+    pub fn padded_or_cut(mut self, width: usize, pad: f64) -> Input {
+        self.form = Some(Form::Padded { width, pad, truncate: true });
+        self
+    }
+}
+
+/// The inputs of a batch.
+#[derive(Clone, Debug)]
+pub struct BatchLayout {
+    schema: Arc<Schema>,
+    inputs: Vec<Resolved>,
+}
+
+#[derive(Clone, Debug)]
+struct Resolved {
+    name: String,
+    slots: Vec<usize>,
+    dtype: DType,
+    form: Form,
+    /// Values of a record in each slot; 0 for ragged inputs.
+    widths: Vec<usize>,
+    /// The shape behind the batch dimension.
+    shape: Vec<usize>,
+}
+
+impl BatchLayout {
+    /// An input for every slot, of the same name, in the same form.
+    pub fn of_slots(schema: &Arc<Schema>) -> Result<Arc<BatchLayout>> {
+        Self::new(schema, schema.slots().iter().map(|slot| Input::new(&slot.name, [&slot.name])))
+    }
+
+    pub fn new(
+        schema: &Arc<Schema>,
+        inputs: impl IntoIterator<Item = Input>,
+    ) -> Result<Arc<BatchLayout>> {
+        let inputs: Result<Vec<Resolved>> = inputs
+            .into_iter()
+            .map(|input| {
+                let name = input.name.clone();
+                resolve(schema, input).map_err(|error| error.at(format!("input '{name}'")))
+            })
+            .collect();
+        Ok(Arc::new(BatchLayout { schema: Arc::clone(schema), inputs: inputs? }))
+    }
+
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().map(|input| input.name.as_str())
+    }
+}
+
+fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
+    let slots: Result<Vec<usize>> = input.slots.iter().map(|name| schema.index(name)).collect();
+    let slots = slots?;
+    let chosen: Vec<&Slot> = slots.iter().map(|index| &schema.slots()[*index]).collect();
+    let Some(first) = chosen.first() else {
+        return Err(Error::invalid("an input needs at least one slot"));
+    };
+    let kind = first.kind;
+    if let Some(other) = chosen.iter().find(|slot| slot.kind != kind) {
+        return Err(Error::invalid("slots of one input hold values of one kind")
+            .expected(format!("{kind} as in '{}'", first.name))
+            .got(format!("{} in '{}'", other.kind, other.name)));
+    }
+    let own = if kind == SlotKind::Ids { DType::I64 } else { DType::F32 };
+    let dtype = input.dtype.unwrap_or(own);
+    if dtype != own && dtype != DType::F32 {
+        return Err(Error::unsupported(format!("slots of {kind} do not fill an input of {dtype}")));
+    }
+    let ragged = chosen.iter().any(|slot| slot.form == SlotForm::Ragged);
+    let form = match input.form {
+        Some(form) => form,
+        None if !ragged => Form::Dense,
+        None if chosen.len() == 1 => Form::Ragged,
+        None => {
+            return Err(Error::invalid("ragged slots do not fit side by side")
+                .help("say how long each one is: Input::padded"));
+        }
+    };
+    if matches!(form, Form::Padded { width: 0, .. }) {
+        return Err(Error::invalid("an input is padded to 0 values"));
+    }
+    let widths: Vec<usize> = match form {
+        Form::Padded { width, .. } => vec![width; chosen.len()],
+        Form::Dense => chosen.iter().filter_map(|slot| slot.width()).collect(),
+        Form::Ragged => vec![0],
+    };
+    let shape = match (&first.form, &form) {
+        (SlotForm::Dense(shape), Form::Dense) if chosen.len() == 1 => shape.clone(),
+        _ => vec![widths.iter().sum::<usize>().max(1)],
+    };
+    if shape.len() >= RANK_MAX {
+        return Err(Error::unsupported("input has too many dimensions").got(shape.len() + 1));
+    }
+    Ok(Resolved { name: input.name, slots, dtype, form, widths, shape })
+}
+
+/// A record of a list of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowRef {
+    pub block: u32,
+    pub row: u32,
+}
+
+/// The tensors of some records, ready to be fed.
+#[derive(Debug)]
+pub struct Batch {
+    layout: Arc<BatchLayout>,
+    rows: usize,
+    tensors: Vec<Tensor>,
+    /// For ragged inputs, where each record starts and where the last one ends.
+    offsets: Vec<Vec<i64>>,
+}
+
+impl Batch {
+    pub fn new(layout: &Arc<BatchLayout>) -> Batch {
+        let count = layout.inputs.len();
+        Batch {
+            layout: Arc::clone(layout),
+            rows: 0,
+            tensors: (0..count).map(|_| Tensor::empty()).collect(),
+            offsets: vec![Vec::new(); count],
+        }
+    }
+
+    /// Records.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    pub fn layout(&self) -> &Arc<BatchLayout> {
+        &self.layout
+    }
+
+    /// Names and tensors, as an executor is fed.
+    pub fn feeds(&self) -> Vec<(&str, &Tensor)> {
+        self.layout.names().zip(&self.tensors).collect()
+    }
+
+    pub fn tensor(&self, name: &str) -> Result<&Tensor> {
+        Ok(&self.tensors[self.index(name)?])
+    }
+
+    /// Where the records of a ragged input start, and where the last one ends.
+    pub fn offsets(&self, name: &str) -> Result<&[i64]> {
+        Ok(&self.offsets[self.index(name)?])
+    }
+
+    fn index(&self, name: &str) -> Result<usize> {
+        self.layout.names().position(|known| known == name).ok_or_else(|| {
+            let hint = fleet_base::text::did_you_mean(name, self.layout.names());
+            Error::invalid(format!("batch has no input '{name}'{hint}"))
+        })
+    }
+
+    /// Fills all inputs with records of `blocks`, in the order of `rows`.
+    pub fn fill<B: AsRef<Block>>(&mut self, blocks: &[B], rows: &[RowRef]) -> Result<()> {
+        let layout = Arc::clone(&self.layout);
+        if let Some(wrong) = blocks.iter().find(|it| *it.as_ref().schema() != layout.schema) {
+            return Err(Error::invalid("records have other slots than the batch")
+                .expected(layout.schema.slots().len())
+                .got(wrong.as_ref().schema().slots().len()));
+        }
+        let inside = |row: &RowRef| {
+            blocks.get(row.block as usize).is_some_and(|it| (row.row as usize) < it.as_ref().len())
+        };
+        if !rows.iter().all(inside) {
+            return Err(Error::invalid("a batch asks for a record that does not exist"));
+        }
+        for (index, input) in layout.inputs.iter().enumerate() {
+            let (tensor, offsets) = (&mut self.tensors[index], &mut self.offsets[index]);
+            if input.form == Form::Ragged {
+                fill_ragged(input, blocks, rows, tensor, offsets)?;
+            } else {
+                fill_fixed(input, &layout.schema, blocks, rows, tensor)?;
+            }
+        }
+        self.rows = rows.len();
+        Ok(())
+    }
+}
+
+impl AsRef<Block> for Block {
+    fn as_ref(&self) -> &Block {
+        self
+    }
+}
+
+/// Makes the tensor one of this shape, where it is not.
+fn reshape(tensor: &mut Tensor, dtype: DType, rows: usize, rest: &[usize]) -> Result<()> {
+    let mut dims = [0i64; RANK_MAX];
+    dims[0] = rows as i64;
+    for (to, from) in dims[1..].iter_mut().zip(rest) {
+        *to = *from as i64;
+    }
+    let shape = Shape::new(&dims[..1 + rest.len()])?;
+    if tensor.dtype() != dtype || *tensor.shape() != shape {
+        *tensor = Tensor::zeros(dtype, shape)?;
+    }
+    Ok(())
+}
+
+fn fill_fixed<B: AsRef<Block>>(
+    input: &Resolved,
+    schema: &Schema,
+    blocks: &[B],
+    rows: &[RowRef],
+    tensor: &mut Tensor,
+) -> Result<()> {
+    reshape(tensor, input.dtype, rows.len(), &input.shape)?;
+    let total: usize = input.widths.iter().sum();
+    let mut start = 0;
+    for (&slot, &width) in input.slots.iter().zip(&input.widths) {
+        let column = |row: &RowRef| blocks[row.block as usize].as_ref().column(slot);
+        let place = Place { start, width, total, form: &input.form };
+        let outcome = match (schema.slots()[slot].kind, input.dtype) {
+            (SlotKind::Ids, DType::I64) => {
+                place.scatter(rows, tensor.as_mut_slice::<i64>()?, column, ids_of, |id| id)
+            }
+            (SlotKind::Ids, _) => {
+                place.scatter(rows, tensor.as_mut_slice::<f32>()?, column, ids_of, |id| id as f32)
+            }
+            (SlotKind::Floats, _) => {
+                place.scatter(rows, tensor.as_mut_slice::<f32>()?, column, floats_of, |it| it)
+            }
+        };
+        outcome.map_err(|count| {
+            Error::invalid(format!("slot '{}' has too many values", schema.slots()[slot].name))
+                .expected(format!("at most {width}"))
+                .got(count)
+                .at(format!("input '{}'", input.name))
+                .help("pad to a larger width, or cut (Input::padded_or_cut)")
+        })?;
+        start += width;
+    }
+    Ok(())
+}
+
+/// The part of an input's rows that one slot fills.
+struct Place<'a> {
+    start: usize,
+    width: usize,
+    total: usize,
+    form: &'a Form,
+}
+
+impl Place<'_> {
+    /// Copies a slot's values of each record; fails with their number where they are too many.
+    fn scatter<'b, F: Copy + 'b, T: Copy + FromPad>(
+        &self,
+        rows: &[RowRef],
+        out: &mut [T],
+        column: impl Fn(&RowRef) -> &'b Column,
+        values: impl Fn(&'b Column) -> &'b [F],
+        convert: impl Fn(F) -> T,
+    ) -> Result<(), usize> {
+        for (row, out) in rows.iter().zip(out.chunks_exact_mut(self.total)) {
+            let column = column(row);
+            let mut from = &values(column)[column.range(row.row as usize)];
+            let out = &mut out[self.start..self.start + self.width];
+            if let Form::Padded { pad, truncate, .. } = self.form {
+                if from.len() > self.width {
+                    if !truncate {
+                        return Err(from.len());
+                    }
+                    from = &from[..self.width];
+                }
+                out[from.len()..].fill(T::from_pad(*pad));
+            }
+            for (to, value) in out.iter_mut().zip(from) {
+                *to = convert(*value);
+            }
+        }
+        Ok(())
+    }
+}
+
+trait FromPad {
+    fn from_pad(pad: f64) -> Self;
+}
+
+impl FromPad for i64 {
+    fn from_pad(pad: f64) -> i64 {
+        pad as i64
+    }
+}
+
+impl FromPad for f32 {
+    fn from_pad(pad: f64) -> f32 {
+        pad as f32
+    }
+}
+
+fn ids_of(column: &Column) -> &[i64] {
+    match column.values() {
+        Values::Ids(values) => values,
+        Values::Floats(_) => &[],
+    }
+}
+
+fn floats_of(column: &Column) -> &[f32] {
+    match column.values() {
+        Values::Floats(values) => values,
+        Values::Ids(_) => &[],
+    }
+}
+
+fn fill_ragged<B: AsRef<Block>>(
+    input: &Resolved,
+    blocks: &[B],
+    rows: &[RowRef],
+    tensor: &mut Tensor,
+    offsets: &mut Vec<i64>,
+) -> Result<()> {
+    let slot = input.slots[0];
+    let column = |row: &RowRef| blocks[row.block as usize].as_ref().column(slot);
+    offsets.clear();
+    offsets.push(0);
+    let mut total = 0;
+    for row in rows {
+        total += column(row).range(row.row as usize).len();
+        offsets.push(total as i64);
+    }
+    reshape(tensor, input.dtype, total, &[1])?;
+    let places = rows.iter().zip(offsets.windows(2));
+    for (row, place) in places {
+        let (column, place) = (column(row), place[0] as usize..place[1] as usize);
+        let range = column.range(row.row as usize);
+        match (column.values(), input.dtype) {
+            (Values::Ids(ids), DType::I64) => {
+                tensor.as_mut_slice::<i64>()?[place].copy_from_slice(&ids[range]);
+            }
+            (Values::Ids(ids), _) => {
+                let out = tensor.as_mut_slice::<f32>()?[place].iter_mut();
+                out.zip(&ids[range]).for_each(|(to, id)| *to = *id as f32);
+            }
+            (Values::Floats(floats), _) => {
+                tensor.as_mut_slice::<f32>()?[place].copy_from_slice(&floats[range]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where batches come from.
+pub trait BatchSource: Send {
+    /// Fills the batch with the next records; false at the end.
+    fn next_batch(&mut self, batch: &mut Batch) -> Result<bool>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Block {
+        let schema = Schema::new([
+            Slot::ragged_ids("words"),
+            Slot::dense_floats("x", [2, 2]),
+            Slot::dense_ids("label", [1]),
+            Slot::ragged_floats("weights"),
+        ])
+        .unwrap();
+        let mut block = Block::new(&schema);
+        for row in 0..4i64 {
+            let words: Vec<i64> = (0..row + 1).collect();
+            block.push_ids(0, &words).unwrap();
+            block.push_floats(1, &[row as f32; 4]).unwrap();
+            block.push_ids(2, &[row % 2]).unwrap();
+            block.push_floats(3, &[0.5]).unwrap();
+            block.end_record().unwrap();
+        }
+        block
+    }
+
+    fn rows(list: &[u32]) -> Vec<RowRef> {
+        list.iter().map(|row| RowRef { block: 0, row: *row }).collect()
+    }
+
+    #[test]
+    fn every_form_is_filled() {
+        let block = example();
+        let layout = BatchLayout::new(
+            block.schema(),
+            [
+                Input::new("words", ["words"]),
+                Input::new("padded", ["words"]).padded(5, -1.0),
+                Input::new("cut", ["words"]).padded_or_cut(2, 0.0),
+                Input::new("x", ["x"]),
+                Input::new("both", ["x", "weights"]).padded(4, 9.0),
+                Input::new("label", ["label"]).dtype(DType::F32),
+            ],
+        )
+        .unwrap();
+        let mut batch = Batch::new(&layout);
+        batch.fill(&[&block], &rows(&[2, 0])).unwrap();
+        let ids = |name: &str| batch.tensor(name).unwrap().to_vec::<i64>().unwrap();
+        let floats = |name: &str| batch.tensor(name).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(ids("words"), [0, 1, 2, 0]);
+        assert_eq!(batch.offsets("words").unwrap(), [0, 3, 4]);
+        assert_eq!(ids("padded"), [0, 1, 2, -1, -1, 0, -1, -1, -1, -1]);
+        assert_eq!(ids("cut"), [0, 1, 0, 0]);
+        assert_eq!(batch.tensor("x").unwrap().shape().to_string(), "[2, 2, 2]");
+        assert_eq!(
+            floats("both"),
+            [2., 2., 2., 2., 0.5, 9., 9., 9., 0., 0., 0., 0., 0.5, 9., 9., 9.]
+        );
+        assert_eq!(floats("label"), [0.0, 0.0]);
+        assert_eq!(batch.feeds().len(), 6);
+    }
+
+    #[test]
+    fn wrong_layouts_and_rows_are_errors() {
+        let block = example();
+        let layout = |input: Input| BatchLayout::new(block.schema(), [input]);
+        let message = |input: Input| layout(input).unwrap_err().to_string();
+        assert!(message(Input::new("a", ["wrds"])).contains("did you mean 'words'"));
+        assert!(message(Input::new("a", ["words", "x"])).contains("one kind"));
+        assert!(message(Input::new("a", ["words", "label"])).contains("side by side"));
+        assert!(message(Input::new("a", ["x"]).dtype(DType::I64)).contains("i64"));
+        assert!(message(Input::new("a", Vec::<String>::new())).contains("at least one slot"));
+        let narrow = layout(Input::new("a", ["words"]).padded(2, 0.0)).unwrap();
+        let error = Batch::new(&narrow).fill(&[&block], &rows(&[0, 3])).unwrap_err().to_string();
+        assert!(error.starts_with("slot 'words' has too many values: expected at most 2, got 4"));
+        assert!(Batch::new(&narrow).fill(&[&block], &rows(&[4])).is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! How workers hand records to each other. A network implements the trait; here it is threads of one
+//! process, which tests and single-machine jobs use.
+
+use fleet_base::{Error, Result};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// Hands messages between workers, all of which take part in every call.
+pub trait Exchange: Send {
+    fn rank(&self) -> usize;
+
+    fn world_size(&self) -> usize;
+
+    /// Gives `outgoing[r]` to worker r and returns what the workers gave to this one, in their
+    /// order. A worker that is gone is an error on all others, never a wait without end.
+    fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>>;
+}
+
+/// The sum of a number over all workers: of data set sizes, for example.
+///
+/// ```
+/// use fleet_data::{InProcessExchange, sum_over};
+/// let mut alone = InProcessExchange::group(1).remove(0);
+/// assert_eq!(sum_over(&mut alone, 42)?, 42);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn sum_over(exchange: &mut dyn Exchange, value: u64) -> Result<u64> {
+    let mine = value.to_le_bytes().to_vec();
+    let all = exchange.all_to_all(vec![mine; exchange.world_size()])?;
+    let mut sum = 0u64;
+    for (rank, bytes) in all.iter().enumerate() {
+        let bytes: [u8; 8] = bytes.as_slice().try_into().map_err(|_| {
+            Error::invalid(format!("worker {rank} sent no number")).got(bytes.len())
+        })?;
+        sum = sum
+            .checked_add(u64::from_le_bytes(bytes))
+            .ok_or_else(|| Error::invalid("a sum over workers is out of range"))?;
+    }
+    Ok(sum)
+}
+
+/// Workers that are threads of one process.
+pub struct InProcessExchange {
+    rank: usize,
+    /// Towards and from each worker.
+    to: Vec<Sender<Vec<u8>>>,
+    from: Vec<Receiver<Vec<u8>>>,
+}
+
+impl InProcessExchange {
+    /// The ends of a group of workers, by rank.
+    pub fn group(world_size: usize) -> Vec<InProcessExchange> {
+        let mut ends: Vec<InProcessExchange> = (0..world_size)
+            .map(|rank| InProcessExchange { rank, to: Vec::new(), from: Vec::new() })
+            .collect();
+        for from in 0..world_size {
+            for to in 0..world_size {
+                let (sender, receiver) = channel();
+                ends[from].to.push(sender);
+                ends[to].from.push(receiver);
+            }
+        }
+        ends
+    }
+}
+
+impl Exchange for InProcessExchange {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.to.len()
+    }
+
+    fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        if outgoing.len() != self.to.len() {
+            return Err(Error::invalid("an exchange needs a message for every worker")
+                .expected(self.to.len())
+                .got(outgoing.len()));
+        }
+        let gone = |rank: usize| {
+            Error::unavailable(format!("worker {rank} is gone"))
+                .at(format!("exchange of records, worker {}", self.rank))
+        };
+        for (rank, message) in outgoing.into_iter().enumerate() {
+            self.to[rank].send(message).map_err(|_| gone(rank))?;
+        }
+        let messages = self.from.iter().enumerate();
+        messages.map(|(rank, from)| from.recv().map_err(|_| gone(rank))).collect()
+    }
+}

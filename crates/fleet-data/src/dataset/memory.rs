@@ -1,0 +1,341 @@
+//! A dataset that is loaded, shuffled and then handed out.
+
+use super::exchange::Exchange;
+use super::shuffle;
+use super::{DatasetOptions, check_files, lost_thread, no_files};
+use crate::batch::{Batch, BatchSource, RowRef};
+use crate::block::Block;
+use crate::lines::Skipped;
+use fleet_base::rng::Sequence;
+use fleet_base::{Error, Result, text};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Records in memory.
+///
+/// ```
+/// use fleet_data::{Batch, BatchSource, DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
+/// let path = std::env::temp_dir().join(format!("memory-example-{}", std::process::id()));
+/// std::fs::write(&path, "2 7 8 1 1\n1 9 1 0\n").unwrap();
+///
+/// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_ids("label", [1])])?;
+/// let options = DatasetOptions { batch_size: 2, ..DatasetOptions::new(TextFiles::multi_slot(&schema))? };
+/// let mut dataset = InMemoryDataset::new(options)?;
+/// dataset.set_filelist([path.clone()])?;
+/// dataset.load_into_memory()?;
+/// dataset.local_shuffle();
+/// let mut batch = Batch::new(dataset.layout());
+/// for mut reader in dataset.readers(1)? {
+///     while reader.next_batch(&mut batch)? {
+///         assert_eq!(batch.tensor("label")?.shape().to_string(), "[2, 1]");
+///     }
+/// }
+/// dataset.release_memory();
+/// # std::fs::remove_file(&path).unwrap();
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct InMemoryDataset {
+    options: DatasetOptions,
+    files: Vec<PathBuf>,
+    blocks: Arc<Vec<Block>>,
+    /// The order in which records are handed out.
+    order: Arc<Vec<RowRef>>,
+    skipped: Skipped,
+    preload: Option<JoinHandle<Result<Loaded>>>,
+    loaded: bool,
+    local_shuffles: u64,
+    global_shuffles: u64,
+}
+
+/// What loading gives.
+struct Loaded {
+    blocks: Vec<Block>,
+    skipped: Skipped,
+}
+
+impl InMemoryDataset {
+    pub fn new(options: DatasetOptions) -> Result<InMemoryDataset> {
+        options.check()?;
+        Ok(InMemoryDataset {
+            options,
+            files: Vec::new(),
+            blocks: Arc::default(),
+            order: Arc::default(),
+            skipped: Skipped::default(),
+            preload: None,
+            loaded: false,
+            local_shuffles: 0,
+            global_shuffles: 0,
+        })
+    }
+
+    pub fn layout(&self) -> &Arc<crate::BatchLayout> {
+        &self.options.layout
+    }
+
+    /// The files to load, all of which must be there. What is in memory stays until the next load.
+    pub fn set_filelist<P: Into<PathBuf>>(
+        &mut self,
+        files: impl IntoIterator<Item = P>,
+    ) -> Result<()> {
+        let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
+        check_files(&files)?;
+        self.files = files;
+        Ok(())
+    }
+
+    /// Reads all files with `threads` threads. Records come in the order of the files, whatever the
+    /// number of threads.
+    pub fn load_into_memory(&mut self) -> Result<()> {
+        self.preload_into_memory()?;
+        self.wait_preload_done()
+    }
+
+    /// Starts to load and returns; [`InMemoryDataset::wait_preload_done`] waits and reports. What is
+    /// in memory can be used meanwhile: the next day is read while this one is trained on.
+    pub fn preload_into_memory(&mut self) -> Result<()> {
+        if self.files.is_empty() {
+            return Err(no_files());
+        }
+        if self.preload.is_some() {
+            return Err(Error::invalid("the dataset is being loaded already")
+                .help("wait_preload_done comes first"));
+        }
+        let (options, files) = (self.options.clone(), self.files.clone());
+        let thread = std::thread::Builder::new().name("fleet-preload".into());
+        let handle = thread
+            .spawn(move || load(&options, &files))
+            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+        self.preload = Some(handle);
+        Ok(())
+    }
+
+    /// Waits for [`InMemoryDataset::preload_into_memory`] and puts what it loaded in place.
+    pub fn wait_preload_done(&mut self) -> Result<()> {
+        let Some(handle) = self.preload.take() else {
+            return Err(
+                Error::invalid("nothing is being loaded").help("preload_into_memory comes first")
+            );
+        };
+        let loaded = handle.join().map_err(|_| lost_thread())??;
+        self.put(loaded.blocks);
+        self.skipped = loaded.skipped;
+        self.loaded = true;
+        (self.local_shuffles, self.global_shuffles) = (0, 0);
+        Ok(())
+    }
+
+    fn put(&mut self, blocks: Vec<Block>) {
+        self.order = Arc::new(in_order(&blocks));
+        self.blocks = Arc::new(blocks);
+    }
+
+    /// Lines that the load skipped.
+    pub fn skipped(&self) -> &Skipped {
+        &self.skipped
+    }
+
+    /// Puts the records of this worker into a new order: the n-th shuffle after a load follows from
+    /// the seed and n.
+    pub fn local_shuffle(&mut self) {
+        self.local_shuffles += 1;
+        let mut order = in_order(&self.blocks);
+        let stream = SHUFFLE_STREAM + self.local_shuffles;
+        Sequence::new(self.options.seed, stream).shuffle(&mut order);
+        self.order = Arc::new(order);
+    }
+
+    /// Deals the records of all workers out anew: by record id where the schema has them, at random
+    /// otherwise; then shuffles what came. All workers call it at once. Should any worker fail, the
+    /// call fails and the records stay as they were; both sets are in memory meanwhile.
+    pub fn global_shuffle(&mut self, exchange: &mut dyn Exchange) -> Result<()> {
+        if !self.loaded {
+            return Err(Error::invalid("nothing is in memory to shuffle")
+                .help("load_into_memory comes first"));
+        }
+        let round = self.global_shuffles + 1;
+        let blocks = shuffle::deal(
+            self.options.format.schema(),
+            &self.blocks,
+            self.options.seed,
+            round,
+            exchange,
+        )?;
+        self.global_shuffles = round;
+        self.put(blocks);
+        self.local_shuffle();
+        Ok(())
+    }
+
+    /// Shuffles the values of some slots among records, each slot on its own: what a slot is worth to
+    /// a model is what the model loses by that.
+    pub fn slots_shuffle(&mut self, slots: &[&str]) -> Result<()> {
+        let schema = Arc::clone(self.options.format.schema());
+        let slots: Result<Vec<usize>> = slots.iter().map(|name| schema.index(name)).collect();
+        self.local_shuffles += 1;
+        let seed = self.options.seed;
+        let stream = SLOT_STREAM + self.local_shuffles;
+        self.blocks = Arc::new(shuffle::slots(&self.blocks, &slots?, seed, stream)?);
+        Ok(())
+    }
+
+    /// Drops all records. Readers that are still in use keep theirs.
+    pub fn release_memory(&mut self) {
+        self.put(Vec::new());
+        self.loaded = false;
+    }
+
+    /// Records of this worker; [`sum_over`](super::sum_over) adds up all workers'.
+    pub fn memory_data_size(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Records of this worker after a global shuffle, 0 before.
+    pub fn shuffle_data_size(&self) -> usize {
+        if self.global_shuffles > 0 { self.order.len() } else { 0 }
+    }
+
+    /// Memory that the records take.
+    pub fn memory_bytes(&self) -> usize {
+        self.blocks.iter().map(Block::bytes).sum()
+    }
+
+    /// Readers that share the records out among `count` threads.
+    pub fn readers(&self, count: usize) -> Result<Vec<MemoryReader>> {
+        if !self.loaded {
+            return Err(Error::invalid("nothing is in memory").help("load_into_memory comes first"));
+        }
+        let total = self.order.len() as u64;
+        (0..count as u64)
+            .map(|part| {
+                let range = crate::synth::shard_range(total, part, count as u64)?;
+                Ok(MemoryReader {
+                    blocks: Arc::clone(&self.blocks),
+                    order: Arc::clone(&self.order),
+                    rest: range.start as usize..range.end as usize,
+                    batch_size: self.options.batch_size,
+                    drop_last: self.options.drop_last,
+                })
+            })
+            .collect()
+    }
+
+    /// Fills a batch with records by their place in the present order.
+    pub fn fill(&self, places: &[u64], batch: &mut Batch) -> Result<()> {
+        let rows: Option<Vec<RowRef>> =
+            places.iter().map(|place| self.order.get(*place as usize).copied()).collect();
+        let rows = rows.ok_or_else(|| {
+            Error::invalid("a place is past the last record")
+                .expected(format!("less than {}", self.order.len()))
+        })?;
+        batch.fill(&self.blocks, &rows)
+    }
+}
+
+/// Hands out a part of the records.
+pub struct MemoryReader {
+    blocks: Arc<Vec<Block>>,
+    order: Arc<Vec<RowRef>>,
+    rest: Range<usize>,
+    batch_size: usize,
+    drop_last: bool,
+}
+
+impl MemoryReader {
+    /// Records that are still to come.
+    pub fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// Leaves out the next records: those that a resumed job has had.
+    pub fn skip(&mut self, records: usize) {
+        self.rest.start = (self.rest.start + records).min(self.rest.end);
+    }
+}
+
+impl BatchSource for MemoryReader {
+    fn next_batch(&mut self, batch: &mut Batch) -> Result<bool> {
+        let count = self.rest.len().min(self.batch_size);
+        if count == 0 || (count < self.batch_size && self.drop_last) {
+            return Ok(false);
+        }
+        let start = self.rest.start;
+        batch.fill(&self.blocks, &self.order[start..start + count])?;
+        self.rest.start += count;
+        Ok(true)
+    }
+}
+
+fn in_order(blocks: &[Block]) -> Vec<RowRef> {
+    let rows = |(block, it): (usize, &Block)| {
+        (0..it.len() as u32).map(move |row| RowRef { block: block as u32, row })
+    };
+    blocks.iter().enumerate().flat_map(rows).collect()
+}
+
+/// Reads all files; the first file's error wins.
+fn load(options: &DatasetOptions, files: &[PathBuf]) -> Result<Loaded> {
+    let (next, stop, bytes) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
+    type Slot = Mutex<Option<Result<Loaded>>>;
+    let outcomes: Vec<Slot> = files.iter().map(|_| Mutex::new(None)).collect();
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(file) = files.get(index) else { break };
+            let outcome = load_file(options, file, &bytes);
+            if outcome.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            *outcomes[index].lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        }
+    };
+    let threads = options.threads.min(files.len());
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        work();
+        others.into_iter().try_for_each(|thread| thread.join().map_err(|_| lost_thread()))
+    })?;
+    let mut all = Loaded { blocks: Vec::new(), skipped: Skipped::default() };
+    let outcomes = outcomes.into_iter();
+    let mut outcomes: Vec<Option<Result<Loaded>>> =
+        outcomes.map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner)).collect();
+    if let Some(Err(error)) = outcomes.iter_mut().flatten().find(|outcome| outcome.is_err()) {
+        return Err(error.clone());
+    }
+    for loaded in outcomes.into_iter().flatten().flatten() {
+        all.blocks.extend(loaded.blocks);
+        all.skipped.add(&loaded.skipped);
+    }
+    Ok(all)
+}
+
+fn load_file(options: &DatasetOptions, file: &Path, total: &AtomicUsize) -> Result<Loaded> {
+    let mut reader = options.format.open(file)?;
+    let mut blocks = Vec::new();
+    loop {
+        let mut block = Block::new(options.format.schema());
+        if reader.read(BLOCK_ROWS, &mut block)? == 0 {
+            break;
+        }
+        block.shrink();
+        let held = total.fetch_add(block.bytes(), Ordering::Relaxed) + block.bytes();
+        if held > options.memory_bytes_max {
+            return Err(Error::exhausted("the records take more memory than allowed")
+                .expected(format!("at most {}", text::bytes(options.memory_bytes_max as u64)))
+                .at(file.display())
+                .help("load fewer files, or stream them (QueueDataset)"));
+        }
+        blocks.push(block);
+    }
+    Ok(Loaded { blocks, skipped: reader.skipped() })
+}
+
+/// Records of a block: enough that a block's own memory is nothing, few enough to fit the cache's
+/// pages while it is filled.
+pub(super) const BLOCK_ROWS: usize = 8192;
+/// Streams of random numbers for the shuffles, far apart.
+const SHUFFLE_STREAM: u64 = 0x1 << 40;
+const SLOT_STREAM: u64 = 0x2 << 40;

@@ -1,0 +1,149 @@
+//! Datasets of record files: [`InMemoryDataset`] loads, shuffles and hands out; [`QueueDataset`]
+//! streams. Both read through a [`RecordFormat`], and both hand out batches to any number of threads.
+
+mod exchange;
+mod memory;
+mod queue;
+mod shuffle;
+
+pub use exchange::{Exchange, InProcessExchange, sum_over};
+pub use memory::{InMemoryDataset, MemoryReader};
+pub use queue::{QueueDataset, QueueReader};
+
+use crate::batch::BatchLayout;
+use crate::lines::{LineFormat, LineReader, OnError, RecordReader};
+use crate::multislot::MultiSlot;
+use crate::pipe::open_piped;
+use crate::slot::Schema;
+use fleet_base::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How files hold records.
+pub trait RecordFormat: Send + Sync {
+    fn schema(&self) -> &Arc<Schema>;
+
+    /// Starts to read a file.
+    fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>>;
+}
+
+/// Text files of a line format, plain or through a program.
+pub struct TextFiles {
+    schema: Arc<Schema>,
+    format: Box<dyn Fn() -> Box<dyn LineFormat> + Send + Sync>,
+    pipe_command: String,
+    on_error: OnError,
+}
+
+impl TextFiles {
+    /// Files of MultiSlot lines.
+    pub fn multi_slot(schema: &Arc<Schema>) -> TextFiles {
+        Self::lines(MultiSlot::new(schema))
+    }
+
+    /// Files of any line format.
+    pub fn lines<F: LineFormat + Clone + Sync + 'static>(format: F) -> TextFiles {
+        TextFiles {
+            schema: Arc::clone(format.schema()),
+            format: Box::new(move || Box::new(format.clone())),
+            pipe_command: String::new(),
+            on_error: OnError::Fail,
+        }
+    }
+
+    /// Sends each file through a command of the shell, which gets it as its standard input and writes
+    /// the lines: `zcat`, `python reader.py`. Empty, or `cat`: the file is read as it is.
+    pub fn pipe_command(mut self, command: impl Into<String>) -> TextFiles {
+        self.pipe_command = command.into();
+        self
+    }
+
+    pub fn on_error(mut self, on_error: OnError) -> TextFiles {
+        self.on_error = on_error;
+        self
+    }
+}
+
+impl RecordFormat for TextFiles {
+    fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
+        let from = open_piped(path, &self.pipe_command)?;
+        let name = path.display().to_string();
+        Ok(Box::new(LineReader::new(from, name, (self.format)()).on_error(self.on_error)))
+    }
+}
+
+/// What a dataset is made of.
+#[derive(Clone)]
+pub struct DatasetOptions {
+    pub format: Arc<dyn RecordFormat>,
+    /// The inputs of a batch.
+    pub layout: Arc<BatchLayout>,
+    pub batch_size: usize,
+    /// Threads that read files.
+    pub threads: usize,
+    /// Drop the batch at the end that is not full, rather than hand it out smaller.
+    pub drop_last: bool,
+    /// What shuffles follow from.
+    pub seed: u64,
+    /// What an in-memory dataset may hold.
+    pub memory_bytes_max: usize,
+}
+
+impl DatasetOptions {
+    /// One record a batch, one thread, an input for every slot, the last batch kept, no limit of
+    /// memory.
+    pub fn new(format: impl RecordFormat + 'static) -> Result<DatasetOptions> {
+        let layout = BatchLayout::of_slots(format.schema())?;
+        Ok(DatasetOptions {
+            format: Arc::new(format),
+            layout,
+            batch_size: 1,
+            threads: 1,
+            drop_last: false,
+            seed: 0,
+            memory_bytes_max: usize::MAX,
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.layout.schema() != self.format.schema() {
+            return Err(Error::invalid("the inputs of a batch belong to other slots"));
+        }
+        if self.batch_size == 0 || self.batch_size > BATCH_MAX {
+            return Err(Error::invalid("batch size is out of range")
+                .expected(format!("1 to {BATCH_MAX}"))
+                .got(self.batch_size));
+        }
+        if self.threads == 0 || self.threads > THREADS_MAX {
+            return Err(Error::invalid("number of reader threads is out of range")
+                .expected(format!("1 to {THREADS_MAX}"))
+                .got(self.threads));
+        }
+        Ok(())
+    }
+}
+
+/// Checks that all files are there before hours are spent on the first ones.
+fn check_files(files: &[PathBuf]) -> Result<()> {
+    for file in files {
+        std::fs::metadata(file).map_err(|error| Error::io("read", file, &error))?;
+    }
+    Ok(())
+}
+
+fn no_files() -> Error {
+    Error::invalid("the dataset has no files").help("set_filelist comes first")
+}
+
+/// A panic of a reader thread, which is a bug in a format.
+fn lost_thread() -> Error {
+    Error::internal("a thread that reads records panicked")
+}
+
+/// Batches of more records than this are meant as a pass over everything.
+const BATCH_MAX: usize = 1 << 24;
+const THREADS_MAX: usize = 1024;

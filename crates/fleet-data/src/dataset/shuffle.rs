@@ -1,0 +1,180 @@
+//! Shuffles that move records: between workers, and between records for single slots.
+//!
+//! Dealing records out goes in rounds: in each, a worker takes its next thousand records, sorts them
+//! by the worker that each goes to, and all workers exchange what they have, until nobody has more.
+//! Every message has a checksum; at the end each worker is told how many records were sent to it,
+//! holds that to what came, and all agree that nothing was lost. Only then do the new records
+//! replace the old ones.
+
+use super::exchange::Exchange;
+use super::memory::BLOCK_ROWS;
+use crate::block::Block;
+use crate::slot::Schema;
+use fleet_base::rng::{Philox, Sequence};
+use fleet_base::{Error, Result};
+use std::sync::Arc;
+
+/// This worker's records after all workers' have been dealt out.
+pub fn deal(
+    schema: &Arc<Schema>,
+    blocks: &[Block],
+    seed: u64,
+    shuffle: u64,
+    exchange: &mut dyn Exchange,
+) -> Result<Vec<Block>> {
+    let (rank, world) = (exchange.rank(), exchange.world_size());
+    let dice = Philox::new(seed, DEAL_STREAM + (shuffle << 20) + rank as u64);
+    let mut records = blocks.iter().flat_map(|it| (0..it.len()).map(move |row| (it, row)));
+    let (mut sent, mut came) = (vec![0u64; world], vec![0u64; world]);
+    let mut dealt = Dealt { schema, blocks: Vec::new() };
+    let (mut position, mut round) = (0u64, 0u32);
+    loop {
+        let mut hands: Vec<Block> = (0..world).map(|_| Block::new(schema)).collect();
+        let mut done = true;
+        for (block, row) in records.by_ref().take(ROUND_ROWS) {
+            let to = match block.record_id(row) {
+                Some(id) => (stable_hash(id) % world as u64) as usize,
+                None => ((u128::from(dice.word64(position)) * world as u128) >> 64) as usize,
+            };
+            hands[to].append(block, row..row + 1)?;
+            sent[to] += 1;
+            position += 1;
+            done = false;
+        }
+        let outgoing = hands.iter().map(|hand| message(hand, round, done)).collect();
+        let mut all_done = true;
+        for (from, bytes) in exchange.all_to_all(outgoing)?.iter().enumerate() {
+            let (hand, its_done) = open(schema, bytes, round)
+                .map_err(|error| error.at(format!("records from worker {from}, round {round}")))?;
+            came[from] += hand.len() as u64;
+            dealt.take(&hand)?;
+            all_done &= its_done;
+        }
+        if all_done {
+            break;
+        }
+        round += 1;
+    }
+    agree(exchange, &sent, &came)?;
+    dealt.blocks.iter_mut().for_each(Block::shrink);
+    Ok(dealt.blocks)
+}
+
+/// Tells every worker how much was sent to it; fails everywhere when it is not what came.
+fn agree(exchange: &mut dyn Exchange, sent: &[u64], came: &[u64]) -> Result<()> {
+    let counts = exchange.all_to_all(sent.iter().map(|it| it.to_le_bytes().to_vec()).collect())?;
+    let lost = counts.iter().zip(came).position(|(count, came)| *count != came.to_le_bytes());
+    let verdict = vec![u8::from(lost.is_none())];
+    let verdicts = exchange.all_to_all(vec![verdict; exchange.world_size()])?;
+    if let Some(from) = lost {
+        return Err(Error::internal(format!("records from worker {from} were lost"))
+            .expected(format!("{:?} (little endian)", counts[from]))
+            .got(came[from]));
+    }
+    match verdicts.iter().position(|verdict| verdict != &[1]) {
+        Some(rank) => Err(Error::unavailable(format!("worker {rank} lost records in a shuffle"))),
+        None => Ok(()),
+    }
+}
+
+/// New records, in blocks of the usual size.
+struct Dealt<'a> {
+    schema: &'a Arc<Schema>,
+    blocks: Vec<Block>,
+}
+
+impl Dealt<'_> {
+    fn take(&mut self, hand: &Block) -> Result<()> {
+        let mut start = 0;
+        while start < hand.len() {
+            if self.blocks.last().is_none_or(|last| last.len() >= BLOCK_ROWS) {
+                self.blocks.push(Block::new(self.schema));
+            }
+            let Some(last) = self.blocks.last_mut() else { break };
+            let end = hand.len().min(start + BLOCK_ROWS - last.len());
+            last.append(hand, start..end)?;
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+/// Checksum, round, whether the sender has no more, records.
+fn message(hand: &Block, round: u32, done: bool) -> Vec<u8> {
+    let mut bytes = vec![0; 4];
+    bytes.extend_from_slice(&round.to_le_bytes());
+    bytes.push(u8::from(done));
+    hand.encode(&mut bytes);
+    let sum = crc32fast::hash(&bytes[4..]);
+    bytes[..4].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn open(schema: &Arc<Schema>, bytes: &[u8], round: u32) -> Result<(Block, bool)> {
+    let torn = || Error::invalid("a message of a shuffle is torn").got(bytes.len());
+    let (sum, rest) = bytes.split_first_chunk::<4>().ok_or_else(torn)?;
+    if u32::from_le_bytes(*sum) != crc32fast::hash(rest) {
+        return Err(torn());
+    }
+    let (number, rest) = rest.split_first_chunk::<4>().ok_or_else(torn)?;
+    if u32::from_le_bytes(*number) != round {
+        return Err(Error::invalid("workers are in different rounds of a shuffle")
+            .expected(round)
+            .got(u32::from_le_bytes(*number)));
+    }
+    let (done, records) = rest.split_first().ok_or_else(torn)?;
+    Ok((Block::decode(schema, records)?, *done == 1))
+}
+
+/// FNV-1a, finished by a multiplication that spreads it to the upper bits: the same on every machine.
+pub(crate) fn stable_hash(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for byte in bytes {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash ^= hash >> 32;
+    hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (hash >> 29)
+}
+
+/// Blocks in which some slots' values have changed places among all records.
+pub fn slots(blocks: &[Block], slots: &[usize], seed: u64, stream: u64) -> Result<Vec<Block>> {
+    let mut changed: Vec<Block> = blocks.to_vec();
+    let all: Vec<(usize, usize)> = blocks
+        .iter()
+        .enumerate()
+        .flat_map(|(index, block)| (0..block.len()).map(move |row| (index, row)))
+        .collect();
+    for &slot in slots {
+        let mut order = all.clone();
+        Sequence::new(seed, stream + ((slot as u64) << 20)).shuffle(&mut order);
+        let mut sources = order.into_iter();
+        for block in &mut changed {
+            let mut column = block.columns[slot].emptied();
+            for (from, row) in sources.by_ref().take(block.len()) {
+                column.append_row(&blocks[from].columns[slot], row)?;
+            }
+            block.columns[slot] = column;
+        }
+    }
+    Ok(changed)
+}
+
+/// Records that a worker sends in one round: bounds the memory of a round, and a message of a click
+/// log is some 200 KB then.
+const ROUND_ROWS: usize = 1024;
+const DEAL_STREAM: u64 = 0x3 << 44;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_stable() {
+        assert_eq!(stable_hash(b""), stable_hash(b""));
+        let counts = (0..4000u32).fold([0; 4], |mut counts, id| {
+            counts[(stable_hash(&id.to_le_bytes()) % 4) as usize] += 1;
+            counts
+        });
+        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{counts:?}");
+    }
+}

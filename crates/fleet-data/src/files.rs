@@ -1,0 +1,218 @@
+//! Lists of files: patterns, and each worker's share.
+
+use fleet_base::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// The files that match a pattern, sorted by name. `*` and `?` stand for characters of one name, `**`
+/// for any number of folders, `[a-c]` and `[!a]` for one character.
+///
+/// ```
+/// let folder = std::env::temp_dir().join(format!("glob-example-{}", std::process::id()));
+/// std::fs::create_dir_all(folder.join("day-1")).unwrap();
+/// for name in ["day-1/part-1", "day-1/part-0", "day-1/meta"] {
+///     std::fs::write(folder.join(name), "").unwrap();
+/// }
+/// let found = fleet_data::glob(&folder.join("day-*/part-?").to_string_lossy())?;
+/// let names: Vec<_> = found.iter().map(|path| path.file_name().unwrap()).collect();
+/// assert_eq!(names, ["part-0", "part-1"]);
+/// std::fs::remove_dir_all(&folder).unwrap();
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn glob(pattern: &str) -> Result<Vec<PathBuf>> {
+    let pieces = pattern.split('/').filter(|piece| !piece.is_empty());
+    let root = if pattern.starts_with('/') { PathBuf::from("/") } else { PathBuf::new() };
+    let mut found = vec![root];
+    for piece in pieces {
+        let mut next = Vec::new();
+        for folder in &found {
+            step(folder, piece, &mut next)?;
+        }
+        found = next;
+    }
+    found.retain(|path| path.is_file());
+    found.sort();
+    found.dedup();
+    if found.is_empty() {
+        return Err(Error::invalid("no file matches the pattern").got(pattern));
+    }
+    Ok(found)
+}
+
+/// The entries of a folder that one piece of a pattern names.
+fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
+    if piece == "**" {
+        return below(folder, 0, next);
+    }
+    if !piece.contains(['*', '?', '[']) {
+        let path = folder.join(piece);
+        next.extend(path.exists().then_some(path));
+        return Ok(());
+    }
+    for name in names(folder)? {
+        // As in shells, hidden files are named on purpose only.
+        let hidden = name.starts_with('.') && !piece.starts_with('.');
+        if !hidden && matches(piece.as_bytes(), name.as_bytes()) {
+            next.push(folder.join(name));
+        }
+    }
+    check_count(next)
+}
+
+/// A folder and all folders below it.
+fn below(folder: &Path, depth: usize, next: &mut Vec<PathBuf>) -> Result<()> {
+    if depth > DEPTH_MAX {
+        return Err(Error::exhausted("folders are too deep for a pattern").at(folder.display()));
+    }
+    next.push(folder.to_path_buf());
+    for name in names(folder)? {
+        let path = folder.join(&name);
+        // A link could lead back up.
+        if !name.starts_with('.') && path.is_dir() && !path.is_symlink() {
+            below(&path, depth + 1, next)?;
+        }
+    }
+    check_count(next)
+}
+
+fn check_count(found: &[PathBuf]) -> Result<()> {
+    if found.len() <= FILES_MAX {
+        return Ok(());
+    }
+    Err(Error::exhausted("a pattern matches too many files")
+        .expected(format!("at most {FILES_MAX}")))
+}
+
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let shown = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if !shown.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries =
+        std::fs::read_dir(shown).map_err(|error| Error::io("list the folder", shown, &error))?;
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names.collect())
+}
+
+/// Whether a name fits a pattern of `*`, `?`, `[..]` and plain bytes.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    // Where to go on when a star has to take one more byte.
+    let mut retry = None;
+    while n < name.len() {
+        match element(&pattern[p..], name[n]) {
+            Element::Star => {
+                retry = Some((p, n + 1));
+                p += 1;
+                continue;
+            }
+            Element::Fits(length) => {
+                p += length;
+                n += 1;
+                continue;
+            }
+            Element::Differs => {}
+        }
+        let Some((star, taken)) = retry else { return false };
+        retry = Some((star, taken + 1));
+        (p, n) = (star + 1, taken);
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+enum Element {
+    Star,
+    /// The length of the piece of pattern that the byte fits.
+    Fits(usize),
+    Differs,
+}
+
+fn element(pattern: &[u8], byte: u8) -> Element {
+    match pattern {
+        [b'*', ..] => Element::Star,
+        [b'?', ..] => Element::Fits(1),
+        [b'[', rest @ ..] if rest[1.min(rest.len())..].contains(&b']') => {
+            let end = 1 + rest[1..].iter().position(|byte| *byte == b']').unwrap_or(0);
+            let (set, inverted) = match &rest[..end] {
+                [b'!', set @ ..] => (set, true),
+                set => (set, false),
+            };
+            if in_set(set, byte) != inverted { Element::Fits(end + 2) } else { Element::Differs }
+        }
+        [same, ..] if *same == byte => Element::Fits(1),
+        _ => Element::Differs,
+    }
+}
+
+fn in_set(mut set: &[u8], byte: u8) -> bool {
+    while let [first, rest @ ..] = set {
+        match rest {
+            [b'-', last, rest @ ..] => {
+                if (*first..=*last).contains(&byte) {
+                    return true;
+                }
+                set = rest;
+            }
+            _ => {
+                if *first == byte {
+                    return true;
+                }
+                set = rest;
+            }
+        }
+    }
+    false
+}
+
+/// Worker `worker`'s share of the files: contiguous, and the first workers take one more when the
+/// count does not divide.
+///
+/// ```
+/// let files: Vec<String> = (0..10).map(|part| format!("part-{part}")).collect();
+/// assert_eq!(fleet_data::file_shard(&files, 0, 3)?, &files[..4]);
+/// assert_eq!(fleet_data::file_shard(&files, 2, 3)?, &files[7..]);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn file_shard<T>(files: &[T], worker: usize, worker_count: usize) -> Result<&[T]> {
+    let range = crate::synth::shard_range(files.len() as u64, worker as u64, worker_count as u64)?;
+    Ok(&files[range.start as usize..range.end as usize])
+}
+
+/// Deeper trees are loops.
+const DEPTH_MAX: usize = 64;
+/// A list of this many names takes 200 MB.
+const FILES_MAX: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        let check = |pattern: &str, name: &str, expected: bool| {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
+        };
+        check("*", "abc", true);
+        check("*", "", true);
+        check("a*c", "abbbc", true);
+        check("a*c", "abbbd", false);
+        check("*a*b*", "xxaxxbxx", true);
+        check("part-?", "part-7", true);
+        check("part-?", "part-77", false);
+        check("part-[0-3]", "part-2", true);
+        check("part-[0-3]", "part-4", false);
+        check("part-[!0-3]", "part-4", true);
+        check("[]", "[]", true);
+        check("[", "[", true);
+        check("a", "", false);
+        check(&"*a".repeat(30), &"b".repeat(200), false);
+    }
+
+    #[test]
+    fn shares_are_contiguous() {
+        let files: Vec<usize> = (0..10).collect();
+        let sizes: Vec<usize> =
+            (0..3).map(|worker| file_shard(&files, worker, 3).unwrap().len()).collect();
+        assert_eq!(sizes, [4, 3, 3]);
+        assert!(file_shard(&files, 3, 3).is_err());
+    }
+}

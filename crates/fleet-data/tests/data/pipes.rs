@@ -1,0 +1,74 @@
+//! Files through programs.
+#![cfg(unix)]
+
+use super::datasets::{Folder, ids_of, schema};
+use fleet_base::rng::Sequence;
+use fleet_data::{Block, MultiSlotWriter, RecordFormat, TextFiles, open_piped};
+use std::io::Read;
+
+#[test]
+fn every_layout_survives_writing_piping_and_parsing() {
+    let folder = Folder::new("pipe-layouts");
+    for seed in 0..12 {
+        let block = super::multislot::random_records(&mut Sequence::new(seed, 2), 30);
+        let mut text = Vec::new();
+        MultiSlotWriter::new(block.schema()).write(&block, &mut text).unwrap();
+        let path = folder.file(&format!("part-{seed}"), &text);
+        for command in ["", "cat", "sed 's/ /  /g' | tr -s ' '"] {
+            let files = TextFiles::multi_slot(block.schema()).pipe_command(command);
+            let mut reader = files.open(&path).unwrap();
+            let mut read = Block::new(block.schema());
+            while reader.read(7, &mut read).unwrap() > 0 {}
+            assert_eq!(read, block, "seed {seed}, command '{command}'");
+        }
+    }
+}
+
+#[test]
+fn a_failing_program_says_why() {
+    let folder = Folder::new("pipe-failing");
+    let path = folder.file("part-0", b"1 1\n1 2\n");
+    let read = |command: &str| {
+        let files = TextFiles::multi_slot(&schema()).pipe_command(command);
+        let mut block = Block::new(&schema());
+        let mut reader = files.open(&path).unwrap();
+        while reader.read(1, &mut block).map_err(|error| error.to_string())? > 0 {}
+        Ok::<Vec<i64>, String>(ids_of(&block))
+    };
+    assert_eq!(read("head -n 1").unwrap(), [1]);
+    let error = read("cat; echo the dictionary is missing >&2; exit 3").unwrap_err();
+    for part in ["exit 3' failed on", "exit status: 3", "the dictionary is missing", "part-0"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let error = read("no-such-program-here").unwrap_err();
+    assert!(error.contains("exit status: 127") && error.contains("no-such-program"), "{error}");
+    let error = read("kill -9 $$").unwrap_err();
+    assert!(error.contains("signal: 9"), "{error}");
+    // What a program prints besides records is found where it stands.
+    let error = read("echo hello; cat").unwrap_err();
+    assert!(error.contains("part-0:1:1, at 'hello'"), "{error}");
+}
+
+#[test]
+fn a_program_that_is_not_wanted_any_more_is_ended() {
+    let folder = Folder::new("pipe-endless");
+    let path = folder.file("part-0", b"");
+    let mut from = open_piped(&path, "echo $$; while :; do echo 1 1; sleep 0.01; done").unwrap();
+    let mut text = String::new();
+    let mut byte = [0];
+    while from.read(&mut byte).unwrap() == 1 && byte != *b"\n" {
+        text.push(char::from(byte[0]));
+    }
+    drop(from);
+    // Signal 0 asks whether the process is there.
+    let alive = std::process::Command::new("kill").args(["-0", &text]).output().unwrap();
+    assert!(!alive.status.success());
+}
+
+#[test]
+fn folders_and_missing_files_are_named() {
+    let folder = Folder::new("pipe-missing");
+    let error = |path: &std::path::Path| open_piped(path, "").err().unwrap().to_string();
+    assert!(error(&folder.path.join("nothing")).contains("nothing"));
+    assert!(error(&folder.path).contains("a folder is no file of records"));
+}

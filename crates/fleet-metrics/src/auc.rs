@@ -1,0 +1,235 @@
+//! The area under the ROC curve, by buckets of score: what is counted is small, adds up, and gives
+//! the exact area of the scores rounded down to their buckets.
+
+use crate::{Accumulator, expect_pairs, is_positive, probability};
+use fleet_base::{Error, Result};
+
+/// The area over buckets, from the highest score to the lowest; 0.5 without positives or negatives.
+pub(crate) fn area(positives: &[f64], negatives: &[f64]) -> f64 {
+    let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
+    for (p, n) in positives.iter().zip(negatives).rev() {
+        area += n * (positive + (positive + p)) / 2.0;
+        positive += p;
+        negative += n;
+    }
+    if positive * negative == 0.0 { 0.5 } else { area / (positive * negative) }
+}
+
+/// The area under the ROC curve, and what else follows from the same counts: log-loss, calibration.
+///
+/// ```
+/// use fleet_metrics::Auc;
+/// let mut auc = Auc::new(4095)?;
+/// auc.add(&[0.1, 0.4, 0.35, 0.8], &[0.0, 0.0, 1.0, 1.0])?;
+/// assert_eq!(auc.value(), 0.75);
+/// assert!((auc.calibration() - 1.65 / 2.0).abs() < 1e-6); // predicted clicks over clicks
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Auc {
+    /// Positives by bucket, negatives by bucket, sum of predictions, of their squared and absolute
+    /// errors, of losses.
+    counts: Vec<f64>,
+    thresholds: usize,
+}
+
+const PREDICTED: usize = 0;
+const SQUARED: usize = 1;
+const ABSOLUTE: usize = 2;
+const LOSS: usize = 3;
+const EXTRAS: usize = 4;
+
+impl Auc {
+    /// `thresholds + 1` buckets; a score p belongs to bucket floor(p * thresholds), as in programs.
+    pub fn new(thresholds: usize) -> Result<Auc> {
+        if thresholds == 0 || thresholds > THRESHOLDS_MAX {
+            return Err(Error::invalid("number of thresholds is out of range")
+                .expected(format!("1 to {THRESHOLDS_MAX}"))
+                .got(thresholds));
+        }
+        Ok(Auc { counts: vec![0.0; 2 * (thresholds + 1) + EXTRAS], thresholds })
+    }
+
+    /// Counts predicted probabilities of the positive class, and labels 0 or 1.
+    pub fn add(&mut self, predictions: &[f32], labels: &[f32]) -> Result<()> {
+        expect_pairs(predictions.len(), labels.len())?;
+        // All are checked first, so that an error leaves the counts as they were.
+        for (index, (prediction, label)) in predictions.iter().zip(labels).enumerate() {
+            probability(*prediction, index)?;
+            is_positive(*label, index)?;
+        }
+        let buckets = self.thresholds + 1;
+        for (prediction, label) in predictions.iter().zip(labels) {
+            let (p, positive) = (f64::from(*prediction), *label > 0.5);
+            // In f32, as the op in programs does it.
+            let bucket = (*prediction * self.thresholds as f32) as usize;
+            self.counts[bucket.min(self.thresholds) + if positive { 0 } else { buckets }] += 1.0;
+            let error = p - f64::from(u8::from(positive));
+            let chance = if positive { p } else { 1.0 - p };
+            let extras = &mut self.counts[2 * buckets..];
+            extras[PREDICTED] += p;
+            extras[SQUARED] += error * error;
+            extras[ABSOLUTE] += error.abs();
+            extras[LOSS] -= chance.max(PROBABILITY_MIN).ln();
+        }
+        Ok(())
+    }
+
+    /// Positives and negatives by bucket.
+    pub fn stats(&self) -> (&[f64], &[f64]) {
+        let buckets = self.thresholds + 1;
+        (&self.counts[..buckets], &self.counts[buckets..2 * buckets])
+    }
+
+    /// The area; 0.5 without positives or without negatives.
+    pub fn value(&self) -> f64 {
+        let (positives, negatives) = self.stats();
+        area(positives, negatives)
+    }
+
+    pub fn positives(&self) -> f64 {
+        self.stats().0.iter().sum()
+    }
+
+    pub fn total(&self) -> f64 {
+        self.positives() + self.stats().1.iter().sum::<f64>()
+    }
+
+    fn extra(&self, which: usize) -> f64 {
+        self.counts[2 * (self.thresholds + 1) + which]
+    }
+
+    /// Predicted over true positives (PCOC): above 1, the model promises too much. 0 without
+    /// positives.
+    pub fn calibration(&self) -> f64 {
+        crate::ratio(self.extra(PREDICTED), self.positives())
+    }
+
+    /// Mean cross-entropy in nats.
+    pub fn log_loss(&self) -> f64 {
+        crate::ratio(self.extra(LOSS), self.total())
+    }
+
+    /// The share of positives.
+    pub fn actual_rate(&self) -> f64 {
+        crate::ratio(self.positives(), self.total())
+    }
+
+    /// The mean prediction.
+    pub fn predicted_rate(&self) -> f64 {
+        crate::ratio(self.extra(PREDICTED), self.total())
+    }
+
+    pub fn mae(&self) -> f64 {
+        crate::ratio(self.extra(ABSOLUTE), self.total())
+    }
+
+    pub fn rmse(&self) -> f64 {
+        crate::ratio(self.extra(SQUARED), self.total()).sqrt()
+    }
+
+    /// Adds the counts that a program has kept (`stat_pos`, `stat_neg`).
+    pub fn add_stats(&mut self, positives: &[f64], negatives: &[f64]) -> Result<()> {
+        let buckets = self.thresholds + 1;
+        if positives.len() != buckets || negatives.len() != buckets {
+            return Err(Error::invalid("counts have another number of buckets")
+                .expected(buckets)
+                .got(format!("{} and {}", positives.len(), negatives.len())));
+        }
+        let given = positives.iter().chain(negatives);
+        self.counts_mut().iter_mut().zip(given).for_each(|(to, from)| *to += from);
+        Ok(())
+    }
+}
+
+crate::group::accumulator!(Auc);
+
+/// A million buckets tell scores apart better than an f32 score does.
+const THRESHOLDS_MAX: usize = 1 << 20;
+/// What a certain and wrong prediction is taken for, so that one does not make the loss infinite.
+const PROBABILITY_MIN: f64 = 1e-15;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_base::rng::Sequence;
+
+    #[test]
+    fn equals_the_count_over_pairs_of_buckets() {
+        let mut draws = Sequence::new(1, 0);
+        let scores: Vec<f32> = (0..400).map(|_| draws.below(8) as f32 / 7.0).collect();
+        let labels: Vec<f32> = (0..400).map(|_| draws.below(2) as f32).collect();
+        let mut auc = Auc::new(7).unwrap();
+        auc.add(&scores, &labels).unwrap();
+        let bucket = |score: f32| (score * 7.0) as usize;
+        let (mut wins, mut pairs) = (0.0, 0.0);
+        for (a, positive) in scores.iter().zip(&labels) {
+            for (b, other) in scores.iter().zip(&labels) {
+                if positive > other {
+                    pairs += 1.0;
+                    wins += match bucket(*a).cmp(&bucket(*b)) {
+                        std::cmp::Ordering::Greater => 1.0,
+                        std::cmp::Ordering::Equal => 0.5,
+                        std::cmp::Ordering::Less => 0.0,
+                    };
+                }
+            }
+        }
+        assert!((auc.value() - wins / pairs).abs() < 1e-12);
+    }
+
+    #[test]
+    fn parts_add_up_to_the_whole() {
+        let mut draws = Sequence::new(2, 0);
+        let scores: Vec<f32> = (0..1000).map(|_| draws.unit() as f32).collect();
+        let labels: Vec<f32> = (0..1000).map(|_| draws.below(2) as f32).collect();
+        let counted = |ranges: &[std::ops::Range<usize>]| {
+            let mut all = Auc::new(4095).unwrap();
+            for range in ranges {
+                let mut part = Auc::new(4095).unwrap();
+                part.add(&scores[range.clone()], &labels[range.clone()]).unwrap();
+                all.merge(&part).unwrap();
+            }
+            all
+        };
+        let (whole, parts) = (counted(&[0..500, 500..1000]), counted(&[0..10, 10..900, 900..1000]));
+        assert_eq!(whole.value(), parts.value());
+        assert!((whole.log_loss() - parts.log_loss()).abs() < 1e-12);
+        let mut stats = Auc::new(4095).unwrap();
+        stats.add_stats(whole.stats().0, whole.stats().1).unwrap();
+        assert_eq!(stats.value(), whole.value());
+        assert!(stats.merge(&Auc::new(7).unwrap()).is_err());
+        assert!(stats.add_stats(&[1.0], &[1.0]).is_err());
+    }
+
+    #[test]
+    fn losses_and_rates() {
+        let mut auc = Auc::new(100).unwrap();
+        assert_eq!((auc.value(), auc.log_loss(), auc.calibration()), (0.5, 0.0, 0.0));
+        auc.add(&[0.25, 0.5, 1.0], &[0.0, 1.0, 1.0]).unwrap();
+        let expected = -(0.75f64.ln() + 0.5f64.ln()) / 3.0;
+        assert!((auc.log_loss() - expected).abs() < 1e-12);
+        assert!((auc.calibration() - 1.75 / 2.0).abs() < 1e-12);
+        assert!((auc.mae() - 0.25).abs() < 1e-12);
+        assert!((auc.rmse() - (0.3125f64 / 3.0).sqrt()).abs() < 1e-12);
+        assert!((auc.actual_rate() - 2.0 / 3.0).abs() < 1e-12);
+        auc.add(&[0.0], &[1.0]).unwrap();
+        assert!(auc.log_loss().is_finite());
+    }
+
+    #[test]
+    fn wrong_input_changes_nothing() {
+        let mut auc = Auc::new(100).unwrap();
+        let before = auc.clone();
+        for (scores, labels) in [
+            (vec![0.5, f32::NAN], vec![1.0, 0.0]),
+            (vec![0.5, 1.5], vec![1.0, 0.0]),
+            (vec![0.5, 0.5], vec![1.0, 3.0]),
+            (vec![0.5], vec![]),
+        ] {
+            assert!(auc.add(&scores, &labels).is_err());
+            assert_eq!(auc, before);
+        }
+        assert!(Auc::new(0).is_err());
+    }
+}
