@@ -84,8 +84,6 @@ fn attempt_join(
 /// A number that no other group's memory has: it tells a file of a process that is gone, whose number
 /// was given to another, from the right one.
 fn nonce(local: &Local) -> u64 {
-    use std::hash::{BuildHasher, Hash, Hasher};
-    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
-    local.name.hash(&mut hasher);
-    hasher.finish()
+    use std::hash::BuildHasher;
+    std::collections::hash_map::RandomState::new().hash_one(&local.name)
 }
