@@ -35,8 +35,12 @@ fn main() -> fleet_base::Result<()> {
                     let median = times[times.len() / 2].as_secs_f64();
                     if group.rank() == 0 {
                         let rate = bytes as f64 / median / 1e9;
-                        println!("{ranks} x {:>7} KB: {:>10.1} us {rate:>7.2} GB/s   best {:.1} us", bytes >> 10, median * 1e6,
-                            times[0].as_secs_f64() * 1e6);
+                        println!(
+                            "{ranks} x {:>7} KB: {:>10.1} us {rate:>7.2} GB/s   best {:.1} us",
+                            bytes >> 10,
+                            median * 1e6,
+                            times[0].as_secs_f64() * 1e6
+                        );
                     }
                 }
             });

@@ -276,6 +276,14 @@ impl<'a> Pieces<'a> {
         Pieces { list, bytes, borrow: PhantomData }
     }
 
+    /// How the stretch is cut, for the signature: ranks that cut differently are in different calls.
+    pub(crate) fn digest(&self) -> u64 {
+        match self.list.len() {
+            0 | 1 => 0,
+            _ => digest(self.list.iter().map(|piece| piece.bytes)),
+        }
+    }
+
     /// Calls `visit(pointer, offset, bytes)` for every stretch of `start..start + bytes`; offsets are
     /// from `start`. Walks on from where `cursor` was left, so starts must not go down.
     pub(crate) fn each(
@@ -452,6 +460,12 @@ pub(crate) unsafe fn fold_bytes(
         let copy = copy.map(|copy| copy.cast::<T>());
         fleet_kernels::fold::fold_raw(op, inputs, out.cast::<T>(), copy, bytes / size_of::<T>());
     });
+}
+
+/// A number by which ranks tell that their counts differ; never 0.
+pub(crate) fn digest(counts: impl Iterator<Item = usize>) -> u64 {
+    let mix = |hash: u64, count: usize| (hash ^ count as u64).wrapping_mul(0x100_0000_01b3);
+    counts.fold(0xcbf2_9ce4_8422_2325, mix) | 1
 }
 
 /// The bounds of part `index` when `elements` are cut into `parts`, in elements; inner bounds are

@@ -1,7 +1,7 @@
 //! What users call: a group of ranks and its collectives.
 
 use crate::backend::{Backend, Bounds};
-use crate::call::{Call, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work};
+use crate::call::{Call, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
 use crate::recorder::Recorder;
 use crate::world::{GroupOptions, World};
@@ -190,11 +190,12 @@ impl Group {
         root: usize,
     ) -> Result<()> {
         let elements = data.bytes / dtype.size();
+        let extra = data.digest();
         let work = match kind {
             Kind::AllReduce => Work::AllReduce { data },
             _ => Work::Reduce { data },
         };
-        self.call(Head { kind, label, dtype, op: Some(op), root, elements, extra: 0 }, work)
+        self.call(Head { kind, label, dtype, op: Some(op), root, elements, extra }, work)
     }
 
     /// `input` has one block for each rank; `output` becomes the reduction of all ranks' block for this
@@ -305,7 +306,7 @@ impl Group {
                     counts: bytes,
                 };
                 let head = Head::new(kind, label, T::DTYPE, output.len());
-                self.call(Head { extra: digest(bytes), ..head }, work)
+                self.call(Head { extra: digest(bytes.iter().copied()), ..head }, work)
             },
         )
     }
@@ -325,7 +326,8 @@ impl Group {
         with_pieces(data, |data| {
             let elements = data.bytes / size_of::<T>();
             let head = Head::new(Kind::Broadcast, label, T::DTYPE, elements);
-            self.call(Head { root, ..head }, Work::Broadcast { data })
+            let extra = data.digest();
+            self.call(Head { root, extra, ..head }, Work::Broadcast { data })
         })
     }
 
@@ -567,7 +569,12 @@ impl Group {
             shared.name, shared.members[shared.rank]
         ));
         self.lane().drain();
-        self.fail(&mut self.core(), error)
+        let mut core = self.core();
+        if core.fault.is_none() {
+            let bounds = Bounds { span: shared.options.timeout, abort: shared.abort.clone() };
+            core.backend.refuse(&error, &bounds);
+        }
+        self.fail(&mut core, error)
     }
 
     /// The group is over.
@@ -645,10 +652,4 @@ fn with_counts<R>(
         return work(&few[..count]);
     }
     work(&(0..count).map(value).collect::<Vec<_>>())
-}
-
-/// A number by which ranks tell that their counts differ; never 0.
-fn digest(counts: &[usize]) -> u64 {
-    let mix = |hash: u64, count: &usize| (hash ^ *count as u64).wrapping_mul(0x100_0000_01b3);
-    counts.iter().fold(0xcbf2_9ce4_8422_2325, mix) | 1
 }

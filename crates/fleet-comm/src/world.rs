@@ -2,6 +2,8 @@
 
 use crate::Group;
 use crate::backend::{Backend, SharedMemory, Solo};
+use crate::mesh::choose::Algorithm;
+use crate::mesh::{Hierarchical, OverMesh};
 use crate::recorder::Recorder;
 use crate::shm::{self, Local, Tuning};
 use fleet_base::{Error, Result};
@@ -37,6 +39,21 @@ pub struct GroupOptions {
     pub slot_bytes: Option<usize>,
     /// All-reduces up to this many bytes go in one step in shared memory.
     pub small_bytes_max: Option<usize>,
+    /// How an all-reduce across hosts goes, for experiments.
+    pub algorithm: Algorithm,
+    pub hierarchy: Hierarchy,
+}
+
+/// Whether an all-reduce goes on two levels (`use_hierarchical_allreduce`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Hierarchy {
+    /// Where several ranks of the group share a host, and there are several hosts.
+    #[default]
+    Auto,
+    Never,
+    /// Always, with this many ranks that follow each other in a lower group
+    /// (`hierarchical_allreduce_inter_nranks`).
+    Ranks(usize),
 }
 
 impl Default for GroupOptions {
@@ -50,6 +67,8 @@ impl Default for GroupOptions {
             spin: None,
             slot_bytes: None,
             small_bytes_max: None,
+            algorithm: Algorithm::Auto,
+            hierarchy: Hierarchy::Auto,
         }
     }
 }
@@ -118,30 +137,78 @@ struct Open<'a> {
 
 impl Open<'_> {
     fn backend(&self) -> Result<Box<dyn Backend>> {
-        if self.members.len() == 1 {
+        let all: Vec<usize> = (0..self.members.len()).collect();
+        if let Hierarchy::Ranks(count) = self.options.hierarchy {
+            let count = count.clamp(1, all.len());
+            return self.hierarchical(all.chunks(count).map(<[usize]>::to_vec).collect());
+        }
+        let hosts = self.hosts();
+        match hosts.len() {
+            1 => self.flat(self.name, &all),
+            count if count == all.len() || self.options.hierarchy == Hierarchy::Never => {
+                self.mesh(self.name, &all).map(|mesh| Box::new(mesh) as Box<dyn Backend>)
+            }
+            _ => self.hierarchical(hosts),
+        }
+    }
+
+    /// Ranks of the group by host, hosts in the order of their first rank.
+    fn hosts(&self) -> Vec<Vec<usize>> {
+        let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
+        for (rank, member) in self.members.iter().enumerate() {
+            match hosts.iter_mut().find(|(host, _)| *host == member.host_id) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => hosts.push((&member.host_id, vec![rank])),
+            }
+        }
+        hosts.into_iter().map(|(_, ranks)| ranks).collect()
+    }
+
+    /// One level: shared memory where all ranks have it, the mesh elsewhere.
+    fn flat(&self, name: &str, ranks: &[usize]) -> Result<Box<dyn Backend>> {
+        if ranks.len() == 1 {
             return Ok(Box::new(Solo));
         }
-        let own = &self.members[self.rank];
-        let together = self.members.iter().all(|member| member.host_id == own.host_id);
-        if together && self.options.shared_memory && self.members.len() <= shm::LOCAL_RANKS_MAX {
-            let local = Local {
-                name: self.name.to_string(),
-                members: self.members.clone(),
-                rank: self.rank,
-            };
-            let engine = shm::join(
-                local,
-                self.slot_bytes(),
-                self.tuning(),
-                &*self.world.store,
-                &self.limits,
-                &self.abort,
-            )?;
+        let members: Vec<Member> = ranks.iter().map(|rank| self.members[*rank].clone()).collect();
+        let together = members.iter().all(|member| member.host_id == members[0].host_id);
+        if together && self.options.shared_memory && members.len() <= shm::LOCAL_RANKS_MAX {
+            let rank = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0);
+            let (slot_bytes, tuning) = (self.slot_bytes(), self.tuning(members.len()));
+            let local = Local { name: name.to_string(), members, rank };
+            let store = &*self.world.store;
+            let engine = shm::join(local, slot_bytes, tuning, store, &self.limits, &self.abort)?;
             if let Some(engine) = engine {
                 return Ok(Box::new(SharedMemory(engine)));
             }
         }
-        Err(Error::unsupported("groups across hosts"))
+        self.mesh(name, ranks).map(|mesh| Box::new(mesh) as Box<dyn Backend>)
+    }
+
+    fn mesh(&self, name: &str, ranks: &[usize]) -> Result<OverMesh> {
+        let members: Vec<usize> = ranks.iter().map(|rank| self.members[*rank].rank).collect();
+        let mesh = self.world.fabric.open(name, &members)?;
+        Ok(OverMesh::new(name, mesh, self.options.algorithm))
+    }
+
+    fn hierarchical(&self, lowers: Vec<Vec<usize>>) -> Result<Box<dyn Backend>> {
+        let all: Vec<usize> = (0..self.members.len()).collect();
+        let name = self.name;
+        let Some((index, own)) =
+            lowers.iter().enumerate().find(|(_, ranks)| ranks.contains(&self.rank))
+        else {
+            return Err(Error::internal("a rank is in no lower group"));
+        };
+        let leaders: Vec<usize> = lowers.iter().map(|ranks| ranks[0]).collect();
+        if leaders.len() == 1 {
+            return self.flat(name, &all);
+        }
+        let whole = self.mesh(name, &all)?;
+        let lower = self.flat(&format!("{name}/lower.{index}"), own)?;
+        let leaders = match own[0] == self.rank {
+            true => Some(self.mesh(&format!("{name}/leaders"), &leaders)?),
+            false => None,
+        };
+        Ok(Box::new(Hierarchical { whole, lower, leaders, size: all.len() }))
     }
 
     fn slot_bytes(&self) -> usize {
@@ -153,9 +220,9 @@ impl Open<'_> {
             .next_multiple_of(4096)
     }
 
-    fn tuning(&self) -> Tuning {
+    fn tuning(&self, ranks: usize) -> Tuning {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let crowded = self.members.len() > cores;
+        let crowded = ranks > cores;
         let spin = match crowded {
             true => Duration::ZERO,
             false => Duration::from_micros(50),

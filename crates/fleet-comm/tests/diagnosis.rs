@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 /// Every rank fails with a text that holds all of `parts`.
 fn check(work: impl Fn(&Group) -> Result<()> + Sync, parts: &[&str]) {
-    let results = each_rank(3, &GroupOptions::default(), |group, _| work(group));
-    for (rank, result) in results.into_iter().enumerate() {
-        let text = result.expect_err("every rank fails").to_string();
-        for part in parts {
-            assert!(text.contains(part), "rank {rank} does not say '{part}': {text}");
+    for shared_memory in [true, false] {
+        let options = GroupOptions { shared_memory, ..GroupOptions::default() };
+        let results = each_rank(3, &options, |group, _| work(group));
+        for (rank, result) in results.into_iter().enumerate() {
+            let text = result.expect_err("every rank fails").to_string();
+            for part in parts {
+                assert!(text.contains(part), "rank {rank} does not say '{part}': {text}");
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Every collective, every type, every operation, odd sizes, one to nine ranks.
 
-use crate::common::{each_rank, ok};
+use crate::common::{each_rank, each_rank_on, ok};
 use fleet_base::Result;
-use fleet_comm::{Group, GroupOptions, ReduceOp};
+use fleet_comm::{Algorithm, Group, GroupOptions, Hierarchy, ReduceOp};
 use fleet_tensor::{Element, bf16, f16};
 
 /// Small slots, so that little data takes many chunks.
@@ -122,14 +122,94 @@ fn check_type<T: Number>(group: &Group) -> Result<()> {
 #[test]
 fn reductions_of_all_types() {
     for ranks in 1..=9 {
-        ok(each_rank(ranks, &options(), |group, _| {
-            check_type::<f32>(group)?;
-            check_type::<f64>(group)?;
-            check_type::<f16>(group)?;
-            check_type::<bf16>(group)?;
-            check_type::<i32>(group)?;
-            check_type::<i64>(group)?;
-            check_type::<u8>(group)
+        ok(each_rank(ranks, &options(), |group, _| all_types(group)));
+    }
+}
+
+fn all_types(group: &Group) -> Result<()> {
+    check_type::<f32>(group)?;
+    check_type::<f64>(group)?;
+    check_type::<f16>(group)?;
+    check_type::<bf16>(group)?;
+    check_type::<i32>(group)?;
+    check_type::<i64>(group)?;
+    check_type::<u8>(group)
+}
+
+#[test]
+fn reductions_over_a_mesh() {
+    for ranks in 1..=9 {
+        let options = GroupOptions { shared_memory: false, ..options() };
+        ok(each_rank(ranks, &options, |group, _| all_types(group)));
+    }
+}
+
+#[test]
+fn every_algorithm_over_a_mesh() {
+    for algorithm in Algorithm::ALL {
+        for ranks in 2..=9 {
+            let options = GroupOptions { shared_memory: false, algorithm, ..options() };
+            let all = ok(each_rank(ranks, &options, |group, _| {
+                check_all_reduce::<f32>(group)?;
+                check_all_reduce::<bf16>(group)?;
+                check_all_reduce::<i64>(group)?;
+                check_all_reduce::<u8>(group)?;
+                // Numbers whose order matters: the same bits everywhere.
+                let mut data: Vec<f32> = (0..5_001)
+                    .map(|i| (i as f32 * 0.37).sin() / (group.rank() + 1) as f32)
+                    .collect();
+                group.all_reduce("bits", &mut data, ReduceOp::Sum)?;
+                Ok(data.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+            }));
+            assert!(all.iter().all(|bits| *bits == all[0]), "{algorithm:?} of {ranks}");
+        }
+    }
+}
+
+fn check_all_reduce<T: Number>(group: &Group) -> Result<()> {
+    for length in LENGTHS {
+        for op in ReduceOp::ALL {
+            let mut data = own::<T>(group.rank(), length);
+            group.all_reduce("a", &mut data, op)?;
+            expect("all_reduce", &data, |i| reduced::<T>(op, group.size(), i));
+        }
+    }
+    let lengths = [3, 0, 2_000, 1, 700];
+    let mut buffers: Vec<Vec<T>> = lengths.iter().map(|n| own(group.rank(), *n)).collect();
+    let mut slices: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+    group.all_reduce_fused("bucket", &mut slices, ReduceOp::Sum)?;
+    for buffer in &buffers {
+        expect("fused", buffer, |i| reduced(ReduceOp::Sum, group.size(), i));
+    }
+    Ok(())
+}
+
+#[test]
+fn two_levels() {
+    let cases: [(&[&str], Hierarchy); 5] = [
+        (&["a", "a", "b", "b"], Hierarchy::Auto),
+        (&["a", "b", "a", "c", "b", "a", "a"], Hierarchy::Auto),
+        (&["a", "a", "b"], Hierarchy::Never),
+        (&["a", "a", "a", "a", "a", "a"], Hierarchy::Ranks(2)),
+        (&["a", "a", "b", "b", "b"], Hierarchy::Ranks(3)),
+    ];
+    for (hosts, hierarchy) in cases {
+        let options = GroupOptions { hierarchy, ..options() };
+        ok(each_rank_on(hosts, &options, |group, _| {
+            check_all_reduce::<f32>(group)?;
+            check_all_reduce::<f16>(group)?;
+            check_all_reduce::<i32>(group)?;
+            check_moves(group, 777)
+        }));
+    }
+}
+
+#[test]
+fn moves_over_a_mesh() {
+    for ranks in 1..=9 {
+        let options = GroupOptions { shared_memory: false, ..options() };
+        ok(each_rank(ranks, &options, |group, _| {
+            [0, 1, 77, 5_003, 20_011].iter().try_for_each(|length| check_moves(group, *length))
         }));
     }
 }

@@ -26,4 +26,5 @@ mod sys;
 
 pub(crate) use engine::{Engine, Tuning};
 pub(crate) use join::{Local, join};
+pub(crate) use pair::check_pair;
 pub(crate) use segment::LOCAL_RANKS_MAX;

@@ -1,0 +1,107 @@
+//! All-reduce in two steps: everybody sends each rank its slice, folds the own slice in the order of the
+//! ranks, and sends the result to all. The order is that of shared memory, so the bits are, too, and half
+//! floats travel as they are: nothing partial is ever sent.
+//!
+//! Much data goes in rounds of [`ROUND_BYTES`], which bounds the room for the others' slices.
+
+use super::{Folding, Move, Step, finish};
+use crate::call::{Piece, Pieces, ReduceOp, fold_bytes, part};
+use fleet_base::Result;
+use fleet_tensor::DType;
+use std::ops::Range;
+
+/// Of the data; a rank holds a copy of as much in addition. Large enough that a round is not latency.
+const ROUND_BYTES: usize = 16 << 20;
+
+impl Step<'_> {
+    pub(super) fn direct(&self, data: Pieces<'_>, dtype: DType, op: ReduceOp) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        let unit = dtype.size();
+        let mut start = 0;
+        while start < data.bytes {
+            let bytes = (data.bytes - start).min(ROUND_BYTES);
+            let slice = |index: usize| {
+                let (from, to) = part(bytes / unit, size, index, 1);
+                start + from * unit..start + to * unit
+            };
+            self.fold_slices(data, slice, dtype, op, data, slice(rank).start)?;
+            let mut moves = Vec::with_capacity(2 * size);
+            for peer in (0..size).filter(|peer| *peer != rank) {
+                moves.push(Move::Send { to: peer, data, at: slice(rank) });
+                moves.push(Move::Recv { from: peer, data, at: slice(peer) });
+            }
+            self.go(&moves)?;
+            start += bytes;
+        }
+        Ok(())
+    }
+
+    /// Sends `slice(peer)` of `data` to each peer; the fold of all own slices goes to `into` at `at`.
+    /// `into` may be `data` at the own slice.
+    pub(super) fn fold_slices(
+        &self,
+        data: Pieces<'_>,
+        slice: impl Fn(usize) -> Range<usize>,
+        dtype: DType,
+        op: ReduceOp,
+        into: Pieces<'_>,
+        at: usize,
+    ) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        let own = slice(rank);
+        let len = own.len();
+        // Two operands are folded as they come.
+        let in_place = size == 2 && !is_half(dtype);
+        let mut room = vec![0u64; if in_place { 0 } else { (size - 1) * len.div_ceil(8) }];
+        let pitch = len.div_ceil(8) * 8;
+        let list = [Piece::of(&mut room)];
+        let room = Pieces::new(&list);
+        let mut moves = Vec::with_capacity(2 * size);
+        for peer in (0..size).filter(|peer| *peer != rank) {
+            moves.push(Move::Send { to: peer, data, at: slice(peer) });
+            let index = if peer < rank { peer } else { peer - 1 };
+            moves.push(match in_place {
+                true => Move::Fold {
+                    from: peer,
+                    data,
+                    at: own.clone(),
+                    how: Folding { dtype, op: op.partial(), comes_first: peer < rank },
+                },
+                false => {
+                    Move::Recv { from: peer, data: room, at: index * pitch..index * pitch + len }
+                }
+            });
+        }
+        self.go(&moves)?;
+        let mut target = Default::default();
+        let mut source = Default::default();
+        if in_place {
+            finish(data, own.clone(), dtype, op, size);
+            return Ok(());
+        }
+        // Pieces of the data and of the target are the same ones, or the target is one piece.
+        data.each(&mut source, own.start, len, |piece, offset, bytes| {
+            let operands: Vec<*const u8> = (0..size)
+                .map(|peer| match peer.cmp(&rank) {
+                    std::cmp::Ordering::Equal => piece.cast_const(),
+                    order => {
+                        let index = if order.is_lt() { peer } else { peer - 1 };
+                        list[0].start.wrapping_add(index * pitch + offset).cast_const()
+                    }
+                })
+                .collect();
+            into.each(&mut target, at + offset, bytes, |out, inside, part| {
+                let moved: Vec<*const u8> =
+                    operands.iter().map(|operand| operand.wrapping_add(inside)).collect();
+                // SAFETY: slices of the same length, in whole elements; the output is the own operand
+                // or apart from all.
+                unsafe { fold_bytes(dtype, op.fold(size), &moved, out, None, part) };
+            });
+        });
+        Ok(())
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}

@@ -1,0 +1,71 @@
+//! All-reduce on two levels: each lower group reduces to its leader, the leaders reduce among
+//! themselves, and each leader hands the result to its group. The lower group is a host, whose ranks
+//! share memory, or as many ranks as the user says (`hierarchical_allreduce_inter_nranks`).
+//!
+//! Only leaders use the network: S bytes a host in place of S a rank.
+
+use super::{OverMesh, finish, with_wide};
+use crate::backend::{Backend, Bounds};
+use crate::call::{Call, Kind, Pieces, ReduceOp, Signature, Work};
+use fleet_base::{Error, Result};
+use fleet_tensor::DType;
+
+pub(crate) struct Hierarchical {
+    /// Everything that is not an all-reduce.
+    pub whole: OverMesh,
+    /// The ranks of this lower group, of which rank 0 is the leader.
+    pub lower: Box<dyn Backend>,
+    /// On leaders.
+    pub leaders: Option<OverMesh>,
+    pub size: usize,
+}
+
+impl Backend for Hierarchical {
+    fn name(&self) -> String {
+        format!("{} inside, mesh across", self.lower.name())
+    }
+
+    fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()> {
+        let Work::AllReduce { data } = call.work else {
+            return self.whole.run(call, bounds);
+        };
+        let op = call.signature.op.ok_or_else(|| Error::internal("a reduction of no kind"))?;
+        let signature = call.signature;
+        with_wide(data, signature.dtype, |data, dtype| {
+            self.all_reduce(data, dtype, op, signature, bounds)
+        })
+    }
+
+    fn refuse(&mut self, error: &Error, bounds: &Bounds) {
+        // The lower group learns of it through the token, whose hook marks the shared memory.
+        self.lower.refuse(error, bounds);
+        if let Some(leaders) = &mut self.leaders {
+            leaders.refuse(error, bounds);
+        }
+    }
+}
+
+impl Hierarchical {
+    fn all_reduce(
+        &mut self,
+        data: Pieces<'_>,
+        dtype: DType,
+        op: ReduceOp,
+        signature: Signature,
+        bounds: &Bounds,
+    ) -> Result<()> {
+        // Averages are divided once, at the end.
+        let inner = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
+        let sign = |kind| Signature { kind, root: 0, op: Some(inner), dtype, ..signature };
+        let mut up = Call { signature: sign(Kind::Reduce), work: Work::Reduce { data } };
+        self.lower.run(&mut up, bounds)?;
+        if let Some(leaders) = &mut self.leaders {
+            let (signature, work) = (sign(Kind::AllReduce), Work::AllReduce { data });
+            let mut across = Call { signature, work };
+            leaders.run(&mut across, bounds)?;
+            finish(data, 0..data.bytes, dtype, op, self.size);
+        }
+        let mut down = Call { signature: sign(Kind::Broadcast), work: Work::Broadcast { data } };
+        self.lower.run(&mut down, bounds)
+    }
+}

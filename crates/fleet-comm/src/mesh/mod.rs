@@ -1,0 +1,314 @@
+//! The engine for ranks that talk over a mesh.
+//!
+//! Every collective begins with a round of [`agree`]: log2(n) exchanges of a few hundred bytes after
+//! which every rank knows that all mean the same call, or which two do not. After that no rank can meet
+//! a message that it does not expect. Against streams of TCP (some 30 us an exchange) that is a small
+//! part of all but the smallest calls, which should be fused.
+//!
+//! The algorithms are one file each and know nothing of types: they are lists of [`Move`]s.
+
+pub(crate) mod agree;
+pub(crate) mod choose;
+mod direct;
+mod halving_doubling;
+mod hierarchical;
+mod moves;
+mod recursive_doubling;
+mod ring;
+mod tree;
+
+pub(crate) use hierarchical::Hierarchical;
+
+use crate::backend::{Backend, Bounds};
+use crate::call::{Call, Kind, Piece, Pieces, ReduceOp, Work, fold_bytes};
+use agree::Claim;
+use choose::Algorithm;
+use fleet_base::{Error, Result};
+use fleet_kernels::fold::FoldOp;
+use fleet_net::{Limits, Mesh, Transfer};
+use fleet_tensor::DType;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// All calls over one mesh.
+pub(crate) struct OverMesh {
+    name: String,
+    /// Closed after an error, so that peers in the middle of an algorithm learn of it.
+    mesh: Option<Arc<dyn Mesh>>,
+    algorithm: Algorithm,
+}
+
+impl OverMesh {
+    pub fn new(name: &str, mesh: Arc<dyn Mesh>, algorithm: Algorithm) -> OverMesh {
+        OverMesh { name: name.to_string(), mesh: Some(mesh), algorithm }
+    }
+}
+
+impl Backend for OverMesh {
+    fn name(&self) -> String {
+        "mesh".to_string()
+    }
+
+    fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()> {
+        let Some(mesh) = &self.mesh else {
+            return Err(Error::unavailable(format!("the mesh of group '{}' is closed", self.name)));
+        };
+        let limits = mesh.limits(bounds.span, &bounds.abort);
+        let step = Step { mesh: &**mesh, limits: &limits, group: &self.name };
+        let result = step.run(call, self.algorithm).map_err(|error| {
+            error.at(format!(
+                "{} in group '{}', rank {} of {}",
+                call.signature,
+                self.name,
+                mesh.rank(),
+                mesh.size()
+            ))
+        });
+        if result.is_err() {
+            self.mesh = None;
+        }
+        result
+    }
+
+    fn refuse(&mut self, error: &Error, bounds: &Bounds) {
+        if let Some(mesh) = self.mesh.take() {
+            let limits = mesh.limits(bounds.span, &bounds.abort);
+            let step = Step { mesh: &*mesh, limits: &limits, group: &self.name };
+            // The others get the claim as their error; what comes back is known here.
+            let _ = step.agree(&Claim::refusal(error));
+        }
+    }
+}
+
+/// One call under way.
+pub(crate) struct Step<'a> {
+    pub mesh: &'a dyn Mesh,
+    pub limits: &'a Limits,
+    pub group: &'a str,
+}
+
+/// A part of one step of an algorithm; offsets are bytes of `data`.
+pub(crate) enum Move<'a> {
+    Send {
+        to: usize,
+        data: Pieces<'a>,
+        at: Range<usize>,
+    },
+    Recv {
+        from: usize,
+        data: Pieces<'a>,
+        at: Range<usize>,
+    },
+    /// What comes is folded into the data; in the order of the ranks, so that both sides of an exchange
+    /// compute the same bits.
+    Fold {
+        from: usize,
+        data: Pieces<'a>,
+        at: Range<usize>,
+        how: Folding,
+    },
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Folding {
+    pub dtype: DType,
+    pub op: FoldOp,
+    /// What comes is the first operand.
+    pub comes_first: bool,
+}
+
+impl Step<'_> {
+    pub fn rank(&self) -> usize {
+        self.mesh.rank()
+    }
+
+    pub fn size(&self) -> usize {
+        self.mesh.size()
+    }
+
+    fn run(&self, call: &mut Call<'_>, algorithm: Algorithm) -> Result<()> {
+        let kind = call.signature.kind;
+        if !matches!(kind, Kind::Send | Kind::Recv) {
+            self.agree(&Claim::call(&call.signature))?;
+        }
+        let dtype = call.signature.dtype;
+        let root = call.signature.root as usize;
+        let op =
+            || call.signature.op.ok_or_else(|| Error::internal("a reduction without an operation"));
+        match &call.work {
+            Work::AllReduce { data } => self.all_reduce(*data, dtype, op()?, algorithm),
+            Work::Reduce { data } => self.reduce(*data, dtype, op()?, root),
+            Work::ReduceScatter { input, output } => {
+                self.reduce_scatter(*input, *output, dtype, op()?)
+            }
+            Work::AllGather { input, output, counts } => self.all_gather(*input, *output, counts),
+            Work::Broadcast { data } => self.broadcast(*data, root, dtype.size()),
+            Work::Scatter { input, output } => self.scatter(*input, *output, root),
+            Work::Gather { input, output } => self.gather(*input, *output, root),
+            Work::AllToAll { input, output, sends, receives } => {
+                self.all_to_all(*input, *output, sends, receives)
+            }
+            Work::Barrier => Ok(()),
+            Work::Send { to, data } => self.send(*to, *data, &call.signature),
+            Work::Recv { from, into } => self.recv(*from, *into, &call.signature),
+        }
+    }
+
+    fn all_reduce(
+        &self,
+        data: Pieces<'_>,
+        dtype: DType,
+        op: ReduceOp,
+        algorithm: Algorithm,
+    ) -> Result<()> {
+        let algorithm = algorithm.chosen(data.bytes, self.size(), dtype);
+        if algorithm == Algorithm::Direct {
+            return self.direct(data, dtype, op);
+        }
+        // Partial sums travel, so half floats travel as f32: they are rounded once, at the end.
+        with_wide(data, dtype, |data, dtype| match algorithm {
+            Algorithm::RecursiveDoubling => self.recursive_doubling(data, dtype, op),
+            Algorithm::HalvingDoubling => self.halving_doubling(data, dtype, op),
+            Algorithm::Tree => self.tree(data, dtype, op),
+            Algorithm::Ring | Algorithm::Auto | Algorithm::Direct => self.ring(data, dtype, op),
+        })
+    }
+
+    /// One step: all moves at once. Ranges that are sent and ranges that are written do not overlap.
+    pub fn go(&self, moves: &[Move<'_>]) -> Result<()> {
+        let mut parts: Vec<(&Move<'_>, *mut u8, usize)> = Vec::new();
+        for part in moves {
+            let (Move::Send { data, at, .. }
+            | Move::Recv { data, at, .. }
+            | Move::Fold { data, at, .. }) = part;
+            let mut cursor = Default::default();
+            data.each(&mut cursor, at.start, at.len(), |start, _, len| {
+                parts.push((part, start, len))
+            });
+        }
+        let mut sinks: Vec<Sink> =
+            parts.iter().map(|(part, start, _)| Sink::new(part, *start)).collect();
+        let mut folds: Vec<_> =
+            sinks.iter_mut().map(|sink| |at: usize, piece: &[u8]| sink.fold(at, piece)).collect();
+        let mut ops: Vec<Transfer<'_>> = Vec::with_capacity(parts.len());
+        for ((part, start, len), sink) in parts.iter().zip(&mut folds) {
+            // SAFETY: ranges of the pieces, which are the caller's; those that are written overlap no
+            // other range of the step.
+            ops.push(unsafe {
+                match part {
+                    Move::Send { to, .. } => {
+                        Transfer::Send { to: *to, data: std::slice::from_raw_parts(*start, *len) }
+                    }
+                    Move::Recv { from, .. } => Transfer::Recv {
+                        from: *from,
+                        into: std::slice::from_raw_parts_mut(*start, *len),
+                    },
+                    Move::Fold { from, how, .. } => {
+                        Transfer::Fold { from: *from, bytes: *len, unit: how.dtype.size(), sink }
+                    }
+                }
+            });
+        }
+        if ops.is_empty() {
+            return self.limits.abort.check();
+        }
+        self.mesh.transfer(&mut ops, self.limits)
+    }
+}
+
+/// Where a fold goes.
+struct Sink {
+    start: *mut u8,
+    how: Option<Folding>,
+}
+
+impl Sink {
+    fn new(part: &Move<'_>, start: *mut u8) -> Sink {
+        let how = match part {
+            Move::Fold { how, .. } => Some(*how),
+            _ => None,
+        };
+        Sink { start, how }
+    }
+
+    fn fold(&mut self, at: usize, piece: &[u8]) {
+        let Some(how) = self.how else { return };
+        // SAFETY: the mesh hands over pieces of the range that was asked for, aligned and in whole
+        // elements.
+        unsafe {
+            let own = self.start.add(at);
+            let operands = match how.comes_first {
+                true => [piece.as_ptr(), own.cast_const()],
+                false => [own.cast_const(), piece.as_ptr()],
+            };
+            fold_bytes(how.dtype, how.op, &operands, own, None, piece.len());
+        }
+    }
+}
+
+/// Runs `work` on the data, or on f32 in place of half floats, which are rounded once afterwards.
+pub(crate) fn with_wide(
+    data: Pieces<'_>,
+    dtype: DType,
+    work: impl FnOnce(Pieces<'_>, DType) -> Result<()>,
+) -> Result<()> {
+    if !matches!(dtype, DType::F16 | DType::BF16) {
+        return work(data, dtype);
+    }
+    let mut wide = vec![0f32; data.bytes / 2];
+    let pool = fleet_kernels::pool::Pool::new(1);
+    let mut cursor = Default::default();
+    data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
+        let (at, count) = (offset / 2, len / 2);
+        // SAFETY: pieces hold whole aligned elements of the type.
+        unsafe {
+            let to = &mut wide[at..at + count];
+            match dtype {
+                DType::F16 => {
+                    let from = std::slice::from_raw_parts(piece.cast::<fleet_tensor::f16>(), count);
+                    fleet_kernels::cast::cast(&pool, from, to);
+                }
+                _ => {
+                    let from =
+                        std::slice::from_raw_parts(piece.cast::<fleet_tensor::bf16>(), count);
+                    fleet_kernels::cast::cast(&pool, from, to);
+                }
+            }
+        }
+    });
+    let list = [Piece::of(&mut wide)];
+    work(Pieces::new(&list), DType::F32)?;
+    let mut cursor = Default::default();
+    data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
+        let (at, count) = (offset / 2, len / 2);
+        // SAFETY: as above.
+        unsafe {
+            let from = &wide[at..at + count];
+            match dtype {
+                DType::F16 => {
+                    let to =
+                        std::slice::from_raw_parts_mut(piece.cast::<fleet_tensor::f16>(), count);
+                    fleet_kernels::cast::cast(&pool, from, to);
+                }
+                _ => {
+                    let to =
+                        std::slice::from_raw_parts_mut(piece.cast::<fleet_tensor::bf16>(), count);
+                    fleet_kernels::cast::cast(&pool, from, to);
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Divides a range by the number of ranks when that is what the operation asks for.
+pub(crate) fn finish(data: Pieces<'_>, at: Range<usize>, dtype: DType, op: ReduceOp, ranks: usize) {
+    if op != ReduceOp::Avg {
+        return;
+    }
+    let mut cursor = Default::default();
+    data.each(&mut cursor, at.start, at.len(), |piece, _, len| {
+        // SAFETY: a piece of the caller's memory, over itself.
+        unsafe { fold_bytes(dtype, op.fold(ranks), &[piece.cast_const()], piece, None, len) };
+    });
+}

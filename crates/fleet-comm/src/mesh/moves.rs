@@ -1,0 +1,297 @@
+//! Collectives other than the all-reduce over a mesh: the data goes straight from whom has it to whom
+//! needs it, everything of a call in one step, except where a tree saves messages.
+
+use super::agree::Claim;
+use super::{Move, Step, finish};
+use crate::call::{Piece, Pieces, ReduceOp, SIGNATURE_BYTES, Signature, part};
+use crate::shm::check_pair;
+use fleet_base::{Error, Result};
+use fleet_net::Transfer;
+use fleet_tensor::DType;
+
+/// Up to here a tree with everything beats slices.
+const TREE_BYTES_MAX: usize = 64 << 10;
+
+impl Step<'_> {
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let rank = self.rank();
+        (0..self.size()).filter(move |peer| *peer != rank)
+    }
+
+    /// Only the root's data changes, so the others work on a copy.
+    pub(super) fn reduce(
+        &self,
+        data: Pieces<'_>,
+        dtype: DType,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        if data.bytes > TREE_BYTES_MAX {
+            return self.reduce_slices(data, dtype, op, root);
+        }
+        let mut copy = vec![0u64; data.bytes.div_ceil(8)];
+        let list = [Piece { bytes: data.bytes, ..Piece::of(&mut copy) }];
+        // SAFETY: the copy is as long as the data.
+        unsafe { data.read(&mut Default::default(), 0, data.bytes, list[0].start) };
+        super::with_wide(Pieces::new(&list), dtype, |wide, dtype| {
+            self.tree_up(wide, dtype, op, root)?;
+            if rank == root {
+                finish(wide, 0..wide.bytes, dtype, op, size);
+            }
+            Ok(())
+        })?;
+        if rank == root {
+            // SAFETY: as above.
+            unsafe { data.write(&mut Default::default(), 0, data.bytes, list[0].start) };
+        }
+        Ok(())
+    }
+
+    fn reduce_slices(
+        &self,
+        data: Pieces<'_>,
+        dtype: DType,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        let (rank, size, unit) = (self.rank(), self.size(), dtype.size());
+        let slice = |index: usize| {
+            let (from, to) = part(data.bytes / unit, size, index, 1);
+            from * unit..to * unit
+        };
+        let own = slice(rank);
+        let mut folded = vec![0u64; own.len().div_ceil(8)];
+        let list = [Piece { bytes: own.len(), ..Piece::of(&mut folded) }];
+        let folded = Pieces::new(&list);
+        // SAFETY: the room is as long as the slice.
+        unsafe { data.read(&mut Default::default(), own.start, own.len(), list[0].start) };
+        self.fold_apart(data, slice, dtype, op, folded)?;
+        if rank != root {
+            return self.go(&[Move::Send { to: root, data: folded, at: 0..own.len() }]);
+        }
+        // SAFETY: as above.
+        unsafe { data.write(&mut Default::default(), own.start, own.len(), list[0].start) };
+        let moves: Vec<Move<'_>> =
+            self.others().map(|from| Move::Recv { from, data, at: slice(from) }).collect();
+        self.go(&moves)
+    }
+
+    /// [`Step::fold_slices`] that leaves the data as it is: the own operand is in `folded` already.
+    fn fold_apart(
+        &self,
+        data: Pieces<'_>,
+        slice: impl Fn(usize) -> std::ops::Range<usize>,
+        dtype: DType,
+        op: ReduceOp,
+        folded: Pieces<'_>,
+    ) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        let len = slice(rank).len();
+        let pitch = len.div_ceil(8) * 8;
+        let mut room = vec![0u64; size * pitch / 8];
+        let list = [Piece::of(&mut room)];
+        let room = Pieces::new(&list);
+        let mut moves = Vec::with_capacity(2 * size);
+        for peer in self.others() {
+            moves.push(Move::Send { to: peer, data, at: slice(peer) });
+            moves.push(Move::Recv { from: peer, data: room, at: peer * pitch..peer * pitch + len });
+        }
+        self.go(&moves)?;
+        folded.each(&mut Default::default(), 0, len, |piece, offset, bytes| {
+            let operands: Vec<*const u8> = (0..size)
+                .map(|peer| match peer == rank {
+                    true => piece.cast_const(),
+                    false => list[0].start.wrapping_add(peer * pitch + offset).cast_const(),
+                })
+                .collect();
+            // SAFETY: slices of the same length; the output is the own operand.
+            unsafe {
+                crate::call::fold_bytes(dtype, op.fold(size), &operands, piece, None, bytes);
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) fn reduce_scatter(
+        &self,
+        input: Piece,
+        output: Piece,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (rank, block) = (self.rank(), output.bytes);
+        let (from, to) = ([input], [output]);
+        let own = input.start.wrapping_add(rank * block);
+        // SAFETY: the own block of the input; the output is that or apart.
+        unsafe { std::ptr::copy(own, output.start, block) };
+        self.fold_apart(
+            Pieces::new(&from),
+            |peer| peer * block..(peer + 1) * block,
+            dtype,
+            op,
+            Pieces::new(&to),
+        )
+    }
+
+    pub(super) fn broadcast(&self, data: Pieces<'_>, root: usize, unit: usize) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        if data.bytes <= TREE_BYTES_MAX || size == 2 {
+            return self.tree_down(data, root);
+        }
+        // Slices to all, then everybody hands its slice on.
+        let slice = |index: usize| {
+            let (from, to) = part(data.bytes / unit, size, index, 1);
+            from * unit..to * unit
+        };
+        let mut moves = Vec::new();
+        if rank == root {
+            moves.extend(self.others().map(|to| Move::Send { to, data, at: slice(to) }));
+        } else {
+            moves.push(Move::Recv { from: root, data, at: slice(rank) });
+        }
+        self.go(&moves)?;
+        let mut moves = Vec::new();
+        for peer in self.others() {
+            if peer != root {
+                moves.push(Move::Send { to: peer, data, at: slice(rank) });
+            }
+            if rank != root {
+                moves.push(Move::Recv { from: peer, data, at: slice(peer) });
+            }
+        }
+        self.go(&moves)
+    }
+
+    pub(super) fn all_gather(
+        &self,
+        input: Option<Piece>,
+        output: Piece,
+        counts: &[usize],
+    ) -> Result<()> {
+        let rank = self.rank();
+        let at = |rank: usize| {
+            let start = counts[..rank].iter().sum::<usize>();
+            start..start + counts[rank]
+        };
+        if let Some(input) = input {
+            // SAFETY: the own block of the output is as long as the input.
+            unsafe {
+                let to = output.start.add(at(rank).start);
+                std::ptr::copy_nonoverlapping(input.start, to, input.bytes);
+            }
+        }
+        let list = [output];
+        let data = Pieces::new(&list);
+        let mut moves = Vec::with_capacity(2 * self.size());
+        for peer in self.others() {
+            moves.push(Move::Send { to: peer, data, at: at(rank) });
+            moves.push(Move::Recv { from: peer, data, at: at(peer) });
+        }
+        self.go(&moves)
+    }
+
+    pub(super) fn scatter(&self, input: Option<Piece>, output: Piece, root: usize) -> Result<()> {
+        let block = output.bytes;
+        let to = [output];
+        let Some(input) = input else {
+            return self.go(&[Move::Recv { from: root, data: Pieces::new(&to), at: 0..block }]);
+        };
+        // SAFETY: the root's own block.
+        unsafe { std::ptr::copy(input.start.add(root * block), output.start, block) };
+        let from = [input];
+        let data = Pieces::new(&from);
+        let send = |to: usize| Move::Send { to, data, at: to * block..(to + 1) * block };
+        self.go(&self.others().map(send).collect::<Vec<_>>())
+    }
+
+    pub(super) fn gather(&self, input: Piece, output: Option<Piece>, root: usize) -> Result<()> {
+        let block = input.bytes;
+        let Some(output) = output else {
+            let from = [input];
+            return self.go(&[Move::Send { to: root, data: Pieces::new(&from), at: 0..block }]);
+        };
+        // SAFETY: the root's own block.
+        unsafe { std::ptr::copy(input.start, output.start.add(root * block), block) };
+        let to = [output];
+        let data = Pieces::new(&to);
+        let recv = |from: usize| Move::Recv { from, data, at: from * block..(from + 1) * block };
+        self.go(&self.others().map(recv).collect::<Vec<_>>())
+    }
+
+    pub(super) fn all_to_all(
+        &self,
+        input: Piece,
+        output: Piece,
+        sends: &[usize],
+        receives: &[usize],
+    ) -> Result<()> {
+        self.check_counts(sends, receives)?;
+        let rank = self.rank();
+        let at = |counts: &[usize], peer: usize| {
+            let start = counts[..peer].iter().sum::<usize>();
+            start..start + counts[peer]
+        };
+        // SAFETY: the own blocks, whose lengths agree.
+        unsafe {
+            let from = input.start.add(at(sends, rank).start);
+            let to = output.start.add(at(receives, rank).start);
+            std::ptr::copy_nonoverlapping(from, to, sends[rank]);
+        }
+        let (from, to) = ([input], [output]);
+        let mut moves = Vec::with_capacity(2 * self.size());
+        for peer in self.others() {
+            moves.push(Move::Send { to: peer, data: Pieces::new(&from), at: at(sends, peer) });
+            moves.push(Move::Recv { from: peer, data: Pieces::new(&to), at: at(receives, peer) });
+        }
+        self.go(&moves)
+    }
+
+    /// That everybody sends as much as is expected, or the same error everywhere.
+    fn check_counts(&self, sends: &[usize], receives: &[usize]) -> Result<()> {
+        let size = self.size();
+        let mut said: Vec<u64> = sends.iter().map(|count| *count as u64).collect();
+        let mut heard = vec![0u64; size];
+        let (out, into) = ([Piece::of(&mut said)], [Piece::of(&mut heard)]);
+        let at = |peer: usize| peer * 8..(peer + 1) * 8;
+        let mut moves = Vec::with_capacity(2 * size);
+        for peer in self.others() {
+            moves.push(Move::Send { to: peer, data: Pieces::new(&out), at: at(peer) });
+            moves.push(Move::Recv { from: peer, data: Pieces::new(&into), at: at(peer) });
+        }
+        self.go(&moves)?;
+        let rank = self.rank();
+        heard[rank] = sends[rank] as u64;
+        let wrong = (0..size).find(|peer| heard[*peer] != receives[*peer] as u64);
+        let claim = wrong.map_or(Claim::fine(), |peer| {
+            Claim::refusal(&Error::invalid(format!(
+                "rank {peer} sends {} bytes to rank {rank}, which expects {}",
+                heard[peer], receives[peer]
+            )))
+        });
+        self.agree(&claim)
+    }
+
+    /// The signature goes first, so that the receiver knows what comes.
+    pub(super) fn send(&self, to: usize, data: Piece, own: &Signature) -> Result<()> {
+        // SAFETY: the caller's memory.
+        let bytes = unsafe { std::slice::from_raw_parts(data.start, data.bytes) };
+        self.mesh.transfer(
+            &mut [Transfer::Send { to, data: &own.encode() }, Transfer::Send { to, data: bytes }],
+            self.limits,
+        )
+    }
+
+    pub(super) fn recv(&self, from: usize, into: Piece, own: &Signature) -> Result<()> {
+        let mut theirs = [0; SIGNATURE_BYTES];
+        let mut ops = [Transfer::Recv { from, into: &mut theirs }];
+        self.mesh.transfer(&mut ops, self.limits)?;
+        let theirs = Signature::decode(&theirs)
+            .ok_or_else(|| Error::internal(format!("rank {from} sent no signature")))?;
+        let (me, peer) = (self.mesh.member(self.rank()), self.mesh.member(from));
+        check_pair(own, &theirs, &me.to_string(), &peer.to_string())?;
+        // SAFETY: the caller's memory.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(into.start, into.bytes) };
+        self.mesh.transfer(&mut [Transfer::Recv { from, into: bytes }], self.limits)
+    }
+}

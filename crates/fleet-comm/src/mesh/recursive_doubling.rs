@@ -1,0 +1,69 @@
+//! All-reduce by recursive doubling: in round k ranks exchange everything with the rank whose number
+//! differs in bit k. Both sides of an exchange fold the same two operands in the same order, so all
+//! ranks end with the same bits. For little data.
+
+use super::{Folding, Move, Step, finish};
+use crate::call::{Piece, Pieces, ReduceOp, fold_bytes};
+use fleet_base::Result;
+use fleet_tensor::DType;
+
+impl Step<'_> {
+    pub(super) fn recursive_doubling(
+        &self,
+        data: Pieces<'_>,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        let mut theirs = vec![0u64; data.bytes.div_ceil(8)];
+        let list = [Piece { bytes: data.bytes, ..Piece::of(&mut theirs) }];
+        let theirs = Pieces::new(&list);
+        self.with_core(data, dtype, op, |core| {
+            let mut bit = 1;
+            while bit < core {
+                let peer = rank ^ bit;
+                self.go(&[
+                    Move::Send { to: peer, data, at: 0..data.bytes },
+                    Move::Recv { from: peer, data: theirs, at: 0..data.bytes },
+                ])?;
+                let mut cursor = Default::default();
+                data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
+                    let own = piece.cast_const();
+                    let other = list[0].start.wrapping_add(offset).cast_const();
+                    let operands = if peer < rank { [other, own] } else { [own, other] };
+                    // SAFETY: a piece of the data and as much of the copy of the peer's.
+                    unsafe { fold_bytes(dtype, op.partial(), &operands, piece, None, len) };
+                });
+                bit *= 2;
+            }
+            finish(data, 0..data.bytes, dtype, op, size);
+            Ok(())
+        })
+    }
+
+    /// Runs `work` on the largest number of ranks that is a power of two, given as its argument. Each
+    /// rank beyond gives its data to one of them before and gets the result after.
+    pub(super) fn with_core(
+        &self,
+        data: Pieces<'_>,
+        dtype: DType,
+        op: ReduceOp,
+        work: impl FnOnce(usize) -> Result<()>,
+    ) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        let core = 1 << size.ilog2();
+        let all = 0..data.bytes;
+        if rank >= core {
+            let to = rank - core;
+            self.go(&[Move::Send { to, data, at: all.clone() }])?;
+            return self.go(&[Move::Recv { from: to, data, at: all }]);
+        }
+        let extra = rank + core;
+        if extra < size {
+            let how = Folding { dtype, op: op.partial(), comes_first: false };
+            self.go(&[Move::Fold { from: extra, data, at: all.clone(), how }])?;
+        }
+        work(core)?;
+        if extra < size { self.go(&[Move::Send { to: extra, data, at: all }]) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,64 @@
+//! Reduction and broadcast along a binomial tree: log2(n) messages in a row, each with everything. For
+//! little data with a root.
+
+use super::{Folding, Move, Step, finish};
+use crate::call::{Pieces, ReduceOp};
+use fleet_base::Result;
+use fleet_tensor::DType;
+
+impl Step<'_> {
+    /// All-reduce: up to rank 0 and down again.
+    pub(super) fn tree(&self, data: Pieces<'_>, dtype: DType, op: ReduceOp) -> Result<()> {
+        self.tree_up(data, dtype, op, 0)?;
+        if self.rank() == 0 {
+            finish(data, 0..data.bytes, dtype, op, self.size());
+        }
+        self.tree_down(data, 0)
+    }
+
+    /// The data of `root` becomes the fold of all; that of others becomes the fold of their branch.
+    pub(super) fn tree_up(
+        &self,
+        data: Pieces<'_>,
+        dtype: DType,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        let size = self.size();
+        let place = (self.rank() + size - root) % size;
+        let real = |place: usize| (place + root) % size;
+        let mut bit = 1;
+        while bit < size {
+            if place & bit != 0 {
+                return self.go(&[Move::Send { to: real(place - bit), data, at: 0..data.bytes }]);
+            }
+            if place + bit < size {
+                let how = Folding { dtype, op: op.partial(), comes_first: false };
+                self.go(&[Move::Fold { from: real(place + bit), data, at: 0..data.bytes, how }])?;
+            }
+            bit *= 2;
+        }
+        Ok(())
+    }
+
+    pub(super) fn tree_down(&self, data: Pieces<'_>, root: usize) -> Result<()> {
+        let size = self.size();
+        let place = (self.rank() + size - root) % size;
+        let real = |place: usize| (place + root) % size;
+        // The lowest bit of the place is where it hangs in the tree.
+        let mut bit = match place {
+            0 => size.next_power_of_two(),
+            _ => 1 << place.trailing_zeros(),
+        };
+        if place != 0 {
+            self.go(&[Move::Recv { from: real(place - bit), data, at: 0..data.bytes }])?;
+        }
+        while bit > 1 {
+            bit /= 2;
+            if place + bit < size {
+                self.go(&[Move::Send { to: real(place + bit), data, at: 0..data.bytes }])?;
+            }
+        }
+        Ok(())
+    }
+}
