@@ -11,6 +11,7 @@ mod batch;
 mod block;
 mod dataset;
 mod files;
+mod formats;
 mod generator;
 mod lines;
 mod multislot;
@@ -25,6 +26,7 @@ pub use dataset::{
     QueueReader, RecordFormat, TextFiles, sum_over,
 };
 pub use files::{file_shard, glob};
+pub use formats::{Criteo, CriteoHash, Csv, CsvColumn, JsonLines, LibSvm, hash_bucket};
 pub use generator::{DataGenerator, Sample, SampleWriter, Value};
 pub use lines::{LineError, LineFormat, LineReader, OnError, RecordReader, Skipped};
 pub use multislot::{MultiSlot, MultiSlotWriter};

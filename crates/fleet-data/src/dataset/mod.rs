@@ -9,6 +9,7 @@ mod shuffle;
 pub use exchange::{Exchange, InProcessExchange, sum_over};
 pub use memory::{InMemoryDataset, MemoryReader};
 pub use queue::{QueueDataset, QueueReader};
+pub(crate) use shuffle::stable_hash;
 
 use crate::batch::BatchLayout;
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};

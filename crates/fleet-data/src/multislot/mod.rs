@@ -12,5 +12,6 @@ mod number;
 mod parse;
 mod write;
 
+pub(crate) use number::{float, integer};
 pub use parse::MultiSlot;
 pub use write::MultiSlotWriter;

@@ -1,3 +1,4 @@
 pub mod datasets;
+pub mod formats;
 pub mod multislot;
 pub mod pipes;
