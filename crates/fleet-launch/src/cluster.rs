@@ -46,6 +46,8 @@ pub struct Run {
     pub mark: String,
     pub log_dir: String,
     pub scratch: String,
+    /// Where machines meet; the store, when nothing else was said.
+    pub master: Option<Endpoint>,
     pub store: Option<Endpoint>,
     pub token: Option<Token>,
     pub restarts: u32,
@@ -157,8 +159,10 @@ impl Cluster {
             (names::FLEET_LAUNCH, run.mark.clone()),
             (names::FLEET_RESTART_COUNT, run.restarts.to_string()),
         ];
+        if let Some(master) = run.master.as_ref().or(run.store.as_ref()) {
+            env.push((names::PADDLE_MASTER, master.to_string()));
+        }
         if let Some(store) = &run.store {
-            env.push((names::PADDLE_MASTER, store.to_string()));
             env.push((names::FLEET_STORE, store.to_string()));
         }
         if let Some(token) = &run.token {
@@ -363,7 +367,13 @@ fn collective(
     }
     let needs_gloo = options.with_gloo != "0" || options.http_port.is_some();
     let gloo_http = match needs_gloo {
-        true => Some(gloo_endpoint(options, &workers[0].endpoint.host, ports, workers.len())?),
+        true => Some(gloo_endpoint(
+            options,
+            &workers[0].endpoint.host,
+            ports,
+            workers.len(),
+            hosts.len() == 1,
+        )?),
         false => None,
     };
     Ok(Cluster {
@@ -392,7 +402,10 @@ fn is_cloud(options: &Options, env: &Env) -> bool {
 
 fn hosts(options: &Options, env: &Env, machine: &Machine) -> Result<(Vec<String>, usize)> {
     if !is_cloud(options, env) {
-        let node = machine.position(&options.ips, options.host.as_deref(), env)?;
+        let node = match options.node_rank {
+            Some(rank) => rank,
+            None => machine.position(&options.ips, options.host.as_deref(), env)?,
+        };
         return Ok((options.ips.clone(), node));
     }
     let text = env.text(names::PADDLE_TRAINERS).unwrap_or_default();
@@ -488,7 +501,8 @@ fn parameter_server(
             ports.given(&place.endpoint.host, place.endpoint.port)?;
         }
     }
-    let gloo_http = gloo_endpoint(options, &servers[0].endpoint.host, ports, total)?;
+    let gloo_http =
+        gloo_endpoint(options, &servers[0].endpoint.host, ports, total, hosts.len() == 1)?;
     Ok(Cluster {
         mode: options.mode,
         heter_devices: heter_devices(options, heter.len(), !gpus.is_empty())?,
@@ -537,7 +551,7 @@ fn endpoints(who: &Who, own: &str, ports: &mut dyn Ports, before: usize) -> Resu
     }
 }
 
-fn gpu_list(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<String>> {
+pub fn gpu_list(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<String>> {
     match (&options.gpus, env.text(names::CUDA_VISIBLE_DEVICES)) {
         (Some(gpus), _) => Ok(gpus.clone()),
         (None, Some(visible)) => Ok(visible.split(',').map(|id| id.trim().to_string()).collect()),
@@ -568,10 +582,13 @@ fn gloo_endpoint(
     host: &str,
     ports: &mut dyn Ports,
     total: usize,
+    is_alone: bool,
 ) -> Result<Endpoint> {
     let port = match (options.http_port, ports.start()) {
         (Some(port), _) => port,
-        (None, None) => ports.next(host)?,
+        (None, None) if is_alone => ports.next(host)?,
+        // Everybody must know it, and nobody has met yet.
+        (None, None) => GLOO_PORT,
         (None, Some(start)) => u16::try_from(usize::from(start) + total)
             .map_err(|_| Error::exhausted("there are no more ports above the first one"))?,
     };
@@ -586,6 +603,8 @@ fn join(places: &[Place]) -> String {
 /// Where the documents' ports begin on several machines, and for workers listed without one.
 const SEVERAL_START_PORT: u16 = 6070;
 const LISTED_START_PORT: u16 = 6170;
+/// The later launcher's port of the barrier service.
+const GLOO_PORT: u16 = 6767;
 
 /// Variables that place a process; all that are not set for it are removed.
 const PLACE_VARIABLES: &[&str] = &[

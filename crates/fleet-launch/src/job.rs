@@ -4,16 +4,20 @@ use crate::cluster::{Cluster, Process, Run};
 use crate::console::Console;
 use crate::flags::Given;
 use crate::guard::{self, Guard};
+use crate::link::{self, Link};
 use crate::logs;
 use crate::machine::Machine;
 use crate::oom::OomWatch;
 use crate::options::{Follow, Mode, Options, Verbosity};
 use crate::ports::SystemPorts;
 use crate::script::{Builtins, Program};
-use crate::supervisor::{Death, End, Event, Rules, Supervisor, counted};
+use crate::several::{self, Members};
+use crate::supervisor::{Death, End, Event, Rules, Supervisor};
 use crate::tables;
+use crate::words::counted;
 use fleet_base::{Error, Result};
-use fleet_topology::{Env, Role, Token};
+use fleet_net::{Log, StoreServer, Vigilance};
+use fleet_topology::{Endpoint, Env, Role, Token};
 use std::io::Write;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
@@ -48,11 +52,11 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
 }
 
 /// Everything that is known before the first process starts.
-struct Job {
-    options: Options,
-    env: Env,
+pub(crate) struct Job {
+    pub options: Options,
+    pub env: Env,
     program: Program,
-    machine: Machine,
+    pub machine: Machine,
     arguments: Vec<(String, String)>,
 }
 
@@ -66,11 +70,11 @@ impl Job {
 
     fn run(self, begun: Instant) -> Result<u8> {
         let mut ports = SystemPorts::new(self.options.start_port);
-        let cluster = Cluster::described(&self.options, &self.env, &self.machine, &mut ports)?;
+        let members = several::members(&self.options, &self.env, &self.machine, &mut ports)?;
         if self.program.is_builtin {
-            refuse_distributed_builtin(&cluster)?;
+            refuse_distributed_builtin(&members)?;
         }
-        let token = self.token(&cluster)?;
+        let token = self.token(&members)?;
         logs::make_folder(&self.options.log_dir)?;
         let scratch = Scratch::new()?;
         let run = Run {
@@ -79,6 +83,7 @@ impl Job {
             mark: random_hex(16)?,
             log_dir: absolute(&self.options.log_dir),
             scratch: scratch.path.display().to_string(),
+            master: self.options.master.clone(),
             store: None,
             token: Some(token.clone()),
             restarts: 0,
@@ -86,8 +91,9 @@ impl Job {
         let follows_many = self.options.follow == Follow::All;
         let console = Console::new(&self.options, &self.env, Some(token), follows_many);
         let (sender, events) = channel();
-        listen(sender)?;
-        let attempts = Attempts {
+        listen(sender.clone())?;
+        become_reaper();
+        let mut attempts = Attempts {
             rules: self.rules(),
             oom: OomWatch::new(),
             guard: Guard::start(&run.mark)?,
@@ -95,8 +101,15 @@ impl Job {
             events,
             job: &self,
             run,
+            begun,
         };
-        attempts.all(&cluster, begun)
+        let code = match members {
+            Members::Alone(cluster) => attempts.alone(&cluster),
+            Members::Several(meeting) => attempts.several(*meeting, sender),
+        };
+        attempts.console.clear_status();
+        attempts.guard.dismiss();
+        code
     }
 
     fn rules(&self) -> Rules {
@@ -114,11 +127,11 @@ impl Job {
     }
 
     /// A job on one machine makes its secret; several machines must be told one.
-    fn token(&self, cluster: &Cluster) -> Result<Token> {
+    fn token(&self, members: &Members) -> Result<Token> {
         if let Some(token) = &self.options.token {
             return Ok(token.clone());
         }
-        if cluster.is_alone() {
+        if matches!(members, Members::Alone(_)) {
             return Token::new(random_hex(32)?);
         }
         Err(Error::invalid("the machines of a job need a common secret")
@@ -128,65 +141,85 @@ impl Job {
 }
 
 /// One attempt after another, until the job is done or may not be started again.
-struct Attempts<'a> {
-    job: &'a Job,
-    rules: Rules,
-    run: Run,
-    oom: OomWatch,
-    guard: Guard,
-    console: Console,
-    events: Receiver<Event>,
+pub(crate) struct Attempts<'a> {
+    pub job: &'a Job,
+    pub rules: Rules,
+    pub run: Run,
+    pub oom: OomWatch,
+    pub guard: Guard,
+    pub console: Console,
+    pub events: Receiver<Event>,
+    pub begun: Instant,
 }
 
 impl Attempts<'_> {
-    fn all(mut self, cluster: &Cluster, begun: Instant) -> Result<u8> {
-        become_reaper();
+    /// A job whose processes are all here.
+    fn alone(&mut self, cluster: &Cluster) -> Result<u8> {
+        if self.job.options.is_elastic() {
+            self.console
+                .warn("--elastic_level says nothing to a job on one machine; --max_restart does");
+        }
         let allowed = match self.rules.mode {
             Mode::Collective => self.rules.max_restart.unwrap_or(0),
             // Processes are started again one by one.
             _ => 0,
         };
-        let code = loop {
-            let end = self.one(cluster)?;
-            match end {
+        loop {
+            // Each attempt has a store of its own, with nothing of the one before in it.
+            let store = self.store()?;
+            self.run.store = Some(Endpoint::new("127.0.0.1", store.address().port()));
+            if let Some(master) = &self.run.master {
+                self.run.store = Some(Endpoint::new(&master.host, store.address().port()));
+            }
+            match self.one(cluster, None)? {
                 End::Failed(death) if self.run.restarts < allowed => {
                     self.run.restarts += 1;
-                    self.rules.new_logs = false;
-                    self.report(&death, cluster);
+                    self.abort_line(&death, cluster);
                     self.console.warn(&format!(
                         "the job is started again ({} of {allowed})",
                         self.run.restarts
                     ));
                 }
                 End::Failed(death) => {
-                    self.report(&death, cluster);
-                    break death.code;
+                    self.abort_line(&death, cluster);
+                    return Ok(death.code);
                 }
-                End::Finished => {
-                    self.console.say(&format!(
-                        "fleetrun: done in {:.1} s, logs in {}",
-                        begun.elapsed().as_secs_f64(),
-                        self.rules.log_dir.display()
-                    ));
-                    break 0;
-                }
-                End::Interrupted(signal) => {
-                    let name = nix::sys::signal::Signal::try_from(signal);
-                    let name = name.map_or("a signal", |signal| signal.as_str());
-                    self.console.say(&format!("fleetrun: stopped by {name}"));
-                    break 128 + signal as u8;
-                }
-                End::Ordered(reason) => {
-                    self.console.error(&reason);
-                    break 1;
-                }
+                End::Finished => return Ok(self.done()),
+                End::Interrupted(signal) => return Ok(self.interrupted(signal)),
+                End::Ordered(reason) => return Err(Error::internal(reason)),
             }
-        };
-        self.guard.dismiss();
-        Ok(code)
+        }
     }
 
-    fn one(&mut self, cluster: &Cluster) -> Result<End> {
+    /// The store of the job's processes; at the master's address when there is one.
+    fn store(&self) -> Result<StoreServer> {
+        let token =
+            link::net_token(self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?)?;
+        let address = match &self.run.master {
+            Some(master) => (master.host.clone(), master.port),
+            None => ("127.0.0.1".to_string(), 0),
+        };
+        StoreServer::bind(address, &token, Vigilance::default(), Log::silent())
+    }
+
+    pub fn done(&mut self) -> u8 {
+        self.console.say(&format!(
+            "fleetrun: done in {:.1} s, logs in {}",
+            self.begun.elapsed().as_secs_f64(),
+            self.rules.log_dir.display()
+        ));
+        0
+    }
+
+    pub fn interrupted(&mut self, signal: i32) -> u8 {
+        let name = nix::sys::signal::Signal::try_from(signal);
+        let name = name.map_or("a signal", |signal| signal.as_str());
+        self.console.say(&format!("fleetrun: stopped by {name}"));
+        128 + signal as u8
+    }
+
+    /// Starts the processes of this machine and sees to them until they have ended.
+    pub fn one(&mut self, cluster: &Cluster, link: Option<(&Link, u64)>) -> Result<End> {
         let processes = cluster.processes(&self.run, &self.job.env);
         self.announce(cluster, &processes)?;
         let mut supervisor = Supervisor::new(
@@ -197,8 +230,12 @@ impl Attempts<'_> {
             &mut self.console,
             &mut self.guard,
             &self.oom,
+            link,
         );
-        supervisor.run(processes)
+        let end = supervisor.run(processes);
+        // A later start adds to the logs of this one.
+        self.rules.new_logs = false;
+        end
     }
 
     /// The header, or with -v the documents' tables.
@@ -254,7 +291,7 @@ impl Attempts<'_> {
         Ok(())
     }
 
-    fn report(&mut self, death: &Death, cluster: &Cluster) {
+    pub fn abort_line(&mut self, death: &Death, cluster: &Cluster) {
         if self.rules.mode == Mode::Collective {
             self.console.line(&format!(
                 "ABORT!!! Out of all {} trainers, the trainer process with rank=[{}] was aborted. \
@@ -298,13 +335,19 @@ fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &s
 }
 
 /// Demos train in one process until the distributed runtime is connected to them.
-fn refuse_distributed_builtin(cluster: &Cluster) -> Result<()> {
-    if cluster.mode == Mode::Collective && cluster.workers.len() == 1 {
-        return Ok(());
-    }
+fn refuse_distributed_builtin(members: &Members) -> Result<()> {
+    let got = match members {
+        Members::Alone(cluster) => {
+            if cluster.mode == Mode::Collective && cluster.workers.len() == 1 {
+                return Ok(());
+            }
+            format!("{} workers, {} servers", cluster.workers.len(), cluster.servers.len())
+        }
+        Members::Several(_) => "several machines".to_string(),
+    };
     Err(Error::unsupported("built-in jobs do not run on several processes yet")
         .expected("one worker: fleetrun demo:NAME")
-        .got(format!("{} workers, {} servers", cluster.workers.len(), cluster.servers.len())))
+        .got(got))
 }
 
 /// Signals arrive as events, from a thread of their own.

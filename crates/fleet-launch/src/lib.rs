@@ -9,14 +9,18 @@ mod console;
 pub mod flags;
 mod guard;
 pub mod job;
+mod leader;
+mod link;
 mod logs;
 pub mod machine;
 mod oom;
 pub mod options;
 pub mod ports;
 pub mod script;
+mod several;
 mod supervisor;
 pub mod tables;
+mod words;
 
 pub use job::main;
 pub use script::Builtins;

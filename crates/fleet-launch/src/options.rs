@@ -1,6 +1,7 @@
 //! What was asked for, typed: flags, with variables of the environment where they count as flags.
 
 use crate::flags::Given;
+use crate::words;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Token, names};
 use std::path::PathBuf;
@@ -130,6 +131,13 @@ impl Options {
         given.refuse_unsupported()?;
         let (mode, is_mode_default) = mode(given)?;
         let outer = OuterEnv { env, nested: env.get(names::FLEET_LAUNCH).is_some() };
+        if let Some(server) = outer.text(&[names::PADDLE_ELASTIC_SERVER]) {
+            return Err(Error::unsupported("machines do not meet in etcd here")
+                .got(format!("PADDLE_ELASTIC_SERVER={server}"))
+                .help(
+                    "give --master HOST:PORT and --nnodes MIN:MAX; the first machine has the store",
+                ));
+        }
         let nodes = match given.text("nnodes").or_else(|| outer.text(NNODES_VARIABLES)) {
             Some(text) => Some(nodes(text)?),
             None => None,
@@ -142,7 +150,12 @@ impl Options {
                 .help("fleetrun demo:wide_deep is a first look; fleetrun --help shows the flags"));
         }
         let master = master.map(master_endpoint).transpose()?;
-        let ips = hosts(given.text("ips"), "ips")?;
+        let mut ips = hosts(given.text("ips"), "ips")?;
+        if given.is_on("sort_ip") {
+            ips.sort_by_key(|host| words::address_key(host));
+        }
+        let node_rank = given.number("rank")?;
+        machines_agree(nodes, &ips, given.is_given("ips"), master.is_some(), node_rank)?;
         if master.is_some() && given.is_given("ips") {
             return Err(Error::invalid("--ips and --master both say where the machines are")
                 .help("give one of them"));
@@ -173,7 +186,7 @@ impl Options {
             ips,
             master,
             nodes,
-            node_rank: given.number("rank")?,
+            node_rank,
             host: given.text("host").map(str::to_string),
             sort_ip: given.is_on("sort_ip"),
             token: token(given, env)?,
@@ -219,6 +232,34 @@ impl<'a> OuterEnv<'a> {
             return None;
         }
         names.iter().find_map(|name| self.env.text(name))
+    }
+}
+
+/// What several flags say of the number of machines must be one thing.
+fn machines_agree(
+    nodes: Option<Nodes>,
+    ips: &[String],
+    has_ips: bool,
+    has_master: bool,
+    rank: Option<usize>,
+) -> Result<()> {
+    if let Some(nodes) = nodes.filter(|_| has_ips)
+        && (nodes.min, nodes.max) != (ips.len(), ips.len())
+    {
+        return Err(Error::invalid("--nnodes and --ips do not agree")
+            .expected(format!("{}, the number of --ips", ips.len()))
+            .got(format!("{}:{}", nodes.min, nodes.max)));
+    }
+    let count = match (has_ips, has_master) {
+        (true, _) => ips.len(),
+        (false, true) => nodes.map_or(1, |nodes| nodes.max),
+        (false, false) => 1,
+    };
+    match rank {
+        Some(rank) if rank >= count => Err(Error::invalid("--rank is too high")
+            .expected(format!("below {count}, the number of machines"))
+            .got(rank)),
+        _ => Ok(()),
     }
 }
 

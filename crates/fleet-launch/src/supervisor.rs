@@ -8,9 +8,11 @@ use crate::child::{self, Child};
 use crate::cluster::Process;
 use crate::console::Console;
 use crate::guard::{self, Guard};
+use crate::link::Link;
 use crate::logs::{self, Follower};
 use crate::oom::OomWatch;
 use crate::options::{Follow, Mode};
+use crate::words;
 use fleet_base::Result;
 use fleet_topology::{Role, names};
 use nix::sys::signal::Signal;
@@ -21,9 +23,8 @@ use std::time::{Duration, Instant};
 /// What wakes the supervisor.
 pub enum Event {
     Signal(i32),
-    /// The job's leader wants the processes of this machine stopped.
-    #[allow(dead_code)]
-    Stop(String),
+    /// The link to the other machines has something to look at.
+    News,
 }
 
 /// How the processes of this machine ended.
@@ -41,8 +42,6 @@ pub enum End {
 pub struct Death {
     pub role: Role,
     pub rank: usize,
-    #[allow(dead_code)]
-    pub host: String,
     /// What happened, and the last lines of its log.
     pub report: String,
     pub code: u8,
@@ -68,6 +67,8 @@ pub struct Supervisor<'a> {
     pub console: &'a mut Console,
     pub guard: &'a mut Guard,
     pub oom: &'a OomWatch,
+    /// The other machines, and the generation that is run for them.
+    pub link: Option<(&'a Link, u64)>,
     children: Vec<Child>,
     followers: Vec<(Role, usize, Follower)>,
     /// Deaths whose process is to be started again.
@@ -85,6 +86,7 @@ impl<'a> Supervisor<'a> {
         console: &'a mut Console,
         guard: &'a mut Guard,
         oom: &'a OomWatch,
+        link: Option<(&'a Link, u64)>,
     ) -> Supervisor<'a> {
         let now = Instant::now();
         Supervisor {
@@ -95,6 +97,7 @@ impl<'a> Supervisor<'a> {
             console,
             guard,
             oom,
+            link,
             children: Vec::new(),
             followers: Vec::new(),
             due: Vec::new(),
@@ -111,6 +114,10 @@ impl<'a> Supervisor<'a> {
             self.show_logs();
             self.console.flush_partial();
             self.console.error(&death.report);
+        }
+        if let Ok(End::Ordered(reason)) = &end {
+            let first = reason.lines().next().unwrap_or_default();
+            self.console.say(&format!("fleetrun: {first}"));
         }
         // An error must not leave children either.
         let stopped = self.stop(matches!(end, Ok(End::Finished)));
@@ -147,9 +154,9 @@ impl<'a> Supervisor<'a> {
     fn watch(&mut self) -> Result<End> {
         loop {
             match self.events.recv_timeout(TICK) {
-                Ok(Event::Signal(nix::libc::SIGCHLD)) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Signal(nix::libc::SIGCHLD) | Event::News)
+                | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Signal(signal)) => return Ok(End::Interrupted(signal)),
-                Ok(Event::Stop(reason)) => return Ok(End::Ordered(reason)),
                 // Nobody can wake us any more; the tick still does.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
             }
@@ -165,8 +172,20 @@ impl<'a> Supervisor<'a> {
             if self.is_finished() {
                 return Ok(End::Finished);
             }
+            if let Some(reason) = self.ordered() {
+                return Ok(End::Ordered(reason));
+            }
             self.show_status();
         }
+    }
+
+    /// Why the other machines want this one's processes stopped, if they do.
+    fn ordered(&mut self) -> Option<String> {
+        let (link, generation) = self.link?;
+        for line in link.take_said() {
+            self.console.say(&format!("fleetrun: {line}"));
+        }
+        link.stop_reason(generation)
     }
 
     /// Children that have just ended. Orphans that came to the launcher, which on Linux is the
@@ -262,17 +281,16 @@ impl<'a> Supervisor<'a> {
             child.is_alive_seen = length > child.log_from;
             if !child.is_alive_seen && child.lived() >= allowed {
                 let report = format!(
-                    "{} on {} (pid {}) hangs at its start: it wrote nothing to {} in {:.1} s",
+                    "{} on {} (pid {}) hangs at its start: it wrote nothing to {} in {}",
                     child.process.name(),
                     child.process.host,
                     child.pid(),
                     child.log.display(),
-                    allowed.as_secs_f64(),
+                    words::seconds(allowed),
                 );
                 return Some(Death {
                     role: child.process.role,
                     rank: child.process.rank,
-                    host: child.process.host.clone(),
                     report,
                     code: HANG_CODE,
                 });
@@ -320,7 +338,7 @@ impl<'a> Supervisor<'a> {
             report += &format!("\n  | {line}");
         }
         let process = &child.process;
-        Death { role: process.role, rank: process.rank, host: process.host.clone(), report, code }
+        Death { role: process.role, rank: process.rank, report, code }
     }
 
     /// SIGTERM, time to save, SIGKILL; then whatever still carries the mark. Gives the signal of an
@@ -341,7 +359,8 @@ impl<'a> Supervisor<'a> {
                 self.console.say(&format!("fleetrun: stopping {running} process{s}"));
             }
             self.signal_all(Signal::SIGTERM);
-            if !self.await_all(self.rules.stop_timeout, &mut interrupted) {
+            let in_time = self.await_all(self.rules.stop_timeout, &mut interrupted);
+            if !in_time && interrupted.is_none() {
                 let names: Vec<String> = self
                     .children
                     .iter()
@@ -349,9 +368,9 @@ impl<'a> Supervisor<'a> {
                     .map(|it| it.process.name())
                     .collect();
                 self.console.warn(&format!(
-                    "{} did not end within {:.0} s of SIGTERM and is killed",
+                    "{} did not end within {} of SIGTERM and is killed",
                     names.join(", "),
-                    self.rules.stop_timeout.as_secs_f64()
+                    words::seconds(self.rules.stop_timeout)
                 ));
             }
         }
@@ -388,7 +407,7 @@ impl<'a> Supervisor<'a> {
                 return false;
             }
             match self.events.recv_timeout(left.min(TICK)) {
-                Ok(Event::Signal(nix::libc::SIGCHLD)) | Ok(Event::Stop(_)) => {}
+                Ok(Event::Signal(nix::libc::SIGCHLD) | Event::News) => {}
                 Ok(Event::Signal(signal)) => {
                     *interrupted = Some(signal);
                     return false;
@@ -419,19 +438,10 @@ impl<'a> Supervisor<'a> {
             .into_iter()
             .map(|role| (role, count(role)))
             .filter(|(_, count)| *count > 0)
-            .map(|(role, count)| counted(role, count))
+            .map(|(role, count)| words::counted(role, count))
             .collect();
         self.console.status(&format!("{} running", running.join(", ")), self.begun.elapsed());
     }
-}
-
-/// `2 workers`.
-pub fn counted(role: Role, count: usize) -> String {
-    let noun = match role {
-        Role::HeterWorker => "heterogeneous worker".to_string(),
-        role => role.to_string(),
-    };
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A crash at once is likely to happen again: each start waits longer.

@@ -303,13 +303,13 @@ pub const VARIABLES: &[Variable] = &[
     ),
     row(
         PADDLE_ELASTIC_TIMEOUT,
-        "120",
-        "Seconds to wait for machines before an elastic job gives up",
+        "30",
+        "Seconds that an elastic job waits for more machines than it needs",
         &[Reader::Launcher],
     ),
     row(
         PADDLE_ELASTIC_TTL,
-        "",
+        "10",
         "Seconds without a sign of life after which a machine is lost",
         &[Reader::Launcher],
     ),

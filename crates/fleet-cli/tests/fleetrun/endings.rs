@@ -89,7 +89,7 @@ fn who_ignores_sigterm_is_killed() {
     until("the start", || place.path("up").exists());
     signal(child.id(), "TERM");
     Said::new(child.wait_with_output().unwrap())
-        .check(143, &["worker 0 did not end within 0 s of SIGTERM"]);
+        .check(143, &["worker 0 did not end within 0.3 s of SIGTERM"]);
 }
 
 #[test]

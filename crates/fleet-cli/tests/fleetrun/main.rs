@@ -5,6 +5,7 @@
 
 mod demos;
 mod endings;
+mod machines;
 mod orphans;
 mod refusals;
 mod servers;

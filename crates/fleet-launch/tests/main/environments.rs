@@ -98,6 +98,9 @@ fn endpoints_of_several_hosts_are_the_documents() {
     let env = Env::new();
     let made = cluster("--ips=10.0.0.1,10.0.0.2 --nproc_per_node=2 t.py", &env, 0).unwrap();
     assert_eq!((made.node, made.node_count), (1, 2));
+    let sorted = cluster("--ips=10.0.0.10,10.0.0.9 --sort_ip --rank 1 t.py", &env, 0).unwrap();
+    assert_eq!(sorted.workers[1].endpoint.to_string(), "10.0.0.10:6070");
+    assert_eq!(sorted.node, 1);
     let made = made.processes(&run(), &env);
     let all = "10.0.0.1:6070,10.0.0.1:6071,10.0.0.2:6070,10.0.0.2:6071";
     assert_eq!(made.len(), 2);

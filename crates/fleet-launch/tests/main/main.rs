@@ -59,6 +59,7 @@ fn run() -> Run {
         mark: "<mark>".into(),
         log_dir: "<tmp>".into(),
         scratch: "<tmp>".into(),
+        master: None,
         store: Some(Endpoint::new("127.0.0.1", 52224)),
         token: Some(Token::new("0123456789abcdef").unwrap()),
         restarts: 0,

@@ -77,6 +77,9 @@ fn wrong_command_lines_say_what_to_do() {
     check("--nproc_per_node 0 t.py", &["1 to 4096"]);
     check("--nproc_per_node two t.py", &["--nproc_per_node is not understood", "'two'"]);
     check("--nnodes 2 t.py", &["need a place to meet", "--master HOST:PORT"]);
+    check("--nnodes 3 --ips a,b t.py", &["--nnodes and --ips do not agree", "expected 2"]);
+    check("--rank 2 --ips a,b t.py", &["--rank is too high", "below 2"]);
+    check("--rank 1 t.py", &["--rank is too high", "below 1"]);
     check("--nnodes 4:2 --master a:1 t.py", &["MIN:MAX"]);
     check("--master a:1 --ips a,b t.py", &["--ips and --master"]);
     check("--master etcd://a:1 --nnodes 2 t.py", &["does not meet in etcd"]);

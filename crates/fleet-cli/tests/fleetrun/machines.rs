@@ -1,0 +1,237 @@
+//! Jobs on several machines: launchers on addresses of the loopback network.
+
+use crate::{Place, signal, until};
+use std::process::{Child, Stdio};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// A launcher in a folder of its own that stands for a machine.
+struct Machine {
+    place: Place,
+    child: Child,
+}
+
+impl Machine {
+    fn start(name: &str, script: &str, line: &str, token: &str) -> Machine {
+        let place = Place::new(name, script);
+        let mut command = place.command(line);
+        command.env("FLEET_TOKEN", token).env("PADDLE_ELASTIC_TTL", "2");
+        let file = |name: &str| std::fs::File::create(place.path(name)).unwrap();
+        command.stdout(Stdio::null()).stderr(file("said"));
+        let child = command.spawn().unwrap();
+        Machine { place, child }
+    }
+
+    /// Where the first machine says that all meet.
+    fn master(&self) -> String {
+        let found = || {
+            let said = self.place.read("said");
+            let at = said.split_once("machines meet at ")?.1;
+            Some(at.split_once(',')?.0.to_string())
+        };
+        until("a meeting place", || found().is_some());
+        found().unwrap()
+    }
+
+    fn end(mut self) -> (Option<i32>, Place, String) {
+        let code = self.child.wait().unwrap().code();
+        let said = self.place.read("said");
+        (code, self.place, said)
+    }
+
+    #[track_caller]
+    fn check(self, code: i32, parts: &[&str]) -> Place {
+        let (found, place, said) = self.end();
+        assert_eq!(found, Some(code), "{said}");
+        for part in parts {
+            assert!(said.contains(part), "'{part}' is not in:\n{said}");
+        }
+        place
+    }
+}
+
+fn pair(name: &str, script: &str, line: &str) -> (Machine, Machine) {
+    let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
+    let first = Machine::start(&format!("{name}/a"), script, &first, TOKEN);
+    let second = format!("--master {} --host 127.0.0.2 {line}", first.master());
+    let second = Machine::start(&format!("{name}/b"), script, &second, TOKEN);
+    (first, second)
+}
+
+const WHO: &str = "echo $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM at $PADDLE_CURRENT_ENDPOINT of $PADDLE_TRAINER_ENDPOINTS";
+
+#[test]
+fn machines_meet_and_number_their_workers() {
+    let (first, second) = pair("meet", WHO, "--nnodes 2 --nproc_per_node 2 job.py");
+    let first = first.check(0, &["machines meet at 127.0.0.1:", "done in"]);
+    let second = second.check(0, &["2 workers on this machine, number 1 of 2", "done in"]);
+    let line = first.read("log/workerlog.0");
+    assert!(line.starts_with("0 of 4 at 127.0.0.1:"), "{line}");
+    let other = second.read("log/workerlog.1");
+    assert!(other.starts_with("3 of 4 at 127.0.0.2:"), "{other}");
+    let all = |line: &str| line.rsplit(' ').next().map(str::to_string);
+    assert_eq!(all(&line), all(&other), "all have the same endpoints");
+}
+
+#[test]
+fn a_death_on_one_machine_ends_the_job_on_all() {
+    let script = "[ $PADDLE_TRAINER_ID = 1 ] && { echo oh no; exit 7; }\nsleep 600";
+    let (first, second) = pair("meet_death", script, "--nnodes 2 job.py");
+    first.check(7, &["error: worker 1 on 127.0.0.2 (pid ", "exited with code 7", "| oh no"]);
+    second.check(7, &["error: worker 1 on 127.0.0.2 (pid ", "ABORT!!! Out of all 2 trainers"]);
+}
+
+#[test]
+fn restarts_are_common() {
+    let script = "echo start $FLEET_RESTART_COUNT of $PADDLE_TRAINER_ID\n\
+                  [ $FLEET_RESTART_COUNT = 1 ] && exit 0; [ $PADDLE_TRAINER_ID = 1 ] && exit 7; sleep 600";
+    let (first, second) = pair("meet_restart", script, "--nnodes 2 --max_restart 1 job.py");
+    let first = first
+        .check(0, &["restart 1 of 1", "start 1: 2 workers on 2 machines, this one is number 0"]);
+    second.check(0, &[]);
+    assert_eq!(first.read("log/workerlog.0"), "start 0 of 0\nstart 1 of 0\n");
+}
+
+#[test]
+fn parameter_servers_on_two_machines() {
+    let script = "echo $TRAINING_ROLE of $PADDLE_PSERVERS_IP_PORT_LIST\n\
+                  [ $TRAINING_ROLE = PSERVER ] && sleep 600; exit 0";
+    let (first, second) =
+        pair("meet_ps", script, "--nnodes 2 --server_num 1 --worker_num 1 job.py");
+    let first = first.check(0, &["1 server, 1 worker on this machine"]);
+    second.check(0, &[]);
+    let line = first.read("log/workerlog.0");
+    assert!(line.starts_with("TRAINER of 127.0.0.1:") && line.contains(",127.0.0.2:"), "{line}");
+}
+
+#[test]
+fn who_does_not_come_is_missed() {
+    let line = "--master 127.0.0.1:0 --nnodes 2 --join_timeout 0.5 job.py";
+    let alone = Machine::start("miss/a", WHO, line, TOKEN);
+    alone.check(
+        1,
+        &[
+            "waiting for machines: 1 of 2 are here",
+            "only 1 of 2 machines came within 0.5 s: 127.0.0.1",
+        ],
+    );
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    let line = format!("--master 127.0.0.1:{port} --nnodes 2 --rank 1 --join_timeout 0.5 job.py");
+    let lost = Machine::start("miss/b", WHO, &line, TOKEN);
+    lost.check(
+        1,
+        &[
+            "waiting for the first machine at",
+            &format!("nobody answers at 127.0.0.1:{port}"),
+            "same secret",
+        ],
+    );
+    drop(free);
+}
+
+#[test]
+fn another_secret_is_another_job() {
+    let line = "--master 127.0.0.1:0 --nnodes 2 --join_timeout 20 job.py";
+    let mut first = Machine::start("secret/a", WHO, line, TOKEN);
+    let line = format!("--master {} --nnodes 2 --join_timeout 5 job.py", first.master());
+    let (code, _, said) =
+        Machine::start("secret/b", WHO, &line, "fedcba9876543210fedcba9876543210").end();
+    assert!(code != Some(0) && said.contains("token"), "{said}");
+    signal(first.child.id(), "INT");
+    first.child.wait().unwrap();
+}
+
+#[test]
+fn a_list_of_hosts() {
+    // Fixed ports: another process may have one of them, and then others are tried.
+    for _ in 0..5 {
+        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = free.local_addr().unwrap().port().min(60000);
+        drop(free);
+        let line = format!("--ips 127.0.0.1,127.0.0.2 --start_port {port} --nproc_per_node 2");
+        let first =
+            Machine::start("hosts/a", WHO, &format!("{line} --host 127.0.0.1 job.py"), TOKEN);
+        let second = format!("{line} --join_timeout 20 --host 127.0.0.2 job.py");
+        let second = Machine::start("hosts/b", WHO, &second, TOKEN);
+        let (code, _, said) = first.end();
+        let (other_code, place, other_said) = second.end();
+        if code != Some(0) {
+            assert!(said.contains("is taken") || said.contains("cannot answer"), "{said}");
+            continue;
+        }
+        assert_eq!(other_code, Some(0), "{other_said}");
+        let (a, b) = (port, port + 1);
+        let want = format!(
+            "2 of 4 at 127.0.0.2:{a} of 127.0.0.1:{a},127.0.0.1:{b},127.0.0.2:{a},127.0.0.2:{b}\n"
+        );
+        assert_eq!(place.read("log/workerlog.0"), want);
+        return;
+    }
+    panic!("five times a port was taken");
+}
+
+/// Says who it is in every generation, and ends when it may.
+const ELASTIC: &str = "touch up.$FLEET_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM\n\
+                       trap 'exit 0' TERM; until [ -e go ]; do sleep 0.05; done";
+
+#[test]
+fn machines_come_and_go() {
+    let line = "--nnodes 1:2 --elastic_timeout 0.2 --stop_timeout 5 job.py";
+    let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
+    let first = Machine::start("elastic/a", ELASTIC, &first, TOKEN);
+    until("a start alone", || first.place.path("up.0.0.of.1").exists());
+    let second = format!("--master {} --host 127.0.0.2 {line}", first.master());
+    let mut killed = Machine::start("elastic/b", ELASTIC, &second, TOKEN);
+    until("a start of two", || first.place.path("up.1.0.of.2").exists());
+    until("the second", || killed.place.path("up.1.1.of.2").exists());
+    killed.child.kill().unwrap();
+    killed.child.wait().unwrap();
+    until("a start after a loss", || first.place.path("up.2.0.of.1").exists());
+    let mut left = Machine::start("elastic/c", ELASTIC, &second, TOKEN);
+    until("a start of two again", || left.place.path("up.3.1.of.2").exists());
+    signal(left.child.id(), "INT");
+    assert_eq!(left.child.wait().unwrap().code(), Some(130));
+    until("a start after a farewell", || first.place.path("up.4.0.of.1").exists());
+    std::fs::write(first.place.path("go"), "").unwrap();
+    first.check(
+        0,
+        &[
+            "machine 127.0.0.2 has come",
+            "machine 127.0.0.2 has given no sign of life for 2 s",
+            "machine 127.0.0.2 was stopped by its user",
+            "start 4: 1 worker on 1 machine, this one is number 0",
+        ],
+    );
+}
+
+#[test]
+fn a_fixed_number_waits_for_another_machine() {
+    let line = "--nnodes 2 --elastic_level 1 --stop_timeout 5 job.py";
+    let (first, mut second) = pair("same", ELASTIC, line);
+    until("a start", || second.place.path("up.0.1.of.2").exists());
+    second.child.kill().unwrap();
+    second.child.wait().unwrap();
+    let third = format!("--master {} --host 127.0.0.3 {line}", first.master());
+    let third = Machine::start("same/c", ELASTIC, &third, TOKEN);
+    until("a start with another", || third.place.path("up.1.1.of.2").exists());
+    for machine in [&first, &third] {
+        std::fs::write(machine.place.path("go"), "").unwrap();
+    }
+    first.check(0, &["has given no sign of life"]);
+    third.check(0, &[]);
+}
+
+#[test]
+fn the_end_of_the_leader_is_the_end_of_the_job() {
+    let (mut first, second) = pair("leader", ELASTIC, "--nnodes 2 --stop_timeout 5 job.py");
+    until("a start", || second.place.path("up.0.1.of.2").exists());
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    second.check(1, &["the machine that leads the job", "is gone"]);
+    let (first, second) = pair("leader_left", ELASTIC, "--nnodes 2 --stop_timeout 5 job.py");
+    until("a start", || second.place.path("up.0.1.of.2").exists());
+    signal(first.child.id(), "TERM");
+    first.check(143, &["stopped by SIGTERM"]);
+    second.check(1, &["which leads the job, was stopped by its user"]);
+}

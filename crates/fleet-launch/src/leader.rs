@@ -1,0 +1,515 @@
+//! The leader's part of a job on several machines: who takes part, when all start, when all stop.
+//!
+//! The launcher that hosts the store leads. It looks at what the others wrote, and writes one value,
+//! the plan; everybody else follows the plan and writes only about itself:
+//!
+//! | key | written by | value |
+//! | --- | --- | --- |
+//! | `plan` | the leader | what all do now (below) |
+//! | `node/ID` | that machine | its host, wanted number, processes with their ports |
+//! | `beat/ID` | that machine, every second | a counter |
+//! | `result/GENERATION/ID` | that machine | how its processes ended |
+//! | `left/ID`, `bye/ID` | that machine | it goes; it has read that the job is over |
+//!
+//! A plan has a generation and a state: `run` (start these processes), `stop` (end them, another
+//! generation follows), `over` (the job is done or has failed: exit with this code).
+
+use crate::options::ElasticLevel;
+use crate::words;
+use fleet_base::Result;
+use fleet_net::{Limits, Store};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+/// What the leader keeps to.
+#[derive(Clone, Debug)]
+pub struct LeaderRules {
+    pub min: usize,
+    pub max: usize,
+    pub level: ElasticLevel,
+    pub max_restart: u32,
+    pub join_timeout: Duration,
+    /// How long an elastic job waits for more machines than it needs.
+    pub elastic_timeout: Duration,
+    /// Nothing for this long, and a machine is lost.
+    pub silence: Duration,
+    pub stop_timeout: Duration,
+    pub sort_ip: bool,
+}
+
+/// The leader, with the job as it sees it.
+pub struct Leader<'a> {
+    store: &'a dyn Store,
+    rules: &'a LeaderRules,
+    own: &'a str,
+    /// Makes a store for the processes of a generation and gives its address.
+    new_store: &'a mut dyn FnMut() -> Result<String>,
+    say: &'a dyn Fn(String),
+    generation: u64,
+    failures: u32,
+    members: Vec<String>,
+    nodes: BTreeMap<String, Value>,
+    beats: HashMap<String, (Vec<u8>, Instant)>,
+    results: HashMap<String, Value>,
+    left: Vec<String>,
+}
+
+/// What follows from what happened.
+enum Verdict {
+    Over { code: u8, reason: String, culprit: String },
+    Again { reason: String },
+}
+
+impl<'a> Leader<'a> {
+    pub fn new(
+        store: &'a dyn Store,
+        rules: &'a LeaderRules,
+        own: &'a str,
+        new_store: &'a mut dyn FnMut() -> Result<String>,
+        say: &'a dyn Fn(String),
+    ) -> Leader<'a> {
+        Leader {
+            store,
+            rules,
+            own,
+            new_store,
+            say,
+            generation: 0,
+            failures: 0,
+            members: Vec::new(),
+            nodes: BTreeMap::new(),
+            beats: HashMap::new(),
+            results: HashMap::new(),
+            left: Vec::new(),
+        }
+    }
+
+    /// Leads until the job is over and everybody knows.
+    pub fn lead(&mut self) -> Result<()> {
+        loop {
+            let verdict = match self.form()? {
+                Some(verdict) => verdict,
+                None => self.watch()?,
+            };
+            match verdict {
+                Verdict::Over { code, reason, culprit } => {
+                    let plan = json!({ "state": "over", "generation": self.generation,
+                        "code": code, "reason": reason, "culprit": culprit });
+                    self.publish(&plan)?;
+                    return self.await_farewells();
+                }
+                Verdict::Again { reason } => {
+                    let plan =
+                        json!({ "state": "stop", "generation": self.generation, "reason": reason });
+                    self.publish(&plan)?;
+                    self.await_stopped()?;
+                    self.generation += 1;
+                }
+            }
+        }
+    }
+
+    /// Waits for machines and publishes who runs; a verdict when too few came.
+    fn form(&mut self) -> Result<Option<Verdict>> {
+        let begun = Instant::now();
+        let first = self.generation == 0;
+        let needed = match self.rules.level {
+            ElasticLevel::Same if !first => self.members.len(),
+            _ => self.rules.min,
+        };
+        let most =
+            if self.rules.level == ElasticLevel::Same && !first { needed } else { self.rules.max };
+        let quiet = if first { self.rules.elastic_timeout } else { REFORM_QUIET };
+        let survivors = self.alive(self.members.clone());
+        let (mut count_before, mut changed, mut said) = (0, Instant::now(), None::<Instant>);
+        loop {
+            self.refresh()?;
+            if self.left.iter().any(|id| id == self.own) {
+                return Ok(Some(self.leader_left()));
+            }
+            let candidates = self.candidates(&survivors);
+            if candidates.len() != count_before {
+                (count_before, changed) = (candidates.len(), Instant::now());
+            }
+            let enough = candidates.len() >= needed && changed.elapsed() >= quiet;
+            if candidates.len() >= most || enough {
+                return self.start(candidates, most);
+            }
+            if begun.elapsed() >= self.rules.join_timeout && candidates.len() < needed {
+                return Ok(Some(self.too_few(&candidates, needed)));
+            }
+            if said.is_none_or(|said| said.elapsed() >= SAY_PERIOD) {
+                said = Some(Instant::now());
+                (self.say)(format!(
+                    "waiting for machines: {} of {} are here, {} left",
+                    candidates.len(),
+                    if needed == most { needed.to_string() } else { format!("{needed} to {most}") },
+                    words::seconds(self.rules.join_timeout.saturating_sub(begun.elapsed()))
+                ));
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// Survivors in their order, then newcomers in order of arrival; when all of them say a number,
+    /// by it.
+    fn candidates(&self, survivors: &[String]) -> Vec<String> {
+        let survivors = self.alive(survivors.to_vec());
+        let known = |id: &String| survivors.contains(id);
+        let mut fresh = self.alive(self.nodes.keys().filter(|id| !known(id)).cloned().collect());
+        fresh.sort_by_key(|id| self.nodes[id]["arrived"].as_i64());
+        if self.rules.sort_ip {
+            fresh.sort_by_key(|id| words::address_key(self.host(id)));
+        }
+        let mut all = [survivors, fresh].concat();
+        all.sort_by_key(|id| self.nodes[id]["rank"].as_u64().unwrap_or(u64::MAX));
+        all
+    }
+
+    fn start(&mut self, mut members: Vec<String>, most: usize) -> Result<Option<Verdict>> {
+        members.truncate(most);
+        let mut numbers = std::collections::HashSet::new();
+        for id in &members {
+            if let Some(number) = self.nodes[id]["rank"].as_u64()
+                && (!numbers.insert(number) || number >= self.rules.max as u64)
+            {
+                let reason = format!(
+                    "{} says --rank {number}, which another machine has or which is not below --nnodes",
+                    self.host(id)
+                );
+                return Ok(Some(Verdict::Over { code: 2, reason, culprit: id.clone() }));
+            }
+        }
+        let nodes: Vec<Value> = members
+            .iter()
+            .map(|id| {
+                let mut node = self.nodes[id].clone();
+                node["id"] = json!(id);
+                node
+            })
+            .collect();
+        self.members = members;
+        let store = (self.new_store)()?;
+        self.publish(&json!({ "state": "run", "generation": self.generation, "nodes": nodes, "store": store }))?;
+        Ok(None)
+    }
+
+    /// Watches a generation until something must be decided.
+    fn watch(&mut self) -> Result<Verdict> {
+        loop {
+            self.refresh()?;
+            if let Some(verdict) = self.judge() {
+                return Ok(verdict);
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn judge(&mut self) -> Option<Verdict> {
+        let ended = |id: &String| self.results.get(id).and_then(|it| it["end"].as_str());
+        if let Some(id) = self.members.iter().find(|id| ended(id) == Some("failed")).cloned() {
+            return Some(self.failed(&id));
+        }
+        let works =
+            |id: &&String| self.nodes[*id]["workers"].as_array().is_some_and(|it| !it.is_empty());
+        if self.members.iter().filter(works).all(|id| ended(id) == Some("finished")) {
+            return Some(Verdict::Over { code: 0, reason: String::new(), culprit: String::new() });
+        }
+        if self.left.iter().any(|id| id == self.own) {
+            return Some(self.leader_left());
+        }
+        let gone =
+            self.members.iter().find(|id| !self.is_alive(id) && ended(id) != Some("finished"));
+        if let Some(id) = gone.cloned() {
+            return Some(self.gone(&id));
+        }
+        // Near the end nobody is let in: what is finished would be done again.
+        let none_ended = self.members.iter().all(|id| ended(id).is_none());
+        if self.rules.level == ElasticLevel::Range
+            && self.members.len() < self.rules.max
+            && none_ended
+        {
+            let fresh =
+                self.nodes.keys().filter(|id| !self.members.contains(id)).cloned().collect();
+            if let Some(id) = self.alive(fresh).first() {
+                return Some(Verdict::Again {
+                    reason: format!("machine {} has come", self.host(id)),
+                });
+            }
+        }
+        None
+    }
+
+    fn failed(&mut self, id: &str) -> Verdict {
+        let result = &self.results[id];
+        let reason = result["report"].as_str().unwrap_or("a process failed").to_string();
+        if self.failures < self.rules.max_restart {
+            self.failures += 1;
+            let first = reason.lines().next().unwrap_or_default();
+            return Verdict::Again {
+                reason: format!("{first}; restart {} of {}", self.failures, self.rules.max_restart),
+            };
+        }
+        let code = result["code"].as_u64().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+        Verdict::Over { code, reason, culprit: id.to_string() }
+    }
+
+    fn gone(&self, id: &str) -> Verdict {
+        let host = self.host(id).to_string();
+        let said = self.left.iter().any(|left| left == id);
+        let reason = match said {
+            true => format!("machine {host} was stopped by its user"),
+            false => format!(
+                "machine {host} has given no sign of life for {}",
+                words::seconds(self.rules.silence)
+            ),
+        };
+        match self.rules.level {
+            ElasticLevel::Off => Verdict::Over { code: 1, reason, culprit: id.to_string() },
+            _ => Verdict::Again { reason },
+        }
+    }
+
+    fn leader_left(&self) -> Verdict {
+        Verdict::Over {
+            code: 1,
+            reason: format!(
+                "machine {}, which leads the job, was stopped by its user",
+                self.host(self.own)
+            ),
+            culprit: self.own.to_string(),
+        }
+    }
+
+    fn too_few(&self, candidates: &[String], needed: usize) -> Verdict {
+        let hosts: Vec<&str> = candidates.iter().map(|id| self.host(id)).collect();
+        Verdict::Over {
+            code: 1,
+            reason: format!(
+                "only {} of {needed} machines came within {}: {}",
+                hosts.len(),
+                words::seconds(self.rules.join_timeout),
+                hosts.join(", ")
+            ),
+            culprit: String::new(),
+        }
+    }
+
+    /// Waits until every member has stopped its processes, or is gone.
+    fn await_stopped(&mut self) -> Result<()> {
+        let until = Instant::now() + self.rules.stop_timeout + STOP_SLACK;
+        loop {
+            self.refresh()?;
+            let waits = |id: &&String| self.is_alive(id) && !self.results.contains_key(*id);
+            if !self.members.iter().any(|id| waits(&id)) || Instant::now() >= until {
+                return Ok(());
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// The store goes with the leader, so that it stays until everybody has read the end.
+    fn await_farewells(&mut self) -> Result<()> {
+        let until = Instant::now() + self.rules.stop_timeout + STOP_SLACK;
+        loop {
+            self.refresh()?;
+            let said: Vec<String> = self.ids("bye/")?;
+            let waits = |id: &&String| self.is_alive(id) && !said.contains(id);
+            if !self.nodes.keys().any(|id| waits(&id)) || Instant::now() >= until {
+                return Ok(());
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn refresh(&mut self) -> Result<()> {
+        let limits = Limits::within(CALL_TIME);
+        for (key, value) in self.store.list("node/", &limits)? {
+            // What cannot be read is no machine of ours.
+            if let Ok(node) = serde_json::from_slice(&value) {
+                self.nodes.insert(key["node/".len()..].to_string(), node);
+            }
+        }
+        for (key, value) in self.store.list("beat/", &limits)? {
+            let id = key["beat/".len()..].to_string();
+            let last = self.beats.entry(id).or_insert_with(|| (value.clone(), Instant::now()));
+            if last.0 != value {
+                *last = (value, Instant::now());
+            }
+        }
+        self.left = self.ids("left/")?;
+        self.results.clear();
+        let prefix = format!("result/{}/", self.generation);
+        for (key, value) in self.store.list(&prefix, &limits)? {
+            if let Ok(result) = serde_json::from_slice(&value) {
+                self.results.insert(key[prefix.len()..].to_string(), result);
+            }
+        }
+        Ok(())
+    }
+
+    fn ids(&self, prefix: &str) -> Result<Vec<String>> {
+        let found = self.store.list(prefix, &Limits::within(CALL_TIME))?;
+        Ok(found.into_iter().map(|(key, _)| key[prefix.len()..].to_string()).collect())
+    }
+
+    fn is_alive(&self, id: &str) -> bool {
+        let beat = self.beats.get(id).is_some_and(|(_, at)| at.elapsed() < self.rules.silence);
+        beat && !self.left.iter().any(|left| left == id)
+    }
+
+    fn alive(&self, ids: Vec<String>) -> Vec<String> {
+        ids.into_iter().filter(|id| self.nodes.contains_key(id) && self.is_alive(id)).collect()
+    }
+
+    fn host(&self, id: &str) -> &str {
+        self.nodes.get(id).and_then(|node| node["host"].as_str()).unwrap_or("unknown")
+    }
+
+    fn publish(&self, plan: &Value) -> Result<()> {
+        self.store.set("plan", plan.to_string().as_bytes(), &Limits::within(CALL_TIME))
+    }
+}
+
+const TICK: Duration = Duration::from_millis(50);
+const SAY_PERIOD: Duration = Duration::from_secs(5);
+/// After a loss, those who are left go on when nobody has come for this long.
+const REFORM_QUIET: Duration = Duration::from_secs(2);
+/// A call to the own store; it fails only when the machine is at its end.
+const CALL_TIME: Duration = Duration::from_secs(20);
+/// On top of the time that processes have to stop.
+const STOP_SLACK: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_net::MemoryStore;
+
+    fn rules(min: usize, max: usize) -> LeaderRules {
+        LeaderRules {
+            min,
+            max,
+            level: ElasticLevel::Off,
+            max_restart: 0,
+            join_timeout: Duration::from_secs(60),
+            elastic_timeout: Duration::ZERO,
+            silence: Duration::from_secs(60),
+            stop_timeout: Duration::ZERO,
+            sort_ip: false,
+        }
+    }
+
+    /// A machine that has come, and that will have read the end.
+    fn come(store: &MemoryStore, id: &str, rank: Option<usize>, arrived: i64, workers: usize) {
+        let node = json!({ "host": id, "rank": rank, "arrived": arrived,
+            "workers": vec![json!({ "port": 1 }); workers], "servers": [] });
+        let limits = Limits::within(CALL_TIME);
+        for (kind, value) in [("beat", "0"), ("bye", "1"), ("node", &*node.to_string())] {
+            store.set(&format!("{kind}/{id}"), value.as_bytes(), &limits).unwrap();
+        }
+    }
+
+    fn say(store: &MemoryStore, key: &str, value: &str) {
+        store.set(key, value.as_bytes(), &Limits::within(CALL_TIME)).unwrap();
+    }
+
+    fn lead(store: &MemoryStore, rules: LeaderRules) -> std::thread::JoinHandle<Result<()>> {
+        let store = store.clone();
+        std::thread::spawn(move || {
+            let mut new_store = || Ok("10.0.0.1:1".to_string());
+            Leader::new(&store, &rules, "10.0.0.1", &mut new_store, &|_| ()).lead()
+        })
+    }
+
+    /// The plan, once it is of this generation and state.
+    fn plan(store: &MemoryStore, generation: u64, state: &str) -> Value {
+        let begun = Instant::now();
+        loop {
+            let bytes = store.get("plan", &Limits::within(CALL_TIME)).unwrap().unwrap_or_default();
+            let plan: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+            if plan["state"] == state && plan["generation"] == generation {
+                return plan;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{state} {generation}: {plan}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn hosts(plan: &Value) -> Vec<&str> {
+        plan["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|node| node["host"].as_str().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn machines_are_numbered_by_arrival_by_wish_or_by_address() {
+        for (wish, sort_ip, want) in [
+            (None, false, ["10.0.0.10", "10.0.0.9", "10.0.0.1"]),
+            (None, true, ["10.0.0.1", "10.0.0.9", "10.0.0.10"]),
+            (Some(0), false, ["10.0.0.1", "10.0.0.10", "10.0.0.9"]),
+        ] {
+            let store = MemoryStore::new();
+            come(&store, "10.0.0.1", wish, 3, 1);
+            come(&store, "10.0.0.9", None, 2, 1);
+            come(&store, "10.0.0.10", None, 1, 1);
+            let leader = lead(&store, LeaderRules { sort_ip, ..rules(3, 3) });
+            assert_eq!(hosts(&plan(&store, 0, "run")), want);
+            for id in want {
+                say(&store, &format!("result/0/{id}"), r#"{"end":"finished"}"#);
+            }
+            assert_eq!(plan(&store, 0, "over")["code"], 0);
+            leader.join().unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn two_machines_of_one_number_are_refused() {
+        let store = MemoryStore::new();
+        come(&store, "10.0.0.1", Some(1), 1, 1);
+        come(&store, "10.0.0.2", Some(1), 2, 1);
+        let leader = lead(&store, rules(2, 2));
+        let over = plan(&store, 0, "over");
+        assert_eq!(over["code"], 2);
+        assert!(over["reason"].as_str().unwrap().contains("10.0.0.2 says --rank 1"), "{over}");
+        leader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn machines_of_servers_are_not_waited_for() {
+        let store = MemoryStore::new();
+        come(&store, "10.0.0.1", None, 1, 2);
+        come(&store, "10.0.0.2", None, 2, 0);
+        let leader = lead(&store, rules(2, 2));
+        plan(&store, 0, "run");
+        say(&store, "result/0/10.0.0.1", r#"{"end":"finished"}"#);
+        assert_eq!(plan(&store, 0, "over")["code"], 0);
+        leader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn survivors_keep_their_order_and_newcomers_follow() {
+        let store = MemoryStore::new();
+        for (id, arrived) in [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)] {
+            come(&store, id, None, arrived, 1);
+        }
+        let elastic = LeaderRules { level: ElasticLevel::Range, ..rules(2, 3) };
+        let leader = lead(&store, elastic);
+        assert_eq!(hosts(&plan(&store, 0, "run")).len(), 3);
+        come(&store, "10.0.0.0", None, 4, 1);
+        say(&store, "left/10.0.0.2", "1");
+        let stop = plan(&store, 0, "stop");
+        assert_eq!(stop["reason"], "machine 10.0.0.2 was stopped by its user");
+        for id in ["10.0.0.1", "10.0.0.3"] {
+            say(&store, &format!("result/0/{id}"), r#"{"end":"stopped"}"#);
+        }
+        assert_eq!(hosts(&plan(&store, 1, "run")), ["10.0.0.1", "10.0.0.3", "10.0.0.0"]);
+        say(&store, "result/1/10.0.0.3", r#"{"end":"failed","code":9,"report":"it broke"}"#);
+        let over = plan(&store, 1, "over");
+        assert_eq!((over["code"].as_u64(), over["reason"].as_str()), (Some(9), Some("it broke")));
+        leader.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,456 @@
+//! A machine's part of a job on several machines: joins, gives signs of life, follows the plan.
+
+use crate::cluster::{Cluster, Place};
+use crate::leader::{Leader, LeaderRules};
+use crate::options::{Mode, Options};
+use crate::supervisor::{End, Event};
+use crate::words;
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_net::{Limits, Log, Store, StoreClient, StoreServer, Vigilance};
+use fleet_topology::{Endpoint, Token};
+use serde_json::{Value, json};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How to join.
+pub struct Join {
+    pub master: Endpoint,
+    /// This machine answers at the master's address: always, if it can, or never.
+    pub hosting: Hosting,
+    pub id: String,
+    /// The value of `node/ID`, without the order of arrival.
+    pub node: Value,
+    pub host: String,
+    pub token: Token,
+    pub rules: LeaderRules,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosting {
+    Always,
+    IfFirst,
+    Never,
+}
+
+/// What all do now, as the leader said.
+#[derive(Clone, Debug)]
+pub enum Plan {
+    Run { generation: u64, nodes: Vec<Value>, store: Endpoint },
+    Stop { generation: u64, reason: String },
+    Over { code: u8, reason: String, culprit: String },
+}
+
+/// The connection to the job's other machines.
+pub struct Link {
+    shared: Arc<Shared>,
+    id: String,
+    agent: Option<JoinHandle<()>>,
+    leader: Option<JoinHandle<()>>,
+    /// The store, on the machine that leads.
+    _server: Option<StoreServer>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    quit: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    store: Option<Arc<StoreClient>>,
+    plan: Option<Plan>,
+    /// What the user may want to know, until it is taken.
+    said: Vec<String>,
+    /// Why there is no job any more.
+    broken: Option<Error>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link {
+    /// Hosts the store if that is this machine's part, and begins to join in the background; each
+    /// news is announced as [`Event::News`].
+    pub fn join(join: Join, events: Sender<Event>) -> Result<Link> {
+        let token = net_token(&join.token)?;
+        let shared = Arc::new(Shared::default());
+        let server = host(&join, &token)?;
+        let mut master = join.master.clone();
+        if let Some(server) = &server {
+            master.port = server.address().port();
+            let line = format!("machines meet at {master}, which this one hosts");
+            shared.lock().said.push(line);
+        }
+        let leader = match &server {
+            Some(server) => Some(lead(&join, server.address(), &token, &shared, &events)?),
+            None => None,
+        };
+        let (id, agent) =
+            (join.id.clone(), Agent { join, master, token, shared: shared.clone(), events });
+        let agent = spawn("agent", move || agent.run())?;
+        Ok(Link { shared, id, agent: Some(agent), leader, _server: server })
+    }
+
+    pub fn plan(&self) -> Option<Plan> {
+        self.shared.lock().plan.clone()
+    }
+
+    /// Why the processes of a generation are to stop, if they are.
+    pub fn stop_reason(&self, generation: u64) -> Option<String> {
+        let state = self.shared.lock();
+        if let Some(error) = &state.broken {
+            return Some(error.to_string());
+        }
+        match state.plan.as_ref()? {
+            Plan::Run { generation: now, .. } if *now > generation => Some("a new start".into()),
+            Plan::Stop { generation: now, reason } if *now >= generation => Some(reason.clone()),
+            Plan::Run { .. } | Plan::Stop { .. } => None,
+            Plan::Over { code: 0, .. } => Some("the job is done".into()),
+            Plan::Over { reason, .. } => Some(reason.clone()),
+        }
+    }
+
+    pub fn broken(&self) -> Option<Error> {
+        self.shared.lock().broken.clone()
+    }
+
+    pub fn take_said(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.lock().said)
+    }
+
+    /// Tells the leader how the processes of this machine ended.
+    pub fn report(&self, generation: u64, end: &End) {
+        let value = match end {
+            End::Finished => json!({ "end": "finished" }),
+            End::Ordered(_) => json!({ "end": "stopped" }),
+            End::Interrupted(_) => json!({ "end": "interrupted" }),
+            End::Failed(death) => {
+                json!({ "end": "failed", "code": death.code, "report": death.report })
+            }
+        };
+        self.tell(&format!("result/{generation}/{}", self.id), &value.to_string());
+    }
+
+    /// Has read that the job is over, or leaves it before that.
+    pub fn leave(mut self, is_over: bool) {
+        let key = if is_over { "bye" } else { "left" };
+        self.tell(&format!("{key}/{}", self.id), "1");
+        if let Some(leader) = self.leader.take() {
+            // It waits for the others to read the end, for a bounded time.
+            if !is_over {
+                self.await_over();
+                self.tell(&format!("bye/{}", self.id), "1");
+            }
+            let _ = leader.join();
+        }
+        self.shared.quit.store(true, Ordering::SeqCst);
+        if let Some(agent) = self.agent.take() {
+            let _ = agent.join();
+        }
+    }
+
+    fn await_over(&self) {
+        let until = Instant::now() + CALL_TIME;
+        while !matches!(self.plan(), Some(Plan::Over { .. })) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn tell(&self, key: &str, value: &str) {
+        let store = self.shared.lock().store.clone();
+        if let Some(store) = store {
+            // Without the store the job is broken, which the agent finds out and says.
+            let _ = store.set(key, value.as_bytes(), &Limits::within(CALL_TIME));
+        }
+    }
+}
+
+/// The store of the job, when this machine is the one that answers.
+fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
+    if join.hosting == Hosting::Never {
+        return Ok(None);
+    }
+    let listener = TcpListener::bind((join.master.host.as_str(), join.master.port));
+    let listener = match (listener, join.hosting) {
+        (Ok(listener), _) => listener,
+        // Somebody was here first.
+        (Err(error), Hosting::IfFirst) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            return Ok(None);
+        }
+        (Err(error), _) => {
+            return Err(Error::unavailable(format!("cannot answer at {}: {error}", join.master))
+                .help("the first machine of the job must be able to listen there; choose another port"));
+        }
+    };
+    let vigilance = Vigilance::default();
+    StoreServer::start(listener, token, vigilance, Log::silent()).map(Some)
+}
+
+/// The leader, in a thread of its own beside the store.
+fn lead(
+    join: &Join,
+    address: SocketAddr,
+    token: &fleet_net::Token,
+    shared: &Arc<Shared>,
+    events: &Sender<Event>,
+) -> Result<JoinHandle<()>> {
+    let (rules, own, host) = (join.rules.clone(), join.id.clone(), join.host.clone());
+    let (token, shared, events) = (token.clone(), shared.clone(), events.clone());
+    spawn("leader", move || {
+        let said = |line: String| {
+            shared.lock().said.push(line);
+            let _ = events.send(Event::News);
+        };
+        // Each generation has a store of its own, with nothing of the one before in it.
+        let mut job_store = None;
+        let mut new_store = || {
+            drop(job_store.take());
+            let here = (host.as_str(), 0).to_socket_addrs().ok().and_then(|mut all| all.next());
+            let here = here.filter(|here| TcpListener::bind(here).is_ok());
+            let bound = here.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+            let server = StoreServer::bind(bound, &token, Vigilance::default(), Log::silent())?;
+            let endpoint = Endpoint::new(host.clone(), server.address().port());
+            job_store = Some(server);
+            Ok(endpoint.to_string())
+        };
+        let led = StoreClient::connect(address, &token, &Limits::within(CALL_TIME))
+            .and_then(|store| Leader::new(&store, &rules, &own, &mut new_store, &said).lead());
+        if let Err(error) = led {
+            shared.lock().broken.get_or_insert(error.at("the leader of the job"));
+            let _ = events.send(Event::News);
+        }
+    })
+}
+
+/// Joins, then beats and listens until told to quit.
+struct Agent {
+    join: Join,
+    master: Endpoint,
+    token: fleet_net::Token,
+    shared: Arc<Shared>,
+    events: Sender<Event>,
+}
+
+impl Agent {
+    fn run(self) {
+        if let Err(error) = self.connect().and_then(|store| self.follow(&store)) {
+            self.shared.lock().broken.get_or_insert(error);
+        }
+        let _ = self.events.send(Event::News);
+    }
+
+    fn connect(&self) -> Result<Arc<StoreClient>> {
+        let begun = Instant::now();
+        let mut said = None::<Instant>;
+        loop {
+            if self.quits() {
+                return Err(Error::unavailable("the launcher ends"));
+            }
+            let error = match self.dial() {
+                Ok(store) => {
+                    let store = Arc::new(store);
+                    self.register(&store)?;
+                    self.shared.lock().store = Some(store.clone());
+                    return Ok(store);
+                }
+                // A wrong secret stays wrong.
+                Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
+                Err(error) => error,
+            };
+            let left = self.join.rules.join_timeout.saturating_sub(begun.elapsed());
+            if said.is_none_or(|said| said.elapsed() >= SAY_PERIOD) {
+                said = Some(Instant::now());
+                self.say(format!(
+                    "waiting for the first machine at {}: {}; {} left",
+                    self.master,
+                    error.message(),
+                    words::seconds(left)
+                ));
+            }
+            if left.is_zero() {
+                let time = words::seconds(self.join.rules.join_timeout);
+                return Err(Error::unavailable(format!("nobody answers at {}", self.master))
+                    .expected(format!("the first machine within {time}"))
+                    .got(error.message())
+                    .help(
+                        "is fleetrun running there, with the same --master and the same secret?",
+                    ));
+            }
+            std::thread::sleep(RETRY_DELAY);
+        }
+    }
+
+    fn dial(&self) -> Result<StoreClient> {
+        let mut addresses = (self.master.host.as_str(), self.master.port)
+            .to_socket_addrs()
+            .map_err(|error| Error::unavailable(format!("cannot find the host: {error}")))?;
+        let address =
+            addresses.next().ok_or_else(|| Error::unavailable("the host has no address"))?;
+        // The plain attempt says at once why nobody can be reached.
+        TcpStream::connect_timeout(&address, DIAL_TIME)
+            .map_err(|error| Error::unavailable(error.to_string()))?;
+        StoreClient::connect(address, &self.token, &Limits::within(DIAL_TIME))
+    }
+
+    fn register(&self, store: &StoreClient) -> Result<()> {
+        let limits = Limits::within(CALL_TIME);
+        let mut node = self.join.node.clone();
+        node["arrived"] = json!(store.add("arrivals", 1, &limits)?);
+        store.set(&format!("beat/{}", self.join.id), b"0", &limits)?;
+        store.set(&format!("node/{}", self.join.id), node.to_string().as_bytes(), &limits)
+    }
+
+    fn follow(&self, store: &StoreClient) -> Result<()> {
+        let (mut revision, mut beats, mut beaten) = (0, 0u64, Instant::now());
+        let mut heard = Instant::now();
+        while !self.quits() {
+            if beaten.elapsed() >= BEAT {
+                beats += 1;
+                beaten = Instant::now();
+                let key = format!("beat/{}", self.join.id);
+                // A beat that fails is seen by the watch below.
+                let _ = store.set(&key, beats.to_string().as_bytes(), &Limits::within(BEAT));
+            }
+            match store.watch("plan", revision, &Limits::within(WATCH)) {
+                Ok(changes) => {
+                    heard = Instant::now();
+                    revision = changes.revision;
+                    for change in changes.changes {
+                        self.take(change.value.as_deref().unwrap_or_default())?;
+                    }
+                }
+                Err(error) if heard.elapsed() >= self.join.rules.silence => {
+                    return Err(Error::unavailable(format!(
+                        "the machine that leads the job, at {}, is gone",
+                        self.master
+                    ))
+                    .got(error));
+                }
+                Err(_) => std::thread::sleep(RETRY_DELAY),
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&self, bytes: &[u8]) -> Result<()> {
+        let plan = parse(bytes).ok_or_else(|| {
+            Error::unavailable("the leader's plan cannot be read")
+                .help("the machines of a job need the same version of fleetrun")
+        })?;
+        self.shared.lock().plan = Some(plan);
+        let _ = self.events.send(Event::News);
+        Ok(())
+    }
+
+    fn say(&self, line: String) {
+        self.shared.lock().said.push(line);
+        let _ = self.events.send(Event::News);
+    }
+
+    fn quits(&self) -> bool {
+        self.shared.quit.load(Ordering::SeqCst)
+    }
+}
+
+fn parse(bytes: &[u8]) -> Option<Plan> {
+    let value: Value = serde_json::from_slice(bytes).ok()?;
+    let generation = value["generation"].as_u64()?;
+    let text = |name: &str| Some(value[name].as_str()?.to_string());
+    Some(match value["state"].as_str()? {
+        "run" => Plan::Run {
+            generation,
+            nodes: value["nodes"].as_array()?.clone(),
+            store: value["store"].as_str()?.parse().ok()?,
+        },
+        "stop" => Plan::Stop { generation, reason: text("reason")? },
+        "over" => Plan::Over {
+            code: u8::try_from(value["code"].as_u64()?).ok()?,
+            reason: text("reason")?,
+            culprit: text("culprit")?,
+        },
+        _ => return None,
+    })
+}
+
+/// What a machine says of itself: its processes, by role.
+pub fn describe(
+    host: &str,
+    rank: Option<usize>,
+    workers: &[Place],
+    servers: &[Place],
+    gloo: u16,
+) -> Value {
+    let list = |places: &[Place]| -> Vec<Value> {
+        places
+            .iter()
+            .map(|place| json!({ "port": place.endpoint.port, "devices": place.devices }))
+            .collect()
+    };
+    json!({ "host": host, "rank": rank, "gloo": gloo, "workers": list(workers), "servers": list(servers) })
+}
+
+/// The cluster of a plan, seen from machine `id`.
+pub fn cluster(nodes: &[Value], id: &str, options: &Options) -> Result<Cluster> {
+    let unreadable = || Error::unavailable("the leader's plan cannot be read");
+    let mut cluster = Cluster {
+        mode: options.mode,
+        workers: Vec::new(),
+        servers: Vec::new(),
+        coordinators: Vec::new(),
+        heter: Vec::new(),
+        heter_devices: Vec::new(),
+        node: nodes.iter().position(|node| node["id"] == id).ok_or_else(unreadable)?,
+        node_count: nodes.len(),
+        gloo_http: None,
+        with_gloo: options.with_gloo.clone(),
+        backend: options.backend.clone(),
+    };
+    for (index, node) in nodes.iter().enumerate() {
+        let host = node["host"].as_str().ok_or_else(unreadable)?;
+        cluster.workers.extend(places(&node["workers"], host, index).ok_or_else(unreadable)?);
+        cluster.servers.extend(places(&node["servers"], host, index).ok_or_else(unreadable)?);
+        if index == 0 && (options.mode != Mode::Collective || options.with_gloo != "0") {
+            let port = node["gloo"].as_u64().and_then(|port| u16::try_from(port).ok());
+            cluster.gloo_http = Some(Endpoint::new(host, port.ok_or_else(unreadable)?));
+        }
+    }
+    Ok(cluster)
+}
+
+fn places(list: &Value, host: &str, node: usize) -> Option<Vec<Place>> {
+    let place = |value: &Value| {
+        let port = u16::try_from(value["port"].as_u64()?).ok()?;
+        let devices = value["devices"].as_array()?.iter();
+        let devices = devices.map(|id| Some(id.as_str()?.to_string())).collect::<Option<_>>()?;
+        Some(Place { endpoint: Endpoint::new(host, port), node, devices })
+    };
+    list.as_array()?.iter().map(place).collect()
+}
+
+pub fn net_token(token: &Token) -> Result<fleet_net::Token> {
+    fleet_net::Token::from_text(token.reveal())
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.to_string())
+        .spawn(run)
+        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
+}
+
+/// A sign of life this often.
+const BEAT: Duration = Duration::from_secs(1);
+/// One look at the plan waits this long for news; shorter than a beat.
+const WATCH: Duration = Duration::from_millis(400);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+const SAY_PERIOD: Duration = Duration::from_secs(5);
+const DIAL_TIME: Duration = Duration::from_secs(2);
+const CALL_TIME: Duration = Duration::from_secs(20);

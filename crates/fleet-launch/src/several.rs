@@ -1,0 +1,341 @@
+//! A job on several machines, seen from one of them.
+//!
+//! Machines meet at a store, which the first of them hosts: at `--master`, or for a list of hosts, which
+//! says everything else by itself, at the first host, on the port above its processes' ones.
+
+use crate::cluster::{self, Cluster, Place};
+use crate::job::{Attempts, random_hex};
+use crate::leader::LeaderRules;
+use crate::link::{self, Hosting, Join, Link, Plan};
+use crate::machine::Machine;
+use crate::options::{ElasticLevel, Mode, Nodes, Options, Who};
+use crate::ports::Ports;
+use crate::supervisor::{Death, End, Event};
+use fleet_base::{Error, Result};
+use fleet_topology::{Endpoint, Env, Role, names};
+use serde_json::Value;
+use std::net::UdpSocket;
+use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::time::Duration;
+
+/// The machines of a job.
+pub(crate) enum Members {
+    Alone(Box<Cluster>),
+    Several(Box<Meeting>),
+}
+
+/// What a machine brings to the meeting.
+pub(crate) struct Meeting {
+    master: Endpoint,
+    hosting: Hosting,
+    nodes: Nodes,
+    host: String,
+    node: Value,
+    /// What a list of hosts has said already.
+    known: Option<Cluster>,
+}
+
+/// Finds out who takes part, as far as that can be known before anybody has met.
+pub(crate) fn members(
+    options: &Options,
+    env: &Env,
+    machine: &Machine,
+    ports: &mut dyn Ports,
+) -> Result<Members> {
+    let nodes = options.nodes.unwrap_or(Nodes { min: 1, max: 1 });
+    let listed = [&options.ps.servers, &options.ps.workers]
+        .into_iter()
+        .any(|who| matches!(who, Who::Listed(_)));
+    match &options.master {
+        Some(master) if nodes.max > 1 && !listed => {
+            let meeting = at_master(options, env, machine, ports, master, nodes)?;
+            Ok(Members::Several(Box::new(meeting)))
+        }
+        _ => {
+            let cluster = Cluster::described(options, env, machine, ports)?;
+            if cluster.is_alone() {
+                return Ok(Members::Alone(Box::new(cluster)));
+            }
+            Ok(Members::Several(Box::new(listed_meeting(options, cluster)?)))
+        }
+    }
+}
+
+/// Hosts that were listed: endpoints and numbers are known, the store brings them together.
+fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
+    let all =
+        || cluster.workers.iter().chain(&cluster.servers).chain(cluster.heter.iter().flatten());
+    let own = all().find(|place| place.node == cluster.node);
+    let host = own.map(|place| place.endpoint.host.clone()).unwrap_or_default();
+    let of_first = all().filter(|place| place.node == 0);
+    let top = of_first.max_by_key(|place| place.endpoint.port);
+    let top = top.ok_or_else(|| Error::internal("the first host has no process"))?;
+    let master = match &options.master {
+        Some(master) => master.clone(),
+        None => {
+            let port = top.endpoint.port.checked_add(1).ok_or_else(|| {
+                Error::exhausted("there is no port above those of the processes")
+                    .help("say with --master HOST:PORT where the machines meet")
+            })?;
+            Endpoint::new(&top.endpoint.host, port)
+        }
+    };
+    let count = cluster.node_count;
+    let here = |places: &[Place]| -> Vec<Place> {
+        places.iter().filter(|place| place.node == cluster.node).cloned().collect()
+    };
+    let (workers, servers) = (here(&cluster.workers), here(&cluster.servers));
+    Ok(Meeting {
+        master,
+        hosting: if cluster.node == 0 { Hosting::Always } else { Hosting::Never },
+        nodes: Nodes { min: count, max: count },
+        node: link::describe(&host, Some(cluster.node), &workers, &servers, 0),
+        host,
+        known: Some(cluster),
+    })
+}
+
+/// Machines that meet at an address: each brings its processes, the leader numbers them.
+fn at_master(
+    options: &Options,
+    env: &Env,
+    machine: &Machine,
+    ports: &mut dyn Ports,
+    master: &Endpoint,
+    nodes: Nodes,
+) -> Result<Meeting> {
+    if options.mode == Mode::PsHeter || !options.ps.coordinators.is_empty() {
+        return Err(Error::unsupported(
+            "heterogeneous workers and coordinators do not meet at --master",
+        )
+        .help(
+            "list all addresses: --servers, --workers, --heter_workers, the same on every machine",
+        ));
+    }
+    let host = own_host(options, env, machine, master);
+    let mut place = |devices: Vec<String>| -> Result<Place> {
+        Ok(Place { endpoint: Endpoint::new(&host, ports.next(&host)?), node: 0, devices })
+    };
+    let (servers, workers) = match options.mode {
+        Mode::Collective => {
+            let devices = cluster::local_devices(options, env, machine)?;
+            (Vec::new(), devices.into_iter().map(&mut place).collect::<Result<_>>()?)
+        }
+        _ => {
+            let gpus = cluster::gpu_list(options, env, machine)?;
+            let device = |index: usize| match gpus.is_empty() {
+                true => Vec::new(),
+                false => vec![gpus[index % gpus.len()].clone()],
+            };
+            let servers: Vec<Place> =
+                (0..options.ps.servers.len()).map(|_| place(Vec::new())).collect::<Result<_>>()?;
+            let workers: Vec<Place> =
+                (0..options.ps.workers.len()).map(|at| place(device(at))).collect::<Result<_>>()?;
+            if servers.is_empty() && workers.is_empty() {
+                return Err(Error::invalid("this machine brings neither servers nor workers")
+                    .expected("--server_num N, --worker_num N, or both"));
+            }
+            (servers, workers)
+        }
+    };
+    let gloo = match options.http_port {
+        Some(port) => port,
+        None => ports.next(&host)?,
+    };
+    let hosting = match (options.node_rank, machine.is_here(&master.host) || host == master.host) {
+        (Some(0), _) => Hosting::Always,
+        (None, true) => Hosting::IfFirst,
+        _ => Hosting::Never,
+    };
+    Ok(Meeting {
+        master: master.clone(),
+        hosting,
+        nodes,
+        node: link::describe(&host, options.node_rank, &workers, &servers, gloo),
+        host,
+        known: None,
+    })
+}
+
+/// The address by which the others reach this machine: the one that leads to the master.
+fn own_host(options: &Options, env: &Env, machine: &Machine, master: &Endpoint) -> String {
+    if let Some(host) = &options.host {
+        return host.clone();
+    }
+    if let Some(host) = env.text(names::POD_IP) {
+        return host.to_string();
+    }
+    let towards = || -> std::io::Result<String> {
+        // Connecting a datagram socket sends nothing; it asks for the way.
+        let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+        socket.connect((master.host.as_str(), master.port.max(1)))?;
+        Ok(socket.local_addr()?.ip().to_string())
+    };
+    towards().unwrap_or_else(|_| machine.outward())
+}
+
+/// What comes next for this machine.
+enum Next {
+    Run { generation: u64, nodes: Vec<Value>, store: Endpoint },
+    Over { code: u8, reason: String, culprit: String },
+    Interrupted(i32),
+    Broken(Error),
+}
+
+impl Attempts<'_> {
+    /// Follows the leader's plan until the job is over.
+    pub fn several(&mut self, meeting: Meeting, sender: Sender<Event>) -> Result<u8> {
+        let id = random_hex(8)?;
+        let token = self.run.token.clone().ok_or_else(|| Error::internal("no token"))?;
+        let join = Join {
+            master: meeting.master.clone(),
+            hosting: meeting.hosting,
+            id: id.clone(),
+            node: meeting.node.clone(),
+            host: meeting.host.clone(),
+            token,
+            rules: self.leader_rules(meeting.nodes)?,
+        };
+        self.run.master = Some(meeting.master.clone());
+        let link = Link::join(join, sender)?;
+        let mut done = None;
+        loop {
+            match self.next(&link, done, &id) {
+                Next::Run { generation, nodes, store } => {
+                    done = Some(generation);
+                    self.run.store = Some(store);
+                    self.run.restarts = u32::try_from(generation).unwrap_or(u32::MAX);
+                    let cluster = match &meeting.known {
+                        Some(cluster) => cluster.clone(),
+                        None => link::cluster(&nodes, &id, &self.job.options)?,
+                    };
+                    if generation > 0 {
+                        let line = format!("start {generation}: {}", shown(&cluster));
+                        self.console.say(&format!("fleetrun: {line}"));
+                    }
+                    let end = self.generation(&cluster, &link, generation);
+                    link.report(generation, &end);
+                    if let End::Interrupted(signal) = end {
+                        link.leave(false);
+                        return Ok(self.interrupted(signal));
+                    }
+                }
+                Next::Over { code, reason, culprit } => {
+                    link.leave(true);
+                    if code == 0 {
+                        return Ok(self.done());
+                    }
+                    // Who failed has said so already.
+                    if culprit != id {
+                        self.console.error(&reason);
+                    }
+                    return Ok(code);
+                }
+                Next::Interrupted(signal) => {
+                    link.leave(false);
+                    return Ok(self.interrupted(signal));
+                }
+                Next::Broken(error) => {
+                    link.leave(true);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Runs the processes of one generation; whatever goes wrong is an end that others must hear of.
+    fn generation(&mut self, cluster: &Cluster, link: &Link, generation: u64) -> End {
+        let end = match self.one(cluster, Some((link, generation))) {
+            Ok(end) => end,
+            Err(error) => {
+                self.console.error(&error.to_string());
+                let role = if cluster.workers.is_empty() { Role::Server } else { Role::Worker };
+                let report = format!("machine {} could not start: {error}", cluster.node);
+                End::Failed(Death { role, rank: 0, report, code: 1 })
+            }
+        };
+        match &end {
+            End::Failed(death) => self.abort_line(death, cluster),
+            End::Finished => {
+                self.console
+                    .debug("the processes of this machine are done; waiting for the others");
+            }
+            _ => {}
+        }
+        end
+    }
+
+    /// Waits for the plan to say something new.
+    fn next(&mut self, link: &Link, done: Option<u64>, id: &str) -> Next {
+        let mut is_full_said = false;
+        loop {
+            for line in link.take_said() {
+                self.console.say(&format!("fleetrun: {line}"));
+            }
+            match link.plan() {
+                Some(Plan::Over { code, reason, culprit }) => {
+                    return Next::Over { code, reason, culprit };
+                }
+                Some(Plan::Run { generation, nodes, store })
+                    if done.is_none_or(|done| generation > done) =>
+                {
+                    if nodes.iter().any(|node| node["id"] == id) {
+                        return Next::Run { generation, nodes, store };
+                    }
+                    if !std::mem::replace(&mut is_full_said, true) {
+                        self.console.say("fleetrun: the job has as many machines as it takes; waiting for a place");
+                    }
+                }
+                _ => {}
+            }
+            if let Some(error) = link.broken() {
+                return Next::Broken(error);
+            }
+            match self.events.recv_timeout(TICK) {
+                Ok(Event::Signal(nix::libc::SIGCHLD) | Event::News)
+                | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Signal(signal)) => return Next::Interrupted(signal),
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+            }
+        }
+    }
+
+    fn leader_rules(&self, nodes: Nodes) -> Result<LeaderRules> {
+        let options = &self.job.options;
+        let seconds = self.job.env.number::<u64>(names::PADDLE_ELASTIC_TTL)?;
+        Ok(LeaderRules {
+            min: nodes.min,
+            max: nodes.max,
+            level: match options.is_elastic() {
+                true => options.elastic_level,
+                false => ElasticLevel::Off,
+            },
+            max_restart: match options.mode {
+                Mode::Collective => options.max_restart.unwrap_or(0),
+                _ => 0,
+            },
+            join_timeout: options.join_timeout,
+            elastic_timeout: options.elastic_timeout,
+            silence: seconds.map_or(SILENCE, Duration::from_secs).max(SILENCE_MIN),
+            stop_timeout: options.stop_timeout,
+            sort_ip: options.sort_ip,
+        })
+    }
+}
+
+/// `3 workers on 2 machines, this one is number 0`.
+fn shown(cluster: &Cluster) -> String {
+    format!(
+        "{} on {} machine{}, this one is number {}",
+        crate::words::counted(Role::Worker, cluster.workers.len()),
+        cluster.node_count,
+        if cluster.node_count == 1 { "" } else { "s" },
+        cluster.node
+    )
+}
+
+const TICK: Duration = Duration::from_millis(50);
+/// A machine that says nothing for this long is lost; `PADDLE_ELASTIC_TTL` says otherwise.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Two signs of life must fit.
+const SILENCE_MIN: Duration = Duration::from_secs(2);

@@ -1,0 +1,29 @@
+//! Numbers and lists as people read them.
+
+use fleet_topology::Role;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// `2 workers`.
+pub fn counted(role: Role, count: usize) -> String {
+    let noun = match role {
+        Role::HeterWorker => "heterogeneous worker".to_string(),
+        role => role.to_string(),
+    };
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// `0.5 s`, `30 s`.
+pub fn seconds(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    match seconds < 10.0 && seconds.fract() != 0.0 {
+        true => format!("{seconds:.1} s"),
+        false => format!("{seconds:.0} s"),
+    }
+}
+
+/// Addresses in their own order, names after them.
+pub fn address_key(host: &str) -> (bool, Option<IpAddr>, String) {
+    let address = host.parse().ok();
+    (address.is_none(), address, host.to_string())
+}
