@@ -5,9 +5,11 @@
 //! needs beyond one program on one machine is not done here.
 
 mod demo;
+mod env;
 mod inspect;
 mod output;
 mod run;
+mod strategy;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use fleet_format::Form;
@@ -43,6 +45,11 @@ enum Command {
     },
     /// Runs a program with tensors from .npy files
     Run(run::RunArgs),
+    /// Makes, checks, shows and converts strategies
+    #[command(subcommand)]
+    Strategy(strategy::Command),
+    /// Lists the environment variables of Fleet: value, default, meaning
+    Env(env::EnvArgs),
     /// Trains a model on generated data, as a first look
     Demo(demo::DemoArgs),
 }
@@ -71,6 +78,8 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
             inspect::convert(&input, &output, to)
         }
         Command::Run(args) => run::run(&args, out),
+        Command::Strategy(command) => strategy::run(&command, out),
+        Command::Env(args) => env::run(&args, out),
         Command::Demo(args) => demo::run(&args, out),
     }
 }

@@ -71,6 +71,64 @@ fn programs_are_counted() {
 }
 
 #[test]
+fn strategies_are_checked() {
+    check("strategy-check", &["strategy", "check", "job.prototxt"]);
+    check("strategy-wrong", &["strategy", "check", "wrong.prototxt", "wrong.json", "wrong.toml"]);
+    check("strategy-missing", &["strategy", "check", "no-such.prototxt"]);
+}
+
+#[test]
+fn strategies_are_made_and_shown() {
+    let set = |name: &str, sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        check(name, &["strategy", "new"].into_iter().chain(sets).collect::<Vec<_>>());
+    };
+    let checkpoints = r#"recompute_configs.checkpoints=["x", "y"]"#;
+    set("strategy-new", &["recompute=true", checkpoints, "amp_configs.decr_ratio=0.5"]);
+    set("strategy-new-type", &["amp=yes"]);
+    set("strategy-new-key", &["amp_configs.decr_ration=0.5"]);
+    set("strategy-new-range", &["nccl_comm_num=0", "lars=true", "lamb=true"]);
+    set("strategy-new-text", &["amp"]);
+    check("strategy-show", &["strategy", "show", "job.prototxt", "--set", "dgc=true"]);
+    let (json, toml) = (scratch("job.json"), scratch("job.toml"));
+    ok(&["strategy", "convert", "job.prototxt", path(&json)]);
+    ok(&["strategy", "convert", path(&json), path(&toml)]);
+    let (binary, text) = (scratch("job.pb"), scratch("job.prototxt"));
+    ok(&["strategy", "convert", path(&toml), path(&binary)]);
+    ok(&["strategy", "convert", path(&binary), path(&text)]);
+    let written = std::fs::read_to_string(&text).unwrap();
+    assert!(written.starts_with("amp: true\nnccl_comm_num: 2\n"), "{written}");
+    assert!(ok(&["strategy", "show", path(&json)]) == ok(&["strategy", "show", "job.prototxt"]));
+    let made = scratch("new.toml");
+    ok(&["strategy", "new", "--set", "amp=true", "--output", path(&made)]);
+    assert_eq!(std::fs::read_to_string(&made).unwrap(), "amp = true\n");
+}
+
+#[test]
+fn the_environment_is_listed() {
+    let env = |name: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fleet"));
+        let command = command.args(["env", "--set"]).env_clear().env(name, value);
+        let output = command.output().expect("the tool can be started");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let meaning = "    The worker's number, from 0 (RoleMaker)\n";
+    let right = (Some(0), format!("PADDLE_TRAINER_ID = 1\n{meaning}"), String::new());
+    assert_eq!(env("PADDLE_TRAINER_ID", "1"), right);
+    let (code, out, error) = env("PADDLE_TRAINER_ID", "first");
+    assert_eq!((code, out), (Some(1), format!("PADDLE_TRAINER_ID = first\n{meaning}")));
+    assert!(error.contains("expected a whole number, at least 0, got 'first'"), "{error}");
+    let (code, out, _) = env("PADDLE_TRAINER_IDS", "1");
+    let typo =
+        "PADDLE_TRAINER_IDS is set, and nobody reads it; did you mean 'PADDLE_TRAINER_ID'?\n";
+    assert_eq!((code, out.as_str()), (Some(0), typo));
+    let (_, out, _) = env("FLEET_TOKEN", "0123456789abcdef0123456789abcdef");
+    assert!(out.starts_with("FLEET_TOKEN = ***\n"), "{out}");
+    assert!(ok(&["env"]).contains("FLAGS_fuse_parameter_memory_size"));
+}
+
+#[test]
 fn a_wrong_command_line_ends_with_2() {
     check("usage", &["prnt", "linear.fleet"]);
     check("usage-batch", &["stats", "linear.fleet", "--batch", "0"]);

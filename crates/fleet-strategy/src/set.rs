@@ -11,6 +11,9 @@ use crate::value::{Value, wanted};
 use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
 
+/// How notices about values end that were not taken.
+const IGNORED: &str = "ignored, and the field stays as it was";
+
 impl DistributedStrategy {
     /// Assigns a field by name: a switch or number, or a map to one of the messages.
     ///
@@ -36,6 +39,17 @@ impl DistributedStrategy {
         let mut changed = self.clone();
         let mut notices = Vec::new();
         changed.assign(key, value.into(), &mut notices)?;
+        *self = changed;
+        Ok(notices)
+    }
+
+    /// As [`set`](Self::set), but a value of the wrong type is an error and not ignored.
+    pub fn set_strictly(&mut self, key: &str, value: impl Into<Value>) -> Result<Vec<Problem>> {
+        let mut changed = self.clone();
+        let notices = changed.set(key, value)?;
+        if let Some(notice) = notices.iter().find(|notice| notice.why.ends_with(IGNORED)) {
+            return Err(Error::invalid(notice.message.clone()).at(&notice.path));
+        }
         *self = changed;
         Ok(notices)
     }
@@ -186,10 +200,8 @@ impl DistributedStrategy {
                     kind => kind.name(),
                 };
                 let message = format!("{name} should have value of {wanted} type");
-                notices.push(
-                    Problem::warning(name, message)
-                        .why(format!("{value} is ignored, and {name} stays as it was")),
-                );
+                let why = format!("{value} is {IGNORED}");
+                notices.push(Problem::warning(name, message).why(why));
             }
         }
         Ok(())

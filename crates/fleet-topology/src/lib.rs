@@ -26,6 +26,7 @@ pub mod names;
 mod token;
 mod topology;
 mod user;
+mod values;
 
 pub use endpoint::Endpoint;
 pub use env::Env;

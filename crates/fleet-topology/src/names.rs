@@ -138,6 +138,13 @@ pub const FLAGS_CUDNN_EXHAUSTIVE_SEARCH: &str = "FLAGS_cudnn_exhaustive_search";
 pub const FLAGS_CONV_WORKSPACE_SIZE_LIMIT: &str = "FLAGS_conv_workspace_size_limit";
 pub const FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT: &str =
     "FLAGS_cudnn_batchnorm_spatial_persistent";
+pub const FLAGS_ENABLE_PARALLEL_GRAPH: &str = "FLAGS_enable_parallel_graph";
+pub const FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE: &str = "FLAGS_fraction_of_gpu_memory_to_use";
+pub const NCCL_SOCKET_IFNAME: &str = "NCCL_SOCKET_IFNAME";
+pub const NCCL_P2P_DISABLE: &str = "NCCL_P2P_DISABLE";
+pub const NCCL_IB_DISABLE: &str = "NCCL_IB_DISABLE";
+pub const NCCL_IB_CUDA_SUPPORT: &str = "NCCL_IB_CUDA_SUPPORT";
+pub const NCCL_DEBUG: &str = "NCCL_DEBUG";
 
 /// Every variable, grouped by who says it.
 pub const VARIABLES: &[Variable] = &[
@@ -432,6 +439,24 @@ pub const VARIABLES: &[Variable] = &[
         "As the strategy of that name",
         &[Reader::Script],
     ),
+    // Knobs that documents name for GPUs; NCCL itself reads those that bear its name.
+    row(
+        FLAGS_ENABLE_PARALLEL_GRAPH,
+        "",
+        "One graph a device; without effect, since a process has one device",
+        &[Reader::Script],
+    ),
+    row(
+        FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE,
+        "",
+        "Share of GPU memory taken at the start; without effect, since memory is planned",
+        &[Reader::Script],
+    ),
+    row(NCCL_SOCKET_IFNAME, "", "Network interface that NCCL uses", &[Reader::Script]),
+    row(NCCL_P2P_DISABLE, "0", "GPUs of a machine do not write to each other", &[Reader::Script]),
+    row(NCCL_IB_DISABLE, "0", "NCCL leaves InfiniBand alone", &[Reader::Script]),
+    row(NCCL_IB_CUDA_SUPPORT, "", "InfiniBand reads GPU memory itself", &[Reader::Script]),
+    row(NCCL_DEBUG, "", "What NCCL writes to the log: VERSION, WARN, INFO", &[Reader::Script]),
 ];
 
 const fn row(

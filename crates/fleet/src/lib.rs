@@ -25,6 +25,7 @@
 //! ```
 
 mod checkpoints;
+mod options;
 mod save;
 mod session;
 
@@ -37,7 +38,9 @@ pub use fleet_ir as ir;
 pub use fleet_nn as nn;
 pub use fleet_ops as ops;
 pub use fleet_passes::{self as passes, BuildOptions};
+pub use fleet_strategy::{self as strategy, DistributedStrategy};
 pub use fleet_tensor::{DType, Element, Shape, Tensor};
+pub use options::exec_options;
 pub use save::{
     InferenceModel, load_inference_model, load_persistables, load_vars, save_inference_model,
     save_params, save_persistables,

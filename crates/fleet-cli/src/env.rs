@@ -1,0 +1,56 @@
+//! `fleet env`: every environment variable that Fleet knows, with its value here.
+
+use crate::output::{Output, Stop};
+use clap::Args;
+use fleet_base::{Error, text};
+use fleet_topology::{Env, VARIABLES, Variable, names};
+
+#[derive(Args)]
+pub struct EnvArgs {
+    /// Only variables that are set
+    #[arg(long)]
+    set: bool,
+}
+
+/// Names that begin so are meant for us: one that nobody knows is a slip of the hand.
+const OURS: [&str; 2] = ["PADDLE_", "FLEET_"];
+
+pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), Stop> {
+    let env = Env::process();
+    let mut wrong = Vec::new();
+    for variable in VARIABLES {
+        let value = env.get(variable.name);
+        if args.set && value.is_none() {
+            continue;
+        }
+        out.line(row(variable, value))?;
+        wrong.extend(variable.check(&env).err());
+    }
+    for (name, _) in env.iter() {
+        if OURS.iter().any(|prefix| name.starts_with(prefix)) && names::find(name).is_none() {
+            let known = VARIABLES.iter().map(|variable| variable.name);
+            let hint = text::did_you_mean(name, known);
+            out.line(format!("{name} is set, and nobody reads it{hint}"))?;
+        }
+    }
+    match &wrong[..] {
+        [] => Ok(()),
+        [only] => Err(only.clone().into()),
+        many => {
+            let lines: String = many.iter().map(|error| format!("\n{error}")).collect();
+            let message = format!("{} variables are not understood{lines}", many.len());
+            Err(Error::invalid(message).into())
+        }
+    }
+}
+
+fn row(variable: &Variable, value: Option<&str>) -> String {
+    let value = match value {
+        Some(value) => format!("= {}", names::shown(variable.name, value)),
+        None if variable.default.is_empty() => "is not set".into(),
+        None => format!("is not set: {}", variable.default),
+    };
+    let readers: Vec<String> =
+        variable.readers.iter().map(|reader| format!("{reader:?}")).collect();
+    format!("{} {value}\n    {} ({})", variable.name, variable.meaning, readers.join(", "))
+}

@@ -1,0 +1,185 @@
+//! `fleet strategy`: strategies as files, without a program.
+
+use crate::output::{Output, Stop};
+use clap::{Args, Subcommand, ValueEnum};
+use fleet_base::{Error, Result};
+use fleet_format::write_file;
+use fleet_strategy::{
+    DistributedStrategy, Inspection, Problem, StrategyForm, Value, all_in_one, read_file,
+};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Makes a strategy and prints it, or writes it to a file
+    New(NewArgs),
+    /// Checks files and lists every problem
+    Check {
+        /// The ending says the form: .prototxt, .pb, .json, .toml
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Take warnings for errors
+        #[arg(long)]
+        strict: bool,
+    },
+    /// Prints the overview of a strategy: everything that is in force
+    Show {
+        /// The default strategy if there is none
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        changes: Changes,
+    },
+    /// Converts a strategy between its forms
+    Convert {
+        input: PathBuf,
+        output: PathBuf,
+        /// The form of OUTPUT; by default what its ending says
+        #[arg(long, value_enum)]
+        to: Option<To>,
+    },
+}
+
+#[derive(Args)]
+pub struct NewArgs {
+    #[command(flatten)]
+    changes: Changes,
+    /// Write here instead of printing; the ending says the form
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The form; by default what the ending of FILE says
+    #[arg(long, value_enum)]
+    to: Option<To>,
+}
+
+#[derive(Args)]
+pub struct Changes {
+    /// Assign a field, such as amp=true, amp_configs.decr_ratio=0.5, or
+    /// recompute_configs.checkpoints='["x", "y"]'; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum To {
+    Prototxt,
+    Binary,
+    Json,
+    Toml,
+}
+
+impl From<To> for StrategyForm {
+    fn from(to: To) -> StrategyForm {
+        match to {
+            To::Prototxt => StrategyForm::Prototxt,
+            To::Binary => StrategyForm::Binary,
+            To::Json => StrategyForm::Json,
+            To::Toml => StrategyForm::Toml,
+        }
+    }
+}
+
+pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
+    match command {
+        Command::New(args) => new(args, out),
+        Command::Check { files, strict } => check(files, *strict, out),
+        Command::Show { file, changes } => {
+            let mut strategy = match file {
+                Some(file) => load(file)?,
+                None => DistributedStrategy::new(),
+            };
+            changes.apply(&mut strategy)?;
+            out.text(strategy)
+        }
+        Command::Convert { input, output, to } => {
+            let form = to.map_or(StrategyForm::of(output), StrategyForm::from);
+            Ok(write_file(output, &load(input)?.to_bytes(form))?)
+        }
+    }
+}
+
+fn new(args: &NewArgs, out: &mut Output) -> Result<(), Stop> {
+    let mut strategy = DistributedStrategy::new();
+    args.changes.apply(&mut strategy)?;
+    tell(&strategy.validate()?);
+    let form = args.to.map(StrategyForm::from);
+    match &args.output {
+        Some(path) => {
+            let form = form.unwrap_or(StrategyForm::of(path));
+            Ok(write_file(path, &strategy.to_bytes(form))?)
+        }
+        None => match form.unwrap_or(StrategyForm::Prototxt) {
+            StrategyForm::Binary => Err(Error::invalid("the binary form is not for terminals")
+                .help("name a file with --output")
+                .into()),
+            form => out.text(String::from_utf8_lossy(&strategy.to_bytes(form))),
+        },
+    }
+}
+
+/// Every problem of every file, one a line with its place, what and why and what to do behind it.
+fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), Stop> {
+    let mut wrong = 0;
+    for path in files {
+        let Inspection { problems, .. } = inspect(path)?;
+        for problem in &problems {
+            // `FILE:LINE:COLUMN: `, or `FILE: ` where there is no place.
+            let after = if problem.place.is_some() { ":" } else { ": " };
+            out.line(format!("{}{after}{problem}", path.display()))?;
+        }
+        let errors = problems.iter().filter(|problem| strict || problem.is_error()).count();
+        if errors == 0 {
+            let warnings = match problems.len() {
+                0 => String::new(),
+                1 => ", 1 warning".into(),
+                count => format!(", {count} warnings"),
+            };
+            out.line(format!("{}: ok{warnings}", path.display()))?;
+        }
+        wrong += errors;
+    }
+    match wrong {
+        0 => Ok(()),
+        1 => Err(Error::invalid("1 problem").into()),
+        count => Err(Error::invalid(format!("{count} problems")).into()),
+    }
+}
+
+fn inspect(path: &Path) -> Result<Inspection> {
+    let bytes = read_file(path)?;
+    DistributedStrategy::inspect(&bytes, StrategyForm::of(path))
+        .map_err(|error| error.at(path.display()))
+}
+
+/// A strategy from a file that can be read; what it means is `check`'s business.
+pub fn load(path: &Path) -> Result<DistributedStrategy> {
+    let mut strategy = DistributedStrategy::new();
+    tell(&strategy.load(path)?);
+    Ok(strategy)
+}
+
+/// Warnings go to the standard error: the output is the result alone.
+fn tell(problems: &[Problem]) {
+    for problem in problems {
+        // Nobody is left to be told when this fails.
+        let _ = writeln!(std::io::stderr(), "{problem}");
+    }
+}
+
+impl Changes {
+    pub fn apply(&self, strategy: &mut DistributedStrategy) -> Result<()> {
+        for given in &self.set {
+            let Some((key, value)) = given.split_once('=') else {
+                return Err(Error::invalid("--set is not understood")
+                    .expected("KEY=VALUE, such as amp=true")
+                    .got(given));
+            };
+            let place = || format!("--set {given}");
+            let notices = strategy
+                .set_strictly(key.trim(), Value::read(value))
+                .map_err(|error| error.at(place()))?;
+            tell(&all_in_one(notices)?);
+        }
+        Ok(())
+    }
+}

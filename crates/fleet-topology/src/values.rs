@@ -1,0 +1,170 @@
+//! Whether the value of a variable is one that its readers understand.
+
+use crate::names::{self, Variable};
+use crate::{Endpoint, Env};
+use fleet_base::{Error, Result};
+
+/// What the readers of a variable expect.
+enum Form {
+    Anything,
+    Whole {
+        min: i64,
+    },
+    Port,
+    Switch,
+    /// 0 to 1.
+    Share,
+    Endpoint,
+    Endpoints,
+    /// `N` or `MIN:MAX`.
+    Nodes,
+    OneOf(&'static [&'static str]),
+}
+
+fn form(name: &str) -> Form {
+    match name {
+        names::PADDLE_TRAINER_ID
+        | names::PADDLE_RANK_IN_NODE
+        | names::PADDLE_GLOBAL_RANK
+        | names::PADDLE_LOCAL_RANK
+        | names::FLEET_RESTART_COUNT
+        | names::FLAGS_CONV_WORKSPACE_SIZE_LIMIT => Form::Whole { min: 0 },
+        names::PADDLE_TRAINERS_NUM
+        | names::STAGE_ID
+        | names::STAGE_NUM
+        | names::TRAINER_PORTS_NUM
+        | names::PADDLE_GLOBAL_SIZE
+        | names::PADDLE_LOCAL_SIZE
+        | names::PADDLE_ELASTIC_TIMEOUT
+        | names::PADDLE_ELASTIC_TTL
+        | names::CPU_NUM
+        | names::FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM
+        | names::FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE
+        | names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE
+        | names::FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV
+        | names::FLAGS_RPC_DEADLINE
+        | names::FLAGS_FUSE_PARAMETER_MEMORY_SIZE
+        | names::FLAGS_FUSE_PARAMETER_GROUPS_SIZE => Form::Whole { min: 1 },
+        names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES => Form::Whole { min: 0 },
+        names::PADDLE_PORT | names::FLAGS_START_PORT => Form::Port,
+        names::FLAGS_LAUNCH_BARRIER
+        | names::PSERVER_DEBUG
+        | names::FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD
+        | names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER
+        | names::FLAGS_SYNC_NCCL_ALLREDUCE
+        | names::FLAGS_CUDNN_EXHAUSTIVE_SEARCH
+        | names::FLAGS_CUDNN_BATCHNORM_SPATIAL_PERSISTENT
+        | names::FLAGS_ENABLE_PARALLEL_GRAPH
+        | names::NCCL_P2P_DISABLE
+        | names::NCCL_IB_DISABLE
+        | names::NCCL_IB_CUDA_SUPPORT => Form::Switch,
+        names::FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE => Form::Share,
+        names::PADDLE_CURRENT_ENDPOINT
+        | names::FLEET_STORE
+        | names::PADDLE_MASTER
+        | names::PADDLE_GLOO_HTTP_ENDPOINT => Form::Endpoint,
+        names::PADDLE_TRAINER_ENDPOINTS
+        | names::PADDLE_PSERVERS_IP_PORT_LIST
+        | names::PADDLE_COORDINATOR_ENDPOINTS
+        | names::DISTRIBUTED_TRAINER_ENDPOINTS
+        | names::PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST
+        | names::PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST
+        | names::PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST => Form::Endpoints,
+        names::PADDLE_NNODES | names::PADDLE_ELASTIC_NP => Form::Nodes,
+        names::TRAINING_ROLE | names::PADDLE_ROLE => {
+            Form::OneOf(&["TRAINER", "PSERVER", "HETER_TRAINER", "COORDINATOR"])
+        }
+        names::PADDLE_WITH_GLOO => Form::OneOf(&["0", "1", "2"]),
+        names::PADDLE_GLOO_RENDEZVOUS => Form::OneOf(&["1", "2", "3"]),
+        names::FLEET_LOG => Form::OneOf(&["error", "warn", "info", "debug"]),
+        _ => Form::Anything,
+    }
+}
+
+impl Variable {
+    /// Whether the variable is absent or has a value that its readers understand.
+    ///
+    /// ```
+    /// use fleet_topology::{Env, names};
+    /// let id = names::find(names::PADDLE_TRAINER_ID).unwrap();
+    /// assert!(id.check(&Env::from([("PADDLE_TRAINER_ID", "0")])).is_ok());
+    /// let error = id.check(&Env::from([("PADDLE_TRAINER_ID", "first")])).unwrap_err();
+    /// assert!(error.to_string().ends_with("expected a whole number, at least 0, got 'first'"));
+    /// ```
+    pub fn check(&self, env: &Env) -> Result<()> {
+        let Some(value) = env.text(self.name) else { return Ok(()) };
+        let whole = |min: i64, max: i64| {
+            value.parse::<i64>().is_ok_and(|value| (min..=max).contains(&value))
+        };
+        let (fits, expected) = match form(self.name) {
+            Form::Anything => return Ok(()),
+            Form::Switch => return env.switch(self.name).map(|_| ()),
+            Form::Whole { min } => {
+                (whole(min, i64::MAX), format!("a whole number, at least {min}"))
+            }
+            Form::Port => (whole(0, u16::MAX.into()), "a port, 0 to 65535".into()),
+            Form::Share => {
+                let share = value.parse::<f64>().is_ok_and(|value| (0.0..=1.0).contains(&value));
+                (share, "a number from 0 to 1".into())
+            }
+            Form::Endpoint => (value.parse::<Endpoint>().is_ok(), "HOST:PORT".into()),
+            Form::Endpoints => (
+                Endpoint::list(self.name, value).is_ok(),
+                "a list of HOST:PORT, separated by commas".into(),
+            ),
+            Form::Nodes => (nodes(value), "N or MIN:MAX".into()),
+            Form::OneOf(known) => (known.contains(&value), format!("one of {}", known.join(", "))),
+        };
+        if fits {
+            return Ok(());
+        }
+        let value = names::shown(self.name, value);
+        Err(Error::invalid(format!("environment variable {} is not understood", self.name))
+            .expected(expected)
+            .got(format!("'{value}'")))
+    }
+}
+
+fn nodes(value: &str) -> bool {
+    let count = |text: &str| text.trim().parse::<u32>().ok().filter(|count| *count > 0);
+    match value.split_once(':') {
+        None => count(value).is_some(),
+        Some((min, max)) => count(min).zip(count(max)).is_some_and(|(min, max)| min <= max),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::VARIABLES;
+
+    fn fits(name: &str, value: &str) -> bool {
+        let variable = names::find(name).expect("a known name");
+        variable.check(&Env::from([(name, value)])).is_ok()
+    }
+
+    #[test]
+    fn values_are_held_to_their_forms() {
+        let check = |name: &str, right: &[&str], wrong: &[&str]| {
+            right.iter().for_each(|value| assert!(fits(name, value), "{name}={value}"));
+            wrong.iter().for_each(|value| assert!(!fits(name, value), "{name}={value}"));
+        };
+        check(names::PADDLE_TRAINERS_NUM, &["1", " 8 ", ""], &["0", "-1", "two", "1.5"]);
+        check(names::PADDLE_PORT, &["0", "65535"], &["65536", "-1", "http"]);
+        check(names::FLAGS_LAUNCH_BARRIER, &["1", "true", "OFF"], &["2", "maybe"]);
+        check(names::FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE, &["0", "0.9", "1"], &["1.1", "nan"]);
+        check(names::FLEET_STORE, &["localhost:80"], &["localhost", "a:b:c", "a:99999"]);
+        check(names::PADDLE_TRAINER_ENDPOINTS, &["a:1,b:2"], &["a", "a:1,,b:2"]);
+        check(names::PADDLE_NNODES, &["2", "1:4"], &["0", "4:1", "1:", "x"]);
+        check(names::TRAINING_ROLE, &["TRAINER", "PSERVER"], &["trainer", "BOSS"]);
+        check(names::POD_NAME, &["anything at all"], &[]);
+    }
+
+    /// A default that is one value is a value that its readers understand.
+    #[test]
+    fn defaults_fit() {
+        for variable in VARIABLES.iter().filter(|variable| !variable.default.contains("CPU_NUM")) {
+            assert!(fits(variable.name, variable.default), "{}", variable.name);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! What a strategy says about running one program.
+
+use fleet_exec::ExecOptions;
+use fleet_strategy::DistributedStrategy;
+
+/// `base`, with what the strategy's `build_strategy` and `execution_strategy` assign.
+///
+/// ```
+/// use fleet::{ExecOptions, exec_options, strategy::{DistributedStrategy, ExecutionStrategy}};
+/// let threads = ExecutionStrategy::default().with_num_threads(2);
+/// let strategy = DistributedStrategy::new().with_execution_strategy(threads);
+/// assert_eq!(exec_options(&strategy, ExecOptions::default()), ExecOptions::threads(2));
+/// ```
+pub fn exec_options(strategy: &DistributedStrategy, base: ExecOptions) -> ExecOptions {
+    let execution = strategy.execution_strategy();
+    // Negative numbers are refused by the strategy's check.
+    let count = |value: Option<i32>, base: usize| {
+        value.and_then(|value| usize::try_from(value).ok()).unwrap_or(base)
+    };
+    ExecOptions {
+        num_threads: count(execution.num_threads, base.num_threads),
+        num_iteration_per_run: count(execution.num_iteration_per_run, base.num_iteration_per_run),
+        num_iteration_per_drop_scope: count(
+            execution.num_iteration_per_drop_scope,
+            base.num_iteration_per_drop_scope,
+        ),
+        build: strategy.build_strategy().build_options(base.build.clone()),
+        ..base
+    }
+}
