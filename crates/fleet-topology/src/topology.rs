@@ -90,6 +90,18 @@ pub struct Job {
     pub restarts: u32,
 }
 
+impl Job {
+    /// The name of this attempt, under which its processes meet: those of an earlier one are strangers.
+    ///
+    /// ```
+    /// let job = fleet_topology::Job { id: Some("ctr".into()), restarts: 2, ..Default::default() };
+    /// assert_eq!(job.attempt(), "ctr/2");
+    /// ```
+    pub fn attempt(&self) -> String {
+        format!("{}/{}", self.id.as_deref().unwrap_or("job"), self.restarts)
+    }
+}
+
 /// Where a process stands in its job. Made by a role maker; true by construction: the rank is below
 /// the count, the own endpoint is in the list, counts and lists agree.
 ///

@@ -25,12 +25,15 @@
 //! ```
 
 mod checkpoints;
+mod job;
 mod options;
+mod rings;
 mod save;
 mod session;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
 pub use fleet_base::{Error, ErrorKind, Result, rng};
+pub use fleet_comm::ReduceOp;
 pub use fleet_data as data;
 pub use fleet_exec::{Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope, Span, Trace};
 pub use fleet_format as format;
@@ -40,6 +43,8 @@ pub use fleet_ops as ops;
 pub use fleet_passes::{self as passes, BuildOptions};
 pub use fleet_strategy::{self as strategy, DistributedStrategy};
 pub use fleet_tensor::{DType, Element, Shape, Tensor};
+pub use fleet_topology::{self as topology, Topology};
+pub use job::{Distributed, DistributedOptimizer, Fleet, Util};
 pub use options::exec_options;
 pub use save::{
     InferenceModel, load_inference_model, load_persistables, load_vars, save_inference_model,

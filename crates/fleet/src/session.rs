@@ -18,7 +18,11 @@ pub struct Session {
 
 impl Session {
     pub fn new(programs: Programs, options: ExecOptions) -> Result<Session> {
-        let mut executor = Executor::new(options);
+        Session::with_executor(programs, Executor::new(options))
+    }
+
+    /// With an executor that has been given more than options: rings to other ranks.
+    pub fn with_executor(programs: Programs, mut executor: Executor) -> Result<Session> {
         let mut scope = Scope::new();
         executor.run(&programs.startup, &mut scope, &[], &[])?;
         let test = programs.for_test()?;

@@ -1,0 +1,332 @@
+//! A process in its job: what `fleet.init` gives.
+//!
+//! A [`Fleet`] knows its place (from the environment that `fleetrun` and clusters set), is connected to
+//! the other ranks, rewrites a network for them ([`Fleet::distributed_optimizer`]), and opens sessions
+//! whose programs talk. A process that nobody launched is worker 0 of 1, and pays nothing for it.
+//!
+//! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error on
+//! all others, which says who it was and what was waiting.
+
+use crate::rings::GroupRing;
+use crate::{Session, exec_options};
+use fleet_base::{Error, Result};
+use fleet_comm::{Group, GroupOptions, ReduceOp, World};
+use fleet_exec::{ExecOptions, Executor};
+use fleet_net::{
+    Abort, Deadline, Limits, Log, Membership, StoreClient, StoreServer, TcpFabric, TcpOptions,
+    Vigilance, host, resolve,
+};
+use fleet_nn::optimizer::OptimizerDesc;
+use fleet_nn::{Net, Programs, Var};
+use fleet_ops::Services;
+use fleet_strategy::{DistributedStrategy, Plan, Ranks, RingSpec};
+use fleet_topology::{Env, Topology};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long ranks wait for each other to come; a machine may still be loading its program.
+const MEET_SPAN: Duration = Duration::from_secs(10 * 60);
+
+/// How long a broken connection waits for the news of who died.
+const NOTICE_SPAN: Duration = Duration::from_secs(5);
+
+/// This process in its job.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::{DistributedStrategy, Fleet};
+///
+/// let fleet = Fleet::collective()?; // under fleetrun: one of many; here: worker 0 of 1
+/// let net = Net::new();
+/// let (x, y) = (net.data("x", [-1, 2], DType::F32), net.data("y", [-1, 1], DType::F32));
+/// let loss = x.fc(1).mse_loss(y, Reduction::Mean);
+/// let strategy = DistributedStrategy::new();
+/// let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss)?;
+///
+/// let mut session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+/// let x = Tensor::from_slice(&[1.0f32, 0.0, 0.0, 1.0], [2, 2])?;
+/// let y = Tensor::from_slice(&[3.0f32, -1.0], [2, 1])?;
+/// for _ in 0..10 {
+///     session.run(&[("x", &x), ("y", &y)], &[])?;
+/// }
+/// fleet.finish()?;
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub struct Fleet {
+    topology: Topology,
+    link: Option<Link>,
+}
+
+/// The way to the other ranks.
+struct Link {
+    world: World,
+    everyone: Group,
+    /// Groups that sessions talk over, by name: a name is used once in a job.
+    opened: Mutex<BTreeMap<String, Group>>,
+    membership: Membership,
+    abort: Abort,
+    finished: AtomicBool,
+    /// Where no launcher hosts the store, rank 0 does.
+    _server: Option<StoreServer>,
+}
+
+impl Fleet {
+    /// One rank of a collective job, as the environment says.
+    pub fn collective() -> Result<Fleet> {
+        Fleet::init(Topology::collective(&Env::process())?)
+    }
+
+    /// A rank with a known place; returns when all ranks have come.
+    pub fn init(topology: Topology) -> Result<Fleet> {
+        let link = match topology.worker_num() {
+            1 => None,
+            _ => Some(Link::connect(&topology).map_err(|error| {
+                error.at(format!("rank {} of {}", topology.rank(), topology.worker_num()))
+            })?),
+        };
+        Ok(Fleet { topology, link })
+    }
+
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    pub fn worker_index(&self) -> usize {
+        self.topology.worker_index()
+    }
+
+    pub fn worker_num(&self) -> usize {
+        self.topology.worker_num()
+    }
+
+    pub fn is_first_worker(&self) -> bool {
+        self.topology.is_first_worker()
+    }
+
+    /// Returns when all workers have called it.
+    pub fn barrier_worker(&self) -> Result<()> {
+        self.link.as_ref().map_or(Ok(()), |link| link.everyone.barrier("barrier_worker"))
+    }
+
+    pub fn util(&self) -> Util<'_> {
+        Util(self)
+    }
+
+    /// The optimizer that trains as `strategy` says on all ranks of the job.
+    pub fn distributed_optimizer(
+        &self,
+        optimizer: impl Into<OptimizerDesc>,
+        strategy: &DistributedStrategy,
+    ) -> DistributedOptimizer<'_> {
+        DistributedOptimizer {
+            fleet: self,
+            optimizer: optimizer.into(),
+            strategy: strategy.clone(),
+        }
+    }
+
+    /// A session whose programs talk over what `job` names. All ranks open it; the startup program has
+    /// run, and every rank has the parameters of rank 0.
+    ///
+    /// What the strategy says about execution is laid over `options`; `num_threads` 0 means this rank's
+    /// share of the machine's cores.
+    pub fn session(
+        &self,
+        programs: Programs,
+        job: &Distributed,
+        options: ExecOptions,
+    ) -> Result<Session> {
+        let options = exec_options(&job.strategy, options);
+        let num_threads = match options.num_threads {
+            0 => self.cores_share(),
+            given => given,
+        };
+        let executor = Executor::new(ExecOptions { num_threads, ..options });
+        Session::with_executor(programs, executor.services(self.services(&job.plan.rings)?))
+    }
+
+    /// This rank's share of the cores of its machine.
+    pub fn cores_share(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (cores / self.ranks().per_node).max(1)
+    }
+
+    /// This process among the ranks, as strategies count them.
+    pub fn ranks(&self) -> Ranks {
+        let hosts = self.topology.hosts();
+        let per_node = hosts.iter().map(|host| host.ranks.len()).max().unwrap_or(1);
+        Ranks::new(self.topology.rank(), self.topology.worker_num()).per_node(per_node)
+    }
+
+    /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it, or
+    /// while others still train, is an error on the others.
+    pub fn finish(&self) -> Result<()> {
+        let Some(link) = &self.link else { return Ok(()) };
+        // Over every ring that programs use: there a rank that still trains finds out.
+        for group in link.lock().values() {
+            group.barrier("finish")?;
+        }
+        link.everyone.barrier("finish")?;
+        link.finished.store(true, SeqCst);
+        Ok(())
+    }
+
+    fn services(&self, rings: &[RingSpec]) -> Result<Services> {
+        let Some(link) = &self.link else { return Ok(Services::none()) };
+        let mut services = Services::none();
+        for ring in rings {
+            let members: Vec<usize> = ring.members().collect();
+            let group = link.group(ring, &members)?;
+            services = services.with_ring(ring.id, Arc::new(GroupRing(group)));
+        }
+        Ok(services)
+    }
+}
+
+impl Link {
+    fn connect(topology: &Topology) -> Result<Link> {
+        let job = topology.job();
+        let attempt = job.attempt();
+        let token = match &job.token {
+            Some(token) => fleet_net::Token::from_text(token.reveal())?,
+            None => {
+                return Err(Error::invalid("the ranks of this job have no common secret")
+                    .expected("FLEET_TOKEN, the same on every rank")
+                    .help("start the job with fleetrun, which makes one"));
+            }
+        };
+        let abort = Abort::new();
+        let limits = Limits::new(Deadline::within(MEET_SPAN), &abort);
+        // Without a launcher rank 0 hosts the store at its endpoint.
+        let endpoint = job.store.as_ref().or(topology.worker_endpoints().first());
+        let endpoint = endpoint.ok_or_else(|| {
+            Error::invalid("nothing says where the ranks of this job meet")
+                .expected("FLEET_STORE=HOST:PORT, or PADDLE_TRAINER_ENDPOINTS")
+                .help("start the job with fleetrun")
+        })?;
+        let hosts_it = job.store.is_none() && topology.rank() == 0;
+        let server = match hosts_it {
+            true => Some(StoreServer::bind(
+                (endpoint.host.as_str(), endpoint.port),
+                &token,
+                Vigilance::default(),
+                Log::stderr(),
+            )?),
+            false => None,
+        };
+        let address = resolve(&endpoint.to_string())?;
+        let store = Arc::new(StoreClient::connect(address, &token, &limits)?);
+        let own = host::own_member(topology.rank());
+        let membership = Membership::join(address, &token, &attempt, own, &limits, {
+            let abort = abort.clone();
+            move |notice| {
+                abort.fire(notice.error());
+            }
+        })?;
+        let mut options =
+            TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
+        options.notice_wait = NOTICE_SPAN;
+        let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
+        let world = World::new(fabric, store, abort.clone());
+        let all: Vec<usize> = (0..topology.worker_num()).collect();
+        let everyone = world.group("everyone", &all, &GroupOptions::default())?;
+        let (opened, finished) = Default::default();
+        Ok(Link { world, everyone, opened, membership, abort, finished, _server: server })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Group>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The group of a ring, opened once: sessions share it.
+    fn group(&self, ring: &RingSpec, members: &[usize]) -> Result<Group> {
+        let name = format!("ring {} ({})", ring.id, ring.label);
+        let mut opened = self.lock();
+        if let Some(group) = opened.get(&name) {
+            return Ok(group.clone());
+        }
+        let group = self.world.group(&name, members, &GroupOptions::default())?;
+        opened.insert(name, group.clone());
+        Ok(group)
+    }
+}
+
+impl Drop for Link {
+    /// Leaving early is no death, but the others must not wait.
+    fn drop(&mut self) {
+        let finished = self.finished.load(SeqCst);
+        if !finished && !self.abort.is_fired() {
+            let own = host::own_member(self.world.rank());
+            self.membership.report_end(&own, "it left the job without Fleet::finish");
+        }
+    }
+}
+
+/// An optimizer with the strategy that distributes it.
+pub struct DistributedOptimizer<'f> {
+    fleet: &'f Fleet,
+    optimizer: OptimizerDesc,
+    strategy: DistributedStrategy,
+}
+
+impl DistributedOptimizer<'_> {
+    /// Makes the network one that trains on all ranks: backward pass, communication, update.
+    /// [`Fleet::session`] runs it.
+    #[track_caller]
+    pub fn minimize(&self, net: &Net, loss: Var<'_>) -> Result<Distributed> {
+        let ranks = self.fleet.ranks();
+        let loss = loss.id();
+        let plan = net.rewrite_with(|programs, registry| {
+            let (optimizer, strategy) = (&self.optimizer, &self.strategy);
+            fleet_strategy::minimize(programs, registry, loss, optimizer, strategy, ranks)
+        })?;
+        if self.fleet.is_first_worker() && self.fleet.worker_num() > 1 {
+            eprintln!("fleet: {} ranks, {}", ranks.count, plan.chain_text());
+            plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
+        }
+        Ok(Distributed { plan, strategy: self.strategy.clone() })
+    }
+}
+
+/// What became of a network.
+#[derive(Clone, Debug)]
+pub struct Distributed {
+    /// Which strategies were applied and why, and what the programs talk over.
+    pub plan: Plan,
+    pub strategy: DistributedStrategy,
+}
+
+/// Small services between workers, as `fleet.util`.
+pub struct Util<'f>(&'f Fleet);
+
+impl Util<'_> {
+    /// Sums (or takes the maximum, ...) of every worker's numbers, on every worker.
+    pub fn all_reduce(&self, input: &[f64], op: ReduceOp) -> Result<Vec<f64>> {
+        let mut out = input.to_vec();
+        if let Some(link) = &self.0.link {
+            link.everyone.all_reduce("util.all_reduce", &mut out, op)?;
+        }
+        Ok(out)
+    }
+
+    /// Every worker's numbers, in order of ranks.
+    pub fn all_gather(&self, input: &[f64]) -> Result<Vec<Vec<f64>>> {
+        let Some(link) = &self.0.link else { return Ok(vec![input.to_vec()]) };
+        let mut all = vec![0.0; input.len() * self.0.worker_num()];
+        link.everyone.all_gather("util.all_gather", input, &mut all)?;
+        Ok(all.chunks(input.len().max(1)).map(<[f64]>::to_vec).collect())
+    }
+
+    pub fn barrier(&self) -> Result<()> {
+        self.0.barrier_worker()
+    }
+
+    /// Prints on one rank only.
+    pub fn print_on_rank(&self, message: impl std::fmt::Display, rank: usize) {
+        if self.0.worker_index() == rank {
+            println!("{message}");
+        }
+    }
+}

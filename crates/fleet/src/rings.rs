@@ -1,0 +1,105 @@
+//! A group of `fleet-comm` as the ring that ops talk over.
+
+use fleet_base::{Error, Result};
+use fleet_comm::Group;
+use fleet_ops::{Arg, ReduceOp, Ring};
+use fleet_tensor::DType;
+
+/// The ops' side of a group.
+pub(crate) struct GroupRing(pub Group);
+
+/// Buffers of one operation whose list needs no allocation; longer ones make one.
+const PARTS_INLINE: usize = 64;
+
+/// Gives `call` the memory of all parts and their type.
+fn with_parts(
+    parts: &[Arg],
+    call: impl FnOnce(DType, &mut [&mut [u8]]) -> Result<()>,
+) -> Result<()> {
+    let Some(first) = parts.first() else {
+        return Err(Error::internal("a collective of no buffers"));
+    };
+    if let Some(other) = parts.iter().find(|part| part.dtype != first.dtype) {
+        return Err(Error::invalid("the buffers of one collective have different types")
+            .expected(first.dtype)
+            .got(other.dtype));
+    }
+    if parts.len() <= PARTS_INLINE {
+        let mut slots: [&mut [u8]; PARTS_INLINE] =
+            std::array::from_fn(|_| -> &mut [u8] { &mut [] });
+        for (slot, part) in slots.iter_mut().zip(parts) {
+            *slot = part.bytes_mut();
+        }
+        call(first.dtype, &mut slots[..parts.len()])
+    } else {
+        let mut slots: Vec<&mut [u8]> = parts.iter().map(Arg::bytes_mut).collect();
+        call(first.dtype, &mut slots)
+    }
+}
+
+fn op_of(op: ReduceOp) -> fleet_comm::ReduceOp {
+    match op {
+        ReduceOp::Sum => fleet_comm::ReduceOp::Sum,
+        ReduceOp::Max => fleet_comm::ReduceOp::Max,
+        ReduceOp::Min => fleet_comm::ReduceOp::Min,
+        ReduceOp::Prod => fleet_comm::ReduceOp::Prod,
+        ReduceOp::Avg => fleet_comm::ReduceOp::Avg,
+    }
+}
+
+impl Ring for GroupRing {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()> {
+        with_parts(parts, |dtype, parts| self.0.all_reduce_bytes(label, dtype, parts, op_of(op)))
+    }
+
+    fn reduce(&self, label: &str, parts: &[Arg], op: ReduceOp, root: usize) -> Result<()> {
+        with_parts(parts, |dtype, parts| self.0.reduce_bytes(label, dtype, parts, op_of(op), root))
+    }
+
+    fn broadcast(&self, label: &str, parts: &[Arg], root: usize) -> Result<()> {
+        with_parts(parts, |_, parts| self.0.broadcast_fused(label, parts, root))
+    }
+
+    fn all_gather(&self, label: &str, mine: &[u8], all: &mut [u8]) -> Result<()> {
+        self.0.all_gather(label, mine, all)
+    }
+
+    fn reduce_scatter(
+        &self,
+        label: &str,
+        dtype: DType,
+        all: &[u8],
+        mine: &mut [u8],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.0.reduce_scatter_bytes(label, dtype, all, mine, op_of(op))
+    }
+
+    fn all_to_all(&self, label: &str, from: &[u8], to: &mut [u8]) -> Result<()> {
+        self.0.all_to_all(label, from, to)
+    }
+
+    fn send(&self, label: &str, to: usize, bytes: &[u8]) -> Result<()> {
+        self.0.send(label, bytes, to)
+    }
+
+    fn recv(&self, label: &str, from: usize, bytes: &mut [u8]) -> Result<()> {
+        self.0.recv(label, bytes, from)
+    }
+
+    fn barrier(&self, label: &str) -> Result<()> {
+        self.0.barrier(label)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.abort(Error::unavailable(format!("rank {} has failed: {reason}", self.0.rank())));
+    }
+}

@@ -1,0 +1,190 @@
+//! Jobs of several processes on this machine. The ranks are this test binary, started again to run
+//! [`a_rank`] alone; the test itself plays the launcher.
+
+use fleet::prelude::*;
+use fleet::topology::{Env, Topology};
+use fleet::{DistributedStrategy, Fleet};
+use fleet_net::{Log, StoreServer, Token, Vigilance};
+use std::process::{Child, Command, Output, Stdio};
+
+const BATCH: usize = 12;
+const STEPS: usize = 5;
+
+/// What a started rank does; nothing in the process of the tests.
+#[test]
+fn a_rank() {
+    let Ok(job) = std::env::var("FLEET_TEST_JOB") else { return };
+    let outcome = match job.as_str() {
+        "train" => train_and_print(&DistributedStrategy::new()),
+        "train in rings" => {
+            let rings = DistributedStrategy::new().with_nccl_comm_num(2);
+            train_and_print(&rings.with_fuse_all_reduce_ops(false))
+        }
+        "leave early" => unequal_steps(false),
+        "finish early" => unequal_steps(true),
+        "die" => die(),
+        other => panic!("no job {other}"),
+    };
+    if let Err(error) = outcome {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+/// Parameters that depend on every gradient, and a loss that is a mean over the batch.
+fn network(net: &Net) -> Var<'_> {
+    let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
+    let hidden = x.fc(Fc::new(8).act(Act::Tanh));
+    hidden.fc(1).mse_loss(y, Reduction::Mean)
+}
+
+fn optimizer() -> Momentum {
+    Momentum::new(0.1, 0.9).grad_clip(GradClip::GlobalNorm(0.05))
+}
+
+/// Rows `from..from + count` of the batch of a step.
+fn rows(step: usize, from: usize, count: usize) -> (Tensor, Tensor) {
+    let number = |at: usize| ((at * 37 + step * 101) % 97) as f32 / 97.0 - 0.5;
+    let x: Vec<f32> = (from * 6..(from + count) * 6).map(number).collect();
+    let y: Vec<f32> = (from..from + count).map(|row| number(row * 7 + 3)).collect();
+    let count = count as i64;
+    (Tensor::from_slice(&x, [count, 6]).unwrap(), Tensor::from_slice(&y, [count, 1]).unwrap())
+}
+
+fn step(session: &mut Session, number: usize, from: usize, count: usize) -> Result<()> {
+    let (x, y) = rows(number, from, count);
+    session.run(&[("x", &x), ("y", &y)], &[]).map(|_| ())
+}
+
+fn parameters(session: &Session) -> Vec<f32> {
+    let names = ["fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0"];
+    names.iter().flat_map(|name| session.scope.tensor(name).unwrap().to_vec().unwrap()).collect()
+}
+
+fn session(fleet: &Fleet, strategy: &DistributedStrategy) -> Result<Session> {
+    let net = Net::new();
+    let loss = network(&net);
+    let job = fleet.distributed_optimizer(optimizer(), strategy).minimize(&net, loss)?;
+    fleet.session(net.build()?, &job, ExecOptions::default())
+}
+
+fn init() -> Result<Fleet> {
+    Fleet::init(Topology::collective(&Env::process())?)
+}
+
+fn train_and_print(strategy: &DistributedStrategy) -> Result<()> {
+    let fleet = init()?;
+    let mut session = session(&fleet, strategy)?;
+    let share = BATCH / fleet.worker_num();
+    for number in 0..STEPS {
+        step(&mut session, number, fleet.worker_index() * share, share)?;
+    }
+    let bits: Vec<String> =
+        parameters(&session).iter().map(|value| value.to_bits().to_string()).collect();
+    println!("parameters {}", bits.join(" "));
+    fleet.finish()
+}
+
+/// Rank 1 makes one step less than rank 0.
+fn unequal_steps(finish: bool) -> Result<()> {
+    let fleet = init()?;
+    let mut session = session(&fleet, &DistributedStrategy::new())?;
+    for number in 0..STEPS - fleet.worker_index() {
+        step(&mut session, number, 0, 4)?;
+    }
+    if finish { fleet.finish() } else { Ok(()) }
+}
+
+/// Rank 1 is killed between two steps.
+fn die() -> Result<()> {
+    let fleet = init()?;
+    let mut session = session(&fleet, &DistributedStrategy::new())?;
+    for number in 0.. {
+        step(&mut session, number, 0, 4)?;
+        if fleet.worker_index() == 1 && number == 3 {
+            // As the kernel does it: no destructor, no goodbye.
+            Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
+            std::thread::park();
+        }
+    }
+    Ok(())
+}
+
+/// Starts the ranks of a job and waits for all.
+fn run(job: &str, ranks: usize) -> Vec<Output> {
+    let token = Token::generate().unwrap();
+    let server =
+        StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr()).unwrap();
+    let endpoints: Vec<String> = (0..ranks).map(|rank| format!("127.0.0.1:{}", 1 + rank)).collect();
+    let start = |rank: usize| -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_rank", "--nocapture", "--test-threads", "1"])
+            .env("FLEET_TEST_JOB", job)
+            .env("FLEET_STORE", server.address().to_string())
+            .env("FLEET_TOKEN", token.to_text())
+            .env("PADDLE_TRAINER_ID", rank.to_string())
+            .env("PADDLE_TRAINERS_NUM", ranks.to_string())
+            .env("PADDLE_TRAINER_ENDPOINTS", endpoints.join(","))
+            .env("PADDLE_CURRENT_ENDPOINT", &endpoints[rank])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<Child> = (0..ranks).map(start).collect();
+    children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The parameters that a rank has printed.
+fn printed(output: &Output) -> Vec<f32> {
+    assert!(output.status.success(), "{}", said(output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find_map(|line| line.split("parameters ").nth(1)).expect("parameters");
+    line.split(' ').map(|bits| f32::from_bits(bits.parse().unwrap())).collect()
+}
+
+#[test]
+fn many_ranks_train_what_one_trains_on_all_of_the_batch() {
+    let alone = Fleet::init(Topology::collective(&Env::new()).unwrap()).unwrap();
+    let mut whole = session(&alone, &DistributedStrategy::new()).unwrap();
+    (0..STEPS).for_each(|number| step(&mut whole, number, 0, BATCH).unwrap());
+    let expected = parameters(&whole);
+    for (job, ranks) in [("train", 2), ("train", 3), ("train in rings", 2)] {
+        let outputs = run(job, ranks);
+        let first = printed(&outputs[0]);
+        for (a, b) in first.iter().zip(&expected) {
+            assert!((a - b).abs() <= 1e-6, "{job} at {ranks} ranks: {a} and {b}");
+        }
+        assert!(outputs.iter().all(|output| printed(output) == first), "ranks differ");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named() {
+    let outputs = run("leave early", 2);
+    let text = said(&outputs[0]);
+    assert!(!outputs[0].status.success() && outputs[1].status.success(), "{text}");
+    assert!(text.contains("rank 1") && text.contains("without Fleet::finish"), "{text}");
+}
+
+#[test]
+fn unequal_numbers_of_steps_are_an_error_that_names_both_sides() {
+    let outputs = run("finish early", 2);
+    for output in &outputs {
+        let text = said(output);
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains("finish") && text.contains("all_reduce"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    let outputs = run("die", 2);
+    let text = said(&outputs[0]);
+    assert!(!outputs[0].status.success(), "{text}");
+    assert!(text.contains("rank 1 (host") && text.contains("died"), "{text}");
+}
