@@ -85,3 +85,9 @@ pub fn interfaces() -> Result<Vec<(String, IpAddr)>> {
     })?;
     Ok(all.into_iter().map(|interface| (interface.name.clone(), interface.ip())).collect())
 }
+
+/// Free bytes and size of `/dev/shm`; `None` where there is none.
+pub fn shared_memory() -> Option<(u64, u64)> {
+    let stat = rustix::fs::statvfs("/dev/shm").ok()?;
+    Some((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
+}

@@ -19,6 +19,7 @@ mod log;
 mod membership;
 pub mod memory;
 pub mod mesh;
+pub mod probe;
 mod registry;
 pub mod sim;
 mod socket;

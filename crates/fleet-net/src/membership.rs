@@ -14,7 +14,9 @@
 //! let member = |rank, pid| Member { rank, host: "here".into(), host_id: "here".into(), pid };
 //! let own = Membership::join(server.address(), &token, "job/0", member(0, 10), &limits, {
 //!     let abort = abort.clone();
-//!     move |notice| drop(abort.fire(notice.error()))
+//!     move |notice| {
+//!         abort.fire(notice.error());
+//!     }
 //! })?;
 //! server.report_end("job/0", &member(1, 11), "killed by signal 9 (SIGKILL)");
 //! let error = abort.sleep(Duration::from_secs(10)).unwrap_err();

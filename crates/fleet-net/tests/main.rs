@@ -3,6 +3,7 @@
 mod abort;
 mod membership;
 mod mesh;
+mod processes;
 mod proxy;
 mod sim;
 mod store;

@@ -1,0 +1,128 @@
+//! Measures what lies between two members of a mesh: latency, bandwidth, the offset of their clocks.
+
+use crate::{Limits, Mesh, Transfer};
+use fleet_base::{Error, Result};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// What one pair has between it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Half the time of the shortest round trip of 8 bytes.
+    pub latency: Duration,
+    /// Bytes a second, one way, in messages of [`MESSAGE_BYTES`].
+    pub bandwidth: f64,
+    /// How far the clock of the second rank is ahead of the first one's, in seconds.
+    pub clock_offset: f64,
+}
+
+/// Round trips measured.
+const ROUNDS: u32 = 200;
+/// Long enough for every stream of a connection.
+pub const MESSAGE_BYTES: usize = 4 << 20;
+/// How long bandwidth is measured.
+const SPAN: Duration = Duration::from_millis(300);
+
+/// Measures the link between this rank and `peer`, which calls it at the same time; both get the
+/// answer of the lower rank, which measures.
+pub fn link(mesh: &dyn Mesh, peer: usize, limits: &Limits) -> Result<Link> {
+    let first = mesh.rank() < peer;
+    let send = |data: &[u8]| mesh.transfer(&mut [Transfer::Send { to: peer, data }], limits);
+    let recv = |into: &mut [u8]| mesh.transfer(&mut [Transfer::Recv { from: peer, into }], limits);
+    let mut best = (Duration::MAX, 0.0);
+    for _ in 0..ROUNDS {
+        let mut word = [0; 8];
+        if first {
+            let (start, sent) = (Instant::now(), clock()?);
+            send(&word)?;
+            recv(&mut word)?;
+            let trip = start.elapsed();
+            let theirs = f64::from_le_bytes(word);
+            if trip < best.0 {
+                // Their clock was read half-way, to within half the trip.
+                best = (trip, theirs - (sent + trip.as_secs_f64() / 2.0));
+            }
+        } else {
+            recv(&mut word)?;
+            send(&clock()?.to_le_bytes())?;
+        }
+    }
+    let mut message = vec![1; MESSAGE_BYTES];
+    let (start, mut bytes) = (Instant::now(), 0);
+    loop {
+        // The sender says whether one more comes.
+        let mut more = [u8::from(start.elapsed() < SPAN)];
+        if first {
+            send(&more)?;
+        } else {
+            recv(&mut more)?;
+        }
+        if more[0] == 0 {
+            break;
+        }
+        if first {
+            send(&message)?;
+        } else {
+            recv(&mut message)?;
+        }
+        bytes += MESSAGE_BYTES;
+    }
+    let mut word = [0; 8];
+    if !first {
+        // All has arrived.
+        send(&word)?;
+    } else {
+        recv(&mut word)?;
+    }
+    let mut answer =
+        [best.0.as_secs_f64() / 2.0, bytes as f64 / start.elapsed().as_secs_f64(), best.1]
+            .map(f64::to_le_bytes)
+            .concat();
+    if first {
+        send(&answer)?;
+    } else {
+        recv(&mut answer)?;
+    }
+    let number = |index: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&answer[index * 8..index * 8 + 8]);
+        f64::from_le_bytes(word)
+    };
+    let latency = Duration::try_from_secs_f64(number(0))
+        .map_err(|_| Error::unavailable("a peer measured a time that is none"))?;
+    Ok(Link { latency, bandwidth: number(1), clock_offset: number(2) })
+}
+
+/// Seconds since 1970.
+fn clock() -> Result<f64> {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map(|since| since.as_secs_f64())
+        .map_err(|_| Error::invalid("the clock of this machine stands before 1970"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Fabric, Limits, memory};
+    use std::time::Duration;
+
+    #[test]
+    fn both_get_the_same() {
+        let links: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = memory::fabrics(2)
+                .into_iter()
+                .map(|fabric| {
+                    scope.spawn(move || {
+                        let mesh = fabric.open("m", &[0, 1]).unwrap();
+                        let limits = Limits::within(Duration::from_secs(60));
+                        super::link(&*mesh, 1 - mesh.rank(), &limits).unwrap()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(links[0], links[1]);
+        assert!(links[0].bandwidth > 0.0 && links[0].latency > Duration::ZERO);
+        // One clock, read by two threads.
+        assert!(links[0].clock_offset.abs() < 1.0);
+    }
+}
