@@ -8,6 +8,7 @@ mod demo;
 mod env;
 mod inspect;
 mod output;
+mod rewrite;
 mod run;
 mod strategy;
 
@@ -45,11 +46,13 @@ enum Command {
     },
     /// Runs a program with tensors from .npy files
     Run(run::RunArgs),
-    /// Makes, checks, shows and converts strategies
+    /// Makes, checks, shows, explains and converts strategies
     #[command(subcommand)]
     Strategy(strategy::Command),
     /// Lists the environment variables of Fleet: value, default, meaning
     Env(env::EnvArgs),
+    /// Prints what a strategy makes of a program, for any number of ranks
+    Rewrite(rewrite::RewriteArgs),
     /// Trains a model on generated data, as a first look
     Demo(demo::DemoArgs),
 }
@@ -80,6 +83,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         Command::Run(args) => run::run(&args, out),
         Command::Strategy(command) => strategy::run(&command, out),
         Command::Env(args) => env::run(&args, out),
+        Command::Rewrite(args) => rewrite::rewrite(&args, out),
         Command::Demo(args) => demo::run(&args, out),
     }
 }

@@ -30,6 +30,8 @@ pub enum Command {
         #[command(flatten)]
         changes: Changes,
     },
+    /// Tells which strategies apply to a program, why, and what is refused
+    Explain(ExplainArgs),
     /// Converts a strategy between its forms
     Convert {
         input: PathBuf,
@@ -38,6 +40,17 @@ pub enum Command {
         #[arg(long, value_enum)]
         to: Option<To>,
     },
+}
+
+#[derive(Args)]
+pub struct ExplainArgs {
+    /// The strategy's file
+    file: PathBuf,
+    /// A forward program: a file, or model:NAME of the zoo
+    #[arg(long, value_name = "PROGRAM")]
+    program: String,
+    #[command(flatten)]
+    subject: crate::rewrite::Subject,
 }
 
 #[derive(Args)]
@@ -90,6 +103,9 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
             };
             changes.apply(&mut strategy)?;
             out.text(strategy)
+        }
+        Command::Explain(args) => {
+            crate::rewrite::explain(&load(&args.file)?, &args.program, &args.subject, out)
         }
         Command::Convert { input, output, to } => {
             let form = to.map_or(StrategyForm::of(output), StrategyForm::from);

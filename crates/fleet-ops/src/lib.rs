@@ -54,6 +54,8 @@ pub static OPS: &[&OpDef] = &[
     &comm::control::COMM_INIT,
     &comm::control::SYNC_CALC,
     &comm::control::SYNC_COMM,
+    &comm::dgc::DEF,
+    &comm::dgc::MOMENTUM,
     &comm::gather::ALL_GATHER,
     &comm::gather::ALL_GATHER_ROWS,
     &comm::gather::CONCAT,
@@ -277,6 +279,8 @@ pub static OPS: &[&OpDef] = &[
     &nn::pool2d::GRAD,
     &nn::softmax::DEF,
     &nn::softmax::GRAD,
+    &nn::sync_batch_norm::DEF,
+    &nn::sync_batch_norm::GRAD,
     // loss
     &loss::cross_entropy::DEF,
     &loss::cross_entropy::GRAD,

@@ -14,11 +14,12 @@ use fleet_tensor::{DType, Layout, Shape};
 use std::collections::{HashMap, HashSet};
 
 /// Ops with a data format, the attribute that states it, and their image slots.
-const IMAGE_OPS: [(&str, &str, &[&str]); 6] = [
+const IMAGE_OPS: [(&str, &str, &[&str]); 7] = [
     ("conv2d", "data_format", &["Input", "Output", "ResidualData"]),
     ("depthwise_conv2d", "data_format", &["Input", "Output"]),
     ("pool2d", "data_format", &["X", "Out", "Mask"]),
     ("batch_norm", "data_layout", &["X", "Y", "Addend"]),
+    ("sync_batch_norm", "data_layout", &["X", "Y", "Addend"]),
     ("fused_batch_norm_act", "data_layout", &["X", "Y", "Addend"]),
     ("fused_bn_add_activation", "data_layout", &["X", "Z", "Y", "Addend"]),
 ];

@@ -4,6 +4,7 @@
 //! [`decide`] answers without touching anything; [`minimize`] rewrites.
 
 use crate::DistributedStrategy;
+use crate::auto;
 use crate::meta::{
     Applies, Facts, Job, Kind, Ranks, RingSpec, STRATEGIES, Strategy, data_parallel,
 };
@@ -71,7 +72,8 @@ pub type Observer<'o> = &'o mut dyn FnMut(&str, &Programs);
 
 /// Which strategies apply, and why. Nothing is refused here: see [`Verdict::Refused`].
 pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
-    let mut decisions = Vec::new();
+    let (strategy, mut decisions) = auto::effective(facts);
+    let facts = &Facts { strategy: &strategy, ..*facts };
     for strategy in STRATEGIES.iter().filter(|it| it.wanted(facts.strategy)) {
         let (verdict, reason) = match strategy.applies(facts) {
             Applies::Yes(reason) => (Verdict::Applied, reason),
@@ -99,7 +101,7 @@ fn not_there(strategy: &DistributedStrategy) -> Vec<Decision> {
             "pipeline and sharding do not go together as switches: give sharding a pp_degree",
         ));
     }
-    let switches: [(bool, &'static str, &str); 4] = [
+    let switches: [(bool, &'static str, &str); 2] = [
         (
             strategy.sharding(),
             "Sharding",
@@ -109,12 +111,6 @@ fn not_there(strategy: &DistributedStrategy) -> Vec<Decision> {
             strategy.pipeline(),
             "Pipeline",
             "pipeline is not there yet: a program runs whole on every rank",
-        ),
-        (strategy.dgc(), "DGC", "dgc is not there yet: use fp16_allreduce to send fewer bytes"),
-        (
-            strategy.sync_batch_norm(),
-            "SyncBatchNorm",
-            "sync_batch_norm is not there yet: statistics are those of each rank",
         ),
     ];
     let missing = switches.into_iter().filter(|(on, ..)| *on);
@@ -163,6 +159,8 @@ pub fn minimize_observed(
     let facts = Facts { strategy, optimizer, ranks: &ranks, program: &programs.main };
     let decisions = decide(&facts);
     refuse(&decisions)?;
+    let (strategy, _) = auto::effective(&facts);
+    let strategy = &strategy;
     let applied: Vec<&dyn Strategy> = STRATEGIES
         .iter()
         .copied()
@@ -189,6 +187,7 @@ pub fn minimize_observed(
         gradient_rings: Vec::new(),
         notes: Vec::new(),
         encoded: Vec::new(),
+        compressed: Vec::new(),
         chain,
     };
     walk(job, &applied, decisions, observe)

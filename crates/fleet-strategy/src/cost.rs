@@ -63,12 +63,24 @@ fn traffic(program: &Program, op: &Op) -> Option<Traffic> {
         name if name.starts_with("c_allreduce") => (2.0 * others, 2.0 * bytes * others / ranks),
         "c_reduce_sum" | "c_broadcast" => (others, bytes * others / ranks),
         "c_reducescatter" | "alltoall" => (others, bytes * others / ranks),
+        "dgc" => {
+            let sent = compressed_bytes(program, op);
+            (others, sent * others)
+        }
         "c_allgather" | "c_concat" | "c_allgather_rows" => (others, bytes * others),
         "send_v2" => (1.0, bytes),
         "barrier" => (2.0 * others / ranks, 0.0),
         _ => return None,
     };
     Some(Traffic { calls: 1, messages, bytes })
+}
+
+/// Pairs of an index and a value, of the last sparsity: what compression comes to.
+fn compressed_bytes(program: &Program, op: &Op) -> f64 {
+    const PAIR: f64 = 8.0;
+    let elements: f64 = op.input("Grad").iter().map(|var| bytes(program, *var) / 4.0).sum();
+    let sparsity = op.attr_floats("sparsity").last().copied().unwrap_or(0.999);
+    (elements * (1.0 - sparsity)).max(1.0).floor() * PAIR
 }
 
 fn bytes(program: &Program, var: VarId) -> f64 {

@@ -11,6 +11,7 @@
 //! assert_eq!(strategy.amp_configs().decr_ratio, None);
 //! ```
 
+pub mod auto;
 pub mod buckets;
 mod check;
 mod compat;

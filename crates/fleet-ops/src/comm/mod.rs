@@ -8,6 +8,7 @@
 pub mod alltoall;
 pub mod broadcast;
 pub mod control;
+pub mod dgc;
 pub mod gather;
 pub mod reduce;
 pub mod send_recv;

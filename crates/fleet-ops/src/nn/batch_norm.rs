@@ -10,6 +10,7 @@
 //! The bodies here also serve the fused forms, which add a residual Z and a ReLU.
 
 use super::half::{FLOATS, any_float};
+use super::sync_batch_norm::Sync;
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
 use fleet_kernels::batch_norm::{
@@ -47,7 +48,7 @@ pub static DEF: OpDef = OpDef {
     },
     infer,
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu: |p| any_float(p, |p| forward(p, Act::None)),
+    cpu: |p| any_float(p, |p| forward(p, Act::None, None)),
     traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
 };
 
@@ -68,7 +69,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: |p| any_float(p, |p| backward(p, Act::None)),
+    cpu: |p| any_float(p, |p| backward(p, Act::None, None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
         cost: cost_grad,
@@ -207,7 +208,8 @@ fn is_frozen(p: &PrepareCtx<'_>) -> bool {
     p.op.attr_bool("is_test") || p.op.attr_bool("use_global_stats")
 }
 
-pub(super) fn forward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
+/// `sync` merges the statistics over ranks.
+pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Result<Kernel> {
     let dims = dims(p)?;
     let training = Training {
         momentum: p.op.attr_float("momentum") as f32,
@@ -220,8 +222,10 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
             .got(p.input("X").shape)
             .help("use is_test to run it with the running statistics"));
     }
+    let own = batch_norm::scratch_len(&dims);
+    let shared = sync.as_ref().map_or(0, |sync| sync.scratch_len(dims.channels));
     let kernel = Kernel::new(move |k| {
-        let scratch = k.scratch::<f32>();
+        let (scratch, exchange) = k.scratch::<f32>().split_at_mut(own);
         let mean = k.output::<f32>(SAVED_MEAN);
         let inv_std = k.output::<f32>(SAVED_INV_STD);
         take_over(k, MEAN_OUT, MEAN);
@@ -242,6 +246,9 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
                     batch_norm::statistics(k.pool, &dims, x, scratch, mean, inv_std);
                 }
             }
+            if let Some(sync) = &sync {
+                sync.merge(dims.rows(), mean, inv_std, exchange)?;
+            }
             batch_norm::update_running(training.momentum, mean, running_mean);
             batch_norm::update_running(training.momentum, inv_std, running_variance);
         }
@@ -256,7 +263,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
         batch_norm::normalise(k.pool, &dims, x, given, affine, residual, act, y, scratch);
         Ok(())
     });
-    Ok(kernel.scratch::<f32>(batch_norm::scratch_len(&dims)))
+    Ok(kernel.scratch::<f32>(own + shared))
 }
 
 /// Lets an output that continues an input start from its value, where the two are not one variable.
@@ -266,7 +273,8 @@ fn take_over(k: &KernelCtx<'_>, output: usize, input: usize) {
     }
 }
 
-pub(super) fn backward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
+/// `sync` sums over ranks what the gradient of X needs.
+pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Result<Kernel> {
     let dims = dims(p)?;
     let is_frozen = is_frozen(p);
     let has_y = p.op.spec.input_index("Y").is_some();
@@ -275,8 +283,10 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
     let c = dims.channels;
     // Gradients that nobody asked for still have to go somewhere.
     let spare = if p.optional_output("X@GRAD").is_some() { 0 } else { dims.len() };
+    let shared = sync.as_ref().map_or(0, |sync| sync.scratch_len(c) + 2 * c);
     let kernel = Kernel::new(move |k| {
-        let (scratch, spare_x) = k.scratch::<f32>().split_at_mut(own + 2 * c);
+        let (all, exchange) = k.scratch::<f32>().split_at_mut(own + 2 * c + spare);
+        let (scratch, spare_x) = all.split_at_mut(own + 2 * c);
         let (scratch, spare_c) = scratch.split_at_mut(own);
         let (spare_scale, spare_bias) = spare_c.split_at_mut(c);
         let (dx_over_dy, dx_over_x) = (k.same(DX, DY), k.same(DX, X));
@@ -319,10 +329,29 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act) -> Result<Kernel> {
             d_gamma: k.optional_output(DSCALE).unwrap_or(spare_scale),
             d_beta: k.optional_output(DBIAS).unwrap_or(spare_bias),
         };
-        batch_norm::backward(k.pool, &dims, args, scratch);
-        Ok(())
+        let Some(sync) = &sync else {
+            batch_norm::backward(k.pool, &dims, args, scratch);
+            return Ok(());
+        };
+        let (kept, exchange) = exchange.split_at_mut(2 * c);
+        let mut outcome = Ok(());
+        batch_norm::backward_across(k.pool, &dims, args, scratch, |d_beta, d_gamma| {
+            kept[..c].copy_from_slice(d_beta);
+            kept[c..].copy_from_slice(d_gamma);
+            sync.sum(dims.rows(), d_beta, d_gamma, exchange).unwrap_or_else(|error| {
+                outcome = Err(error);
+                dims.rows()
+            })
+        });
+        // What is trained gets this rank's part: all parts are summed later.
+        for (slot, mine) in [(DBIAS, &kept[..c]), (DSCALE, &kept[c..])] {
+            if let Some(to) = k.optional_output::<f32>(slot) {
+                to.copy_from_slice(mine);
+            }
+        }
+        outcome
     });
-    Ok(kernel.scratch::<f32>(own + 2 * c + spare))
+    Ok(kernel.scratch::<f32>(own + 2 * c + spare + shared))
 }
 
 /// Two flops an element for the statistics, two to normalise, one each for residual and ReLU.

@@ -37,7 +37,7 @@ pub static DEF: OpDef = OpDef {
         infer(i)
     },
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?)),
+    cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
     traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::Gray) },
 };
 
@@ -58,7 +58,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?)),
+    cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?, None)),
     traits: OpTraits {
         inplace: &[("X@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
         cost: cost_grad,

@@ -32,7 +32,7 @@ pub static DEF: OpDef = OpDef {
         infer(i)
     },
     grad: Grad::Rule(|g| rule(g, &GRAD)),
-    cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?)),
+    cpu: |p| any_float(p, |p| forward(p, act_of(p.op)?, None)),
     traits: OpTraits { inplace: &[("Y", "X")], cost, ..OpTraits::amp(AmpClass::White) },
 };
 
@@ -59,7 +59,7 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: infer_grad,
     grad: Grad::None,
-    cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?)),
+    cpu: |p| any_float(p, |p| backward(p, act_of(p.op)?, None)),
     traits: OpTraits {
         inplace: &[("Z@GRAD", "Y@GRAD"), ("X@GRAD", "X")],
         cost: cost_grad,

@@ -12,6 +12,7 @@ pub mod log_softmax;
 pub mod lookup_table_v2;
 pub mod pool2d;
 pub mod softmax;
+pub mod sync_batch_norm;
 
 pub(crate) mod axis;
 pub(crate) mod half;

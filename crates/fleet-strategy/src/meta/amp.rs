@@ -44,6 +44,12 @@ impl Strategy for Amp {
                 "The given custom_white_list overlaps custom_black_list with < {name} >!"
             ));
         }
+        if configs.use_optimizer_fp16() {
+            return Applies::Refused(
+                "use_optimizer_fp16 is not there: parameters and optimizer state stay 32-bit"
+                    .into(),
+            );
+        }
         if configs.use_pure_fp16() && configs.use_pure_bf16() {
             return Applies::Refused("use_pure_fp16 and use_pure_bf16 do not go together".into());
         }

@@ -24,12 +24,14 @@
 pub mod adaptive_local_sgd;
 pub mod amp;
 pub mod data_parallel;
+pub mod dgc;
 pub mod fp16_allreduce;
 pub mod gradient_merge;
 pub mod lamb;
 pub mod lars;
 pub mod local_sgd;
 pub mod recompute;
+pub mod sync_batch_norm;
 
 use crate::DistributedStrategy;
 use fleet_base::{Error, Result};
@@ -53,8 +55,10 @@ pub static STRATEGIES: &[&dyn Strategy] = &[
     &adaptive_local_sgd::AdaptiveLocalSgd,
     &amp::Amp,
     &recompute::Recompute,
+    &dgc::Dgc,
     &lars::Lars,
     &lamb::Lamb,
+    &sync_batch_norm::SyncBatchNorm,
 ];
 
 /// Whether a strategy changes what is computed.
@@ -216,6 +220,8 @@ pub struct Job<'a> {
     pub notes: Vec<String>,
     /// Gradients that were replaced for the time of their travel: what `decode` restores.
     pub encoded: Vec<Encoded>,
+    /// Parameters whose gradients are compressed, with what came back: they are updated by themselves.
+    pub compressed: Vec<ParamGrad>,
     /// Names of the strategies that apply.
     pub chain: Vec<&'static str>,
 }

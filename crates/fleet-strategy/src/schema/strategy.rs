@@ -83,8 +83,8 @@ message! {
         tensor_parallel(29): optional bool = false, ignored "layers are divided by the model, with its own collective ops";
         /// True: all-reduces are written into the program itself.
         without_graph_optimization(30): optional bool = true, ignored "all-reduces are always written into the program, and it is always optimised";
-        /// Parameters in a bucket, when buckets are counted.
-        fuse_grad_size_in_num(31): optional int32 = 8, ignored "buckets are bounded by bytes and by layers";
+        /// Parameters in a bucket: assigned alone, buckets are counted instead of measured.
+        fuse_grad_size_in_num(31): optional int32 = 8;
         /// Collectives run on the stream of the compute.
         calc_comm_same_stream(32): optional bool = false, ignored "each communicator has a lane of its own; waits between lanes follow from the program";
         /// Training with 2:4 sparse weights.

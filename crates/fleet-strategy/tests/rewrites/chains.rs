@@ -67,6 +67,8 @@ fn documented_chains() {
     check("amp+gm+recompute", "RawProgram -> GradientMerge -> AMP -> Recompute -> momentum");
     check("recompute+gm+lars", "RawProgram -> GradientMerge -> Recompute -> Lars -> lars_momentum");
     check_with("lamb+recompute+amp", "adam", 2, "RawProgram -> AMP -> Recompute -> Lamb -> lamb");
+    check("dgc", "RawProgram -> DGC -> momentum");
+    check("dgc+recompute", "RawProgram -> Recompute -> DGC -> momentum");
     check("localsgd+amp", "RawProgram -> LocalSGD -> AMP -> momentum");
 }
 
@@ -88,7 +90,10 @@ fn combinations_that_were_dropped() {
 fn refusals() {
     check("adaptive+localsgd", "error: localsgd and adaptive_localsgd do not go together");
     check("gm+localsgd", "error: gradient_merge and localsgd do not go together");
-    check("dgc", "error: dgc is not there yet");
+    check("dgc+amp", "error: dgc and amp do not go together");
+    check("dgc+lars", "error: dgc and lars do not go together");
+    check("dgc+fp16", "error: dgc and fp16_allreduce do not go together");
+    check("dgc+gm", "error: dgc and gradient_merge do not go together");
     check("sharding", "error: sharding is not there yet");
     check("pipeline", "error: pipeline is not there yet");
     check("pipeline+sharding", "error: pipeline and sharding do not go together");
@@ -98,6 +103,25 @@ fn refusals() {
     let error = rewritten(mlp, &optimizer("sgd"), &strategy, Ranks::new(0, 2)).unwrap_err();
     let expected = "The given custom_white_list overlaps custom_black_list with < mul >!";
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// `auto` chooses by costs and says why, and only where nothing else is assigned.
+#[test]
+fn auto() {
+    let auto = DistributedStrategy::new().with_auto(true);
+    let sgd = optimizer("sgd");
+    let (_, plan) = rewritten(mlp, &sgd, &auto, Ranks::new(0, 8).per_node(4)).unwrap();
+    let reasons: Vec<&str> = plan
+        .decisions
+        .iter()
+        .filter(|decision| decision.strategy == "Auto")
+        .map(|decision| decision.reason.as_str())
+        .collect();
+    assert!(reasons.iter().any(|reason| reason.starts_with("2 machines")), "{reasons:?}");
+    assert!(plan.rings.iter().any(|ring| ring.label.starts_with("leaders")), "{:?}", plan.rings);
+    let (_, plan) = rewritten(mlp, &sgd, &auto.with_nccl_comm_num(1), Ranks::new(0, 8)).unwrap();
+    assert_eq!(plan.decisions[0].verdict, Verdict::Idle);
+    assert_eq!(plan.rings.len(), 1);
 }
 
 /// One switch that does not fit the optimizer or the number of ranks is left out with a warning.
@@ -113,6 +137,7 @@ fn left_out_with_a_warning() {
     assert_eq!(found[1], ("Lars", Verdict::Dropped));
     assert_eq!(chain, "RawProgram -> sgd");
     assert_eq!(verdicts("lamb", "momentum", 2).0[1], ("Lamb", Verdict::Dropped));
+    assert_eq!(verdicts("dgc", "sgd", 2).0[1], ("DGC", Verdict::Dropped));
     assert_eq!(verdicts("localsgd", "adam", 2).0[1], ("LocalSGD", Verdict::Dropped));
     assert_eq!(verdicts("localsgd", "sgd", 1).0[1], ("LocalSGD", Verdict::Idle));
     assert_eq!(verdicts("lars+gm", "momentum", 1).1, "GradientMerge -> Lars -> lars_momentum");

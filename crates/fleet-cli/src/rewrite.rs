@@ -1,0 +1,372 @@
+//! `fleet rewrite` and `fleet strategy explain`: what a strategy makes of a program, for any number of
+//! ranks, without hardware.
+//!
+//! The program is that of a forward pass: a file, or a model of the zoo (`model:resnet50`). The
+//! optimizer is named with its numbers, `momentum,lr=0.1,mu=0.9`.
+
+use crate::inspect;
+use crate::output::{Output, Stop};
+use crate::strategy::load;
+use clap::Args;
+use fleet_base::{Error, Result, text};
+use fleet_ir::{Program, VarId};
+use fleet_nn::models::{
+    BertConfig, GptConfig, ResNetConfig, VggConfig, WideDeepConfig, bert_mlm, gpt, lenet, resnet,
+    vgg, wide_deep,
+};
+use fleet_nn::optimizer::OptimizerDesc;
+use fleet_nn::prelude::{Adagrad, Adam, AdamW, Lamb, LarsMomentum, Momentum, Sgd};
+use fleet_nn::{Net, Programs};
+use fleet_ops::Registry;
+use fleet_strategy::meta::Facts;
+use fleet_strategy::{
+    Decision, DistributedStrategy, Plan, Ranks, Verdict, cost, decide, minimize_observed,
+};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What is rewritten, and for whom.
+#[derive(Args)]
+pub struct Subject {
+    /// Ranks of the job
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ranks: u32,
+    /// Ranks on one machine; by default all of them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ranks_per_node: Option<u32>,
+    /// The variable to minimise; by default the model's loss, or the only one of shape [1] that no op
+    /// reads
+    #[arg(long, value_name = "NAME")]
+    loss: Option<String>,
+    /// The optimizer with its numbers
+    #[arg(long, value_name = "RULE,KEY=NUMBER,..", default_value = "momentum,lr=0.1,mu=0.9")]
+    optimizer: String,
+    /// The startup program of PROGRAM; without it parameters are taken to be loaded
+    #[arg(long, value_name = "FILE")]
+    startup: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct RewriteArgs {
+    /// A forward program: a file, or model:NAME of the zoo
+    program: String,
+    /// The strategy; by default one with nothing assigned
+    #[arg(long, value_name = "FILE")]
+    strategy: Option<PathBuf>,
+    #[command(flatten)]
+    subject: Subject,
+    /// The rank whose programs are printed
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    rank: u32,
+    /// Print what each pass changed instead of the programs
+    #[arg(long)]
+    diff: bool,
+    /// Print what this rank sends instead of the programs
+    #[arg(long)]
+    cost: bool,
+    /// Print which strategies apply, why, and what is refused, instead of the programs
+    #[arg(long)]
+    explain: bool,
+}
+
+pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
+    let strategy = match &args.strategy {
+        Some(path) => load(path)?,
+        None => DistributedStrategy::new(),
+    };
+    if args.explain {
+        return explain(&strategy, &args.program, &args.subject, out);
+    }
+    let ranks = args.subject.ranks(args.rank)?;
+    let (mut programs, loss) = args.subject.programs(&args.program)?;
+    let optimizer = parse_optimizer(&args.subject.optimizer)?;
+    let mut diffs = Vec::new();
+    let mut before = (String::new(), String::new());
+    if args.diff {
+        before = (programs.startup.to_string(), programs.main.to_string());
+    }
+    let mut observe = |pass: &str, programs: &Programs| {
+        if !args.diff {
+            return;
+        }
+        let after = (programs.startup.to_string(), programs.main.to_string());
+        let changed = (difference(&before.0, &after.0), difference(&before.1, &after.1));
+        diffs.push((pass.to_string(), changed));
+        before = after;
+    };
+    let registry = Registry::standard();
+    let plan = minimize_observed(
+        &mut programs,
+        registry,
+        loss,
+        &optimizer,
+        &strategy,
+        ranks,
+        &mut observe,
+    )?;
+    if args.diff {
+        for (pass, (startup, main)) in diffs {
+            print_difference(&pass, "startup", &startup, out)?;
+            print_difference(&pass, "main", &main, out)?;
+        }
+    }
+    if args.cost {
+        print_cost(&programs, &plan, out)?;
+    }
+    if !args.diff && !args.cost {
+        out.text(format!("# startup\n{}\n# main\n{}", programs.startup, programs.main))?;
+    }
+    Ok(())
+}
+
+/// Which strategies apply to a program, and why.
+pub fn explain(
+    strategy: &DistributedStrategy,
+    program: &str,
+    subject: &Subject,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let ranks = subject.ranks(0)?;
+    let (mut programs, loss) = subject.programs(program)?;
+    let optimizer = parse_optimizer(&subject.optimizer)?;
+    let program = &programs.main;
+    let facts = Facts { strategy, optimizer: &optimizer, ranks: &ranks, program };
+    let decisions = decide(&facts);
+    for decision in &decisions {
+        out.line(decision)?;
+    }
+    if decisions.iter().any(|decision| decision.verdict == Verdict::Refused) {
+        let refused = |decision: &&Decision| decision.verdict == Verdict::Refused;
+        let names: Vec<&str> = decisions.iter().filter(refused).map(|d| d.strategy).collect();
+        return Err(Error::unsupported(format!("refused: {}", names.join(", "))).into());
+    }
+    let registry = Registry::standard();
+    let plan = minimize_observed(
+        &mut programs,
+        registry,
+        loss,
+        &optimizer,
+        strategy,
+        ranks,
+        &mut |_, _| {},
+    )?;
+    out.line(format!("\nchain: {}", plan.chain_text()))?;
+    for note in &plan.notes {
+        out.line(note)?;
+    }
+    Ok(())
+}
+
+fn print_cost(programs: &Programs, plan: &Plan, out: &mut Output) -> Result<(), Stop> {
+    out.line(format!("chain: {}", plan.chain_text()))?;
+    for note in &plan.notes {
+        out.line(note)?;
+    }
+    out.line(format!("rings: {}", plan.rings.len()))?;
+    for ring in &plan.rings {
+        out.line(format!(
+            "  ring {} ({}): rank {} of {}",
+            ring.id, ring.label, ring.rank, ring.nranks
+        ))?;
+    }
+    out.line("\nstartup")?;
+    out.text(cost::cost(&programs.startup))?;
+    out.line("\ntraining")?;
+    out.text(cost::cost(&programs.main))
+}
+
+impl Subject {
+    fn ranks(&self, rank: u32) -> Result<Ranks> {
+        let count = self.ranks as usize;
+        let per_node = self.ranks_per_node.map_or(count, |ranks| ranks as usize);
+        let ranks = Ranks::new(rank as usize, count).per_node(per_node);
+        ranks.check()?;
+        Ok(ranks)
+    }
+
+    /// Both programs, and the loss.
+    fn programs(&self, name: &str) -> Result<(Programs, VarId)> {
+        let (programs, loss) = match name.strip_prefix("model:") {
+            Some(model) => {
+                let (programs, loss) = build(model)?;
+                (programs, Some(loss))
+            }
+            None => (self.read(Path::new(name))?, None),
+        };
+        let loss = match (&self.loss, loss) {
+            (Some(name), _) => programs.main.var_named(name)?,
+            (None, Some(loss)) => loss,
+            (None, None) => guess_loss(&programs.main)?,
+        };
+        Ok((programs, loss))
+    }
+
+    fn read(&self, path: &Path) -> Result<Programs> {
+        let main = inspect::load(path)?;
+        if let Some((id, _)) = main.root_ops().find(|(_, op)| !op.role.is_forward()) {
+            return Err(Error::invalid("the program is rewritten already")
+                .expected("a forward pass")
+                .got(main.describe_op(id)));
+        }
+        let startup = match &self.startup {
+            Some(path) => inspect::load(path)?,
+            None => {
+                let mut startup = Program::new();
+                for (_, var) in main.parameters() {
+                    startup.add_var(Program::ROOT, var.clone())?;
+                }
+                startup
+            }
+        };
+        Ok(Programs { main, startup })
+    }
+}
+
+/// Models of the zoo, by name.
+fn build(model: &str) -> Result<(Programs, VarId)> {
+    const KNOWN: [&str; 7] = ["lenet", "resnet18", "resnet50", "vgg16", "bert", "gpt", "wide_deep"];
+    let net = Net::new();
+    let loss = match model {
+        "lenet" => lenet(&net, 10).loss.id(),
+        "resnet18" => resnet(&net, &ResNetConfig::new(18)).loss.id(),
+        "resnet50" => resnet(&net, &ResNetConfig::new(50)).loss.id(),
+        "vgg16" => vgg(&net, &VggConfig::new(16)).loss.id(),
+        "bert" => bert_mlm(&net, &BertConfig::base()).loss.id(),
+        "gpt" => gpt(&net, &GptConfig::small()).loss.id(),
+        "wide_deep" => wide_deep(&net, &WideDeepConfig::criteo()).loss.id(),
+        other => {
+            let hint = text::did_you_mean(other, KNOWN.iter().copied());
+            return Err(Error::invalid(format!("the zoo has no model '{other}'{hint}"))
+                .expected(format!("one of {}", KNOWN.join(", "))));
+        }
+    };
+    Ok((net.finish()?, loss))
+}
+
+/// The only number that the program makes and does not read.
+fn guess_loss(main: &Program) -> Result<VarId> {
+    let mut read = std::collections::HashSet::new();
+    main.root_ops().for_each(|(id, _)| main.reads_of(id, &mut read));
+    let made = main.root_ops().flat_map(|(_, op)| op.all_outputs());
+    let numbers: Vec<VarId> = made
+        .filter(|var| {
+            let it = main.var(*var);
+            it.shape.numel() == Some(1) && it.dtype.is_float() && !read.contains(var)
+        })
+        .collect();
+    match numbers[..] {
+        [only] => Ok(only),
+        _ => {
+            let names: Vec<&str> = numbers.iter().map(|var| main.var_name(*var)).collect();
+            Err(Error::invalid("which variable is the loss is not clear")
+                .got(if names.is_empty() { "none".into() } else { names.join(", ") })
+                .help("name it with --loss"))
+        }
+    }
+}
+
+/// `momentum,lr=0.1,mu=0.9`.
+fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
+    const KNOWN: [&str; 7] = ["sgd", "momentum", "adam", "adamw", "adagrad", "lars", "lamb"];
+    let mut parts = given.split(',').map(str::trim);
+    let rule = parts.next().unwrap_or_default();
+    let mut numbers = BTreeMap::new();
+    for part in parts {
+        let number = part.split_once('=').and_then(|(key, v)| Some((key, v.parse::<f64>().ok()?)));
+        let (key, value) = number.ok_or_else(|| {
+            Error::invalid("--optimizer is not understood")
+                .expected("RULE,KEY=NUMBER,.. such as momentum,lr=0.1,mu=0.9")
+                .got(part)
+        })?;
+        numbers.insert(key.to_string(), value);
+    }
+    let rate = numbers.remove("lr").unwrap_or(0.001);
+    let mut take = |key: &str, default: f64| numbers.remove(key).unwrap_or(default);
+    let desc: OptimizerDesc = match rule {
+        "sgd" => Sgd::new(rate).into(),
+        "momentum" => Momentum::new(rate, take("mu", 0.9)).into(),
+        "lars" => LarsMomentum::new(rate, take("mu", 0.9)).into(),
+        "adagrad" => Adagrad::new(rate).into(),
+        "adam" => Adam::new(rate).beta1(take("beta1", 0.9)).beta2(take("beta2", 0.999)).into(),
+        "adamw" => AdamW::new(rate).into(),
+        "lamb" => Lamb::new(rate).beta1(take("beta1", 0.9)).beta2(take("beta2", 0.999)).into(),
+        other => {
+            let hint = text::did_you_mean(other, KNOWN.iter().copied());
+            return Err(Error::invalid(format!("unknown optimizer '{other}'{hint}"))
+                .expected(format!("one of {}", KNOWN.join(", "))));
+        }
+    };
+    match numbers.keys().next() {
+        Some(key) => Err(Error::invalid(format!("optimizer {rule} has no number '{key}' here"))),
+        None => Ok(desc),
+    }
+}
+
+/// Lines taken out and put in, with the number of the line in front of which they stand.
+struct Change<'t> {
+    at: usize,
+    removed: Vec<&'t str>,
+    added: Vec<&'t str>,
+}
+
+/// What turns one text into another, by lines: lines that both have, in order, stay.
+fn difference(before: &str, after: &str) -> Vec<(usize, Vec<String>, Vec<String>)> {
+    let (a, b): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
+    let start = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+    let tail = a[start..].iter().rev().zip(b[start..].iter().rev()).take_while(|(x, y)| x == y);
+    let tail = tail.count();
+    let (a, b) = (&a[start..a.len() - tail], &b[start..b.len() - tail]);
+    let owned = |lines: Vec<&str>| lines.into_iter().map(str::to_string).collect();
+    changes(a, b)
+        .into_iter()
+        .map(|change| (start + change.at, owned(change.removed), owned(change.added)))
+        .collect()
+}
+
+/// Walks both lists; where they part, looks for the nearest line at which they meet again. Programs
+/// grow by insertions, for which this finds the shortest difference.
+fn changes<'t>(a: &[&'t str], b: &[&'t str]) -> Vec<Change<'t>> {
+    let mut places: std::collections::HashMap<&str, Vec<usize>> = std::collections::HashMap::new();
+    for (at, line) in b.iter().enumerate() {
+        places.entry(line).or_default().push(at);
+    }
+    let mut found: Vec<Change<'t>> = Vec::new();
+    let (mut i, mut j) = (0, 0);
+    while i < a.len() || j < b.len() {
+        if i < a.len() && j < b.len() && a[i] == b[j] {
+            (i, j) = (i + 1, j + 1);
+            continue;
+        }
+        let meet = (i..a.len()).find_map(|x| {
+            let list = places.get(a[x])?;
+            let y = list[list.partition_point(|y| *y < j)..].first()?;
+            Some((x, *y))
+        });
+        let (x, y) = meet.unwrap_or((a.len(), b.len()));
+        found.push(Change { at: i, removed: a[i..x].to_vec(), added: b[j..y].to_vec() });
+        (i, j) = (x, y);
+    }
+    found
+}
+
+fn print_difference(
+    pass: &str,
+    program: &str,
+    changes: &[(usize, Vec<String>, Vec<String>)],
+    out: &mut Output,
+) -> Result<(), Stop> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    out.line(format!("== {pass}: {program}"))?;
+    for (at, removed, added) in changes {
+        out.line(format!("@ line {}", at + 1))?;
+        for line in removed {
+            out.line(format!("-{line}"))?;
+        }
+        for line in added {
+            out.line(format!("+{line}"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,297 @@
+//! `dgc`: deep gradient compression. Of each gradient only the largest elements travel, as (index,
+//! value) pairs; the rest waits and grows.
+//!
+//! In step s (`CurrentStep`, 0 at first), before `rampup_begin_step`: the gradient is summed over ranks,
+//! and `GradOut` is that. From then on the sparsity is entry `(s - begin) * len / rampup_step` of the
+//! list, the last one at most, and k = floor(n * (1 - sparsity)), at least 1. With this rank's own g
+//! (`Grad` times the number of ranks; clipped to `local_clip_norm` if that is above 0; regularised):
+//! `u = m u + g; v = v + u`, with Nesterov `u = m (u + g); v = v + u + g`. The k elements of v with the
+//! largest magnitude are sent; there u and v start anew. `GradOut` is the sum of what all ranks sent,
+//! divided by their number.
+//!
+//! `dgc_momentum` updates with it: by momentum before `rampup_begin_step`, then plainly, since the momentum
+//! is in u already.
+
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
+use crate::prelude::*;
+use crate::{Arg, ReduceOp, Ring};
+use fleet_ir::Op;
+use std::sync::Arc;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "dgc",
+        inputs: &[one("U"), one("V"), one("Grad"), one("Param"), one("CurrentStep")],
+        outputs: &[one("UOut"), one("VOut"), one("GradOut")],
+        attrs: &[
+            RING_ID,
+            NRANKS,
+            USE_CALC_STREAM,
+            LABEL,
+            attr("m", Float(0.9)),
+            attr("use_nesterov", Bool(false)),
+            attr("sparsity", Floats(&[0.999])),
+            attr("rampup_begin_step", Float(0.0)),
+            attr("rampup_step", Float(1.0)),
+            attr("regular_type", Int(0)),
+            attr("regular_coeff", Float(0.0)),
+            attr("local_clip_norm", Float(0.0)),
+        ],
+    },
+    infer: |i| {
+        nranks(i)?;
+        for slot in ["U", "V", "Grad", "Param", "CurrentStep"] {
+            i.check_dtype(slot, &[DType::F32])?;
+        }
+        let grad = i.input("Grad")?;
+        for slot in ["U", "V", "Param"] {
+            i.check_shape(slot, grad.shape)?;
+        }
+        i.check_shape("CurrentStep", [1])?;
+        let list = i.op.attr_floats("sparsity");
+        if list.is_empty() || list.iter().any(|share| !(0.0..1.0).contains(share)) {
+            return Err(Error::invalid("attribute 'sparsity' of dgc is out of range")
+                .expected("numbers from 0 on, below 1")
+                .got(format!("{list:?}")));
+        }
+        for slot in ["UOut", "VOut", "GradOut"] {
+            i.set(slot, DType::F32, grad.shape);
+        }
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let plan = Plan::new(p)?;
+        let words = plan.scratch_words();
+        Ok(Kernel::new(move |k| plan.run(k)).scratch::<u32>(words))
+    },
+    traits: TRAITS,
+};
+
+struct Plan {
+    ring: Arc<dyn Ring>,
+    label: String,
+    len: usize,
+    momentum: f32,
+    nesterov: bool,
+    sparsity: Vec<f64>,
+    begin: f64,
+    rampup: f64,
+    /// 0 none, 1 by sign, 2 by value.
+    regular: (i64, f32),
+    clip: f64,
+}
+
+impl Plan {
+    fn new(p: &PrepareCtx<'_>) -> Result<Plan> {
+        let number = |name: &str| p.op.attr_float(name);
+        Ok(Plan {
+            ring: p.services.ring_of(p.op)?,
+            label: label(p.op),
+            len: p.input_layouts[2][0].physical_len(&p.input("Grad").shape),
+            momentum: number("m") as f32,
+            nesterov: p.op.attr_bool("use_nesterov"),
+            sparsity: p.op.attr_floats("sparsity").to_vec(),
+            begin: number("rampup_begin_step"),
+            rampup: number("rampup_step").max(1.0),
+            regular: (p.op.attr_int("regular_type"), number("regular_coeff") as f32),
+            clip: number("local_clip_norm"),
+        })
+    }
+
+    fn pairs(&self, sparsity: f64) -> usize {
+        // Sparsities such as 0.999 are not exact: 1 - 0.999 is a little less than 0.001.
+        ((self.len as f64 * (1.0 - sparsity) + 1e-6).floor() as usize).clamp(1, self.len.max(1))
+    }
+
+    fn pairs_at(&self, step: f64) -> usize {
+        let last = self.sparsity.len() - 1;
+        let index = ((step - self.begin) * self.sparsity.len() as f64 / self.rampup) as usize;
+        self.pairs(self.sparsity[index.min(last)])
+    }
+
+    /// An order of all elements, the pairs of this rank, those of all.
+    fn scratch_words(&self) -> usize {
+        let most = self.sparsity.iter().map(|share| self.pairs(*share)).max().unwrap_or(1);
+        self.len + 2 * most * (self.ring.size() + 1)
+    }
+
+    fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
+        super::take_over(k.inputs[0], k.outputs[0]);
+        super::take_over(k.inputs[1], k.outputs[1]);
+        let step = f64::from(k.input::<f32>(4)[0]);
+        let out = k.out_arg(2);
+        if step < self.begin || self.len == 0 {
+            super::take_over(k.inputs[2], k.outputs[2]);
+            return self.ring.all_reduce(&self.label, &k.outputs[2][..1], ReduceOp::Sum);
+        }
+        let (u, v) = (k.output::<f32>(0), k.output::<f32>(1));
+        self.accumulate(k.input(2), k.input(3), u, v);
+        let count = self.pairs_at(step);
+        let (order, rest) = k.scratch::<i32>().split_at_mut(self.len);
+        let (mine, all) = rest.split_at_mut(2 * count);
+        let all = &mut all[..2 * count * self.ring.size()];
+        select(v, order, count);
+        for (pair, index) in mine.chunks_exact_mut(2).zip(&order[..count]) {
+            let at = *index as usize;
+            pair.copy_from_slice(&[*index, v[at].to_bits() as i32]);
+            (u[at], v[at]) = (0.0, 0.0);
+        }
+        self.ring.all_gather(&self.label, bytes(mine), bytes_mut(all))?;
+        self.scatter(all, out)
+    }
+
+    fn accumulate(&self, grad: &[f32], param: &[f32], u: &mut [f32], v: &mut [f32]) {
+        let ranks = self.ring.size() as f32;
+        let clip = match self.clip > 0.0 {
+            true => {
+                let squares: f64 = grad.iter().map(|g| f64::from(g * ranks).powi(2)).sum();
+                (self.clip / squares.sqrt().max(self.clip)) as f32
+            }
+            false => 1.0,
+        };
+        let (kind, coeff) = self.regular;
+        for at in 0..self.len {
+            let decay = match kind {
+                1 if param[at] != 0.0 => coeff * param[at].signum(),
+                2 => coeff * param[at],
+                _ => 0.0,
+            };
+            let g = grad[at] * ranks * clip + decay;
+            if self.nesterov {
+                u[at] = self.momentum * (u[at] + g);
+                v[at] += u[at] + g;
+            } else {
+                u[at] = self.momentum * u[at] + g;
+                v[at] += u[at];
+            }
+        }
+    }
+
+    /// The mean of what all ranks sent.
+    fn scatter(&self, all: &[i32], out: &Arg) -> Result<()> {
+        let out = out.slice_mut::<f32>();
+        out.fill(0.0);
+        let share = 1.0 / self.ring.size() as f32;
+        for pair in all.chunks_exact(2) {
+            let Some(to) = out.get_mut(pair[0] as usize) else {
+                return Err(Error::invalid(
+                    "a rank has sent an element that the gradient does not have",
+                )
+                .expected(format!("below {}", self.len))
+                .got(pair[0]));
+            };
+            *to += f32::from_bits(pair[1] as u32) * share;
+        }
+        Ok(())
+    }
+}
+
+/// Brings the indices of the `count` elements of largest magnitude to the front, in ascending order.
+fn select(v: &[f32], order: &mut [i32], count: usize) {
+    order.iter_mut().enumerate().for_each(|(at, it)| *it = at as i32);
+    // Of equal magnitudes the earlier one goes, so that the choice is one.
+    let key = |index: &i32| (std::cmp::Reverse(v[*index as usize].abs().to_bits()), *index);
+    if count < order.len() {
+        order.select_nth_unstable_by_key(count, key);
+    }
+    order[..count].sort_unstable();
+}
+
+fn bytes(words: &[i32]) -> &[u8] {
+    // SAFETY: the same memory, whose every byte is initialised.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+fn bytes_mut(words: &mut [i32]) -> &mut [u8] {
+    // SAFETY: as above; every bit pattern is a word.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+}
+
+pub static MOMENTUM: OpDef = OpDef {
+    spec: OpSpec {
+        name: "dgc_momentum",
+        inputs: &[
+            one("Param"),
+            one("Grad"),
+            one("Velocity"),
+            one("LearningRate"),
+            one("CurrentStep"),
+        ],
+        outputs: &[one("ParamOut"), one("VelocityOut")],
+        attrs: &[
+            attr("mu", Float(0.9)),
+            attr("use_nesterov", Bool(false)),
+            attr("rampup_begin_step", Float(0.0)),
+            attr("regular_type", Int(0)),
+            attr("regular_coeff", Float(0.0)),
+            attr("lr_scale", Float(1.0)),
+        ],
+    },
+    infer: |i| {
+        let param = i.input("Param")?;
+        for slot in ["Param", "Grad", "Velocity", "LearningRate", "CurrentStep"] {
+            i.check_dtype(slot, &[DType::F32])?;
+        }
+        for slot in ["Grad", "Velocity"] {
+            i.check_shape(slot, param.shape)?;
+        }
+        for slot in ["LearningRate", "CurrentStep"] {
+            i.check_shape(slot, [1])?;
+        }
+        i.push("ParamOut", param);
+        i.push("VelocityOut", param);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |p| {
+        let momentum = Momentum::of(p.op);
+        Ok(Kernel::new(move |k| {
+            super::take_over(k.inputs[0], k.outputs[0]);
+            super::take_over(k.inputs[2], k.outputs[1]);
+            momentum.update(k);
+            Ok(())
+        }))
+    },
+    traits: OpTraits::plain(),
+};
+
+struct Momentum {
+    mu: f32,
+    nesterov: bool,
+    begin: f32,
+    regular: (i64, f32),
+    lr_scale: f32,
+}
+
+impl Momentum {
+    fn of(op: &Op) -> Momentum {
+        Momentum {
+            mu: op.attr_float("mu") as f32,
+            nesterov: op.attr_bool("use_nesterov"),
+            begin: op.attr_float("rampup_begin_step") as f32,
+            regular: (op.attr_int("regular_type"), op.attr_float("regular_coeff") as f32),
+            lr_scale: op.attr_float("lr_scale") as f32,
+        }
+    }
+
+    fn update(&self, k: &KernelCtx<'_>) {
+        let (param, velocity) = (k.output::<f32>(0), k.output::<f32>(1));
+        let grad = k.input::<f32>(1);
+        let rate = k.input::<f32>(3)[0] * self.lr_scale;
+        if k.input::<f32>(4)[0] >= self.begin {
+            param.iter_mut().zip(grad).for_each(|(w, g)| *w -= rate * g);
+            return;
+        }
+        for ((w, v), g) in param.iter_mut().zip(velocity).zip(grad) {
+            let decay = match self.regular {
+                (1, coeff) if *w != 0.0 => coeff * w.signum(),
+                (2, coeff) => coeff * *w,
+                _ => 0.0,
+            };
+            let g = g + decay;
+            *v = self.mu * *v + g;
+            *w -= rate * if self.nesterov { g + self.mu * *v } else { *v };
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Deep gradient compression, for Momentum: gradients of 16,384 elements and more travel as their k
+//! largest elements (see the op `dgc`); smaller and sparse ones are summed as ever.
+//!
+//! A counter, 0 in the first step, says how far the rampup is. Compressed parameters are clipped
+//! locally, by norm, before they are compressed: `clip_norm / sqrt(ranks)`.
+
+use super::{Applies, Facts, Job, Kind, Strategy};
+use crate::DistributedStrategy;
+use fleet_base::{Error, Result};
+use fleet_ir::{OpRole, Program, Regularizer, VarId};
+use fleet_nn::GradClip;
+use fleet_nn::optimizer::{MomentumRule, Rule};
+use fleet_ops::Emit;
+use fleet_tensor::{DType, Shape};
+
+/// Gradients with fewer elements are not worth a selection.
+pub const ELEMENTS_MIN: i64 = 16384;
+
+pub struct Dgc;
+
+impl Strategy for Dgc {
+    fn name(&self) -> &'static str {
+        "DGC"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.dgc()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        if facts.rule() != "momentum" {
+            return Applies::No(format!(
+                "DGC compresses for Momentum, and the optimizer is {}",
+                facts.rule()
+            ));
+        }
+        if facts.ranks.count == 1 {
+            return Applies::Idle("one rank: no gradient is sent".into());
+        }
+        let s = facts.strategy;
+        let others = [
+            (
+                s.amp(),
+                "amp",
+                "its gradients are scaled, and compression keeps some for later steps",
+            ),
+            (s.fp16_allreduce(), "fp16_allreduce", "both choose how gradients travel"),
+            (s.lars(), "lars", "both replace Momentum"),
+            (s.gradient_merge(), "gradient_merge", "both keep gradients for later steps"),
+            (s.localsgd() || s.adaptive_localsgd(), "localsgd", "it sends no gradients"),
+        ];
+        if let Some((_, other, why)) = others.iter().find(|(on, ..)| *on) {
+            return Applies::Refused(format!("dgc and {other} do not go together: {why}"));
+        }
+        match facts.optimizer.settings.grad_clip {
+            None | Some(GradClip::Norm(_)) => {}
+            Some(_) => {
+                return Applies::Refused(
+                    "dgc clips each rank's gradients by themselves, by norm: other clips cannot be"
+                        .into(),
+                );
+            }
+        }
+        let large = facts.program.parameters().filter(|(_, var)| {
+            var.dtype == DType::F32 && var.shape.numel().is_some_and(|n| n as i64 >= ELEMENTS_MIN)
+        });
+        Applies::Yes(format!(
+            "{} parameters of {ELEMENTS_MIN} elements or more are compressed from step {} on, at last to {:.3} %",
+            large.count(),
+            s.dgc_configs().rampup_begin_step(),
+            100.0 * (1.0 - s.dgc_configs().sparsities().last().copied().unwrap_or(0.999))
+        ))
+    }
+
+    fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
+        let (large, rest): (Vec<_>, Vec<_>) = job.grads.iter().copied().partition(|(_, grad)| {
+            let var = job.programs.main.var(*grad);
+            let elements = var.shape.numel().unwrap_or(0) as i64;
+            !job.is_sparse(*grad) && var.dtype == DType::F32 && elements >= ELEMENTS_MIN
+        });
+        job.grads = rest;
+        if large.is_empty() {
+            return Ok(());
+        }
+        // Counted before the first step is: it reads 0.
+        let step = job.state("__dgc_counter__", DType::F32, Shape::from([1]), -1.0)?;
+        let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::FORWARD);
+        emit.named_op("increment")?.input("X", step).output("Out", step).done()?;
+        let mut ops = std::mem::take(&mut emit.ops);
+        let main = &mut job.programs.main;
+        ops.extend_from_slice(main.block(Program::ROOT).ops());
+        main.set_block_ops(Program::ROOT, ops);
+        let rings = job.world_rings();
+        let mut placed = Vec::new();
+        for (index, (param, grad)) in large.iter().enumerate() {
+            let ring = rings[index % rings.len()];
+            let (out, op) = compress(job, *param, *grad, step, ring)?;
+            placed.push((vec![*grad], vec![op]));
+            job.compressed.push((*param, out));
+        }
+        job.notes.push(format!("dgc: {} gradients are compressed", large.len()));
+        job.place(placed);
+        Ok(())
+    }
+
+    fn finish(&self, job: &mut Job<'_>) -> Result<()> {
+        let compressed = std::mem::take(&mut job.compressed);
+        for (param, grad) in &compressed {
+            update(job, *param, *grad)?;
+        }
+        job.grads.extend(compressed);
+        Ok(())
+    }
+}
+
+fn momentum(job: &Job<'_>) -> Result<MomentumRule> {
+    match &job.optimizer.rule {
+        Rule::Momentum(rule) => Ok(rule.clone()),
+        other => Err(Error::internal("DGC was applied to another rule").got(other.op())),
+    }
+}
+
+fn regular(job: &Job<'_>, param: VarId) -> (i64, f64) {
+    let own = job.programs.main.var(param).param.as_ref().and_then(|it| it.regularizer);
+    match own.or(job.optimizer.settings.weight_decay) {
+        None => (0, 0.0),
+        Some(Regularizer::L1(coeff)) => (1, coeff),
+        Some(Regularizer::L2(coeff)) => (2, coeff),
+    }
+}
+
+fn compress(
+    job: &mut Job<'_>,
+    param: VarId,
+    grad: VarId,
+    step: VarId,
+    ring: i64,
+) -> Result<(VarId, fleet_ir::OpId)> {
+    let rule = momentum(job)?;
+    let configs = job.strategy.dgc_configs();
+    let (kind, coeff) = regular(job, param);
+    let clip = match job.optimizer.settings.grad_clip {
+        Some(GradClip::Norm(norm)) => norm / (job.ranks.count as f64).sqrt(),
+        _ => 0.0,
+    };
+    let (name, shape) = (job.name(param), job.programs.main.var(param).shape);
+    let u = job.state(&format!("{name}__dgc_u__"), DType::F32, shape, 0.0)?;
+    let v = job.state(&format!("{name}__dgc_v__"), DType::F32, shape, 0.0)?;
+    let sparsity: Vec<f64> = configs.sparsities().into_iter().map(decimal).collect();
+    let nranks = job.ranks.count;
+    let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD);
+    let op = emit
+        .named_op("dgc")?
+        .input("U", u)
+        .input("V", v)
+        .input("Grad", grad)
+        .input("Param", param)
+        .input("CurrentStep", step)
+        .output("UOut", u)
+        .output("VOut", v)
+        .named(format!("{name}__dgc_grad__"))
+        .attr("ring_id", ring)
+        .attr("nranks", nranks)
+        .attr("label", name)
+        .attr("m", rule.mu)
+        .attr("use_nesterov", rule.use_nesterov)
+        .attr("sparsity", sparsity)
+        .attr("rampup_begin_step", f64::from(configs.rampup_begin_step()))
+        .attr("rampup_step", f64::from(configs.rampup_step()))
+        .attr("regular_type", kind)
+        .attr("regular_coeff", coeff)
+        .attr("local_clip_norm", clip)
+        .done()?;
+    Ok((job.programs.main.op(op).output("GradOut")[0], op))
+}
+
+/// The number that was written: 0.999 and not 0.9990000128746033.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+fn update(job: &mut Job<'_>, param: VarId, grad: VarId) -> Result<()> {
+    let rule = momentum(job)?;
+    let (kind, coeff) = regular(job, param);
+    let var = job.programs.main.var(param);
+    let lr_scale = var.param.as_ref().map_or(1.0, |it| it.learning_rate);
+    let (shape, name) = (var.shape, format!("{}_velocity_0", var.name));
+    let velocity = job.state(&name, DType::F32, shape, 0.0)?;
+    let step = job.programs.main.var_named("__dgc_counter__")?;
+    let rate = job.rate.ok_or_else(|| Error::internal("the rate has been emitted before"))?;
+    let begin = f64::from(job.strategy.dgc_configs().rampup_begin_step());
+    let mut emit = job.emit(OpRole::OPTIMIZE);
+    emit.named_op("dgc_momentum")?
+        .input("Param", param)
+        .input("Grad", grad)
+        .input("Velocity", velocity)
+        .input("LearningRate", rate)
+        .input("CurrentStep", step)
+        .output("ParamOut", param)
+        .output("VelocityOut", velocity)
+        .attr("mu", rule.mu)
+        .attr("use_nesterov", rule.use_nesterov)
+        .attr("rampup_begin_step", begin)
+        .attr("regular_type", kind)
+        .attr("regular_coeff", coeff)
+        .attr("lr_scale", lr_scale)
+        .done()?;
+    emit.append();
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Synchronous batch norm: statistics are those of the whole batch, over all ranks. `batch_norm` ops
+//! become `sync_batch_norm`, over a ring of their own.
+
+use super::{Applies, Facts, Job, Kind, Strategy};
+use crate::DistributedStrategy;
+use fleet_base::Result;
+use fleet_ir::{OpId, Program};
+use fleet_ops::Emit;
+
+pub struct SyncBatchNorm;
+
+impl Strategy for SyncBatchNorm {
+    fn name(&self) -> &'static str {
+        "SyncBatchNorm"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Changes
+    }
+
+    fn wanted(&self, strategy: &DistributedStrategy) -> bool {
+        strategy.sync_batch_norm()
+    }
+
+    fn applies(&self, facts: &Facts<'_>) -> Applies {
+        let count = norms(facts.program).len();
+        match (facts.ranks.count, count) {
+            (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
+            (_, 0) => Applies::Idle("the program has no batch norm".into()),
+            (ranks, _) => {
+                Applies::Yes(format!("{count} batch norms take statistics over {ranks} ranks"))
+            }
+        }
+    }
+
+    fn forward(&self, job: &mut Job<'_>) -> Result<()> {
+        let nranks = job.ranks.count;
+        // Ring 0 is that of the gradients, whoever asks first.
+        job.world_rings();
+        let ring = job.ring("batch norm", 0, 1, nranks);
+        let found = norms(&job.programs.main);
+        let main = &mut job.programs.main;
+        let mut ops = main.block(Program::ROOT).ops().to_vec();
+        for (index, id) in found.into_iter().enumerate() {
+            let old = main.op(id).clone();
+            let mut emit = Emit::new(main, job.registry, old.role);
+            emit.device.clone_from(&old.device);
+            emit.source.clone_from(&old.source);
+            let mut call = emit.named_op("sync_batch_norm")?;
+            for (slot, vars) in old.spec.inputs.iter().zip(&old.inputs) {
+                call = call.inputs(slot.name, vars);
+            }
+            for (slot, vars) in old.spec.outputs.iter().zip(&old.outputs) {
+                call = call.outputs(slot.name, vars);
+            }
+            for (attr, value) in old.spec.attrs.iter().zip(&old.attrs) {
+                call = call.attr(attr.name, value.clone());
+            }
+            call = call.attr("ring_id", ring).attr("nranks", nranks);
+            let new = call.attr("label", format!("batch norm {index}")).done()?;
+            ops.iter_mut().filter(|op| **op == id).for_each(|op| *op = new);
+        }
+        main.set_block_ops(Program::ROOT, ops);
+        Ok(())
+    }
+}
+
+/// Batch norms that measure their batch.
+fn norms(program: &Program) -> Vec<OpId> {
+    let measures = |op: &fleet_ir::Op| {
+        op.name() == "batch_norm" && !op.attr_bool("is_test") && !op.attr_bool("use_global_stats")
+    };
+    program.root_ops().filter(|(_, op)| measures(op)).map(|(id, _)| id).collect()
+}
