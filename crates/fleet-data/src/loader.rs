@@ -1,0 +1,526 @@
+//! Batches for a training loop from samples that can be asked for by number: shuffled by epoch, dealt
+//! out among workers, made ahead by threads, and resumed exactly.
+//!
+//! The order of an epoch is a function of (seed, epoch). Step after step, the workers take the next
+//! `world_size * batch_size` samples of it side by side, so that where a job stands is one number for
+//! all workers: how many samples of the epoch have been taken. That number, in a [`Cursor`], resumes
+//! the job on any number of workers; nothing is repeated and nothing left out.
+
+use crate::batch::Batch;
+use crate::dataset::InMemoryDataset;
+use fleet_base::rng::Sequence;
+use fleet_base::{Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// Samples by number.
+pub trait Samples: Send + Sync {
+    fn sample_count(&self) -> u64;
+
+    /// Fills a batch with these samples, in this order.
+    fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()>;
+}
+
+impl Samples for InMemoryDataset {
+    fn sample_count(&self) -> u64 {
+        self.memory_data_size() as u64
+    }
+
+    fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()> {
+        InMemoryDataset::fill(self, samples, batch)
+    }
+}
+
+/// How samples are dealt out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoaderOptions {
+    /// Of each worker.
+    pub batch_size: usize,
+    pub shuffle: bool,
+    pub seed: u64,
+    /// Leave out the samples at the end of an epoch that do not fill a batch for every worker. When
+    /// they are kept, workers share them out, and one may have a batch less than another.
+    pub drop_last: bool,
+    pub rank: usize,
+    pub world_size: usize,
+    /// Threads that make batches ahead; 0 makes each when it is asked for.
+    pub threads: usize,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        LoaderOptions {
+            batch_size: 1,
+            shuffle: false,
+            seed: 0,
+            drop_last: true,
+            rank: 0,
+            world_size: 1,
+            threads: 1,
+        }
+    }
+}
+
+/// Where a loader stands: what a checkpoint keeps of it, the same on all workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    pub epoch: u64,
+    /// Samples of the epoch that all workers together have taken.
+    pub taken: u64,
+    /// What the order follows from; a cursor belongs to one order.
+    pub seed: u64,
+    pub sample_count: u64,
+}
+
+impl Cursor {
+    /// As bytes for a checkpoint.
+    ///
+    /// ```
+    /// use fleet_data::Cursor;
+    /// let cursor = Cursor { epoch: 3, taken: 1024, seed: 7, sample_count: 60_000 };
+    /// assert_eq!(Cursor::from_bytes(&cursor.to_bytes())?, cursor);
+    /// assert!(Cursor::from_bytes(b"other").is_err());
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        for word in [self.epoch, self.taken, self.seed, self.sample_count] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Result<Cursor> {
+        let words = bytes.strip_prefix(MAGIC).map(|rest| rest.as_chunks::<8>());
+        match words {
+            Some(([epoch, taken, seed, count], [])) => Ok(Cursor {
+                epoch: u64::from_le_bytes(*epoch),
+                taken: u64::from_le_bytes(*taken),
+                seed: u64::from_le_bytes(*seed),
+                sample_count: u64::from_le_bytes(*count),
+            }),
+            _ => Err(Error::invalid("bytes are no cursor of a loader").got(bytes.len())),
+        }
+    }
+}
+
+/// A loop's source of batches.
+///
+/// ```
+/// use fleet_data::{Batch, DatasetOptions, InMemoryDataset, Loader, LoaderOptions, Schema, Slot, TextFiles};
+/// use std::sync::Arc;
+/// # let path = std::env::temp_dir().join(format!("loader-example-{}", std::process::id()));
+/// # std::fs::write(&path, (0..10).map(|id| format!("1 {id}\n")).collect::<String>()).unwrap();
+/// let schema = Schema::new([Slot::dense_ids("id", [1])])?;
+/// let mut dataset = InMemoryDataset::new(DatasetOptions::new(TextFiles::multi_slot(&schema))?)?;
+/// dataset.set_filelist([path.clone()])?;
+/// dataset.load_into_memory()?;
+/// let layout = Arc::clone(dataset.layout());
+///
+/// let options = LoaderOptions { batch_size: 4, shuffle: true, seed: 1, ..LoaderOptions::default() };
+/// let mut loader = Loader::new(Arc::new(dataset), options)?;
+/// let mut batch = Batch::new(&layout);
+/// for _epoch in 0..2 {
+///     while loader.next(&mut batch)? {
+///         assert_eq!(batch.len(), 4);
+///     }
+///     loader.next_epoch();
+/// }
+/// assert_eq!(loader.cursor().epoch, 2); // goes into a checkpoint; loader.resume(cursor) returns to it
+/// # std::fs::remove_file(&path).unwrap();
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct Loader {
+    samples: Arc<dyn Samples>,
+    options: LoaderOptions,
+    cursor: Cursor,
+    order: Option<Arc<Vec<u64>>>,
+    ahead: Option<Ahead>,
+}
+
+impl Loader {
+    pub fn new(samples: Arc<dyn Samples>, options: LoaderOptions) -> Result<Loader> {
+        if options.batch_size == 0 {
+            return Err(Error::invalid("a batch of 0 samples"));
+        }
+        if options.rank >= options.world_size {
+            return Err(Error::invalid("rank is out of range")
+                .expected(format!("less than the number of workers {}", options.world_size))
+                .got(options.rank));
+        }
+        if options.threads > THREADS_MAX {
+            return Err(Error::invalid("too many loader threads")
+                .expected(format!("at most {THREADS_MAX}"))
+                .got(options.threads));
+        }
+        let sample_count = samples.sample_count();
+        let cursor = Cursor { epoch: 0, taken: 0, seed: options.seed, sample_count };
+        Ok(Loader { samples, options, cursor, order: None, ahead: None })
+    }
+
+    /// Where the loop stands: behind the last batch that was handed out, whatever was made ahead.
+    pub fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+
+    /// Goes on where a cursor stands; it must belong to the same samples in the same order.
+    pub fn resume(&mut self, cursor: Cursor) -> Result<()> {
+        if (cursor.seed, cursor.sample_count) != (self.cursor.seed, self.cursor.sample_count) {
+            return Err(Error::invalid("cursor belongs to other samples or another seed")
+                .expected(format!(
+                    "{} samples, seed {}",
+                    self.cursor.sample_count, self.cursor.seed
+                ))
+                .got(format!("{} samples, seed {}", cursor.sample_count, cursor.seed)));
+        }
+        if cursor.taken > cursor.sample_count {
+            return Err(Error::invalid("cursor is behind the last sample").got(cursor.taken));
+        }
+        self.stop();
+        self.cursor = cursor;
+        Ok(())
+    }
+
+    /// Starts the epoch from its first sample.
+    pub fn reset(&mut self) {
+        self.stop();
+        self.cursor.taken = 0;
+    }
+
+    /// Goes to the start of the next epoch.
+    pub fn next_epoch(&mut self) {
+        self.stop();
+        self.cursor.epoch += 1;
+        self.cursor.taken = 0;
+    }
+
+    fn stop(&mut self) {
+        self.ahead = None;
+        self.order = None;
+    }
+
+    /// Fills the batch with this worker's next samples; false at the end of the epoch, until
+    /// [`Loader::next_epoch`] or [`Loader::reset`].
+    pub fn next(&mut self, batch: &mut Batch) -> Result<bool> {
+        let deal = Deal { options: &self.options, count: self.cursor.sample_count };
+        let Some((mine, after)) = deal.step(self.cursor.taken) else {
+            self.stop();
+            return Ok(false);
+        };
+        if mine.is_empty() {
+            self.cursor.taken = after;
+            return Ok(false);
+        }
+        let order = Arc::clone(
+            self.order.get_or_insert_with(|| Arc::new(epoch_order(&self.options, &self.cursor))),
+        );
+        if self.options.threads == 0 {
+            self.samples.fill(&order[mine], batch)?;
+        } else {
+            if self.ahead.is_none() {
+                let samples = Arc::clone(&self.samples);
+                let from = self.cursor.taken;
+                self.ahead = Some(Ahead::start(samples, &self.options, order, from, batch)?);
+            }
+            if let Some(ahead) = &mut self.ahead
+                && let Err(error) = ahead.take(batch)
+            {
+                // The next call tries the same samples again.
+                self.stop();
+                return Err(error);
+            }
+        }
+        self.cursor.taken = after;
+        Ok(true)
+    }
+}
+
+/// The samples of an epoch in their order.
+fn epoch_order(options: &LoaderOptions, cursor: &Cursor) -> Vec<u64> {
+    let mut order: Vec<u64> = (0..cursor.sample_count).collect();
+    if options.shuffle {
+        Sequence::new(options.seed, ORDER_STREAM + cursor.epoch).shuffle(&mut order);
+    }
+    order
+}
+
+/// Who takes what.
+struct Deal<'a> {
+    options: &'a LoaderOptions,
+    count: u64,
+}
+
+impl Deal<'_> {
+    /// This worker's places in the order for the step that starts at `taken`, and where the next
+    /// step starts; none at the end.
+    fn step(&self, taken: u64) -> Option<(Range<usize>, u64)> {
+        let (rank, world) = (self.options.rank as u64, self.options.world_size as u64);
+        let batch = self.options.batch_size as u64;
+        let rest = self.count - taken;
+        if rest >= batch.saturating_mul(world) {
+            let start = taken + rank * batch;
+            return Some((start as usize..(start + batch) as usize, taken + world * batch));
+        }
+        if rest == 0 || self.options.drop_last {
+            return None;
+        }
+        let mine = crate::synth::shard_range(rest, rank, world).ok()?;
+        Some(((taken + mine.start) as usize..(taken + mine.end) as usize, self.count))
+    }
+}
+
+/// Threads that make batches ahead. Thread t makes steps t, t + n, ..; the loop takes from them in
+/// turn, so that the order never depends on their speed. A batch that the loop hands back is filled
+/// again.
+struct Ahead {
+    full: Vec<Receiver<Result<Batch>>>,
+    empty: Vec<SyncSender<Batch>>,
+    threads: Vec<JoinHandle<()>>,
+    turn: usize,
+}
+
+impl Ahead {
+    fn start(
+        samples: Arc<dyn Samples>,
+        options: &LoaderOptions,
+        order: Arc<Vec<u64>>,
+        from: u64,
+        like: &Batch,
+    ) -> Result<Ahead> {
+        let mut ahead = Ahead { full: Vec::new(), empty: Vec::new(), threads: Vec::new(), turn: 0 };
+        for first in 0..options.threads {
+            let (send_full, full) = sync_channel(AHEAD_BATCHES);
+            let (empty, take_empty) = sync_channel::<Batch>(AHEAD_BATCHES + 2);
+            let (samples, options, order) = (Arc::clone(&samples), options.clone(), order.clone());
+            let layout = Arc::clone(like.layout());
+            let work = move || {
+                let deal = Deal { options: &options, count: order.len() as u64 };
+                let (mut taken, mut step) = (from, 0usize);
+                while let Some((mine, after)) = deal.step(taken) {
+                    if step % options.threads == first && !mine.is_empty() {
+                        let mut batch =
+                            take_empty.try_recv().unwrap_or_else(|_| Batch::new(&layout));
+                        let filled = samples.fill(&order[mine], &mut batch).map(|()| batch);
+                        if send_full.send(filled).is_err() {
+                            return;
+                        }
+                    }
+                    (taken, step) = (after, step + 1);
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("fleet-loader-{first}"));
+            let thread = thread
+                .spawn(work)
+                .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+            ahead.full.push(full);
+            ahead.empty.push(empty);
+            ahead.threads.push(thread);
+        }
+        Ok(ahead)
+    }
+
+    /// Swaps the next batch in.
+    fn take(&mut self, batch: &mut Batch) -> Result<()> {
+        let lost = |_| Error::internal("a thread that makes batches panicked");
+        let made = self.full[self.turn].recv().map_err(lost)??;
+        let used = std::mem::replace(batch, made);
+        if Arc::ptr_eq(used.layout(), batch.layout()) {
+            // A thread that has ended needs no memory.
+            let _ = self.empty[self.turn].try_send(used);
+        }
+        self.turn = (self.turn + 1) % self.full.len();
+        Ok(())
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        // Without receivers, the threads stop at their next batch.
+        self.full.clear();
+        for thread in self.threads.drain(..) {
+            // Whoever drops the loader has no use for a panic of its threads.
+            let _ = thread.join();
+        }
+    }
+}
+
+const MAGIC: &[u8] = b"fleet cursor 1\n";
+/// Batches that each thread keeps ready: with the one in use, a double buffer.
+const AHEAD_BATCHES: usize = 1;
+const THREADS_MAX: usize = 256;
+const ORDER_STREAM: u64 = 0x4 << 44;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BatchLayout, Block, RowRef, Schema, Slot};
+
+    /// Sample n holds the number n; some cannot be read.
+    struct Numbers {
+        block: Block,
+        broken: Option<u64>,
+    }
+
+    impl Numbers {
+        fn new(count: i64, broken: Option<u64>) -> Arc<Numbers> {
+            let schema = Schema::new([Slot::dense_ids("n", [1])]).unwrap();
+            let mut block = Block::new(&schema);
+            for n in 0..count {
+                block.push_ids(0, &[n]).unwrap();
+                block.end_record().unwrap();
+            }
+            Arc::new(Numbers { block, broken })
+        }
+    }
+
+    impl Samples for Numbers {
+        fn sample_count(&self) -> u64 {
+            self.block.len() as u64
+        }
+
+        fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()> {
+            if samples.iter().any(|sample| Some(*sample) == self.broken) {
+                return Err(Error::invalid("broken sample"));
+            }
+            let row = |sample: &u64| RowRef { block: 0, row: *sample as u32 };
+            let rows: Vec<RowRef> = samples.iter().map(row).collect();
+            batch.fill(&[&self.block], &rows)
+        }
+    }
+
+    fn batch(samples: &Numbers) -> Batch {
+        Batch::new(&BatchLayout::of_slots(samples.block.schema()).unwrap())
+    }
+
+    fn take(loader: &mut Loader, batch: &mut Batch) -> Option<Vec<i64>> {
+        let more = loader.next(batch).unwrap();
+        more.then(|| batch.tensor("n").unwrap().to_vec().unwrap())
+    }
+
+    fn options(rank: usize, world_size: usize, threads: usize) -> LoaderOptions {
+        let (batch_size, seed) = (5, 3);
+        let base = LoaderOptions { batch_size, seed, shuffle: true, ..LoaderOptions::default() };
+        LoaderOptions { rank, world_size, threads, drop_last: false, ..base }
+    }
+
+    #[test]
+    fn every_sample_comes_once_an_epoch_whatever_the_workers_and_threads() {
+        let samples = Numbers::new(103, None);
+        for world in 1..=4 {
+            let mut all: Vec<Vec<i64>> = Vec::new();
+            for threads in [0, 1, 3] {
+                let mut list = Vec::new();
+                for rank in 0..world {
+                    let mut loader =
+                        Loader::new(samples.clone(), options(rank, world, threads)).unwrap();
+                    let mut batch = batch(&samples);
+                    while let Some(some) = take(&mut loader, &mut batch) {
+                        list.extend(some);
+                    }
+                    assert_eq!(loader.cursor().taken, 103);
+                    assert!(take(&mut loader, &mut batch).is_none());
+                }
+                all.push(list);
+            }
+            assert!(all[0] == all[1] && all[0] == all[2]);
+            all[0].sort_unstable();
+            assert!(all[0].iter().copied().eq(0..103));
+        }
+    }
+
+    #[test]
+    fn epochs_differ_and_the_last_batch_may_be_dropped() {
+        let samples = Numbers::new(23, None);
+        let options = LoaderOptions { drop_last: true, ..options(0, 2, 2) };
+        let mut loader = Loader::new(samples.clone(), options).unwrap();
+        let mut batch = batch(&samples);
+        let mut epoch = |loader: &mut Loader| {
+            let mut list = Vec::new();
+            while let Some(some) = take(loader, &mut batch) {
+                list.push(some);
+            }
+            list
+        };
+        let first = epoch(&mut loader);
+        assert_eq!(first.iter().map(Vec::len).collect::<Vec<_>>(), [5, 5]);
+        loader.next_epoch();
+        assert_ne!(epoch(&mut loader), first);
+        loader.reset();
+        let second = epoch(&mut loader);
+        assert_ne!(second, first);
+        loader.resume(Cursor { epoch: 0, taken: 0, ..loader.cursor() }).unwrap();
+        assert_eq!(epoch(&mut loader), first);
+    }
+
+    #[test]
+    fn a_resumed_job_repeats_and_skips_nothing() {
+        let samples = Numbers::new(97, None);
+        for (before, after) in [(1, 1), (2, 3), (4, 1), (3, 2)] {
+            let mut seen = Vec::new();
+            let mut cursors = Vec::new();
+            for rank in 0..before {
+                let mut loader = Loader::new(samples.clone(), options(rank, before, 2)).unwrap();
+                let mut batch = batch(&samples);
+                for _ in 0..3 {
+                    seen.extend(take(&mut loader, &mut batch).unwrap());
+                }
+                cursors.push(loader.cursor().to_bytes());
+            }
+            // What was made ahead does not count, and all workers agree.
+            assert!(cursors.iter().all(|cursor| *cursor == cursors[0]));
+            let cursor = Cursor::from_bytes(&cursors[0]).unwrap();
+            assert_eq!(cursor.taken, 15 * before as u64);
+            for rank in 0..after {
+                let mut loader = Loader::new(samples.clone(), options(rank, after, 1)).unwrap();
+                loader.resume(cursor).unwrap();
+                let mut batch = batch(&samples);
+                while let Some(some) = take(&mut loader, &mut batch) {
+                    seen.extend(some);
+                }
+            }
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..97), "from {before} to {after} workers");
+        }
+    }
+
+    #[test]
+    fn a_resumed_worker_gets_the_very_batches() {
+        let samples = Numbers::new(97, None);
+        let mut loader = Loader::new(samples.clone(), options(1, 2, 2)).unwrap();
+        let mut batch = batch(&samples);
+        (0..4).for_each(|_| drop(take(&mut loader, &mut batch)));
+        let cursor = loader.cursor();
+        let rest: Vec<_> = std::iter::from_fn(|| take(&mut loader, &mut batch)).collect();
+        let mut resumed = Loader::new(samples.clone(), options(1, 2, 1)).unwrap();
+        resumed.resume(cursor).unwrap();
+        let again: Vec<_> = std::iter::from_fn(|| take(&mut resumed, &mut batch)).collect();
+        assert_eq!(rest, again);
+    }
+
+    #[test]
+    fn errors_come_in_their_turn() {
+        let samples = Numbers::new(30, Some(12));
+        let plain = LoaderOptions { batch_size: 5, threads: 2, ..LoaderOptions::default() };
+        let mut loader = Loader::new(samples.clone(), plain.clone()).unwrap();
+        let mut batch = batch(&samples);
+        assert_eq!(take(&mut loader, &mut batch).unwrap()[0], 0);
+        assert_eq!(take(&mut loader, &mut batch).unwrap()[0], 5);
+        for _ in 0..2 {
+            assert_eq!(loader.next(&mut batch).unwrap_err().message(), "broken sample");
+            assert_eq!(loader.cursor().taken, 10);
+        }
+        let wrong = Cursor { seed: 9, ..loader.cursor() };
+        assert!(loader.resume(wrong).is_err());
+        let past = Cursor { taken: 31, ..loader.cursor() };
+        assert!(loader.resume(past).is_err());
+        for bad in [
+            LoaderOptions { batch_size: 0, ..plain.clone() },
+            LoaderOptions { rank: 1, ..plain.clone() },
+            LoaderOptions { threads: 1000, ..plain.clone() },
+        ] {
+            assert!(Loader::new(samples.clone(), bad).is_err());
+        }
+    }
+}
