@@ -4,6 +4,7 @@
 //! went well, 1 for an error (a file, a program, a run), 2 for a wrong command line. What training
 //! needs beyond one program on one machine is not done here.
 
+mod data;
 mod demo;
 mod env;
 mod inspect;
@@ -55,6 +56,9 @@ enum Command {
     Rewrite(rewrite::RewriteArgs),
     /// Trains a model on generated data, as a first look
     Demo(demo::DemoArgs),
+    /// Generated data sets
+    #[command(subcommand)]
+    Data(data::DataCommand),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -85,5 +89,6 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         Command::Env(args) => env::run(&args, out),
         Command::Rewrite(args) => rewrite::rewrite(&args, out),
         Command::Demo(args) => demo::run(&args, out),
+        Command::Data(command) => data::run(&command, out),
     }
 }

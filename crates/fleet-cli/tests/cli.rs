@@ -226,3 +226,30 @@ fn a_reader_may_leave() {
     let output = child.wait_with_output().expect("it ends");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
+
+#[test]
+fn data_sets_are_made() {
+    let folder = scratch("clicks");
+    let _ = std::fs::remove_dir_all(&folder);
+    let make = |more: &[&str]| {
+        let all = [&["data", "make", "ctr", path(&folder), "--rows", "2000"], more].concat();
+        fleet(&all)
+    };
+    let output = make(&["--shards", "2", "--size", "tiny", "--days", "3"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.starts_with("2000 rows in 2 files"), "{said}");
+    assert!(
+        said.contains("  C26: uint64 x 1\n") && said.contains("best possible AUC: 0."),
+        "{said}"
+    );
+    let part = std::fs::read_to_string(folder.join("part-00001")).expect("the second file");
+    assert_eq!(part.lines().count(), 1000);
+    assert!(part.lines().all(|line| line.starts_with("13 ") && line.split(' ').count() == 68));
+    // Files that are there stay.
+    let again = make(&[]);
+    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(!again.status.success() && said.contains("part-00000"), "{said}");
+    let said = make(&["--days", "0"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("days are out of range"));
+}

@@ -1,0 +1,146 @@
+//! `fleet data make`: generated data sets as files.
+
+use crate::{Output, Stop};
+use clap::{Args, Subcommand, ValueEnum};
+use fleet::data::synth::{BlobsConfig, CtrConfig, TextConfig};
+use fleet::data::{Make, MakeFormat, MakeKind};
+use fleet_base::{Error, text};
+use std::path::PathBuf;
+
+#[derive(Subcommand)]
+pub enum DataCommand {
+    /// Writes a generated data set, the same for the same settings, and prints the best possible score
+    Make(MakeArgs),
+}
+
+#[derive(Args)]
+pub struct MakeArgs {
+    #[arg(value_enum)]
+    kind: Kind,
+    /// Where the files go; made if need be
+    folder: PathBuf,
+    #[arg(long, default_value_t = 100_000)]
+    rows: u64,
+    /// The first row of an endless stream; a test set starts where the training set ends
+    #[arg(long, default_value_t = 0)]
+    first_row: u64,
+    /// Number of files
+    #[arg(long, default_value_t = 1)]
+    shards: u64,
+    #[arg(long, value_enum, default_value_t = FormatArg::Multislot)]
+    format: FormatArg,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many ids or words there are (ctr, text)
+    #[arg(long, value_enum, default_value_t = Size::Small)]
+    size: Size,
+    /// Spread the rows over this many days, between which tastes drift (ctr)
+    #[arg(long, default_value_t = 1)]
+    days: u64,
+    /// Tokens in a record (text)
+    #[arg(long, default_value_t = 128)]
+    length: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// Click logs: 13 numbers, 26 ids, a label
+    Ctr,
+    /// Images of digits, 28 x 28
+    Digits,
+    /// Words with hidden classes
+    Text,
+    /// Gaussian classes
+    Blobs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FormatArg {
+    Multislot,
+    Csv,
+    Jsonl,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Size {
+    /// 5,000 ids, 500 words
+    Tiny,
+    /// 50,000 ids, 10,000 words
+    Small,
+    /// 1,000,000 ids (ctr)
+    Large,
+}
+
+pub fn run(command: &DataCommand, out: &mut Output) -> Result<(), Stop> {
+    let DataCommand::Make(args) = command;
+    let make = Make {
+        kind: kind(args)?,
+        format: match args.format {
+            FormatArg::Multislot => MakeFormat::MultiSlot,
+            FormatArg::Csv => MakeFormat::Csv,
+            FormatArg::Jsonl => MakeFormat::JsonLines,
+        },
+        first_row: args.first_row,
+        rows: args.rows,
+        shards: args.shards,
+        folder: args.folder.clone(),
+    };
+    let made = make.write()?;
+    out.line(format_args!(
+        "{} rows in {} {} under {}",
+        args.rows,
+        made.files.len(),
+        if made.files.len() == 1 { "file" } else { "files" },
+        args.folder.display()
+    ))?;
+    for slot in made.schema.slots() {
+        let width = slot.width().map_or("ragged".to_string(), |width| width.to_string());
+        out.line(format_args!("  {}: {} x {width}", slot.name, slot.kind))?;
+    }
+    for (name, value) in &made.facts {
+        if value.fract() == 0.0 {
+            out.line(format_args!("{name}: {}", text::count(*value)))?;
+        } else {
+            out.line(format_args!("{name}: {value:.4}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
+    let seed = args.seed;
+    if args.days == 0 || args.days > args.rows.max(1) {
+        return Err(Error::invalid("days are out of range")
+            .expected(format!("1 to {}, the number of rows", args.rows))
+            .got(args.days));
+    }
+    Ok(match args.kind {
+        Kind::Ctr => {
+            let base = match args.size {
+                Size::Tiny => CtrConfig::tiny(),
+                Size::Small => CtrConfig::small(),
+                Size::Large => CtrConfig::criteo_like(),
+            };
+            let drifts = args.days > 1;
+            MakeKind::Ctr(CtrConfig {
+                seed,
+                samples_per_day: if drifts { args.rows.div_ceil(args.days) } else { 0 },
+                drift_per_day: if drifts { DRIFT_PER_DAY } else { 0.0 },
+                ..base
+            })
+        }
+        Kind::Digits => MakeKind::Digits { seed },
+        Kind::Text => {
+            let base = match args.size {
+                Size::Tiny => TextConfig::tiny(),
+                Size::Small => TextConfig::small(),
+                Size::Large => return Err(Error::invalid("there is no large text")),
+            };
+            MakeKind::Text { config: TextConfig { seed, ..base }, length: args.length }
+        }
+        Kind::Blobs => MakeKind::Blobs(BlobsConfig { seed, ..BlobsConfig::default() }),
+    })
+}
+
+/// How far tastes turn in a day, in radians: a week changes half of them.
+const DRIFT_PER_DAY: f64 = 0.1;
