@@ -1,6 +1,6 @@
 //! `fleet data make`: generated data sets as files.
 
-use crate::{Output, Stop};
+use crate::output::{Output, Stop};
 use clap::{Args, Subcommand, ValueEnum};
 use fleet::data::synth::{BlobsConfig, CtrConfig, TextConfig};
 use fleet::data::{Make, MakeFormat, MakeKind};
