@@ -13,9 +13,10 @@ use fleet_topology::names;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// The hidden first argument of a guard; the mark of the launch follows.
+/// The hidden first argument of a guard; the mark of the launch and its folder follow.
 pub const ARGUMENT: &str = "__guard";
 
 /// The launcher's end of the pipe.
@@ -25,11 +26,17 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub fn start(mark: &str) -> Result<Guard> {
+    /// `scratch` is a folder to remove in the launcher's place.
+    pub fn start(mark: &str, scratch: &Path) -> Result<Guard> {
         let own = std::env::current_exe()
             .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
         let mut command = Command::new(own);
-        command.arg(ARGUMENT).arg(mark).env_remove(names::FLEET_LAUNCH).current_dir("/");
+        command
+            .arg(ARGUMENT)
+            .arg(mark)
+            .arg(scratch)
+            .env_remove(names::FLEET_LAUNCH)
+            .current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command
@@ -69,7 +76,7 @@ impl Guard {
 }
 
 /// What the guard process does.
-pub fn run(mark: &str) {
+pub fn run(mark: &str, scratch: &Path) {
     // Ctrl-C at the terminal is not for the guard; it ends with its pipe. Nothing can be done when
     // this fails, and nothing depends on it.
     for signal in
@@ -94,6 +101,8 @@ pub fn run(mark: &str) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     sweep(mark, &[]);
+    // Temporary files are cleaned up by others if this fails.
+    let _ = std::fs::remove_dir_all(scratch);
 }
 
 /// Kills every process that carries the mark; how many there were.

@@ -19,15 +19,16 @@ use fleet_base::{Error, Result};
 use fleet_net::{Log, StoreServer, Vigilance};
 use fleet_topology::{Endpoint, Env, Role, Token};
 use std::io::Write;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 /// `fleetrun` from its arguments (without the program's name) to its exit code.
 pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
-    if let [argument, mark] = args.as_slice()
+    if let [argument, mark, scratch] = args.as_slice()
         && argument == guard::ARGUMENT
     {
-        guard::run(mark);
+        guard::run(mark, Path::new(scratch));
         return 0;
     }
     let begun = Instant::now();
@@ -96,7 +97,7 @@ impl Job {
         let mut attempts = Attempts {
             rules: self.rules(),
             oom: OomWatch::new(),
-            guard: Guard::start(&run.mark)?,
+            guard: Guard::start(&run.mark, &scratch.path)?,
             console,
             events,
             job: &self,
@@ -404,7 +405,7 @@ impl Drop for Scratch {
     }
 }
 
-fn absolute(path: &std::path::Path) -> String {
+fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
 }
 

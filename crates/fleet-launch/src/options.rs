@@ -142,7 +142,9 @@ impl Options {
             Some(text) => Some(nodes(text)?),
             None => None,
         };
-        let master = given.text("master").or_else(|| outer.text(&[names::PADDLE_MASTER]));
+        // A list of hosts that was given wins over a meeting place that was not.
+        let from_env = || outer.text(&[names::PADDLE_MASTER]).filter(|_| !given.is_given("ips"));
+        let master = given.text("master").or_else(from_env);
         let command = given.command();
         if command.is_empty() {
             return Err(Error::invalid("there is nothing to start")

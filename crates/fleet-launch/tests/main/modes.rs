@@ -121,6 +121,9 @@ fn variables_count_as_flags_but_not_within_a_job() {
     let outside = options("t.py", &env).unwrap();
     assert_eq!(outside.master.unwrap().port, 1);
     assert_eq!(outside.nodes.unwrap().max, 2);
+    env.set("PADDLE_NNODES", "");
+    assert!(options("--ips a,b t.py", &env).unwrap().master.is_none());
+    env.set("PADDLE_NNODES", "2");
     env.set("FLEET_LAUNCH", "mark");
     let inside = options("t.py", &env).unwrap();
     assert!(inside.master.is_none() && inside.nodes.is_none());
