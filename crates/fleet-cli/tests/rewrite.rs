@@ -1,0 +1,51 @@
+//! What `fleet rewrite` prints, held to `golden/rewrite-*.out` (`FLEET_BLESS=1` rewrites them).
+
+use std::path::Path;
+use std::process::Command;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+
+fn check(name: &str, args: &[&str]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fleet"));
+    let output = command.args(args).current_dir(GOLDEN).output().expect("the tool can be started");
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    let mut found = format!("$ fleet {}\n{}", args.join(" "), text(&output.stdout));
+    if !output.stderr.is_empty() {
+        found += &format!("--- stderr\n{}", text(&output.stderr));
+    }
+    found += &format!("--- exit code {}\n", output.status.code().expect("no signal"));
+    let path = Path::new(GOLDEN).join(format!("rewrite-{name}.out"));
+    if std::env::var_os("FLEET_BLESS").is_some() {
+        std::fs::write(&path, found).expect("the tests' folder can be written");
+        return;
+    }
+    assert_eq!(found, std::fs::read_to_string(&path).unwrap_or_default(), "{}", path.display());
+}
+
+#[test]
+fn programs() {
+    let ranks = ["--ranks", "8", "--rank", "3"];
+    let with = |more: &[&'static str]| [&["rewrite", "net.fleet"], &ranks[..], more].concat();
+    check("plain", &with(&[]));
+    check("diff", &with(&["--strategy", "merged.prototxt", "--diff", "--optimizer", "sgd,lr=0.5"]));
+    check("cost", &with(&["--strategy", "merged.prototxt", "--cost"]));
+    check("explain", &with(&["--strategy", "merged.prototxt", "--explain"]));
+    check("explain-refused", &with(&["--strategy", "both.prototxt", "--explain"]));
+}
+
+#[test]
+fn resnet_50_at_1024_ranks() {
+    let args = ["rewrite", "model:resnet50", "--ranks", "1024", "--ranks-per-node", "8", "--cost"];
+    check("resnet50", &args);
+}
+
+#[test]
+fn mistakes() {
+    check("rank", &["rewrite", "net.fleet", "--ranks", "2", "--rank", "2"]);
+    check("model", &["rewrite", "model:resnet51"]);
+    check("optimizer", &["rewrite", "net.fleet", "--optimizer", "momentun"]);
+    check("number", &["rewrite", "net.fleet", "--optimizer", "sgd,mu=0.9"]);
+    check("loss", &["rewrite", "net.fleet", "--loss", "los"]);
+    check("refused", &["rewrite", "net.fleet", "--strategy", "both.prototxt", "--ranks", "2"]);
+    check("twice", &["rewrite", "linear.fleet", "--ranks", "2"]);
+}
