@@ -2,4 +2,7 @@
 
 mod common;
 mod diagnosis;
+#[cfg(target_os = "linux")]
+mod processes;
 mod reference;
+mod simulated;

@@ -276,12 +276,7 @@ impl Segment {
                 String::from_utf8_lossy(bytes).into_owned(),
             )
         };
-        let mut lines = text.split('\n');
-        let mut error = Error::new(kind_of(kind), lines.next().unwrap_or("").to_string());
-        for place in lines {
-            error = error.at(place);
-        }
-        Some(error)
+        Some(fault_of(kind_of(kind), &text))
     }
 
     fn wake_all(&self) {
@@ -296,19 +291,32 @@ impl Segment {
 const WRITING: u32 = 1;
 const SET: u32 = 2;
 
-/// The message on the first line and a place on each of the others.
+/// What the error says, as it is shown.
 fn fault_text(error: &Error) -> String {
-    let mut text = error.message().replace('\n', " ");
-    for place in error.places() {
-        text.push('\n');
-        text.push_str(&place.replace('\n', " "));
-    }
+    let mut text = error.to_string();
     let mut end = text.len().min(FAULT_TEXT_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
     text.truncate(end);
     text
+}
+
+/// The error that is shown as `text`.
+fn fault_of(kind: ErrorKind, text: &str) -> Error {
+    const INTERNAL: &str = "internal error (please report it): ";
+    let mut lines = text.split('\n');
+    let first = lines.next().unwrap_or_default();
+    let mut error = Error::new(kind, first.strip_prefix(INTERNAL).unwrap_or(first));
+    for line in lines {
+        let line = line.trim_start();
+        error = match (line.strip_prefix("at "), line.strip_prefix("help: ")) {
+            (Some(place), _) => error.at(place),
+            (_, Some(help)) => error.help(help),
+            _ => error.at(line),
+        };
+    }
+    error
 }
 
 const KINDS: [ErrorKind; 6] = [
@@ -326,4 +334,78 @@ fn kind_number(kind: ErrorKind) -> u32 {
 
 fn kind_of(number: u32) -> ErrorKind {
     KINDS.get(number as usize).copied().unwrap_or(ErrorKind::Unavailable)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { ranks: 3, slot_bytes: 64 << 10 };
+
+    #[test]
+    fn both_kinds_of_files_are_opened_and_leave_no_name() {
+        for fallback in [false, true] {
+            let (first, file) = Segment::create(LAYOUT, 7, fallback).expect("memory");
+            let path = file.path();
+            let second = Segment::open(LAYOUT, 7, &path).expect("the same memory");
+            first.filled(2).publish(5);
+            assert!(second.filled(2).reached(5) && !second.filled(2).reached(6));
+            drop(file);
+            assert!(Segment::open(LAYOUT, 7, &path).is_err(), "{path} is still there");
+        }
+    }
+
+    #[test]
+    fn other_memory_is_refused() {
+        let (_segment, file) = Segment::create(LAYOUT, 7, false).expect("memory");
+        assert!(Segment::open(LAYOUT, 8, &file.path()).is_err());
+        let other = Layout { ranks: 2, ..LAYOUT };
+        assert!(Segment::open(other, 7, &file.path()).is_err());
+        assert!(Segment::open(LAYOUT, 7, "/proc/self/exe").is_err());
+    }
+
+    #[test]
+    fn areas_do_not_overlap() {
+        let (segment, _file) = Segment::create(LAYOUT, 7, false).expect("memory");
+        let mut areas: Vec<(usize, usize)> = Vec::new();
+        for rank in 0..LAYOUT.ranks {
+            for step in 0..SLOTS as u32 {
+                areas.push((segment.slot(rank, step) as usize, LAYOUT.slot_bytes));
+            }
+            for call in 0..SIGNATURES as u32 {
+                areas.push((segment.signature(rank, call) as usize, SIGNATURE_BYTES));
+            }
+            for flag in [segment.filled(rank), segment.consumed(rank)] {
+                areas.push((flag.word.as_ptr() as usize, 4));
+                areas.push((flag.waiters.as_ptr() as usize, 4));
+            }
+            areas.push((segment.left(rank).as_ptr() as usize, 4));
+            for to in 0..LAYOUT.ranks {
+                for step in 0..PAIR_SLOTS as u32 {
+                    let bytes = LAYOUT.pair_slot_bytes();
+                    areas.push((segment.pair_slot(rank, to, step) as usize, bytes));
+                    let place = segment.pair_signature(rank, to, step) as usize;
+                    areas.push((place, SIGNATURE_BYTES));
+                }
+                for flag in [segment.pair_filled(rank, to), segment.pair_consumed(rank, to)] {
+                    areas.push((flag.word.as_ptr() as usize, 4));
+                    areas.push((flag.waiters.as_ptr() as usize, 4));
+                }
+            }
+        }
+        areas.sort_unstable();
+        assert!(areas.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0));
+        let (start, end) = (areas[0].0, areas[areas.len() - 1]);
+        assert!(end.0 + end.1 - start <= LAYOUT.bytes());
+    }
+
+    #[test]
+    fn the_first_fault_stays_and_is_told_whole() {
+        let (segment, _file) = Segment::create(LAYOUT, 7, false).expect("memory");
+        assert!(segment.fault().is_none());
+        let error = Error::unavailable("rank 3 died").at("all_reduce").at("group").help("start it");
+        segment.poison(&error);
+        segment.poison(&Error::invalid("later"));
+        assert_eq!(segment.fault(), Some(error));
+    }
 }

@@ -169,6 +169,7 @@ fn run_rank<T>(
 }
 
 /// One rank's way into the network.
+#[derive(Clone)]
 pub struct SimFabric {
     rank: usize,
     world: Arc<World>,

@@ -1,0 +1,193 @@
+//! Our side of the benchmarks `comm/...`: all-reduce of f32 between real processes of this machine.
+//!
+//! ```text
+//! cargo run --release -p fleet-comm --example all_reduce -- comm/allreduce_2x1MB
+//!     [--steps N] [--warmup N] [--slot-kb N] [--small-kb N] [--spin-us N] [--algorithm NAME]
+//! ```
+//!
+//! `comm/allreduce_RANKSxSIZE` goes through shared memory, `comm/tcp_allreduce_RANKSxSIZE` over TCP on
+//! the loopback, `comm/memory` is the memory bandwidth that two processes reach together. One JSON line;
+//! calls are made back to back, and a run is many of them where one is short.
+
+use fleet_base::{Error, Result};
+use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};
+use fleet_net::{
+    Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
+};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let setup = Setup::parse(&args)?;
+    match flag(&args, "--worker") {
+        Some(rank) => work(&setup, number(&rank)?, &args),
+        None => lead(&setup, &args),
+    }
+}
+
+/// What the name of the benchmark says.
+struct Setup {
+    name: String,
+    ranks: usize,
+    bytes: usize,
+    tcp: bool,
+    memory: bool,
+}
+
+impl Setup {
+    fn parse(args: &[String]) -> Result<Setup> {
+        let name = args.first().cloned().unwrap_or_default();
+        let wrong = || {
+            Error::invalid(format!("unknown benchmark '{name}'"))
+                .expected("comm/allreduce_2x1MB, comm/tcp_allreduce_2x1MB or comm/memory")
+        };
+        if name == "comm/memory" {
+            let bytes = 100 << 20;
+            return Ok(Setup { name, ranks: 2, bytes, tcp: false, memory: true });
+        }
+        let (_, what) = name.split_once("allreduce_").ok_or_else(wrong)?;
+        let (ranks, size) = what.split_once('x').ok_or_else(wrong)?;
+        let (count, unit) = size.split_at(size.len().saturating_sub(2));
+        let unit = match unit {
+            "KB" => 1 << 10,
+            "MB" => 1 << 20,
+            _ => return Err(wrong()),
+        };
+        let (ranks, bytes) = (number(ranks)?, number(count)? * unit);
+        Ok(Setup { tcp: name.contains("/tcp_"), name, ranks, bytes, memory: false })
+    }
+
+    /// Calls in one run: enough for a clock.
+    fn calls(&self) -> usize {
+        ((4 << 20) / self.bytes).max(1)
+    }
+
+    fn default_steps(&self) -> usize {
+        ((512 << 20) / (self.bytes * self.calls())).clamp(8, 100)
+    }
+}
+
+/// Starts the ranks, hosts their store, and waits.
+fn lead(setup: &Setup, args: &[String]) -> Result<()> {
+    let token = Token::generate()?;
+    let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
+    let program = std::env::current_exe()
+        .map_err(|error| Error::internal(format!("where is this program? {error}")))?;
+    let start = |rank: usize| -> Result<Child> {
+        Command::new(&program)
+            .args(args)
+            .args(["--worker", &rank.to_string(), "--store", &server.address().to_string()])
+            .env("FLEET_BENCH_TOKEN", token.to_text())
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(|error| Error::exhausted(format!("cannot start rank {rank}: {error}")))
+    };
+    let ranks: Vec<Child> = (0..setup.ranks).map(start).collect::<Result<_>>()?;
+    for (rank, mut child) in ranks.into_iter().enumerate() {
+        let status = child.wait().map_err(|error| Error::internal(error.to_string()))?;
+        if !status.success() {
+            return Err(Error::internal(format!("rank {rank} failed: {status}")));
+        }
+    }
+    Ok(())
+}
+
+fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
+    let limits = Limits::within(Duration::from_secs(60));
+    let token = Token::from_text(&std::env::var("FLEET_BENCH_TOKEN").unwrap_or_default())?;
+    let address = flag(args, "--store").unwrap_or_default();
+    let address = address.parse().map_err(|_| Error::invalid("no address of the store"))?;
+    let store = StoreClient::connect(address, &token, &limits)?;
+    let options = TcpOptions::new("bench", rank, setup.ranks).interface("127.0.0.1");
+    let fabric = TcpFabric::start(&store, &token, options, &limits)?;
+    let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
+    let all: Vec<usize> = (0..setup.ranks).collect();
+    let kb = |name: &str| flag(args, name).map(|kb| number(&kb).map(|kb| kb << 10)).transpose();
+    let group = world.group(
+        "world",
+        &all,
+        &GroupOptions {
+            shared_memory: !setup.tcp,
+            slot_bytes: kb("--slot-kb")?,
+            small_bytes_max: kb("--small-kb")?,
+            spin: match flag(args, "--spin-us") {
+                None => None,
+                Some(us) => Some(Duration::from_micros(number(&us)? as u64)),
+            },
+            algorithm: match flag(args, "--algorithm") {
+                None => Algorithm::Auto,
+                Some(name) => Algorithm::ALL
+                    .into_iter()
+                    .find(|known| format!("{known:?}") == name)
+                    .ok_or_else(|| Error::invalid(format!("unknown algorithm {name}")))?,
+            },
+            ..GroupOptions::default()
+        },
+    )?;
+    let mut data = vec![0.0f32; setup.bytes / 4];
+    let or = |name: &str, default: usize| {
+        flag(args, name).map_or(Ok(default), |text| number(&text)).map(|n| if n == 0 { default } else { n })
+    };
+    let (steps, warmup) = (or("--steps", setup.default_steps())?, or("--warmup", 3)?);
+    let calls = setup.calls();
+    let mut rates = Vec::with_capacity(steps);
+    for step in 0..warmup + steps {
+        group.barrier("begin")?;
+        let begin = Instant::now();
+        for _ in 0..calls {
+            match setup.memory {
+                true => data.iter_mut().for_each(|x| *x += 1.0),
+                false => group.all_reduce("x", &mut data, ReduceOp::Sum)?,
+            }
+        }
+        if setup.memory {
+            group.barrier("end")?;
+        }
+        if step >= warmup {
+            rates.push(begin.elapsed().as_secs_f64() / calls as f64);
+        }
+    }
+    if rank == 0 {
+        print(setup, &mut rates);
+    }
+    group.barrier("end")
+}
+
+fn print(setup: &Setup, seconds: &mut [f64]) {
+    // Every byte is read once and written once, in each process.
+    let factor = if setup.memory { 2 * setup.ranks } else { 1 };
+    let gb = (setup.bytes * factor) as f64 / 1e9;
+    seconds.sort_by(f64::total_cmp);
+    let rate = |index: usize| gb / seconds[index];
+    println!(
+        "{{\"bench\": \"{}\", \"unit\": \"GB/s\", \"median\": {:.4}, \"min\": {:.4}, \"max\": {:.4}, \
+         \"us\": {:.2}, \"runs\": {}, \"ranks\": {}, \"peak_rss_mb\": {:.0}}}",
+        setup.name,
+        rate(seconds.len() / 2),
+        rate(seconds.len() - 1),
+        rate(0),
+        seconds[seconds.len() / 2] * 1e6,
+        seconds.len(),
+        setup.ranks,
+        peak_rss_mb()
+    );
+}
+
+fn flag(args: &[String], name: &str) -> Option<String> {
+    let at = args.iter().position(|arg| arg == name)?;
+    args.get(at + 1).cloned()
+}
+
+fn number(text: &str) -> Result<usize> {
+    text.parse().map_err(|_| Error::invalid("no number").got(text))
+}
+
+/// The high-water mark of this process's memory, where the system tells (Linux).
+fn peak_rss_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kb = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<f64>().ok());
+    kb.map_or(f64::NAN, |kb| kb / 1024.0)
+}

@@ -1,0 +1,207 @@
+//! Real processes that share memory: all is well, one is killed, one is stopped, one calls something
+//! else, sixty-four of them. Nothing is left behind.
+
+use fleet_base::Result;
+use fleet_comm::{GroupOptions, ReduceOp, World};
+use fleet_net::{
+    Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
+};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Set in processes that are ranks: rank, ranks, address of the store, what to do.
+const RANK: &str = "FLEET_COMM_TEST_RANK";
+const TOKEN: &str = "FLEET_COMM_TEST_TOKEN";
+/// Far more than anything here takes.
+const WAIT_MAX: Duration = Duration::from_secs(120);
+
+/// Is a rank where the environment says so; elsewhere a job of one.
+#[test]
+fn rank_of_a_job() {
+    let Ok(text) = std::env::var(RANK) else {
+        let world = World::threads(1).remove(0);
+        let group = world.group("world", &[0], &GroupOptions::default()).expect("opens");
+        let mut data = [3.0f32];
+        group.all_reduce("x", &mut data, ReduceOp::Avg).expect("nobody to wait for");
+        assert_eq!(data, [3.0]);
+        return;
+    };
+    let parts: Vec<&str> = text.split(' ').collect();
+    let [rank, ranks, address, what] = parts[..] else { panic!("four words: {text}") };
+    let (rank, ranks) = (rank.parse().expect("a rank"), ranks.parse().expect("a number"));
+    match work(rank, ranks, address, what) {
+        Ok(()) => println!("\nended well"),
+        Err(error) => println!("\nfailed: {}", error.to_string().replace('\n', " | ")),
+    }
+}
+
+fn work(rank: usize, ranks: usize, address: &str, what: &str) -> Result<()> {
+    let limits = Limits::within(WAIT_MAX);
+    let token = Token::from_text(&std::env::var(TOKEN).unwrap_or_default())?;
+    let address = address.parse().expect("an address");
+    let store = StoreClient::connect(address, &token, &limits)?;
+    let tcp = TcpOptions::new("job", rank, ranks).interface("127.0.0.1");
+    let fabric = TcpFabric::start(&store, &token, tcp, &limits)?;
+    let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
+    let all: Vec<usize> = (0..ranks).collect();
+    let options = GroupOptions { silence: Duration::from_secs(1), ..GroupOptions::default() };
+    // The store's connection is there from here on.
+    let before = usage();
+    let group = world.group("world", &all, &options)?;
+    assert_eq!(group.backend(), "shared memory");
+    let mut data = vec![rank as i64 + 1; 100_000];
+    group.all_reduce("first", &mut data, ReduceOp::Sum)?;
+    assert_eq!(data[99_999], (ranks * (ranks + 1) / 2) as i64);
+    println!("\nready");
+    match what {
+        "end" => {
+            group.barrier("last")?;
+            drop(group);
+            let after = usage();
+            assert_eq!(after, before, "descriptors, threads and maps");
+            Ok(())
+        }
+        "differ" => {
+            let mut more = [0.0f32; 5];
+            let label = if rank == 1 { "other" } else { "same" };
+            group.all_reduce(label, &mut more, ReduceOp::Sum)
+        }
+        _ => loop {
+            group.all_reduce("again", &mut data, ReduceOp::Max)?;
+        },
+    }
+}
+
+/// Open descriptors, threads, and maps of shared memory.
+fn usage() -> [usize; 3] {
+    let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let shared = maps.lines().filter(|line| line.contains("fleet-comm")).count();
+    [count("/proc/self/fd"), count("/proc/self/task"), shared]
+}
+
+struct Job {
+    ranks: Vec<(Child, BufReader<ChildStdout>)>,
+    _server: StoreServer,
+}
+
+impl Job {
+    /// Starts the ranks, and waits until all are ready.
+    fn start(ranks: usize, what: &str) -> Job {
+        let token = Token::generate().expect("random bytes");
+        let log = Log::silent();
+        let server =
+            StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), log).expect("a port");
+        let start = |rank: usize| {
+            let text = format!("{rank} {ranks} {} {what}", server.address());
+            let mut child = Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", "processes::rank_of_a_job", "--nocapture"])
+                .env(RANK, text)
+                .env(TOKEN, token.to_text())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("a process");
+            let out = BufReader::new(child.stdout.take().expect("a pipe"));
+            (child, out)
+        };
+        let mut job = Job { ranks: (0..ranks).map(start).collect(), _server: server };
+        for (rank, (_, out)) in job.ranks.iter_mut().enumerate() {
+            let mut line = String::new();
+            while line.trim() != "ready" {
+                line.clear();
+                let bytes = out.read_line(&mut line).expect("text");
+                assert!(bytes > 0 && !line.contains("failed"), "rank {rank}: {line}");
+            }
+        }
+        job
+    }
+
+    fn signal(&self, rank: usize, signal: i32) {
+        // SAFETY: a signal to a child that was not waited for yet.
+        unsafe { libc::kill(self.ranks[rank].0.id() as i32, signal) };
+    }
+
+    fn pid(&self, rank: usize) -> u32 {
+        self.ranks[rank].0.id()
+    }
+
+    /// What a rank says until it ends.
+    fn end(&mut self, rank: usize) -> String {
+        let (child, out) = &mut self.ranks[rank];
+        let mut text = String::new();
+        out.read_to_string(&mut text).expect("text");
+        child.wait().expect("it ends");
+        text
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.ranks {
+            // Most have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn left_behind() -> usize {
+    let names = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    names.filter(|entry| entry.file_name().to_string_lossy().starts_with("fleet-comm")).count()
+}
+
+#[test]
+fn ranks_end_and_leave_nothing() {
+    let mut job = Job::start(3, "end");
+    for rank in 0..3 {
+        let text = job.end(rank);
+        assert!(text.contains("ended well"), "rank {rank}: {text}");
+    }
+    assert_eq!(left_behind(), 0);
+}
+
+#[test]
+fn a_killed_rank_is_named_at_once() {
+    let mut job = Job::start(3, "loop");
+    let begin = Instant::now();
+    job.signal(1, libc::SIGKILL);
+    for rank in [0, 2] {
+        let text = job.end(rank);
+        let who = format!("pid {}) died", job.pid(1));
+        assert!(text.contains("failed: rank 1 (host") && text.contains(&who), "{text}");
+        assert!(text.contains("all_reduce #") && text.contains("'again'"), "{text}");
+    }
+    assert!(begin.elapsed() < WAIT_MAX);
+    assert_eq!(left_behind(), 0);
+}
+
+#[test]
+fn a_stopped_rank_is_named() {
+    let mut job = Job::start(3, "loop");
+    job.signal(2, libc::SIGSTOP);
+    for rank in [0, 1] {
+        let text = job.end(rank);
+        assert!(text.contains("rank 2 (host") && text.contains("is stopped (SIGSTOP"), "{text}");
+        assert!(text.contains("help: kill -CONT"), "{text}");
+    }
+}
+
+#[test]
+fn processes_that_differ_are_told() {
+    let mut job = Job::start(3, "differ");
+    for rank in 0..3 {
+        let text = job.end(rank);
+        assert!(text.contains("'other'") && text.contains("'same'"), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn sixty_four_ranks() {
+    let mut job = Job::start(64, "end");
+    for rank in 0..64 {
+        let text = job.end(rank);
+        assert!(text.contains("ended well"), "rank {rank}: {text}");
+    }
+}
