@@ -29,7 +29,19 @@ const fn peer(framework: &'static str, path: &'static str) -> PeerScript {
 
 const ADAGRAD: &[&str] = &["--optimizer", "adagrad"];
 
-const BENCHES: [Bench; 5] = [
+/// All-reduces: the scripts learn size and ranks from the name.
+const fn comm(name: &'static str) -> Bench {
+    const PEERS: &[PeerScript] = &[peer("gloo", "comm/gloo.py"), peer("mpi", "comm/mpi.py")];
+    Bench { name, unit: "GB/s", peers: PEERS, target: None }
+}
+
+/// MPI would go through shared memory.
+const fn over_tcp(name: &'static str) -> Bench {
+    const PEERS: &[PeerScript] = &[peer("gloo", "comm/gloo.py")];
+    Bench { name, unit: "GB/s", peers: PEERS, target: None }
+}
+
+const BENCHES: [Bench; 16] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -63,7 +75,20 @@ const BENCHES: [Bench; 5] = [
         peers: &[],
         target: Some(500.0),
     },
+    comm("comm/allreduce_2x4KB"),
+    comm("comm/allreduce_2x1MB"),
+    comm("comm/allreduce_2x25MB"),
+    comm("comm/allreduce_2x100MB"),
+    comm("comm/allreduce_4x4KB"),
+    comm("comm/allreduce_4x1MB"),
+    comm("comm/allreduce_4x25MB"),
+    comm("comm/allreduce_4x100MB"),
+    over_tcp("comm/tcp_allreduce_2x1MB"),
+    over_tcp("comm/tcp_allreduce_2x25MB"),
+    Bench { name: "comm/memory", unit: "GB/s", peers: &[], target: None },
 ];
+
+const FRAMEWORKS: [&str; 4] = ["torch", "paddle", "gloo", "mpi"];
 
 struct Options {
     names: Vec<String>,
@@ -84,7 +109,10 @@ pub fn run(root: &Path, args: &[String]) -> Result<(), String> {
         let known: Vec<&str> = BENCHES.iter().map(|bench| bench.name).collect();
         return Err(format!("no benchmark of that name; there are {}", known.join(", ")));
     }
-    build(root)?;
+    // The rest is built by the run of it.
+    if !chosen.iter().all(|bench| is_comm(bench.name)) {
+        build(root)?;
+    }
     chosen.into_iter().try_for_each(|bench| run_bench(root, &options, bench))
 }
 
@@ -100,7 +128,7 @@ fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String
     for _ in 0..options.rounds {
         ours.push(run_ours(root, bench.name, options.threads)?);
         for ((python, script), values) in peers.iter().zip(&mut theirs) {
-            values.push(run_peer(root, python, script, options.threads)?);
+            values.push(run_peer(root, python, script, bench.name, options.threads)?);
         }
     }
     let mut line = summary(bench, options.threads, &ours);
@@ -132,8 +160,9 @@ fn parse(args: &[String]) -> Result<Options, String> {
                 let (framework, python) = given
                     .split_once('=')
                     .ok_or_else(|| format!("--peer {given}: expected FRAMEWORK=PYTHON"))?;
-                if !["torch", "paddle"].contains(&framework) {
-                    return Err(format!("unknown peer '{framework}': expected torch or paddle"));
+                if !FRAMEWORKS.contains(&framework) {
+                    let known = FRAMEWORKS.join(", ");
+                    return Err(format!("unknown peer '{framework}': expected one of {known}"));
                 }
                 options.peers.push((framework.to_string(), python.to_string()));
             }
@@ -148,6 +177,10 @@ fn number(flag: &str, text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("{flag} {text}: expected a number"))
 }
 
+fn is_comm(name: &str) -> bool {
+    name.starts_with("comm/")
+}
+
 fn build(root: &Path) -> Result<(), String> {
     let status = Command::new(env!("CARGO"))
         .args(["build", "--release", "--quiet", "--package", "fleet-bench"])
@@ -159,9 +192,15 @@ fn build(root: &Path) -> Result<(), String> {
 
 fn run_ours(root: &Path, name: &str, threads: usize) -> Result<Value, String> {
     let mut command = Command::new(env!("CARGO"));
+    // Ranks are processes of one thread, and need nothing but collectives.
+    let program: &[&str] = match is_comm(name) {
+        true => &["fleet-comm", "--example", "all_reduce"],
+        false => &["fleet-bench"],
+    };
     command
-        .args(["run", "--release", "--quiet", "--package", "fleet-bench", "--", name])
-        .args(["--threads", &threads.to_string()])
+        .args(["run", "--release", "--quiet", "--package"])
+        .args(program)
+        .args(["--", name, "--threads", &threads.to_string()])
         .current_dir(root);
     last_json(name, &mut command)
 }
@@ -170,11 +209,15 @@ fn run_peer(
     root: &Path,
     python: &str,
     script: &PeerScript,
+    name: &str,
     threads: usize,
 ) -> Result<Value, String> {
     let path = root.join("bench/peers").join(script.path);
     let mut command = Command::new(python);
     command.arg(path).args(script.args).args(["--threads", &threads.to_string()]).current_dir(root);
+    if is_comm(name) {
+        command.args(["--bench", name]);
+    }
     last_json(script.path, &mut command)
 }
 
@@ -224,6 +267,10 @@ fn against(ours: &Map<String, Value>, framework: &str, theirs: &[Value]) -> Map<
     let list = medians(theirs, "median");
     let peak = medians(theirs, "peak_rss_mb");
     let mine = ours["median"].as_f64().unwrap_or(f64::NAN);
+    if is_comm(ours["bench"].as_str().unwrap_or("")) {
+        let name = format!("{}_vs_{framework}", ours["bench"].as_str().unwrap_or(""));
+        line.insert("bench".into(), json!(name));
+    }
     line.insert("peer".into(), json!(framework));
     line.insert("peer_median".into(), json!(median(&list)));
     line.insert("peer_min".into(), json!(list.first()));
@@ -241,7 +288,7 @@ fn show(options: &Options, line: &Map<String, Value>) {
     let number = |key: &str| line.get(key).and_then(Value::as_f64);
     let text = |key: &str| line.get(key).and_then(Value::as_str).unwrap_or("");
     let mut row = format!(
-        "{:<26} {:>10.1} {} ({:.1} .. {:.1}, {} runs, {} threads, {:.0} MB)",
+        "{:<26} {:>10.2} {} ({:.2} .. {:.2}, {} runs, {} threads, {:.0} MB)",
         text("bench"),
         number("median").unwrap_or(f64::NAN),
         text("unit"),
@@ -255,7 +302,7 @@ fn show(options: &Options, line: &Map<String, Value>) {
         row += &format!("   target {target:.1}   ratio {ratio:.2}");
     } else if let (Some(peer), Some(ratio)) = (number("peer_median"), number("ratio")) {
         row += &format!(
-            "   {} {:.1} ({:.0} MB)   ratio {:.2}",
+            "   {} {:.2} ({:.0} MB)   ratio {:.2}",
             text("peer"),
             peer,
             number("peer_peak_rss_mb").unwrap_or(f64::NAN),

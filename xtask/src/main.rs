@@ -14,7 +14,7 @@ usage: cargo xtask COMMAND
   test    the tests (arguments are handed to cargo test)
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
-          [--peer torch=PYTHON] [--peer paddle=PYTHON]; names may be prefixes (train, train/bert4)
+          [--peer torch|paddle|gloo|mpi=PYTHON]; names may be prefixes (train, train/bert4)
 ";
 
 type Outcome = Result<(), String>;

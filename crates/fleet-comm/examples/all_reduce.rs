@@ -128,7 +128,9 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
     )?;
     let mut data = vec![0.0f32; setup.bytes / 4];
     let or = |name: &str, default: usize| {
-        flag(args, name).map_or(Ok(default), |text| number(&text)).map(|n| if n == 0 { default } else { n })
+        flag(args, name)
+            .map_or(Ok(default), |text| number(&text))
+            .map(|n| if n == 0 { default } else { n })
     };
     let (steps, warmup) = (or("--steps", setup.default_steps())?, or("--warmup", 3)?);
     let calls = setup.calls();

@@ -97,8 +97,15 @@ fn check(name: &str, group: &GroupOptions, work: Work) {
             }
             for fault in faults {
                 let seed = seed + step;
-                let options = sim::Options { faults: vec![fault], ..sim::Options::new(RANKS, seed) };
-                check_fault(&format!("{name}, {fault:?}, seed {seed}"), &options, group, work, &right);
+                let options =
+                    sim::Options { faults: vec![fault], ..sim::Options::new(RANKS, seed) };
+                check_fault(
+                    &format!("{name}, {fault:?}, seed {seed}"),
+                    &options,
+                    group,
+                    work,
+                    &right,
+                );
             }
         }
     }
