@@ -47,10 +47,13 @@ pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), Stop> {
 fn row(variable: &Variable, value: Option<&str>) -> String {
     let value = match value {
         Some(value) => format!("= {}", names::shown(variable.name, value)),
-        None if variable.default.is_empty() => "is not set".into(),
-        None => format!("is not set: {}", variable.default),
+        None => "is not set".into(),
+    };
+    let default = match variable.default {
+        "" => String::new(),
+        default => format!(" (default: {default})"),
     };
     let readers: Vec<String> =
         variable.readers.iter().map(|reader| format!("{reader:?}")).collect();
-    format!("{} {value}\n    {} ({})", variable.name, variable.meaning, readers.join(", "))
+    format!("{} {value}{default}\n    {} ({})", variable.name, variable.meaning, readers.join(", "))
 }

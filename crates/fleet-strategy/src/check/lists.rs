@@ -150,7 +150,11 @@ fn tables(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         }
         if table.shape().fields.iter().all(|field| table.slot(field.number).count() == 0) {
             let path = format!("downpour_table_param[{index}]");
-            problems.push(Problem::error(path, "the table has no settings").help("leave it out"));
+            problems.push(
+                Problem::error(path, "the table has no settings")
+                    .why("nothing says what it is")
+                    .help("leave it out"),
+            );
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The values that single fields may have.
 
 use super::{Seen, walk};
+use crate::form::number::float32;
 use crate::problem::Problem;
 use crate::reflect::Item;
 use crate::schema::DistributedStrategy;
@@ -125,7 +126,10 @@ pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
 
 fn problem(seen: &Seen<'_>) -> Option<Problem> {
     let rule = RULES.iter().find(|rule| (rule.0, rule.1) == (seen.shape.name, seen.field.name));
-    let text = Value::of(seen.field.kind, seen.item);
+    let text = match seen.item {
+        Item::Float(value) => float32(value),
+        item => Value::of(seen.field.kind, item).to_string(),
+    };
     let Some((.., allowed, why, help)) = rule else {
         let not_finite = number(seen.item).is_some_and(|value| !value.is_finite());
         let message = format!("expected a finite number, got {text}");

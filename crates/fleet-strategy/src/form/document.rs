@@ -106,7 +106,7 @@ impl Filled {
             entry.key,
             did_you_mean(&entry.key, known)
         );
-        self.problems.push(Problem::error(path, message).at(entry.at));
+        self.problems.push(Problem::error(join(path, &entry.key), message).at(entry.at));
     }
 
     fn field(&mut self, target: &mut dyn Reflect, field: &Field, entry: Entry, path: String) {

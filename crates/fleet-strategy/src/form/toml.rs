@@ -1,6 +1,6 @@
 //! TOML: names as in the text form, messages as tables, enums by name.
 
-use super::document::{Data, Entry, Node};
+use super::document::{Data, Entry, Node, PROBLEMS_MAX};
 use super::json::quoted;
 use super::number::{float32, float64};
 use crate::problem::{Place, Problem};
@@ -62,7 +62,7 @@ fn scalar(kind: Kind, item: Item<'_>) -> String {
 pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
     let places = Places::new(text);
     let (table, errors) = DeTable::parse_recoverable(text);
-    let problems = errors.iter().map(|error| {
+    let problems = errors.iter().take(PROBLEMS_MAX).map(|error| {
         let start = error.span().map_or(0, |span| span.start);
         Problem::error("", error.message().replace('\n', ", ")).at(places.of(start))
     });

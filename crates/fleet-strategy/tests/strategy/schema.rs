@@ -8,7 +8,7 @@ const RECORDED: &str = include_str!("../vectors/schema-2.6.2.txt");
 const OWN: [&str; 2] = ["HybridConfig.order", "MpConfig.sync_param_name"];
 
 /// Every message that a job's description leads to.
-fn shapes() -> BTreeMap<&'static str, &'static Shape> {
+pub fn shapes() -> BTreeMap<&'static str, &'static Shape> {
     let mut found = BTreeMap::new();
     let mut open = vec![DistributedJobInfo::describe()];
     while let Some(shape) = open.pop() {
@@ -35,7 +35,7 @@ fn line(shape: &Shape, field: &Field) -> String {
     line.trim_end().to_string()
 }
 
-fn default(field: &Field) -> String {
+pub fn default(field: &Field) -> String {
     match field.default_item() {
         Some(Item::Bool(value)) => value.to_string(),
         Some(Item::Int32(value)) => match field.kind {

@@ -1,0 +1,54 @@
+//! The guide's tables are the schema's (`FLEET_BLESS=1` writes them).
+
+use crate::schema::{default, shapes};
+use fleet_strategy::{DistributedStrategy, Kind, Shape};
+
+const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/strategies.md");
+const MARK: &str = "<!-- fields: made from the schema, checked by a test -->\n";
+
+fn table(shape: &Shape) -> String {
+    let mut text = format!("\n### {}\n\n{}\n\n", shape.name, joined(shape.doc));
+    text += "| field | type | default | what it does |\n| --- | --- | --- | --- |\n";
+    for field in shape.fields {
+        let list = if field.repeated { "list of " } else { "" };
+        let kind = match field.kind {
+            Kind::Message(_) => format!("{list}{}", field.kind.name()),
+            _ => format!("{list}`{}`", field.kind.name()),
+        };
+        let default = match (field.repeated, default(field)) {
+            (false, text) if !text.is_empty() => format!("`{text}`"),
+            _ => String::new(),
+        };
+        let doc = match field.ignored {
+            Some(why) => format!("{} **No effect: {why}.**", joined(field.doc)),
+            None => joined(field.doc),
+        };
+        text += &format!("| `{}` | {kind} | {default} | {doc} |\n", field.name);
+    }
+    text
+}
+
+fn joined(doc: &[&str]) -> String {
+    doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_guide_is_the_schema() {
+    let guide = std::fs::read_to_string(GUIDE).expect("the guide");
+    let (before, _) = guide.split_once(MARK).expect("the mark in the guide");
+    let mut expected = format!("{before}{MARK}{}", table(DistributedStrategy::describe()));
+    let others = shapes();
+    let others = others.values().filter(|shape| !shape.name.starts_with("Distributed"));
+    others.for_each(|shape| expected += &table(shape));
+    expected += "\n## Other spellings\n\n| message | name | stands for |\n| --- | --- | --- |\n";
+    for (message, name, path) in fleet_strategy::other_names() {
+        expected += &format!("| {message} | `{name}` | `{path}` |\n");
+    }
+    expected += "\nFields of `BuildStrategy` and `ExecutionStrategy` are taken directly on the strategy \
+                 too. Names of the 1.x interface\nare mapped with a notice.\n";
+    if std::env::var_os("FLEET_BLESS").is_some() {
+        std::fs::write(GUIDE, expected).expect("the guide can be written");
+        return;
+    }
+    assert!(guide == expected, "docs/strategies.md is not what the schema says: FLEET_BLESS=1");
+}
