@@ -1,0 +1,111 @@
+//! Which ids get a row: the entry policy of a sparse table.
+
+use fleet_base::{Error, Result};
+
+/// When an id that was never seen gets a row. Until then it reads as zeros and its pushes are dropped
+/// (and counted).
+///
+/// ```
+/// use fleet_ps::Entry;
+/// assert_eq!(Entry::parse("count_filter_entry:10")?, Entry::CountFilter(10));
+/// assert_eq!(Entry::probability(0.5)?.to_string(), "probability_entry:0.5");
+/// assert!(Entry::probability(1.0).is_err());
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Entry {
+    /// On first sight.
+    #[default]
+    None,
+    /// When it was pulled this many times. The count takes no row: an id that waits costs the index
+    /// alone.
+    CountFilter(u32),
+    /// On first sight, if the id's lot in [0, 1), a function of (seed, table, id), is at least this.
+    Probability(f32),
+    /// On first sight; the named variables of the program hold shows and clicks, which workers push
+    /// beside the gradients.
+    ShowClick { show: String, click: String },
+}
+
+impl Entry {
+    pub fn count_filter(count: i64) -> Result<Entry> {
+        u32::try_from(count).map(Entry::CountFilter).map_err(|_| {
+            Error::invalid("count_filter must be a valid integer greater or equal than 0").got(count)
+        })
+    }
+
+    pub fn probability(probability: f32) -> Result<Entry> {
+        if probability > 0.0 && probability < 1.0 {
+            return Ok(Entry::Probability(probability));
+        }
+        Err(Error::invalid("probability must be a float in (0,1)").got(probability))
+    }
+
+    pub fn show_click(show: &str, click: &str) -> Result<Entry> {
+        if show.is_empty() || click.is_empty() || show.contains(':') || click.contains(':') {
+            return Err(Error::invalid("show_name click_name must be a str")
+                .expected("two names of variables, without colons")
+                .got(format!("'{show}' and '{click}'")));
+        }
+        Ok(Entry::ShowClick { show: show.to_string(), click: click.to_string() })
+    }
+
+    /// Reads what [`Display`](std::fmt::Display) writes, the form of table descriptors.
+    pub fn parse(text: &str) -> Result<Entry> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let wrong = || {
+            Error::invalid(format!("entry '{text}' is malformed")).expected(
+                "none, count_filter_entry:N, probability_entry:P or show_click_entry:SHOW:CLICK",
+            )
+        };
+        match parts[..] {
+            ["none"] => Ok(Entry::None),
+            ["count_filter_entry", n] => Entry::count_filter(n.parse().map_err(|_| wrong())?),
+            ["probability_entry", p] => Entry::probability(p.parse().map_err(|_| wrong())?),
+            ["show_click_entry", show, click] => Entry::show_click(show, click),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl std::fmt::Display for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Entry::None => write!(f, "none"),
+            Entry::CountFilter(count) => write!(f, "count_filter_entry:{count}"),
+            Entry::Probability(probability) => write!(f, "probability_entry:{probability}"),
+            Entry::ShowClick { show, click } => write!(f, "show_click_entry:{show}:{click}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_round_trip() {
+        for entry in [
+            Entry::None,
+            Entry::CountFilter(10),
+            Entry::Probability(0.25),
+            Entry::show_click("show", "click").unwrap(),
+        ] {
+            assert_eq!(Entry::parse(&entry.to_string()).unwrap(), entry);
+        }
+    }
+
+    #[test]
+    fn senseless_entries_are_refused_in_the_documented_words() {
+        let check = |result: Result<Entry>, words: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        check(Entry::count_filter(-1), "count_filter must be a valid integer greater or equal than 0");
+        check(Entry::probability(0.0), "probability must be a float in (0,1)");
+        check(Entry::probability(f32::NAN), "probability must be a float in (0,1)");
+        check(Entry::show_click("", "b"), "show_name click_name must be a str");
+        check(Entry::parse("count_filter_entry"), "malformed");
+        check(Entry::parse("count_filter_entry:1.5"), "malformed");
+    }
+}

@@ -1,0 +1,176 @@
+//! What a row holds before its first push: a function of (seed, table, id, column).
+//!
+//! Any server, in any run, at any number of servers, makes the same row of the same id; rows that were
+//! never pushed to need no log and no backup.
+
+use fleet_base::rng::{Philox, normal_f32, unit_f32};
+use fleet_base::{Error, Result};
+
+/// How new weights are drawn.
+///
+/// ```
+/// use fleet_ps::Initializer;
+/// let init = Initializer::parse("uniform_random&7&-0.1&0.1")?;
+/// assert_eq!(init, (Initializer::Uniform { low: -0.1, high: 0.1 }, 7));
+/// assert_eq!(Initializer::parse("fill_constant&0.5")?.0, Initializer::Constant(0.5));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initializer {
+    Constant(f32),
+    Uniform { low: f32, high: f32 },
+    Gaussian { mean: f32, std: f32 },
+    /// Gaussian, drawn again beyond two standard deviations.
+    TruncatedGaussian { mean: f32, std: f32 },
+}
+
+/// Draws of a truncated number before its mean is taken; each is inside with probability 0.954.
+const TRUNCATED_DRAWS_MAX: u64 = 16;
+
+impl Initializer {
+    /// Reads the form of table descriptors, `uniform_random&seed&min&max`, `gaussian_random&seed&mean&std`,
+    /// `truncated_gaussian_random&seed&mean&std`, `fill_constant&value`; the second value is the seed.
+    pub fn parse(text: &str) -> Result<(Initializer, u64)> {
+        let wrong = || {
+            Error::invalid(format!("initializer '{text}' is malformed"))
+                .expected("uniform_random&seed&min&max, gaussian_random&seed&mean&std, truncated_gaussian_random&seed&mean&std or fill_constant&value")
+        };
+        let parts: Vec<&str> = text.split('&').collect();
+        let number = |at: usize| -> Result<f32> {
+            let value: f32 = parts.get(at).and_then(|p| p.parse().ok()).ok_or_else(wrong)?;
+            if value.is_finite() { Ok(value) } else { Err(wrong()) }
+        };
+        let seed = || parts.get(1).and_then(|p| p.parse::<u64>().ok()).ok_or_else(wrong);
+        let found = match (parts[0], parts.len()) {
+            ("fill_constant", 2) => (Initializer::Constant(number(1)?), 0),
+            ("uniform_random", 4) => {
+                (Initializer::Uniform { low: number(2)?, high: number(3)? }, seed()?)
+            }
+            ("gaussian_random", 4) => {
+                (Initializer::Gaussian { mean: number(2)?, std: number(3)? }, seed()?)
+            }
+            ("truncated_gaussian_random", 4) => {
+                (Initializer::TruncatedGaussian { mean: number(2)?, std: number(3)? }, seed()?)
+            }
+            _ => return Err(wrong()),
+        };
+        Ok(found)
+    }
+
+    /// Fills the weights of a row, columns `first..first + out.len()`.
+    pub(crate) fn fill(&self, row: RowSeed, first: usize, out: &mut [f32]) {
+        let rng = row.philox();
+        match *self {
+            Initializer::Constant(value) => out.fill(value),
+            Initializer::Uniform { low, high } => {
+                let (mut block, mut number) = ([0; 4], u64::MAX);
+                for (column, out) in (first as u64..).zip(out) {
+                    if column / 4 != number {
+                        number = column / 4;
+                        block = rng.block(number);
+                    }
+                    *out = low + (high - low) * unit_f32(block[(column % 4) as usize]);
+                }
+            }
+            Initializer::Gaussian { mean, std } => {
+                for (column, out) in (first as u64..).zip(out) {
+                    *out = mean + std * rng.normal(column);
+                }
+            }
+            Initializer::TruncatedGaussian { mean, std } => {
+                for (column, out) in (first as u64..).zip(out) {
+                    *out = mean + std * truncated(&rng, column);
+                }
+            }
+        }
+    }
+}
+
+/// Column c draws from blocks c, c + 2^32, c + 2 * 2^32, ... until a number is within two deviations.
+fn truncated(rng: &Philox, column: u64) -> f32 {
+    for draw in 0..TRUNCATED_DRAWS_MAX {
+        let block = rng.block(column + (draw << 32));
+        for pair in [[block[0], block[1]], [block[2], block[3]]] {
+            let z = normal_f32(pair[0], pair[1]);
+            if z.abs() <= 2.0 {
+                return z;
+            }
+        }
+    }
+    0.0
+}
+
+/// What the numbers of a row are a function of, besides the column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSeed {
+    pub seed: u64,
+    pub table: u32,
+    pub id: u64,
+}
+
+impl RowSeed {
+    fn philox(self) -> Philox {
+        let key = self.seed.wrapping_add(u64::from(self.table).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        Philox::new(key, self.id)
+    }
+
+    /// A number in [0, 1) of the row that no column uses.
+    pub fn lot(self) -> f32 {
+        self.philox().unit(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROW: RowSeed = RowSeed { seed: 5, table: 1, id: 99 };
+
+    #[test]
+    fn a_column_is_the_same_however_it_is_asked_for() {
+        for init in [
+            Initializer::Constant(2.0),
+            Initializer::Uniform { low: -1.0, high: 1.0 },
+            Initializer::Gaussian { mean: 0.0, std: 1.0 },
+            Initializer::TruncatedGaussian { mean: 0.0, std: 1.0 },
+        ] {
+            let mut whole = [0.0; 23];
+            init.fill(ROW, 0, &mut whole);
+            for first in 0..23 {
+                let mut part = [0.0; 1];
+                init.fill(ROW, first, &mut part);
+                assert_eq!(part[0], whole[first]);
+            }
+            let mut other = [0.0; 23];
+            init.fill(RowSeed { table: 2, ..ROW }, 0, &mut other);
+            assert_eq!(init == Initializer::Constant(2.0), other == whole);
+        }
+    }
+
+    #[test]
+    fn numbers_have_the_spread_that_was_asked_for() {
+        let mut values = vec![0.0; 40_000];
+        let mut moments = |init: Initializer| {
+            init.fill(ROW, 0, &mut values);
+            let mean = values.iter().sum::<f32>() / 40_000.0;
+            let var = values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / 40_000.0;
+            let largest = values.iter().fold(0.0f32, |a, v| a.max(v.abs()));
+            (mean, var, largest)
+        };
+        let (mean, var, largest) = moments(Initializer::Uniform { low: -1.0, high: 1.0 });
+        assert!(mean.abs() < 0.02 && (var - 1.0 / 3.0).abs() < 0.01 && largest <= 1.0);
+        let (mean, var, _) = moments(Initializer::Gaussian { mean: 1.0, std: 2.0 });
+        assert!((mean - 1.0).abs() < 0.05 && (var - 4.0).abs() < 0.1, "{mean} {var}");
+        let (mean, var, largest) = moments(Initializer::TruncatedGaussian { mean: 0.0, std: 1.0 });
+        assert!(mean.abs() < 0.02 && (var - 0.774).abs() < 0.02 && largest <= 2.0, "{var}");
+    }
+
+    #[test]
+    fn malformed_descriptors_are_refused() {
+        for text in ["", "uniform", "uniform_random&1&2", "fill_constant&x", "fill_constant&nan",
+            "gaussian_random&-1&0&1", "fill_constant&1&2"] {
+            let error = Initializer::parse(text).unwrap_err().to_string();
+            assert!(error.contains("malformed"), "{error}");
+        }
+    }
+}

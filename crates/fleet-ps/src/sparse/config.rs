@@ -1,0 +1,165 @@
+//! What a sparse table is made from.
+
+use crate::{Entry, Initializer, NonFinite, Rule, rule};
+use fleet_base::{Error, Result};
+
+/// A sparse table: rows by id, made on demand. The defaults are the documented ones.
+///
+/// ```
+/// use fleet_ps::{Initializer, Rule, SparseConfig, SparseTable, rule::Adagrad};
+/// let table = SparseTable::new(SparseConfig {
+///     rule: Rule::Adagrad(Adagrad { lr: 0.01, ..Adagrad::default() }),
+///     initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
+///     ..SparseConfig::plain(0, 16)
+/// })?;
+/// assert_eq!((table.pull_width(), table.push_width()), (16, 16));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct SparseConfig {
+    /// The table's number, part of the seed of its rows.
+    pub table_id: u32,
+    /// Weights of a row (of its embedding part in a click table).
+    pub dim: usize,
+    pub rule: Rule,
+    pub initializer: Initializer,
+    pub accessor: Accessor,
+    pub entry: Entry,
+    /// Locks, each over its share of the ids.
+    pub shard_count: usize,
+    pub seed: u64,
+    /// What weights are clamped to.
+    pub weight_bounds: Option<[f32; 2]>,
+    pub non_finite: NonFinite,
+    /// Rows that the table may have; further ids read as zeros, and the error says so.
+    pub row_count_max: u64,
+}
+
+/// What a row holds beside weights and optimizer state, and how it is read and written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Accessor {
+    /// Nothing: `dim` weights are pulled, as many gradients pushed.
+    Plain,
+    /// Counters of shows and clicks, a weight of its own for the id, and an embedding that is made
+    /// when the id has been seen enough.
+    Ctr(CtrAccessor),
+}
+
+/// The click accessor. A push holds `1 + dim` gradients, of the weight and of the embedding, and shows
+/// and clicks beside them. It adds to the counters, updates the weight, makes the embedding if the
+/// score has reached `embedx_threshold`, and updates that too: the push that makes it counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CtrAccessor {
+    /// Whether a pull starts with show and click (3 + dim columns instead of 1 + dim).
+    pub pull_show_click: bool,
+    pub embed_rule: Rule,
+    pub embed_initializer: Initializer,
+    /// Score = (show - click) nonclk_coeff + click click_coeff.
+    pub nonclk_coeff: f32,
+    pub click_coeff: f32,
+    /// Score from which an id has an embedding.
+    pub embedx_threshold: f32,
+    /// Score from which a row is in a base or delta save.
+    pub base_threshold: f32,
+    /// Score since the last such save from which a row is in a delta.
+    pub delta_threshold: f32,
+    /// Rows unseen for longer are in no base and no delta.
+    pub delta_keep_days: u8,
+    /// Shows and clicks are multiplied by this when the table is shrunk.
+    pub show_click_decay_rate: f32,
+    /// Rows below this score are deleted when the table is shrunk.
+    pub delete_threshold: f32,
+    /// So are rows unseen for longer than this.
+    pub delete_after_unseen_days: u8,
+}
+
+impl Default for CtrAccessor {
+    fn default() -> Self {
+        CtrAccessor {
+            pull_show_click: false,
+            embed_rule: Rule::CtrAdagrad(rule::CtrAdagrad::default()),
+            embed_initializer: Initializer::Constant(0.0),
+            nonclk_coeff: 0.1,
+            click_coeff: 1.0,
+            embedx_threshold: 10.0,
+            base_threshold: 1.5,
+            delta_threshold: 0.25,
+            delta_keep_days: 16,
+            show_click_decay_rate: 0.98,
+            delete_threshold: 0.8,
+            delete_after_unseen_days: 30,
+        }
+    }
+}
+
+/// Columns of a row: one more would not fit a frame of a thousand ids.
+const DIM_MAX: usize = 1 << 16;
+/// More locks are only slower.
+const SHARD_COUNT_MAX: usize = 4096;
+
+impl SparseConfig {
+    /// Whole rows under one rule (`CommonSparseTable`).
+    pub fn plain(table_id: u32, dim: usize) -> SparseConfig {
+        SparseConfig {
+            table_id,
+            dim,
+            rule: Rule::Sgd(rule::Sgd::default()),
+            initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
+            accessor: Accessor::Plain,
+            entry: Entry::None,
+            shard_count: 256,
+            seed: 0,
+            weight_bounds: None,
+            non_finite: NonFinite::Refuse,
+            row_count_max: u64::MAX,
+        }
+    }
+
+    /// Click rows (`MemorySparseTable` with a CTR accessor); `dim` is the width of the embedding part.
+    pub fn ctr(table_id: u32, dim: usize) -> SparseConfig {
+        SparseConfig {
+            rule: Rule::CtrAdagrad(rule::CtrAdagrad::default()),
+            initializer: Initializer::Uniform { low: -1e-4, high: 1e-4 },
+            accessor: Accessor::Ctr(CtrAccessor::default()),
+            weight_bounds: Some([-10.0, 10.0]),
+            ..SparseConfig::plain(table_id, dim)
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = |what: &str, expected: String, got: String| {
+            Err(Error::invalid(format!("{what} of sparse table {} is wrong", self.table_id))
+                .expected(expected)
+                .got(got))
+        };
+        if !(1..=DIM_MAX).contains(&self.dim) {
+            return wrong("dim", format!("1 to {DIM_MAX}"), self.dim.to_string());
+        }
+        if !(1..=SHARD_COUNT_MAX).contains(&self.shard_count) {
+            let expected = format!("1 to {SHARD_COUNT_MAX}");
+            return wrong("shard_count", expected, self.shard_count.to_string());
+        }
+        if let Some([low, high]) = self.weight_bounds
+            && !(low < high)
+        {
+            return wrong("weight_bounds", "low < high".into(), format!("{low}, {high}"));
+        }
+        self.rule.check()?;
+        let Accessor::Ctr(ctr) = &self.accessor else { return Ok(()) };
+        ctr.embed_rule.check()?;
+        for (what, days) in [
+            ("delta_keep_days", ctr.delta_keep_days),
+            ("delete_after_unseen_days", ctr.delete_after_unseen_days),
+        ] {
+            // Days are counted in six bits, and "longer than 63" would never come.
+            if days >= super::index::UNSEEN_DAYS_MAX {
+                return wrong(what, "0 to 62".into(), days.to_string());
+            }
+        }
+        if !(0.0..=1.0).contains(&ctr.show_click_decay_rate) {
+            let got = ctr.show_click_decay_rate.to_string();
+            return wrong("show_click_decay_rate", "a number in [0, 1]".into(), got);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,515 @@
+//! The index of a shard: id -> where its row is, how long it was not seen.
+//!
+//! Ids live in buckets of one cache line, five to a bucket; a full bucket overflows into the next.
+//! Buckets stand in pages, pages in segments, and a directory over bits of the hash says which segment
+//! an id belongs to. A segment that fills up is rewritten with a few pages more, and one that has
+//! become large is split: no insertion moves more than a segment, whatever the size of the table, and
+//! the index stays 85 to 92 % full. (A table that doubles is half empty after it has grown.)
+//!
+//! Memory: 64 / 5 bytes an entry over a fill of 0.85 is 15 bytes an id at most.
+
+use super::arena::Arena;
+use fleet_base::Result;
+use std::ptr::NonNull;
+
+/// Entries in a bucket: what fits a cache line with 8 bytes of id and 4 of place each.
+const BUCKET_ENTRIES: usize = 5;
+/// Buckets in a page.
+const PAGE_BUCKETS: usize = 64;
+pub(crate) const PAGE_BYTES: usize = PAGE_BUCKETS * size_of::<Bucket>();
+/// A segment of this many pages is split: the bound of what one insertion moves (19 thousand ids).
+const SEGMENT_PAGES_MAX: usize = 64;
+/// A segment grows by this part of itself (and by a page at least).
+const GROWTH_DIVISOR: usize = 12;
+/// Entries above which a segment grows, in hundredths of its capacity.
+const FILL_MAX_PERCENT: usize = 92;
+/// Bits of the hash that the directory may use.
+const DEPTH_MAX: u32 = 16;
+/// Days without a push are counted to here: six bits.
+pub(crate) const UNSEEN_DAYS_MAX: u8 = 63;
+
+/// Where an id stands: nowhere, a row, or a count of how often it was asked for before it gets one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place(u32);
+
+const EMPTY: u32 = u32::MAX;
+const PENDING: u32 = 1 << 31;
+const MARK: u32 = 1 << 30;
+const DIRTY: u32 = 1 << 29;
+const SLOT_BITS: u32 = DIRTY - 1;
+/// Rows that a shard can number.
+pub(crate) const SLOT_COUNT_MAX: u32 = DIRTY;
+
+impl Place {
+    /// A row that is clean.
+    #[inline]
+    pub fn row(slot: u32, mark: bool) -> Place {
+        debug_assert!(slot < SLOT_COUNT_MAX);
+        Place(slot | if mark { MARK } else { 0 })
+    }
+
+    pub fn pending(count: u32) -> Place {
+        Place(PENDING | count.min(SLOT_BITS))
+    }
+
+    /// The slot of the row, if there is one.
+    #[inline]
+    pub fn slot(self) -> Option<u32> {
+        (self.0 & PENDING == 0).then_some(self.0 & SLOT_BITS)
+    }
+
+    /// How often the id was asked for, if it has no row yet.
+    #[inline]
+    pub fn count(self) -> Option<u32> {
+        (self.0 & PENDING != 0).then_some(self.0 & SLOT_BITS)
+    }
+
+    /// Which snapshot the row belongs to (`sparse/snapshot.rs`).
+    #[inline]
+    pub fn mark(self) -> bool {
+        self.0 & MARK != 0
+    }
+
+    /// Whether the row was pushed to since it was last saved as base or delta.
+    #[inline]
+    pub fn dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    #[inline]
+    pub fn with_dirty(self, dirty: bool) -> Place {
+        Place(self.0 & !DIRTY | if dirty { DIRTY } else { 0 })
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Bucket {
+    ids: [u64; BUCKET_ENTRIES],
+    places: [u32; BUCKET_ENTRIES],
+    /// Six bits an entry.
+    unseen_days: u32,
+}
+
+const EMPTY_BUCKET: Bucket =
+    Bucket { ids: [0; BUCKET_ENTRIES], places: [EMPTY; BUCKET_ENTRIES], unseen_days: 0 };
+
+/// An entry that was found or made; valid until the next insertion.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    bucket: NonNull<Bucket>,
+    position: usize,
+}
+
+/// Buckets, and the hash bits that lead to them.
+struct Segment {
+    pages: Vec<NonNull<Bucket>>,
+    len: usize,
+    depth: u32,
+}
+
+pub(crate) struct Index {
+    directory: Vec<u32>,
+    depth: u32,
+    segments: Vec<Segment>,
+    len: usize,
+}
+
+// SAFETY: the pages belong to the index.
+unsafe impl Send for Index {}
+
+/// Spreads ids over 64 bits; every id has its own value. The upper half chooses shard (high bits) and
+/// segment (low bits), the lower half the bucket.
+#[inline]
+pub(crate) fn hash(id: u64) -> u64 {
+    let mut x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    x ^= x >> 32;
+    x = x.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    x ^ (x >> 32)
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Index::new()
+    }
+}
+
+impl Index {
+    pub fn new() -> Index {
+        let segment = Segment { pages: Vec::new(), len: 0, depth: 0 };
+        Index { directory: vec![0], depth: 0, segments: vec![segment], len: 0 }
+    }
+
+    /// Ids in the index, those without a row too.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn segment_count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Bytes of the lists (pages are the arena's).
+    pub fn list_bytes(&self) -> usize {
+        let pages: usize = self.segments.iter().map(|segment| segment.pages.capacity()).sum();
+        self.directory.capacity() * 4
+            + self.segments.capacity() * size_of::<Segment>()
+            + pages * size_of::<NonNull<Bucket>>()
+    }
+
+    /// Asks for the memory that [`Index::find`] reads first.
+    #[inline]
+    pub fn prefetch(&self, hash: u64) {
+        let segment = self.segment(hash);
+        if segment.pages.is_empty() {
+            return;
+        }
+        super::prefetch(segment.bucket(segment.home(hash)).as_ptr());
+    }
+
+    #[inline]
+    fn segment(&self, hash: u64) -> &Segment {
+        &self.segments[self.directory[directory_slot(hash, self.depth)] as usize]
+    }
+
+    #[inline]
+    pub fn find(&self, hash: u64, id: u64) -> Option<Entry> {
+        self.segment(hash).find(hash, id).ok()
+    }
+
+    /// Adds an id that is not there.
+    pub fn insert(&mut self, arena: &Arena, hash: u64, id: u64, place: Place) -> Result<Entry> {
+        let mut at = self.directory[directory_slot(hash, self.depth)] as usize;
+        if self.segments[at].full() {
+            if self.segments[at].pages.len() >= SEGMENT_PAGES_MAX
+                && self.segments[at].depth < DEPTH_MAX
+            {
+                self.split(arena, at)?;
+                at = self.directory[directory_slot(hash, self.depth)] as usize;
+            } else {
+                self.segments[at].grow(arena)?;
+            }
+        }
+        let entry = self.segments[at].put(hash, id, place.0, 0);
+        self.len += 1;
+        Ok(entry)
+    }
+
+    /// Cuts a segment in two by the next bit of the hash.
+    fn split(&mut self, arena: &Arena, at: usize) -> Result<()> {
+        let bit = self.segments[at].depth;
+        let (pages, len) = (self.segments[at].pages.len(), self.segments[at].len);
+        let half = Segment::capable(arena, len.div_ceil(2).max(1), pages)?;
+        let mut halves = [half, Segment::capable(arena, len.div_ceil(2).max(1), pages)?];
+        for (id, place, days) in self.segments[at].entries() {
+            let hash = hash(id);
+            let half = &mut halves[((hash >> 32 >> bit) & 1) as usize];
+            if half.full() {
+                half.grow(arena)?;
+            }
+            half.put(hash, id, place, days);
+        }
+        let [mut low, mut high] = halves;
+        (low.depth, high.depth) = (bit + 1, bit + 1);
+        if bit == self.depth {
+            self.directory.extend_from_within(..);
+            self.depth += 1;
+        }
+        let new = self.segments.len() as u32;
+        for (slot, segment) in self.directory.iter_mut().enumerate() {
+            if *segment == at as u32 && (slot >> bit) & 1 == 1 {
+                *segment = new;
+            }
+        }
+        std::mem::replace(&mut self.segments[at], low).free(arena);
+        self.segments.push(high);
+        Ok(())
+    }
+
+    /// Calls `visit` for every entry of a segment.
+    pub fn visit_segment(&self, segment: usize, mut visit: impl FnMut(u64, Entry)) {
+        let segment = &self.segments[segment];
+        for bucket in segment.buckets() {
+            // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
+            let line = unsafe { bucket.as_ref() };
+            for position in (0..BUCKET_ENTRIES).take_while(|&at| line.places[at] != EMPTY) {
+                visit(line.ids[position], Entry { bucket, position });
+            }
+        }
+    }
+
+    /// Drops the entries of a segment for which `keep` is false.
+    pub fn retain_segment(
+        &mut self,
+        arena: &Arena,
+        segment: usize,
+        mut keep: impl FnMut(u64, Entry) -> bool,
+    ) -> Result<usize> {
+        let mut kept = Vec::with_capacity(self.segments[segment].len);
+        self.visit_segment(segment, |id, entry| {
+            if keep(id, entry) {
+                kept.push((id, entry.place().0, entry.unseen_days()));
+            }
+        });
+        let before = self.segments[segment].len;
+        let gone = before - kept.len();
+        if gone == 0 {
+            return Ok(0);
+        }
+        let mut fresh = match kept.len() {
+            0 => Segment { pages: Vec::new(), len: 0, depth: 0 },
+            len => Segment::capable(arena, len, SEGMENT_PAGES_MAX)?,
+        };
+        fresh.depth = self.segments[segment].depth;
+        for (id, place, days) in kept {
+            fresh.put(hash(id), id, place, days);
+        }
+        std::mem::replace(&mut self.segments[segment], fresh).free(arena);
+        self.len -= gone;
+        Ok(gone)
+    }
+}
+
+#[inline]
+fn directory_slot(hash: u64, depth: u32) -> usize {
+    (hash >> 32) as usize & ((1 << depth) - 1)
+}
+
+impl Segment {
+    /// Room for `len` entries and for growing a little; `pages_max` bounds the guess only.
+    fn capable(arena: &Arena, len: usize, pages_max: usize) -> Result<Segment> {
+        let buckets = (len * 100).div_ceil(FILL_MAX_PERCENT * BUCKET_ENTRIES) + 1;
+        let pages = buckets.div_ceil(PAGE_BUCKETS).min(pages_max.max(1));
+        let mut segment = Segment { pages: Vec::with_capacity(pages), len: 0, depth: 0 };
+        segment.add_pages(arena, pages)?;
+        while segment.capacity() < len {
+            segment.add_pages(arena, 1)?;
+        }
+        Ok(segment)
+    }
+
+    fn add_pages(&mut self, arena: &Arena, count: usize) -> Result<()> {
+        self.pages.reserve_exact(count);
+        for _ in 0..count {
+            let page = arena.take()?.cast::<Bucket>();
+            for at in 0..PAGE_BUCKETS {
+                // SAFETY: the arena's blocks are a page long and aligned to a line.
+                unsafe { page.add(at).write(EMPTY_BUCKET) };
+            }
+            self.pages.push(page);
+        }
+        Ok(())
+    }
+
+    fn free(self, arena: &Arena) {
+        self.pages.into_iter().for_each(|page| arena.give(page.cast()));
+    }
+
+    #[inline]
+    fn bucket_count(&self) -> usize {
+        self.pages.len() * PAGE_BUCKETS
+    }
+
+    fn capacity(&self) -> usize {
+        self.bucket_count() * BUCKET_ENTRIES * FILL_MAX_PERCENT / 100
+    }
+
+    fn full(&self) -> bool {
+        self.len >= self.capacity()
+    }
+
+    fn grow(&mut self, arena: &Arena) -> Result<()> {
+        let old = self.pages.len();
+        let mut grown =
+            Segment { pages: Vec::new(), len: 0, depth: self.depth };
+        grown.add_pages(arena, old + (old / GROWTH_DIVISOR).max(1))?;
+        for (id, place, days) in self.entries() {
+            grown.put(hash(id), id, place, days);
+        }
+        std::mem::replace(self, grown).free(arena);
+        Ok(())
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        (((hash & 0xFFFF_FFFF) * self.bucket_count() as u64) >> 32) as usize
+    }
+
+    #[inline]
+    fn bucket(&self, at: usize) -> NonNull<Bucket> {
+        let page = self.pages[at / PAGE_BUCKETS];
+        // SAFETY: the page has that many buckets.
+        unsafe { page.add(at % PAGE_BUCKETS) }
+    }
+
+    fn buckets(&self) -> impl Iterator<Item = NonNull<Bucket>> + '_ {
+        (0..self.bucket_count()).map(|at| self.bucket(at))
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
+        self.buckets().flat_map(|bucket| {
+            // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
+            let line = unsafe { *bucket.as_ptr() };
+            (0..BUCKET_ENTRIES).take_while(move |&at| line.places[at] != EMPTY).map(move |at| {
+                (line.ids[at], line.places[at], (line.unseen_days >> (6 * at)) as u8 & 63)
+            })
+        })
+    }
+
+    /// The entry of an id, or where it would go.
+    #[inline]
+    fn find(&self, hash: u64, id: u64) -> std::result::Result<Entry, Option<Entry>> {
+        if self.pages.is_empty() {
+            return Err(None);
+        }
+        let count = self.bucket_count();
+        let mut at = self.home(hash);
+        // A segment is never full, so a bucket with an empty entry ends every search.
+        for _ in 0..count {
+            let bucket = self.bucket(at);
+            // SAFETY: as above.
+            let line = unsafe { bucket.as_ref() };
+            for position in 0..BUCKET_ENTRIES {
+                if line.ids[position] == id && line.places[position] != EMPTY {
+                    return Ok(Entry { bucket, position });
+                }
+            }
+            if line.places[BUCKET_ENTRIES - 1] == EMPTY {
+                let position = line.places.iter().position(|place| *place == EMPTY);
+                return Err(position.map(|position| Entry { bucket, position }));
+            }
+            at = if at + 1 == count { 0 } else { at + 1 };
+        }
+        Err(None)
+    }
+
+    /// Writes a new entry; there is room.
+    fn put(&mut self, hash: u64, id: u64, place: u32, days: u8) -> Entry {
+        let Err(Some(mut entry)) = self.find(hash, id) else {
+            unreachable!("an index has room for every id once");
+        };
+        // SAFETY: the entry is in one of our pages.
+        let line = unsafe { entry.bucket.as_mut() };
+        line.ids[entry.position] = id;
+        line.places[entry.position] = place;
+        entry.set_unseen_days(days);
+        self.len += 1;
+        entry
+    }
+}
+
+impl Entry {
+    #[inline]
+    pub fn place(&self) -> Place {
+        // SAFETY: entries are used under the lock of their shard, before the index changes.
+        Place(unsafe { self.bucket.as_ref() }.places[self.position])
+    }
+
+    /// The same row, seen by the snapshot with this mark.
+    pub fn set_mark(&mut self, mark: bool) {
+        if let Some(slot) = self.place().slot() {
+            self.set_place(Place::row(slot, mark).with_dirty(self.place().dirty()));
+        }
+    }
+
+    /// Writes nothing when it is so already.
+    #[inline]
+    pub fn set_place(&mut self, place: Place) {
+        if self.place() != place {
+            // SAFETY: as above.
+            unsafe { self.bucket.as_mut() }.places[self.position] = place.0;
+        }
+    }
+
+    #[inline]
+    pub fn unseen_days(&self) -> u8 {
+        // SAFETY: as above.
+        (unsafe { self.bucket.as_ref() }.unseen_days >> (6 * self.position)) as u8 & 63
+    }
+
+    /// Writes nothing when it is so already: a row seen every day costs no write of its line.
+    #[inline]
+    pub fn set_unseen_days(&mut self, days: u8) {
+        if self.unseen_days() != days {
+            let shift = 6 * self.position;
+            // SAFETY: as above.
+            let line = unsafe { self.bucket.as_mut() };
+            let days = u32::from(days.min(UNSEEN_DAYS_MAX));
+            line.unseen_days = line.unseen_days & !(63 << shift) | days << shift;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_base::rng::Sequence;
+    use std::collections::HashMap;
+
+    #[test]
+    fn agrees_with_a_hash_map() {
+        let arena = Arena::new(PAGE_BYTES);
+        let (mut index, mut known) = (Index::new(), HashMap::new());
+        let mut rng = Sequence::new(3, 4);
+        for round in 0..300_000u32 {
+            // Small ids, huge ids, and ids that differ in high bits only.
+            let id = match rng.below(3) {
+                0 => rng.below(100_000),
+                1 => rng.next_u64(),
+                _ => rng.below(50_000) << 44,
+            };
+            let hash = hash(id);
+            match index.find(hash, id) {
+                Some(mut entry) => {
+                    let (slot, days) = known[&id];
+                    assert_eq!((entry.place().slot(), entry.unseen_days()), (Some(slot), days));
+                    let days = (round % 64) as u8;
+                    entry.set_unseen_days(days);
+                    known.insert(id, (slot, days));
+                }
+                None => {
+                    assert!(!known.contains_key(&id));
+                    let place = Place::row(round, round % 2 == 0);
+                    index.insert(&arena, hash, id, place).unwrap();
+                    known.insert(id, (round, 0));
+                }
+            }
+        }
+        assert_eq!(index.len(), known.len());
+        assert!(index.segment_count() > 1, "segments were split");
+        for segment in 0..index.segment_count() {
+            index.retain_segment(&arena, segment, |id, _| id % 3 == 0).unwrap();
+        }
+        known.retain(|id, _| id % 3 == 0);
+        assert_eq!(index.len(), known.len());
+        for (id, (slot, days)) in &known {
+            let entry = index.find(hash(*id), *id).unwrap();
+            assert_eq!((entry.place().slot(), entry.unseen_days()), (Some(*slot), *days));
+        }
+        assert!(index.find(hash(1), 1).is_none());
+    }
+
+    #[test]
+    fn stays_full() {
+        let arena = Arena::new(PAGE_BYTES);
+        let mut index = Index::new();
+        for id in 0..400_000u64 {
+            index.insert(&arena, hash(id), id, Place::row(0, false)).unwrap();
+            if id > 40_000 && id % 4099 == 0 {
+                let entries: usize =
+                    index.segments.iter().map(|s| s.bucket_count() * BUCKET_ENTRIES).sum();
+                let fill = index.len() as f64 / entries as f64;
+                assert!((0.80..0.93).contains(&fill), "{fill} at {id}");
+            }
+        }
+    }
+
+    #[test]
+    fn places_say_what_they_are() {
+        assert_eq!(Place::row(7, true).slot(), Some(7));
+        assert!(Place::row(7, true).mark() && !Place::row(7, false).mark());
+        assert_eq!(Place::row(7, false).count(), None);
+        assert_eq!((Place::pending(3).slot(), Place::pending(3).count()), (None, Some(3)));
+        assert_ne!(Place::pending(u32::MAX).0, EMPTY);
+    }
+}

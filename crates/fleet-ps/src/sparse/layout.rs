@@ -1,0 +1,84 @@
+//! Where things are in a row. All numbers are 32 bits wide.
+
+use super::config::{Accessor, CtrAccessor, SparseConfig};
+use crate::init::RowSeed;
+
+/// Offsets in a row of floats.
+pub(crate) struct Layout {
+    /// Floats of a row.
+    pub stride: usize,
+    pub kind: Kind,
+}
+
+pub(crate) enum Kind {
+    /// weights, state.
+    Plain,
+    /// show, click, delta score, slot, weight, its state, embedding, its state.
+    Ctr { embedx: usize },
+}
+
+pub(crate) const SHOW: usize = 0;
+pub(crate) const CLICK: usize = 1;
+pub(crate) const DELTA: usize = 2;
+/// The slot number, as bits; the highest says whether the embedding was made.
+pub(crate) const SLOT: usize = 3;
+pub(crate) const EMBED: usize = 4;
+const HAS_EMBEDX: u32 = 1 << 31;
+/// Slot numbers are smaller than this.
+pub(crate) const SLOT_MAX: u32 = HAS_EMBEDX - 1;
+
+impl Layout {
+    pub fn new(config: &SparseConfig) -> Layout {
+        let rest = config.dim + config.rule.state_len(config.dim);
+        match &config.accessor {
+            Accessor::Plain => Layout { stride: rest, kind: Kind::Plain },
+            Accessor::Ctr(ctr) => {
+                let embedx = EMBED + 1 + ctr.embed_rule.state_len(1);
+                Layout { stride: embedx + rest, kind: Kind::Ctr { embedx } }
+            }
+        }
+    }
+
+    /// Writes a row that was never pushed to.
+    pub fn init(&self, config: &SparseConfig, seed: RowSeed, row: &mut [f32]) {
+        match (&self.kind, &config.accessor) {
+            (Kind::Ctr { embedx }, Accessor::Ctr(ctr)) => {
+                row[..EMBED].fill(0.0);
+                // Column 0 is the weight, the embedding follows.
+                ctr.embed_initializer.fill(seed, 0, &mut row[EMBED..EMBED + 1]);
+                ctr.embed_rule.init_state(1, &mut row[EMBED + 1..*embedx]);
+                row[*embedx..].fill(0.0);
+            }
+            _ => {
+                let (weights, state) = row.split_at_mut(config.dim);
+                config.initializer.fill(seed, 0, weights);
+                config.rule.init_state(config.dim, state);
+            }
+        }
+    }
+}
+
+/// The embedding part of a click row: `[weights | state]`.
+pub(crate) fn init_embedx(config: &SparseConfig, seed: RowSeed, part: &mut [f32]) {
+    let (weights, state) = part.split_at_mut(config.dim);
+    config.initializer.fill(seed, 1, weights);
+    config.rule.init_state(config.dim, state);
+}
+
+pub(crate) fn has_embedx(slot: f32) -> bool {
+    slot.to_bits() & HAS_EMBEDX != 0
+}
+
+pub(crate) fn slot_number(slot: f32) -> u32 {
+    slot.to_bits() & SLOT_MAX
+}
+
+pub(crate) fn slot_word(number: u32, has_embedx: bool) -> f32 {
+    f32::from_bits(number & SLOT_MAX | if has_embedx { HAS_EMBEDX } else { 0 })
+}
+
+impl CtrAccessor {
+    pub(crate) fn score(&self, show: f32, click: f32) -> f32 {
+        (show - click) * self.nonclk_coeff + click * self.click_coeff
+    }
+}

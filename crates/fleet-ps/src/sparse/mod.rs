@@ -1,0 +1,432 @@
+//! Sparse tables: rows by id, made when an id is first seen.
+//!
+//! A table is cut into shards by a hash of the id, one lock a shard. A shard is an index, id -> slot,
+//! and slabs of rows of one width, weights, optimizer state and counters together (`shard.rs`,
+//! `index.rs`). A batch is grouped by shard, so that each lock is taken once, and runs through three
+//! stages that overlap (`pull.rs`, `push.rs`).
+//!
+//! Sketch, dimension 16, 10 million rows, one core: a row is one to two lines of memory and half a line
+//! of index at random places. A core keeps about 12 lines in flight at 90 ns each, so it cannot do more
+//! than some 60 million rows/s, and the work of a row (hash, probe, copy) takes about 25 ns on top.
+//! `cargo xtask bench ps` measures.
+
+mod arena;
+mod config;
+mod group;
+mod index;
+pub(crate) mod layout;
+mod pull;
+mod push;
+mod shard;
+mod shrink;
+mod snapshot;
+mod restore;
+#[cfg(test)]
+mod tests;
+
+pub use config::{Accessor, CtrAccessor, SparseConfig};
+pub use pull::PullMode;
+pub use snapshot::{Record, SaveMode, Snapshot};
+
+use crate::rule::How;
+use crate::{Merger, TableStats};
+use arena::Arena;
+use fleet_base::{Error, Result};
+use group::Groups;
+use layout::Layout;
+use pull::{Refused, Target};
+use push::Batch;
+use shard::Shard;
+use snapshot::Capture;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, RwLock};
+
+/// A table of rows by id. Every method may be called from any thread.
+///
+/// ```
+/// use fleet_ps::{Initializer, PullMode, Push, SparseConfig, SparseTable};
+/// let config = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 2) };
+/// let table = SparseTable::new(config)?;
+/// table.push(Push::new(&[u64::MAX, 5, 5], &[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]))?;
+/// let mut rows = [0.0; 4];
+/// table.pull(&[5, u64::MAX], &mut rows, PullMode::Train)?;
+/// assert_eq!(rows, [0.75, 0.75, 0.95, 0.95]); // sgd at its default rate of 0.05
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct SparseTable {
+    core: Core,
+    shards: Vec<Mutex<Shard>>,
+    /// Held shared by pulls and pushes; exclusively where a snapshot begins and ends.
+    gate: RwLock<Option<Capture>>,
+    /// One snapshot or shrink at a time.
+    maintenance: Mutex<()>,
+    rate_scale: AtomicU32,
+    counters: Counters,
+    scratch: Mutex<Vec<Scratch>>,
+    /// Where the next batch starts, so that threads do not queue at the same locks.
+    turn: AtomicUsize,
+}
+
+/// What shards need to know of their table.
+pub(crate) struct Core {
+    config: SparseConfig,
+    layout: Layout,
+    /// Rows of a slab, as a power of two.
+    slab_shift: u32,
+    index_arena: Arena,
+    row_arena: Arena,
+    mark: AtomicBool,
+    row_count: AtomicU64,
+    pending_count: AtomicU64,
+}
+
+#[derive(Default)]
+struct Counters {
+    pulled: AtomicU64,
+    pushed: AtomicU64,
+    dropped: AtomicU64,
+    non_finite: AtomicU64,
+    deleted: AtomicU64,
+}
+
+#[derive(Default)]
+struct Scratch {
+    groups: Groups,
+    merger: Merger,
+}
+
+/// Gradients by id. An id that comes twice is updated once, by the sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Push<'a> {
+    pub ids: &'a [u64],
+    /// `push_width` numbers an id.
+    pub grads: &'a [f32],
+    /// How often each id was shown; 1 each if not given.
+    pub shows: Option<&'a [f32]>,
+    /// How often each id was clicked; 0 each if not given.
+    pub clicks: Option<&'a [f32]>,
+    /// The slot (the field of the data) each id belongs to; click rows remember it.
+    pub slots: Option<&'a [u32]>,
+}
+
+impl<'a> Push<'a> {
+    pub fn new(ids: &'a [u64], grads: &'a [f32]) -> Push<'a> {
+        Push { ids, grads, shows: None, clicks: None, slots: None }
+    }
+}
+
+/// Ids of one call: positions are 32 bits wide, and a batch that large wants to be cut anyway.
+const BATCH_IDS_MAX: usize = 1 << 26;
+/// Sets of scratch memory that are kept for reuse.
+const SCRATCH_COUNT_MAX: usize = 64;
+
+impl SparseTable {
+    pub fn new(config: SparseConfig) -> Result<SparseTable> {
+        config.check()?;
+        let layout = Layout::new(&config);
+        let slab_rows = shard::slab_rows(&layout);
+        let shards = (0..config.shard_count).map(|_| Mutex::new(Shard::new())).collect();
+        let core = Core {
+            slab_shift: slab_rows.trailing_zeros(),
+            index_arena: Arena::new(index::PAGE_BYTES),
+            row_arena: Arena::new(slab_rows * layout.stride * size_of::<f32>()),
+            config,
+            layout,
+            mark: AtomicBool::new(false),
+            row_count: AtomicU64::new(0),
+            pending_count: AtomicU64::new(0),
+        };
+        Ok(SparseTable {
+            core,
+            shards,
+            gate: RwLock::new(None),
+            maintenance: Mutex::new(()),
+            rate_scale: AtomicU32::new(1.0f32.to_bits()),
+            counters: Counters::default(),
+            scratch: Mutex::default(),
+            turn: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn config(&self) -> &SparseConfig {
+        &self.core.config
+    }
+
+    /// Numbers that a pull returns for an id.
+    pub fn pull_width(&self) -> usize {
+        let dim = self.core.config.dim;
+        match &self.core.config.accessor {
+            Accessor::Plain => dim,
+            Accessor::Ctr(ctr) => dim + if ctr.pull_show_click { 3 } else { 1 },
+        }
+    }
+
+    /// Numbers that a push brings for an id.
+    pub fn push_width(&self) -> usize {
+        match &self.core.config.accessor {
+            Accessor::Plain => self.core.config.dim,
+            Accessor::Ctr(_) => self.core.config.dim + 1,
+        }
+    }
+
+    /// Multiplies the learning rate of every rule: schedules set it step by step.
+    pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
+        if !(scale.is_finite() && scale >= 0.0) {
+            return Err(Error::invalid("the scale of a learning rate is wrong")
+                .expected("a finite number, not negative")
+                .got(scale)
+                .at(self.place()));
+        }
+        self.rate_scale.store(scale.to_bits(), Relaxed);
+        Ok(())
+    }
+
+    /// Reads the rows of `ids`, in their order, into `out`.
+    pub fn pull(&self, ids: &[u64], out: &mut [f32], mode: PullMode) -> Result<()> {
+        let width = self.pull_width();
+        self.check_len("out", out.len(), ids.len(), width)?;
+        let _open = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut scratch = self.scratch();
+        scratch.groups.sort(ids, self.shards.len());
+        let (mut refused, target) = (Refused::default(), Target { out: out.as_mut_ptr(), width });
+        self.each_group(&scratch.groups, |shard, group| {
+            // SAFETY: positions are below `ids.len()` and `out` has a row for each; groups are
+            // disjoint, and the borrow of `out` lasts as long as this call.
+            unsafe { shard.pull(&self.core, mode, group, target, &mut refused) };
+        });
+        self.give_back(scratch);
+        self.counters.pulled.fetch_add(ids.len() as u64, Relaxed);
+        self.outcome(refused, "read as zeros")
+    }
+
+    /// Applies gradients.
+    pub fn push(&self, push: Push<'_>) -> Result<()> {
+        let width = self.push_width();
+        self.check_push(&push, width)?;
+        let name = |at: usize| format!("id {}, column {}", push.ids[at / width], at % width);
+        let (grads, bad) = self
+            .core
+            .config
+            .non_finite
+            .screen(push.grads, name)
+            .inspect_err(|_| {
+                let bad = push.grads.iter().filter(|value| !value.is_finite()).count();
+                self.counters.non_finite.fetch_add(bad as u64, Relaxed);
+            })
+            .map_err(|error| error.at(self.place()))?;
+        self.counters.non_finite.fetch_add(bad, Relaxed);
+        let mut scratch = self.scratch();
+        let twice = scratch.merger.merge(push.ids);
+        let batch = Batch {
+            grads: &grads,
+            width,
+            shows: push.shows,
+            clicks: push.clicks,
+            slots: push.slots,
+        };
+        let result = if twice {
+            self.push_merged(&mut scratch, push.ids, batch)
+        } else {
+            self.push_unique(&mut scratch.groups, push.ids, batch)
+        };
+        self.give_back(scratch);
+        self.counters.pushed.fetch_add(push.ids.len() as u64, Relaxed);
+        result
+    }
+
+    /// Sums what belongs to equal ids (slots: the last one's) and applies that.
+    fn push_merged(&self, scratch: &mut Scratch, ids: &[u64], batch: Batch<'_>) -> Result<()> {
+        let Scratch { groups, merger } = scratch;
+        let grads = merger.sum_rows(batch.grads, batch.width);
+        let ones;
+        let shows = match batch.shows {
+            Some(shows) => shows,
+            None => {
+                ones = vec![1.0; ids.len()];
+                &ones
+            }
+        };
+        let shows = merger.sum_rows(shows, 1);
+        let clicks = batch.clicks.map(|clicks| merger.sum_rows(clicks, 1));
+        let slots = batch.slots.map(|slots| {
+            let mut merged = vec![0; merger.ids().len()];
+            merger.to_row().iter().zip(slots).for_each(|(row, slot)| merged[*row as usize] = *slot);
+            merged
+        });
+        let merged = Batch {
+            grads: &grads,
+            width: batch.width,
+            shows: Some(&shows),
+            clicks: clicks.as_deref(),
+            slots: slots.as_deref(),
+        };
+        self.push_unique(groups, merger.ids(), merged)
+    }
+
+    fn push_unique(&self, groups: &mut Groups, ids: &[u64], batch: Batch<'_>) -> Result<()> {
+        let gate = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let how = How {
+            rate_scale: f32::from_bits(self.rate_scale.load(Relaxed)),
+            bounds: self.core.config.weight_bounds.unwrap_or([f32::NEG_INFINITY, f32::INFINITY]),
+        };
+        groups.sort(ids, self.shards.len());
+        let (mut refused, mut dropped) = (Refused::default(), 0);
+        self.each_group(groups, |shard, group| {
+            dropped += shard.push(&self.core, how, gate.as_ref(), group, batch, &mut refused);
+        });
+        self.counters.dropped.fetch_add((dropped - refused.count) as u64, Relaxed);
+        self.outcome(refused, "not applied")
+    }
+
+    /// Rows, memory and what was done so far.
+    pub fn stats(&self) -> TableStats {
+        let count = |counter: &AtomicU64| counter.load(Relaxed);
+        let lists: usize = (0..self.shards.len()).map(|at| self.lock(at).list_bytes()).sum();
+        let arenas = self.core.index_arena.bytes() + self.core.row_arena.bytes();
+        let shards = self.shards.capacity() * size_of::<Mutex<Shard>>();
+        TableStats {
+            row_count: count(&self.core.row_count),
+            waiting_count: count(&self.core.pending_count),
+            payload_bytes: count(&self.core.row_count) * self.core.layout.stride as u64 * 4,
+            held_bytes: (arenas + lists + shards) as u64,
+            pulled: count(&self.counters.pulled),
+            pushed: count(&self.counters.pushed),
+            dropped: count(&self.counters.dropped),
+            non_finite: count(&self.counters.non_finite),
+            deleted: count(&self.counters.deleted),
+        }
+    }
+
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
+        // A panic under the lock is a bug of ours; rows are whole numbers of floats in any case.
+        self.shards[shard].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn each_group(&self, groups: &Groups, mut visit: impl FnMut(&mut Shard, (&[u64], &[u32]))) {
+        let first = self.turn.fetch_add(self.shards.len() / 3 + 1, Relaxed);
+        for shard in 0..self.shards.len() {
+            let shard = (first.wrapping_add(shard)) % self.shards.len();
+            let group = groups.of(shard);
+            if !group.0.is_empty() {
+                visit(&mut self.lock(shard), group);
+            }
+        }
+    }
+
+    fn scratch(&self) -> Scratch {
+        let mut kept = self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        kept.pop().unwrap_or_default()
+    }
+
+    fn give_back(&self, scratch: Scratch) {
+        let mut kept = self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if kept.len() < SCRATCH_COUNT_MAX {
+            kept.push(scratch);
+        }
+    }
+
+    fn check_push(&self, push: &Push<'_>, width: usize) -> Result<()> {
+        let count = push.ids.len();
+        self.check_len("grads", push.grads.len(), count, width)?;
+        for (what, len) in [
+            ("shows", push.shows.map(<[f32]>::len)),
+            ("clicks", push.clicks.map(<[f32]>::len)),
+            ("slots", push.slots.map(<[u32]>::len)),
+        ] {
+            if let Some(len) = len {
+                self.check_len(what, len, count, 1)?;
+            }
+        }
+        for (what, values) in [("shows", push.shows), ("clicks", push.clicks)] {
+            let wrong = values.unwrap_or(&[]).iter().find(|v| !(v.is_finite() && **v >= 0.0));
+            if let Some(wrong) = wrong {
+                return Err(Error::invalid(format!("{what} of a push are wrong"))
+                    .expected("finite numbers, not negative")
+                    .got(wrong)
+                    .at(self.place()));
+            }
+        }
+        if let Some(slot) = push.slots.unwrap_or(&[]).iter().find(|s| **s > layout::SLOT_MAX) {
+            return Err(Error::invalid("a slot of a push is too large")
+                .expected(format!("at most {}", layout::SLOT_MAX))
+                .got(slot)
+                .at(self.place()));
+        }
+        Ok(())
+    }
+
+    fn check_len(&self, what: &str, len: usize, ids: usize, width: usize) -> Result<()> {
+        if ids > BATCH_IDS_MAX {
+            return Err(Error::exhausted("a batch has too many ids")
+                .expected(format!("at most {BATCH_IDS_MAX}"))
+                .got(ids)
+                .at(self.place()));
+        }
+        if len == ids * width {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{what} has the wrong length"))
+            .expected(format!("{} ({ids} ids x {width})", ids * width))
+            .got(len)
+            .at(self.place()))
+    }
+
+    fn outcome(&self, refused: Refused, what: &str) -> Result<()> {
+        let Some(first) = refused.first else { return Ok(()) };
+        let place = format!("{} ids, {what}; all others were served", refused.count);
+        Err(first.at(place).at(self.place()))
+    }
+
+    fn place(&self) -> String {
+        format!("sparse table {}", self.core.config.table_id)
+    }
+}
+
+impl Core {
+    /// The floats of a row, for who holds the lock of its shard.
+    #[allow(clippy::mut_from_ref)] // Rows are reached through their shard, whose lock is exclusive.
+    fn slice(&self, row: NonNull<f32>) -> &mut [f32] {
+        // SAFETY: rows are `stride` floats of a slab that outlives the lock, and nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(row.as_ptr(), self.layout.stride) }
+    }
+}
+
+/// Asks for the line at an address; nothing is read.
+#[inline(always)]
+fn prefetch<T>(pointer: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(pointer.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = pointer;
+}
+
+/// Lines of a row that are asked for ahead; the rest of a longer one follows by itself.
+const PREFETCH_FLOATS_MAX: usize = 128;
+
+#[inline(always)]
+fn prefetch_row(row: *const f32, len: usize) {
+    let len = len.min(PREFETCH_FLOATS_MAX);
+    for at in (0..len).step_by(16) {
+        prefetch(row.wrapping_add(at));
+    }
+    // A row that does not start on a line ends on one more.
+    prefetch(row.wrapping_add(len - 1));
+}
+
+/// # Safety
+/// Both are good for `len` floats and do not overlap.
+#[inline(always)]
+unsafe fn copy_row(from: *const f32, to: *mut f32, len: usize) {
+    // SAFETY: promised by the caller; the common widths are copied without a call.
+    unsafe {
+        match len {
+            8 => to.cast::<[f32; 8]>().write_unaligned(from.cast::<[f32; 8]>().read_unaligned()),
+            16 => to.cast::<[f32; 16]>().write_unaligned(from.cast::<[f32; 16]>().read_unaligned()),
+            _ => from.copy_to_nonoverlapping(to, len),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Reading rows.
+//!
+//! A row costs two cache misses, its bucket and itself. Blocks of ids run one behind the other: while
+//! one is copied, the next one's rows and the one after's buckets are on their way.
+
+use super::layout::{CLICK, EMBED, Kind, SHOW, SLOT, has_embedx};
+use super::shard::Shard;
+use super::{Core, prefetch_row};
+use crate::sparse::config::Accessor;
+use fleet_base::Result;
+use std::ptr::NonNull;
+
+/// Ids in flight at a time: enough to keep the memory busy, few enough for the core's line buffers.
+pub(crate) const BLOCK: usize = 24;
+
+/// What a pull does with ids that were never seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullMode {
+    /// They get rows, if the entry policy admits them.
+    Train,
+    /// They read as zeros, and nothing changes.
+    Infer,
+}
+
+/// Rows of a batch, written by position; groups are disjoint.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    pub out: *mut f32,
+    pub width: usize,
+}
+
+/// Rows that could not be made, and why the first one.
+#[derive(Default)]
+pub(crate) struct Refused {
+    pub count: usize,
+    pub first: Option<fleet_base::Error>,
+}
+
+impl Refused {
+    pub fn note<T>(&mut self, result: Result<Option<T>>) -> Option<T> {
+        result.unwrap_or_else(|error| {
+            self.count += 1;
+            self.first.get_or_insert(error);
+            None
+        })
+    }
+}
+
+impl Shard {
+    /// # Safety
+    /// Every position names a row of the target, and nobody else writes these.
+    pub unsafe fn pull(
+        &mut self,
+        core: &Core,
+        mode: PullMode,
+        (ids, positions): (&[u64], &[u32]),
+        target: Target,
+        refused: &mut Refused,
+    ) {
+        let mut rows: [[Option<NonNull<f32>>; BLOCK]; 2] = [[None; BLOCK]; 2];
+        let blocks = ids.len().div_ceil(BLOCK);
+        let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
+        self.prefetch_buckets(&ids[range(0)]);
+        for block in 0..=blocks {
+            if block + 1 < blocks {
+                self.prefetch_buckets(&ids[range(block + 1)]);
+            }
+            if block < blocks {
+                for (found, id) in rows[block % 2].iter_mut().zip(&ids[range(block)]) {
+                    let hit = match mode {
+                        PullMode::Train => refused.note(self.find_or_admit(core, *id, true)),
+                        PullMode::Infer => self.find(core, *id),
+                    };
+                    *found = hit.map(|found| found.row);
+                    if let Some(row) = *found {
+                        prefetch_row(row.as_ptr(), target.width + 4);
+                    }
+                }
+            }
+            if block > 0 {
+                let found = &rows[(block - 1) % 2];
+                for (row, position) in found.iter().zip(&positions[range(block - 1)]) {
+                    // SAFETY: promised by the caller.
+                    unsafe {
+                        let out = target.out.add(*position as usize * target.width);
+                        core.copy_out(*row, out, target.width);
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn prefetch_buckets(&self, ids: &[u64]) {
+        for id in ids {
+            self.index.prefetch(super::index::hash(*id));
+        }
+    }
+}
+
+impl Core {
+    /// What a pull returns of a row; zeros if there is none.
+    ///
+    /// # Safety
+    /// `out` is good for `width` floats, the row is one of ours and locked.
+    #[inline]
+    unsafe fn copy_out(&self, row: Option<NonNull<f32>>, out: *mut f32, width: usize) {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let Some(row) = row else {
+                out.write_bytes(0, width);
+                return;
+            };
+            let row = row.as_ptr();
+            match (&self.layout.kind, &self.config.accessor) {
+                (Kind::Ctr { embedx }, Accessor::Ctr(ctr)) => {
+                    let mut out = out;
+                    if ctr.pull_show_click {
+                        *out = *row.add(SHOW);
+                        *out.add(1) = *row.add(CLICK);
+                        out = out.add(2);
+                    }
+                    *out = *row.add(EMBED);
+                    if has_embedx(*row.add(SLOT)) {
+                        row.add(*embedx).copy_to_nonoverlapping(out.add(1), self.config.dim);
+                    } else {
+                        out.add(1).write_bytes(0, self.config.dim);
+                    }
+                }
+                _ => super::copy_row(row, out, width),
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Rows from a snapshot back into a table.
+
+use super::SparseTable;
+use super::group::shard_of;
+use super::index::{Place, UNSEEN_DAYS_MAX, hash};
+use super::snapshot::Record;
+use fleet_base::{Error, Result};
+use std::sync::atomic::Ordering::Relaxed;
+
+impl SparseTable {
+    /// Puts a record of a [`Snapshot`](super::Snapshot) in place, over whatever is there.
+    pub fn restore(&self, record: Record<'_>) -> Result<()> {
+        match record {
+            Record::Row { id, unseen_days, values } => self.restore_row(id, unseen_days, values),
+            Record::Waiting { id, count } => self.restore_waiting(id, count),
+        }
+    }
+
+    fn restore_row(&self, id: u64, unseen_days: u8, values: &[f32]) -> Result<()> {
+        let core = &self.core;
+        if values.len() != core.layout.stride || unseen_days > UNSEEN_DAYS_MAX {
+            return Err(Error::invalid(format!("the row of id {id} does not fit the table"))
+                .expected(format!("{} numbers, unseen for 0 to 63 days", core.layout.stride))
+                .got(format!("{} numbers, {unseen_days} days", values.len()))
+                .at(self.place()));
+        }
+        let _open = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut shard = self.lock(shard_of(id, self.shards.len()));
+        let mark = core.mark.load(Relaxed);
+        let found = shard.index.find(hash(id), id);
+        let slot = found.and_then(|entry| entry.place().slot());
+        let (mut entry, slot) = match (found, slot) {
+            (Some(entry), Some(slot)) => (entry, slot),
+            (Some(mut entry), None) => {
+                let slot = shard.create(core, id)?;
+                core.pending_count.fetch_sub(1, Relaxed);
+                entry.set_place(Place::row(slot, mark));
+                (entry, slot)
+            }
+            (None, _) => {
+                let slot = shard.create(core, id)?;
+                let place = Place::row(slot, mark);
+                match shard.index.insert(&core.index_arena, hash(id), id, place) {
+                    Ok(entry) => (entry, slot),
+                    Err(error) => {
+                        shard.release(core, slot);
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        entry.set_unseen_days(unseen_days);
+        core.slice(shard.row(core, slot)).copy_from_slice(values);
+        Ok(())
+    }
+
+    fn restore_waiting(&self, id: u64, count: u32) -> Result<()> {
+        let core = &self.core;
+        let mut shard = self.lock(shard_of(id, self.shards.len()));
+        match shard.index.find(hash(id), id) {
+            Some(mut entry) if entry.place().slot().is_none() => {
+                entry.set_place(Place::pending(count));
+            }
+            Some(_) => {}
+            None => {
+                shard.index.insert(&core.index_arena, hash(id), id, Place::pending(count))?;
+                core.pending_count.fetch_add(1, Relaxed);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,187 @@
+//! A shard: an index, and the rows that it points to.
+
+use super::Core;
+use super::index::{Entry, Index, Place, SLOT_COUNT_MAX, hash};
+use super::layout::Layout;
+use crate::Entry as Policy;
+use crate::init::RowSeed;
+use fleet_base::{Error, Result};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Rows under one lock. Rows stand in slabs that never move, numbered by slot.
+pub(crate) struct Shard {
+    pub index: Index,
+    slabs: Vec<NonNull<f32>>,
+    /// Slots ever handed out.
+    used: u32,
+    free: Vec<u32>,
+    /// Rows that were to be saved and were pushed to first (`snapshot.rs`).
+    pub captured: Vec<u32>,
+}
+
+// SAFETY: the slabs belong to the shard.
+unsafe impl Send for Shard {}
+
+/// A row that was found.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    pub entry: Entry,
+    pub row: NonNull<f32>,
+}
+
+/// Rows of a slab for rows of so many floats: about 16 KiB, a power of two.
+pub(crate) fn slab_rows(layout: &Layout) -> usize {
+    ((16 << 10) / (layout.stride * 4)).clamp(16, 256).next_power_of_two()
+}
+
+impl Shard {
+    pub fn new() -> Shard {
+        Shard {
+            index: Index::new(),
+            slabs: Vec::new(),
+            used: 0,
+            free: Vec::new(),
+            captured: Vec::new(),
+        }
+    }
+
+    pub fn row_count(&self) -> usize {
+        self.used as usize - self.free.len()
+    }
+
+    pub fn list_bytes(&self) -> usize {
+        self.index.list_bytes()
+            + self.slabs.capacity() * size_of::<NonNull<f32>>()
+            + (self.free.capacity() + self.captured.capacity()) * 4
+    }
+
+    /// The row of a slot.
+    #[inline]
+    pub fn row(&self, core: &Core, slot: u32) -> NonNull<f32> {
+        let slab = self.slabs[slot as usize >> core.slab_shift];
+        let row = slot as usize & ((1 << core.slab_shift) - 1);
+        // SAFETY: the slab has that many rows.
+        unsafe { slab.add(row * core.layout.stride) }
+    }
+
+    /// The row of an id, if it has one.
+    #[inline]
+    pub fn find(&self, core: &Core, id: u64) -> Option<Found> {
+        let entry = self.index.find(hash(id), id)?;
+        let row = self.row(core, entry.place().slot()?);
+        Some(Found { entry, row })
+    }
+
+    /// The row of an id, made if the entry policy admits it. `pulled` counts towards that.
+    #[inline]
+    pub fn find_or_admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
+        match self.index.find(hash(id), id) {
+            Some(entry) => match entry.place().slot() {
+                Some(slot) => Ok(Some(Found { entry, row: self.row(core, slot) })),
+                None => self.pending(core, id, entry, pulled),
+            },
+            None => self.newcomer(core, id, pulled),
+        }
+    }
+
+    /// An id that waits for its row.
+    #[cold]
+    fn pending(
+        &mut self,
+        core: &Core,
+        id: u64,
+        mut entry: Entry,
+        pulled: bool,
+    ) -> Result<Option<Found>> {
+        let count = entry.place().count().unwrap_or(0) + u32::from(pulled);
+        let admitted = match core.config.entry {
+            Policy::CountFilter(wanted) => count >= wanted,
+            _ => true,
+        };
+        if !admitted || !pulled {
+            entry.set_place(Place::pending(count));
+            entry.set_unseen_days(0);
+            return Ok(None);
+        }
+        let slot = self.create(core, id)?;
+        entry.set_place(Place::row(slot, core.mark.load(Relaxed)));
+        core.pending_count.fetch_sub(1, Relaxed);
+        Ok(Some(Found { entry, row: self.row(core, slot) }))
+    }
+
+    /// An id that was never seen.
+    #[cold]
+    fn newcomer(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
+        let admitted = match core.config.entry {
+            Policy::None | Policy::ShowClick { .. } => true,
+            Policy::CountFilter(wanted) => u32::from(pulled) >= wanted,
+            Policy::Probability(least) => core.seed_of(id).lot() >= least,
+        };
+        if !admitted {
+            if pulled && matches!(core.config.entry, Policy::CountFilter(_)) {
+                self.index.insert(&core.index_arena, hash(id), id, Place::pending(1))?;
+                core.pending_count.fetch_add(1, Relaxed);
+            }
+            return Ok(None);
+        }
+        let slot = self.create(core, id)?;
+        let place = Place::row(slot, core.mark.load(Relaxed));
+        match self.index.insert(&core.index_arena, hash(id), id, place) {
+            Ok(entry) => Ok(Some(Found { entry, row: self.row(core, slot) })),
+            Err(error) => {
+                self.release(core, slot);
+                Err(error)
+            }
+        }
+    }
+
+    /// A fresh row for an id that has none; the index does not know of it yet.
+    pub fn create(&mut self, core: &Core, id: u64) -> Result<u32> {
+        if core.row_count.fetch_add(1, Relaxed) >= core.config.row_count_max {
+            core.row_count.fetch_sub(1, Relaxed);
+            return Err(Error::exhausted("the table is full")
+                .expected(format!("at most {} rows", core.config.row_count_max))
+                .help("raise row_count_max, or shrink the table"));
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => self.fresh_slot(core).inspect_err(|_| {
+                core.row_count.fetch_sub(1, Relaxed);
+            })?,
+        };
+        let row = self.row(core, slot);
+        // SAFETY: the slot is in a slab of ours and nobody else has it; its floats may hold anything.
+        let row = unsafe {
+            row.write_bytes(0, core.layout.stride);
+            std::slice::from_raw_parts_mut(row.as_ptr(), core.layout.stride)
+        };
+        core.layout.init(&core.config, core.seed_of(id), row);
+        Ok(slot)
+    }
+
+    fn fresh_slot(&mut self, core: &Core) -> Result<u32> {
+        if self.used as usize == self.slabs.len() << core.slab_shift {
+            if self.used >= SLOT_COUNT_MAX {
+                return Err(Error::exhausted("a shard has too many rows")
+                    .expected(format!("at most {SLOT_COUNT_MAX}"))
+                    .help("raise shard_count"));
+            }
+            self.slabs.push(core.row_arena.take()?.cast());
+        }
+        self.used += 1;
+        Ok(self.used - 1)
+    }
+
+    /// Takes a row back that the index does not point to any more.
+    pub fn release(&mut self, core: &Core, slot: u32) {
+        self.free.push(slot);
+        core.row_count.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Core {
+    pub fn seed_of(&self, id: u64) -> RowSeed {
+        RowSeed { seed: self.config.seed, table: self.config.table_id, id }
+    }
+}

@@ -1,0 +1,70 @@
+//! Deleting rows that nobody needs any more.
+
+use super::SparseTable;
+use super::config::Accessor;
+use super::layout::{CLICK, SHOW};
+use fleet_base::Result;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Days unseen after which a plain table drops a row, unless told otherwise: as click tables do.
+const UNSEEN_DAYS_DEFAULT: u8 = 30;
+
+impl SparseTable {
+    /// Deletes rows that were unseen for more than `unseen_days` days (the accessor's number or 30 if
+    /// none is given). A click table first decays its shows and clicks, and also deletes rows whose
+    /// score has fallen below `delete_threshold`. Returns how many rows went. Locks a segment at a
+    /// time; the memory of the rows is used for new ones.
+    pub fn shrink(&self, unseen_days: Option<u8>) -> Result<u64> {
+        let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let days_max = match (&self.core.config.accessor, unseen_days) {
+            (_, Some(days)) => days,
+            (Accessor::Ctr(ctr), None) => ctr.delete_after_unseen_days,
+            (Accessor::Plain, None) => UNSEEN_DAYS_DEFAULT,
+        };
+        let mut gone = 0;
+        for shard in 0..self.shards.len() {
+            let mut segment = 0;
+            while let Some(count) = self.shrink_segment(shard, segment, days_max)? {
+                gone += count;
+                segment += 1;
+            }
+        }
+        self.counters.deleted.fetch_add(gone, Relaxed);
+        Ok(gone)
+    }
+
+    /// None behind the last segment. A segment that is split meanwhile may decay twice: its upper half
+    /// comes again at the end. That needs 19 thousand new ids in a shard within one shrink.
+    fn shrink_segment(&self, shard: usize, segment: usize, days_max: u8) -> Result<Option<u64>> {
+        let core = &self.core;
+        let mut shard = self.lock(shard);
+        if segment >= shard.index.segment_count() {
+            return Ok(None);
+        }
+        let (mut rows, mut waiting) = (Vec::new(), 0);
+        let mut index = std::mem::take(&mut shard.index);
+        let result = index.retain_segment(&core.index_arena, segment, |_, entry| {
+            let mut keep = entry.unseen_days() <= days_max;
+            let Some(slot) = entry.place().slot() else {
+                waiting += usize::from(!keep);
+                return keep;
+            };
+            if let Accessor::Ctr(ctr) = &core.config.accessor {
+                let row = core.slice(shard.row(core, slot));
+                row[SHOW] *= ctr.show_click_decay_rate;
+                row[CLICK] *= ctr.show_click_decay_rate;
+                keep &= ctr.score(row[SHOW], row[CLICK]) >= ctr.delete_threshold;
+            }
+            if !keep {
+                rows.push(slot);
+            }
+            keep
+        });
+        shard.index = index;
+        result?;
+        core.pending_count.fetch_sub(waiting as u64, Relaxed);
+        let count = rows.len() as u64;
+        rows.into_iter().for_each(|slot| shard.release(core, slot));
+        Ok(Some(count))
+    }
+}

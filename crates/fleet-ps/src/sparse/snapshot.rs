@@ -1,0 +1,230 @@
+//! All rows as they are at one moment, while pulls and pushes go on.
+//!
+//! A snapshot turns the table's mark over: rows with the old mark are to be saved. Its reader goes from
+//! segment to segment, hands out such rows and marks them anew. A push that comes to a row with the
+//! old mark first leaves a copy for the reader. So nobody waits for more than a segment, and the only
+//! extra memory is for rows that were pushed to before the reader came by.
+
+use super::Core;
+use super::SparseTable;
+use super::config::Accessor;
+use super::index::Entry;
+use super::layout::{CLICK, DELTA, Kind, SHOW};
+use super::shard::Shard;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Which rows a save takes, and what it does to them. The numbers are those of `save_persistables`:
+/// 1 is base and 2 is delta, as the documents have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveMode {
+    /// Every row.
+    All = 0,
+    /// What serving needs: rows whose score has reached `base_threshold`, seen within
+    /// `delta_keep_days`; all rows of a plain table. The count of changes starts anew.
+    Base = 1,
+    /// Of these, the ones whose score grew by `delta_threshold` since the last base or delta; in a plain
+    /// table, the rows that were pushed to. The count of changes starts anew.
+    Delta = 2,
+    /// Every row; all are a day older afterwards.
+    AllAndAge = 3,
+}
+
+impl SaveMode {
+    pub fn parse(mode: i64) -> fleet_base::Result<SaveMode> {
+        match mode {
+            0 => Ok(SaveMode::All),
+            1 => Ok(SaveMode::Base),
+            2 => Ok(SaveMode::Delta),
+            3 => Ok(SaveMode::AllAndAge),
+            _ => Err(fleet_base::Error::invalid("the mode of a save is unknown")
+                .expected("0 (all), 1 (base), 2 (delta) or 3 (all, and a day passes)")
+                .got(mode)),
+        }
+    }
+}
+
+/// What a running snapshot wants of rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Capture {
+    /// The mark of rows that were dealt with.
+    pub mark: bool,
+    pub mode: SaveMode,
+}
+
+/// An id in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Record<'a> {
+    /// A row: all its numbers, in the table's own order.
+    Row { id: u64, unseen_days: u8, values: &'a [f32] },
+    /// An id that was pulled so many times and has no row yet.
+    Waiting { id: u64, count: u32 },
+}
+
+/// Words of a captured row before its values.
+const HEAD: usize = 3;
+
+impl Capture {
+    /// Deals with a row that has the old mark: copies it if the mode wants it.
+    #[cold]
+    pub fn entry(
+        &self,
+        core: &Core,
+        id: u64,
+        entry: &mut Entry,
+        row: &mut [f32],
+        captured: &mut Vec<u32>,
+    ) {
+        let days = entry.unseen_days();
+        let chosen = self.chooses(core, days, entry.place().dirty(), row);
+        if chosen {
+            captured.extend([id as u32, (id >> 32) as u32, u32::from(days)]);
+            captured.extend(row.iter().map(|value| value.to_bits()));
+        }
+        match self.mode {
+            SaveMode::All => {}
+            SaveMode::AllAndAge => {
+                entry.set_unseen_days((days + 1).min(super::index::UNSEEN_DAYS_MAX));
+            }
+            SaveMode::Base | SaveMode::Delta if chosen => {
+                if let Kind::Ctr { .. } = core.layout.kind {
+                    row[DELTA] = 0.0;
+                }
+                entry.set_place(entry.place().with_dirty(false));
+            }
+            SaveMode::Base | SaveMode::Delta => {}
+        }
+        entry.set_mark(self.mark);
+    }
+
+    fn chooses(&self, core: &Core, days: u8, dirty: bool, row: &[f32]) -> bool {
+        match (self.mode, &core.config.accessor) {
+            (SaveMode::All | SaveMode::AllAndAge, _) => true,
+            (SaveMode::Base, Accessor::Plain) => true,
+            (SaveMode::Delta, Accessor::Plain) => dirty,
+            (mode, Accessor::Ctr(ctr)) => {
+                let least = if mode == SaveMode::Delta { ctr.delta_threshold } else { 0.0 };
+                ctr.score(row[SHOW], row[CLICK]) >= ctr.base_threshold
+                    && row[DELTA] >= least
+                    && days <= ctr.delta_keep_days
+            }
+        }
+    }
+}
+
+/// A snapshot being read. Dropped early, it still leaves the table ready for the next one.
+pub struct Snapshot<'a> {
+    table: &'a SparseTable,
+    capture: Capture,
+    /// Where the reader is.
+    shard: usize,
+    _alone: MutexGuard<'a, ()>,
+}
+
+impl SparseTable {
+    /// Starts a snapshot; `at_cut` runs while no push does, and what it returns comes back. Waits for
+    /// a snapshot or a shrink that is under way.
+    pub fn snapshot<R>(&self, mode: SaveMode, at_cut: impl FnOnce() -> R) -> (Snapshot<'_>, R) {
+        let alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut gate = self.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mark = !self.core.mark.load(Relaxed);
+        self.core.mark.store(mark, Relaxed);
+        let capture = Capture { mark, mode };
+        *gate = Some(capture);
+        let result = at_cut();
+        drop(gate);
+        (Snapshot { table: self, capture, shard: 0, _alone: alone }, result)
+    }
+}
+
+impl Snapshot<'_> {
+    /// Visits every id of the next shard; false when there is none. The shard is not locked while
+    /// `visit` runs.
+    pub fn next_shard<E>(
+        &mut self,
+        mut visit: impl FnMut(Record<'_>) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        if self.shard == self.table.shards.len() {
+            return Ok(false);
+        }
+        let mut batch = Batch::default();
+        let mut segment = 0;
+        while self.read(segment, &mut batch) {
+            batch.visit(self.table.core.layout.stride, &mut visit)?;
+            segment += 1;
+        }
+        self.shard += 1;
+        Ok(true)
+    }
+
+    /// Takes what is to be saved of a segment; false behind the last. Segments that are split in the
+    /// meantime leave their halves here and at the end.
+    fn read(&self, segment: usize, batch: &mut Batch) -> bool {
+        let core = &self.table.core;
+        let mut shard = self.table.lock(self.shard);
+        batch.rows.clear();
+        batch.waiting.clear();
+        std::mem::swap(&mut batch.rows, &mut shard.captured);
+        if segment >= shard.index.segment_count() {
+            let more = !batch.rows.is_empty();
+            shard.captured = Vec::new();
+            return more;
+        }
+        let Shard { index, .. } = &*shard;
+        index.visit_segment(segment, |id, mut entry| match entry.place().slot() {
+            Some(slot) if entry.place().mark() != self.capture.mark => {
+                let row = core.slice(shard.row(core, slot));
+                self.capture.entry(core, id, &mut entry, row, &mut batch.rows);
+            }
+            Some(_) => {}
+            None => {
+                if matches!(self.capture.mode, SaveMode::All | SaveMode::AllAndAge) {
+                    batch.waiting.push((id, entry.place().count().unwrap_or(0)));
+                }
+                if self.capture.mode == SaveMode::AllAndAge {
+                    let days = entry.unseen_days() + 1;
+                    entry.set_unseen_days(days.min(super::index::UNSEEN_DAYS_MAX));
+                }
+            }
+        });
+        true
+    }
+}
+
+impl Drop for Snapshot<'_> {
+    fn drop(&mut self) {
+        // Every row must have the new mark before the next snapshot turns it over.
+        while let Ok(true) = self.next_shard(|_| Ok::<(), std::convert::Infallible>(())) {}
+        *self.table.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+        for shard in 0..self.table.shards.len() {
+            self.table.lock(shard).captured = Vec::new();
+        }
+    }
+}
+
+/// Copies of a segment's rows.
+#[derive(Default)]
+struct Batch {
+    rows: Vec<u32>,
+    waiting: Vec<(u64, u32)>,
+}
+
+impl Batch {
+    fn visit<E>(
+        &self,
+        stride: usize,
+        visit: &mut impl FnMut(Record<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut values = vec![0.0f32; stride];
+        for record in self.rows.chunks_exact(HEAD + stride) {
+            let id = u64::from(record[0]) | u64::from(record[1]) << 32;
+            for (value, bits) in values.iter_mut().zip(&record[HEAD..]) {
+                *value = f32::from_bits(*bits);
+            }
+            visit(Record::Row { id, unseen_days: record[2] as u8, values: &values })?;
+        }
+        self.waiting
+            .iter()
+            .try_for_each(|(id, count)| visit(Record::Waiting { id: *id, count: *count }))
+    }
+}
