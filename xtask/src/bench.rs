@@ -41,7 +41,7 @@ const fn over_tcp(name: &'static str) -> Bench {
     Bench { name, unit: "GB/s", peers: PEERS, target: None }
 }
 
-const BENCHES: [Bench; 16] = [
+const BENCHES: [Bench; 19] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -86,6 +86,19 @@ const BENCHES: [Bench; 16] = [
     over_tcp("comm/tcp_allreduce_2x1MB"),
     over_tcp("comm/tcp_allreduce_2x25MB"),
     Bench { name: "comm/memory", unit: "GB/s", peers: &[], target: None },
+    Bench {
+        name: "ps/table_pull_rows_per_core_1e7",
+        unit: "rows/s",
+        peers: &[],
+        target: Some(1e7),
+    },
+    Bench {
+        name: "ps/table_push_rows_per_core_5e6",
+        unit: "rows/s",
+        peers: &[],
+        target: Some(5e6),
+    },
+    Bench { name: "ps/table_payload_percent_of_held", unit: "%", peers: &[], target: Some(80.0) },
 ];
 
 const FRAMEWORKS: [&str; 4] = ["torch", "paddle", "gloo", "mpi"];

@@ -11,7 +11,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("base", &["fleet-base", "fleet-tensor", "fleet-topology"]),
     ("kernels", &["fleet-kernels"]),
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
-    ("wire", &["fleet-net", "fleet-comm"]),
+    ("wire", &["fleet-net", "fleet-comm", "fleet-ps"]),
     ("run", &["fleet-exec", "fleet-data", "fleet-metrics", "fleet-format"]),
     ("surface", &["fleet", "fleet-launch", "fleet-cli"]),
     ("dev", &["fleet-testkit", "fleet-bench", "xtask"]),

@@ -5,6 +5,7 @@
 mod bert4;
 mod data;
 mod measure;
+mod ps_table;
 mod resnet50;
 mod wide_deep;
 
@@ -20,6 +21,9 @@ fn main() -> ExitCode {
             "train/bert4" => bert4::run(&options),
             "train/resnet50" => resnet50::run(&options),
             "data/multislot_parse_vs_500MBps" => data::multislot_parse(&options),
+            "ps/table_pull_rows_per_core_1e7" => ps_table::pull(&options),
+            "ps/table_push_rows_per_core_5e6" => ps_table::push(&options),
+            "ps/table_payload_percent_of_held" => ps_table::memory(&options),
             other => return Err(format!("unknown benchmark '{other}'")),
         }
         .map_err(|error| error.to_string())

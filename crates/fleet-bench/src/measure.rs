@@ -109,7 +109,7 @@ fn show_profile(session: &Session, runs: usize) {
 }
 
 /// The high-water mark of this process's memory, where the system tells (Linux).
-fn peak_rss_mb() -> f64 {
+pub fn peak_rss_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status
         .lines()

@@ -30,7 +30,8 @@ pub enum Entry {
 impl Entry {
     pub fn count_filter(count: i64) -> Result<Entry> {
         u32::try_from(count).map(Entry::CountFilter).map_err(|_| {
-            Error::invalid("count_filter must be a valid integer greater or equal than 0").got(count)
+            Error::invalid("count_filter must be a valid integer greater or equal than 0")
+                .got(count)
         })
     }
 
@@ -101,7 +102,10 @@ mod tests {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
-        check(Entry::count_filter(-1), "count_filter must be a valid integer greater or equal than 0");
+        check(
+            Entry::count_filter(-1),
+            "count_filter must be a valid integer greater or equal than 0",
+        );
         check(Entry::probability(0.0), "probability must be a float in (0,1)");
         check(Entry::probability(f32::NAN), "probability must be a float in (0,1)");
         check(Entry::show_click("", "b"), "show_name click_name must be a str");

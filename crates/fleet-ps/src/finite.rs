@@ -34,7 +34,8 @@ impl NonFinite {
         }
         let count = grads.iter().filter(|value| !value.is_finite()).count() as u64;
         if let Some(limit) = clip {
-            let clipped = |value: &f32| if value.is_nan() { 0.0 } else { value.clamp(-limit, limit) };
+            let clipped =
+                |value: &f32| if value.is_nan() { 0.0 } else { value.clamp(-limit, limit) };
             return Ok((grads.iter().map(clipped).collect(), count));
         }
         let first = grads.iter().position(|value| !value.is_finite());

@@ -18,10 +18,19 @@ use fleet_base::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initializer {
     Constant(f32),
-    Uniform { low: f32, high: f32 },
-    Gaussian { mean: f32, std: f32 },
+    Uniform {
+        low: f32,
+        high: f32,
+    },
+    Gaussian {
+        mean: f32,
+        std: f32,
+    },
     /// Gaussian, drawn again beyond two standard deviations.
-    TruncatedGaussian { mean: f32, std: f32 },
+    TruncatedGaussian {
+        mean: f32,
+        std: f32,
+    },
 }
 
 /// Draws of a truncated number before its mean is taken; each is inside with probability 0.954.
@@ -167,8 +176,15 @@ mod tests {
 
     #[test]
     fn malformed_descriptors_are_refused() {
-        for text in ["", "uniform", "uniform_random&1&2", "fill_constant&x", "fill_constant&nan",
-            "gaussian_random&-1&0&1", "fill_constant&1&2"] {
+        for text in [
+            "",
+            "uniform",
+            "uniform_random&1&2",
+            "fill_constant&x",
+            "fill_constant&nan",
+            "gaussian_random&-1&0&1",
+            "fill_constant&1&2",
+        ] {
             let error = Initializer::parse(text).unwrap_err().to_string();
             assert!(error.contains("malformed"), "{error}");
         }

@@ -157,11 +157,7 @@ fn weights_stay_in_bounds() {
     };
     // SAFETY: two weights, a rule without state.
     unsafe {
-        Rule::Sgd(Sgd { lr: 1.0 }).update(
-            &[row],
-            2,
-            How { rate_scale: 1.0, bounds: [-10.0, 10.0] },
-        )
+        Rule::Sgd(Sgd { lr: 1.0 }).update(&[row], 2, How { rate_scale: 1.0, bounds: [-10.0, 10.0] })
     };
     assert_eq!(weights, [10.0, -10.0]);
 }

@@ -141,6 +141,7 @@ impl Index {
     }
 
     /// Ids in the index, those without a row too.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -164,7 +165,10 @@ impl Index {
         if segment.pages.is_empty() {
             return;
         }
-        super::prefetch(segment.bucket(segment.home(hash)).as_ptr());
+        let bucket = segment.bucket(segment.home(hash)).as_ptr();
+        super::prefetch(bucket);
+        // A third of the ids stand in the next one.
+        super::prefetch(bucket.wrapping_add(1));
     }
 
     #[inline]
@@ -172,9 +176,9 @@ impl Index {
         &self.segments[self.directory[directory_slot(hash, self.depth)] as usize]
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, hash: u64, id: u64) -> Option<Entry> {
-        self.segment(hash).find(hash, id).ok()
+        self.segment(hash).find(hash, id)
     }
 
     /// Adds an id that is not there.
@@ -201,13 +205,20 @@ impl Index {
         let (pages, len) = (self.segments[at].pages.len(), self.segments[at].len);
         let half = Segment::capable(arena, len.div_ceil(2).max(1), pages)?;
         let mut halves = [half, Segment::capable(arena, len.div_ceil(2).max(1), pages)?];
-        for (id, place, days) in self.segments[at].entries() {
+        let mut result = Ok(());
+        self.segments[at].each_entry(|id, place, days| {
             let hash = hash(id);
             let half = &mut halves[((hash >> 32 >> bit) & 1) as usize];
-            if half.full() {
-                half.grow(arena)?;
+            if half.full() && result.is_ok() {
+                result = half.grow(arena);
             }
-            half.put(hash, id, place, days);
+            if result.is_ok() {
+                half.put(hash, id, place, days);
+            }
+        });
+        if let Err(error) = result {
+            halves.into_iter().for_each(|half| half.free(arena));
+            return Err(error);
         }
         let [mut low, mut high] = halves;
         (low.depth, high.depth) = (bit + 1, bit + 1);
@@ -320,12 +331,11 @@ impl Segment {
 
     fn grow(&mut self, arena: &Arena) -> Result<()> {
         let old = self.pages.len();
-        let mut grown =
-            Segment { pages: Vec::new(), len: 0, depth: self.depth };
+        let mut grown = Segment { pages: Vec::new(), len: 0, depth: self.depth };
         grown.add_pages(arena, old + (old / GROWTH_DIVISOR).max(1))?;
-        for (id, place, days) in self.entries() {
+        self.each_entry(|id, place, days| {
             grown.put(hash(id), id, place, days);
-        }
+        });
         std::mem::replace(self, grown).free(arena);
         Ok(())
     }
@@ -346,55 +356,68 @@ impl Segment {
         (0..self.bucket_count()).map(|at| self.bucket(at))
     }
 
-    fn entries(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
-        self.buckets().flat_map(|bucket| {
-            // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
-            let line = unsafe { *bucket.as_ptr() };
-            (0..BUCKET_ENTRIES).take_while(move |&at| line.places[at] != EMPTY).map(move |at| {
-                (line.ids[at], line.places[at], (line.unseen_days >> (6 * at)) as u8 & 63)
-            })
-        })
+    fn each_entry(&self, mut visit: impl FnMut(u64, u32, u8)) {
+        for page in &self.pages {
+            for at in 0..PAGE_BUCKETS {
+                // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
+                let line = unsafe { page.add(at).as_ref() };
+                for at in (0..BUCKET_ENTRIES).take_while(|&at| line.places[at] != EMPTY) {
+                    visit(line.ids[at], line.places[at], (line.unseen_days >> (6 * at)) as u8 & 63);
+                }
+            }
+        }
     }
 
-    /// The entry of an id, or where it would go.
-    #[inline]
-    fn find(&self, hash: u64, id: u64) -> std::result::Result<Entry, Option<Entry>> {
-        if self.pages.is_empty() {
-            return Err(None);
-        }
+    /// The entry of an id.
+    #[inline(always)]
+    fn find(&self, hash: u64, id: u64) -> Option<Entry> {
         let count = self.bucket_count();
         let mut at = self.home(hash);
         // A segment is never full, so a bucket with an empty entry ends every search.
         for _ in 0..count {
             let bucket = self.bucket(at);
-            // SAFETY: as above.
+            // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
             let line = unsafe { bucket.as_ref() };
+            // Without branches: where in its bucket an id stands cannot be foretold.
+            let mut hits = 0;
             for position in 0..BUCKET_ENTRIES {
-                if line.ids[position] == id && line.places[position] != EMPTY {
-                    return Ok(Entry { bucket, position });
+                hits |= u32::from(line.ids[position] == id) << position;
+            }
+            if hits != 0 {
+                // Empty entries look like id 0; they stand behind the others.
+                let position = hits.trailing_zeros() as usize;
+                if line.places[position] != EMPTY {
+                    return Some(Entry { bucket, position });
                 }
             }
             if line.places[BUCKET_ENTRIES - 1] == EMPTY {
-                let position = line.places.iter().position(|place| *place == EMPTY);
-                return Err(position.map(|position| Entry { bucket, position }));
+                return None;
             }
             at = if at + 1 == count { 0 } else { at + 1 };
         }
-        Err(None)
+        None
     }
 
-    /// Writes a new entry; there is room.
+    /// Writes an entry for an id that has none; there is room.
     fn put(&mut self, hash: u64, id: u64, place: u32, days: u8) -> Entry {
-        let Err(Some(mut entry)) = self.find(hash, id) else {
-            unreachable!("an index has room for every id once");
-        };
-        // SAFETY: the entry is in one of our pages.
-        let line = unsafe { entry.bucket.as_mut() };
-        line.ids[entry.position] = id;
-        line.places[entry.position] = place;
-        entry.set_unseen_days(days);
-        self.len += 1;
-        entry
+        let count = self.bucket_count();
+        let mut at = self.home(hash);
+        let mut bucket = self.bucket(at);
+        loop {
+            // SAFETY: as above.
+            let line = unsafe { bucket.as_mut() };
+            if line.places[BUCKET_ENTRIES - 1] == EMPTY {
+                let used: usize =
+                    line.places.iter().map(|place| usize::from(*place != EMPTY)).sum();
+                line.ids[used] = id;
+                line.places[used] = place;
+                line.unseen_days |= u32::from(days) << (6 * used);
+                self.len += 1;
+                return Entry { bucket, position: used };
+            }
+            at = if at + 1 == count { 0 } else { at + 1 };
+            bucket = self.bucket(at);
+        }
     }
 }
 

@@ -17,10 +17,10 @@ mod index;
 pub(crate) mod layout;
 mod pull;
 mod push;
+mod restore;
 mod shard;
 mod shrink;
 mod snapshot;
-mod restore;
 #[cfg(test)]
 mod tests;
 

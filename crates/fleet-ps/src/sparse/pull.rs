@@ -11,7 +11,7 @@ use fleet_base::Result;
 use std::ptr::NonNull;
 
 /// Ids in flight at a time: enough to keep the memory busy, few enough for the core's line buffers.
-pub(crate) const BLOCK: usize = 24;
+pub(crate) const BLOCK: usize = 16;
 
 /// What a pull does with ids that were never seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
+    #[inline(always)]
     pub fn note<T>(&mut self, result: Result<Option<T>>) -> Option<T> {
         result.unwrap_or_else(|error| {
             self.count += 1;
@@ -61,9 +62,12 @@ impl Shard {
         let blocks = ids.len().div_ceil(BLOCK);
         let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
         self.prefetch_buckets(&ids[range(0)]);
+        if blocks > 1 {
+            self.prefetch_buckets(&ids[range(1)]);
+        }
         for block in 0..=blocks {
-            if block + 1 < blocks {
-                self.prefetch_buckets(&ids[range(block + 1)]);
+            if block + 2 < blocks {
+                self.prefetch_buckets(&ids[range(block + 2)]);
             }
             if block < blocks {
                 for (found, id) in rows[block % 2].iter_mut().zip(&ids[range(block)]) {

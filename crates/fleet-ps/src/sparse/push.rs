@@ -3,7 +3,9 @@
 //! As a pull, in blocks of ids that run one behind the other; the rule is called once a block.
 
 use super::config::{Accessor, CtrAccessor};
-use super::layout::{CLICK, DELTA, EMBED, Kind, SHOW, SLOT, has_embedx, init_embedx, slot_number, slot_word};
+use super::layout::{
+    CLICK, DELTA, EMBED, Kind, SHOW, SLOT, has_embedx, init_embedx, slot_number, slot_word,
+};
 use super::pull::{BLOCK, Refused};
 use super::shard::{Found, Shard};
 use super::snapshot::Capture;
@@ -45,9 +47,12 @@ impl Shard {
         let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
         let mut dropped = 0;
         self.prefetch_buckets(&ids[range(0)]);
+        if blocks > 1 {
+            self.prefetch_buckets(&ids[range(1)]);
+        }
         for block in 0..=blocks {
-            if block + 1 < blocks {
-                self.prefetch_buckets(&ids[range(block + 1)]);
+            if block + 2 < blocks {
+                self.prefetch_buckets(&ids[range(block + 2)]);
             }
             if block < blocks {
                 let current = &mut updates[block % 2];

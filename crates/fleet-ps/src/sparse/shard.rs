@@ -46,10 +46,6 @@ impl Shard {
         }
     }
 
-    pub fn row_count(&self) -> usize {
-        self.used as usize - self.free.len()
-    }
-
     pub fn list_bytes(&self) -> usize {
         self.index.list_bytes()
             + self.slabs.capacity() * size_of::<NonNull<f32>>()
@@ -66,7 +62,7 @@ impl Shard {
     }
 
     /// The row of an id, if it has one.
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, core: &Core, id: u64) -> Option<Found> {
         let entry = self.index.find(hash(id), id)?;
         let row = self.row(core, entry.place().slot()?);
@@ -74,19 +70,24 @@ impl Shard {
     }
 
     /// The row of an id, made if the entry policy admits it. `pulled` counts towards that.
-    #[inline]
+    #[inline(always)]
     pub fn find_or_admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
+        if let Some(found) = self.find(core, id) {
+            return Ok(Some(found));
+        }
+        self.admit(core, id, pulled)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
         match self.index.find(hash(id), id) {
-            Some(entry) => match entry.place().slot() {
-                Some(slot) => Ok(Some(Found { entry, row: self.row(core, slot) })),
-                None => self.pending(core, id, entry, pulled),
-            },
+            Some(entry) => self.pending(core, id, entry, pulled),
             None => self.newcomer(core, id, pulled),
         }
     }
 
     /// An id that waits for its row.
-    #[cold]
     fn pending(
         &mut self,
         core: &Core,
@@ -111,7 +112,6 @@ impl Shard {
     }
 
     /// An id that was never seen.
-    #[cold]
     fn newcomer(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
         let admitted = match core.config.entry {
             Policy::None | Policy::ShowClick { .. } => true,
