@@ -140,7 +140,7 @@ impl SparseConfig {
             return wrong("shard_count", expected, self.shard_count.to_string());
         }
         if let Some([low, high]) = self.weight_bounds
-            && !(low < high)
+            && low.partial_cmp(&high) != Some(std::cmp::Ordering::Less)
         {
             return wrong("weight_bounds", "low < high".into(), format!("{low}, {high}"));
         }
