@@ -9,6 +9,7 @@ mod finite;
 mod init;
 mod merge;
 pub mod rule;
+mod save;
 mod sparse;
 mod stats;
 
@@ -17,6 +18,7 @@ pub use finite::NonFinite;
 pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
+pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,
 };

@@ -170,6 +170,19 @@ impl SparseTable {
         }
     }
 
+    /// Numbers of a row as it is kept and saved: weights, state, counters.
+    pub fn row_len(&self) -> usize {
+        self.core.layout.stride
+    }
+
+    /// Where the embedding part of a row begins.
+    pub(crate) fn embedx_at(&self) -> usize {
+        match self.core.layout.kind {
+            layout::Kind::Ctr { embedx } => embedx,
+            layout::Kind::Plain => 0,
+        }
+    }
+
     /// Multiplies the learning rate of every rule: schedules set it step by step.
     pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
         if !(scale.is_finite() && scale >= 0.0) {

@@ -61,6 +61,14 @@ pub enum Record<'a> {
     Waiting { id: u64, count: u32 },
 }
 
+impl Record<'_> {
+    pub fn id(&self) -> u64 {
+        match *self {
+            Record::Row { id, .. } | Record::Waiting { id, .. } => id,
+        }
+    }
+}
+
 /// Words of a captured row before its values.
 const HEAD: usize = 3;
 
