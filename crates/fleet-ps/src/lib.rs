@@ -2,19 +2,27 @@
 //!
 //! A table holds parameters and their optimizer state; workers pull values and push gradients, and the
 //! table's own rule turns gradients into new values. [`SparseTable`] holds rows by id, made when an id
-//! is first seen, for embeddings larger than any one machine. Nothing here knows programs or devices.
+//! is first seen, for embeddings larger than any one machine; [`DenseTable`] a server's part of the dense
+//! parameters; [`GeoTable`] rows that workers train themselves; [`BarrierTable`] and [`GlobalStep`] what
+//! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files. Nothing
+//! here knows programs or devices.
 
+mod dense;
 mod entry;
 mod finite;
+mod geo;
 mod init;
 mod merge;
 pub mod rule;
 mod save;
 mod sparse;
 mod stats;
+mod sync;
 
+pub use dense::{DenseConfig, DenseRange, DenseTable, Update, dense_range, dense_ranges};
 pub use entry::Entry;
 pub use finite::NonFinite;
+pub use geo::GeoTable;
 pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
@@ -23,3 +31,4 @@ pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,
 };
 pub use stats::TableStats;
+pub use sync::{Arrival, BarrierTable, GlobalStep};

@@ -1,0 +1,7 @@
+//! Dense tables: the dense parameters of a program, flattened into one row and cut over the servers.
+
+mod placement;
+mod table;
+
+pub use placement::{DenseRange, dense_range, dense_ranges};
+pub use table::{DenseConfig, DenseTable, Update};

@@ -1,0 +1,257 @@
+//! One server's part of the dense parameters, with their optimizer.
+//!
+//! In the asynchronous modes every push is applied when it comes. In the synchronous mode pushes are
+//! added up, and [`DenseTable::pour`] applies their mean once, when all trainers have pushed.
+
+use crate::rule::{How, Row};
+use crate::{NonFinite, Rule};
+use fleet_base::{Error, Result};
+use std::sync::{Mutex, MutexGuard};
+
+/// When pushes are applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Update {
+    /// Each when it comes.
+    #[default]
+    Now,
+    /// The mean of them at [`DenseTable::pour`].
+    Pour,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DenseConfig {
+    pub table_id: u32,
+    /// Numbers on this server ([`dense_range`](crate::dense_range)); may be none.
+    pub len: usize,
+    pub rule: Rule,
+    pub update: Update,
+    pub non_finite: NonFinite,
+}
+
+/// Parameters of one server. They start at 0: worker 0 sets the real values.
+///
+/// ```
+/// use fleet_ps::{DenseConfig, DenseTable, NonFinite, Rule, Update, rule::Sgd};
+/// let table = DenseTable::new(DenseConfig {
+///     table_id: 0,
+///     len: 2,
+///     rule: Rule::Sgd(Sgd { lr: 0.5 }),
+///     update: Update::Pour,
+///     non_finite: NonFinite::Refuse,
+/// })?;
+/// table.set(&[1.0, 1.0])?;
+/// table.push(&[1.0, 0.0])?;
+/// table.push(&[3.0, 0.0])?;
+/// assert_eq!(table.pour(), 2); // the mean of two pushes, applied once
+/// let mut values = [0.0; 2];
+/// table.pull(&mut values)?;
+/// assert_eq!(values, [0.0, 1.0]);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct DenseTable {
+    config: DenseConfig,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    values: Vec<f32>,
+    state: Vec<f32>,
+    /// Pushes that wait for a pour, added up.
+    sum: Vec<f32>,
+    push_count: u64,
+    rate_scale: f32,
+    non_finite: u64,
+}
+
+impl DenseTable {
+    pub fn new(config: DenseConfig) -> Result<DenseTable> {
+        config
+            .rule
+            .check()
+            .map_err(|error| error.at(format!("dense table {}", config.table_id)))?;
+        let mut state = vec![0.0; config.rule.state_len(config.len)];
+        config.rule.init_state(config.len, &mut state);
+        let sum = if config.update == Update::Pour { vec![0.0; config.len] } else { Vec::new() };
+        let inner = Inner {
+            values: vec![0.0; config.len],
+            state,
+            sum,
+            push_count: 0,
+            rate_scale: 1.0,
+            non_finite: 0,
+        };
+        Ok(DenseTable { config, inner: Mutex::new(inner) })
+    }
+
+    pub fn config(&self) -> &DenseConfig {
+        &self.config
+    }
+
+    /// Multiplies the learning rate of the rule.
+    pub fn set_rate_scale(&self, scale: f32) -> Result<()> {
+        if !(scale.is_finite() && scale >= 0.0) {
+            return Err(self
+                .error("the scale of a learning rate is wrong")
+                .expected("a finite number, not negative")
+                .got(scale));
+        }
+        self.lock().rate_scale = scale;
+        Ok(())
+    }
+
+    /// Overwrites the parameters; the optimizer keeps its state.
+    pub fn set(&self, values: &[f32]) -> Result<()> {
+        self.check_len("values", values.len())?;
+        self.lock().values.copy_from_slice(values);
+        Ok(())
+    }
+
+    pub fn pull(&self, out: &mut [f32]) -> Result<()> {
+        self.check_len("out", out.len())?;
+        out.copy_from_slice(&self.lock().values);
+        Ok(())
+    }
+
+    /// Brings a gradient.
+    pub fn push(&self, grad: &[f32]) -> Result<()> {
+        self.check_len("grad", grad.len())?;
+        let name = |at: usize| format!("element {at}");
+        let screened = self.config.non_finite.screen(grad, name);
+        let mut inner = self.lock();
+        let (grad, bad) = screened.map_err(|error| {
+            inner.non_finite += grad.iter().filter(|value| !value.is_finite()).count() as u64;
+            error.at(self.place())
+        })?;
+        inner.non_finite += bad;
+        inner.push_count += 1;
+        match self.config.update {
+            Update::Now => {
+                inner.apply(&self.config.rule, &grad);
+                inner.push_count = 0;
+            }
+            Update::Pour => inner.sum.iter_mut().zip(&grad[..]).for_each(|(sum, g)| *sum += g),
+        }
+        Ok(())
+    }
+
+    /// Applies the mean of the pushes since the last pour; returns how many there were.
+    pub fn pour(&self) -> u64 {
+        let mut inner = self.lock();
+        let count = std::mem::take(&mut inner.push_count);
+        if count > 0 {
+            let mut mean = std::mem::take(&mut inner.sum);
+            mean.iter_mut().for_each(|value| *value /= count as f32);
+            inner.apply(&self.config.rule, &mean);
+            mean.fill(0.0);
+            inner.sum = mean;
+        }
+        count
+    }
+
+    /// Gradients that were NaN or infinite.
+    pub fn non_finite(&self) -> u64 {
+        self.lock().non_finite
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn check_len(&self, what: &str, len: usize) -> Result<()> {
+        if len == self.config.len {
+            return Ok(());
+        }
+        let error = self.error(&format!("{what} has the wrong length"));
+        Err(error.expected(self.config.len).got(len))
+    }
+
+    fn error(&self, message: &str) -> Error {
+        Error::invalid(message).at(self.place())
+    }
+
+    fn place(&self) -> String {
+        format!("dense table {}", self.config.table_id)
+    }
+}
+
+impl Inner {
+    fn apply(&mut self, rule: &Rule, grad: &[f32]) {
+        if self.values.is_empty() {
+            return;
+        }
+        let row = Row {
+            weights: self.values.as_mut_ptr(),
+            state: self.state.as_mut_ptr(),
+            grad: grad.as_ptr(),
+            shows: 1.0,
+        };
+        let how = How { rate_scale: self.rate_scale, bounds: [f32::NEG_INFINITY, f32::INFINITY] };
+        // SAFETY: values and gradient are of one length, the state of the rule's for it.
+        unsafe { rule.update(&[row], self.values.len(), how) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::{Adam, Sgd};
+
+    fn config(rule: Rule, update: Update, len: usize) -> DenseConfig {
+        DenseConfig { table_id: 4, len, rule, update, non_finite: NonFinite::Refuse }
+    }
+
+    fn values(table: &DenseTable) -> Vec<f32> {
+        let mut out = vec![f32::NAN; table.config().len];
+        table.pull(&mut out).unwrap();
+        out
+    }
+
+    /// However it is cut over servers, adam advances its powers once a push.
+    #[test]
+    fn adam_is_the_same_on_any_number_of_servers() {
+        let rule = Rule::Adam(Adam { lr: 0.01, ..Adam::default() });
+        let grads: Vec<Vec<f32>> =
+            (0..5).map(|push| (0..23).map(|i| (i * push) as f32 - 30.0).collect()).collect();
+        let run = |servers: usize| -> Vec<f32> {
+            let mut all = Vec::new();
+            for server in 0..servers {
+                let range = crate::dense_range(23, server, servers);
+                let table = DenseTable::new(config(rule, Update::Now, range.len())).unwrap();
+                grads.iter().for_each(|grad| table.push(&grad[range.clone()]).unwrap());
+                all.extend(values(&table));
+            }
+            all
+        };
+        let whole = run(1);
+        assert_eq!(whole, run(2));
+        assert_eq!(whole, run(30), "some servers have nothing");
+        let first = DenseTable::new(config(rule, Update::Now, 1)).unwrap();
+        first.push(&[0.3]).unwrap();
+        assert!((values(&first)[0] + 0.01).abs() < 1e-6, "the first step is the rate");
+    }
+
+    #[test]
+    fn a_pour_of_n_workers_is_one_step_of_the_mean() {
+        let rule = Rule::Adam(Adam::default());
+        let poured = DenseTable::new(config(rule, Update::Pour, 3)).unwrap();
+        let alone = DenseTable::new(config(rule, Update::Now, 3)).unwrap();
+        for step in 0..4 {
+            for worker in [1.0, 2.0, 6.0] {
+                poured.push(&[worker, -worker, worker * step as f32]).unwrap();
+            }
+            assert_eq!((poured.pour(), poured.pour()), (3, 0));
+            alone.push(&[3.0, -3.0, 3.0 * step as f32]).unwrap();
+        }
+        assert_eq!(values(&poured), values(&alone));
+    }
+
+    #[test]
+    fn bad_pushes_change_nothing() {
+        let table = DenseTable::new(config(Rule::Sgd(Sgd::default()), Update::Now, 2)).unwrap();
+        let error = table.push(&[1.0]).unwrap_err().to_string();
+        assert!(error.contains("expected 2, got 1\n  at dense table 4"), "{error}");
+        let error = table.push(&[1.0, f32::NAN]).unwrap_err().to_string();
+        assert!(error.contains("got NaN for element 1"), "{error}");
+        assert_eq!((values(&table), table.non_finite()), (vec![0.0; 2], 1));
+    }
+}

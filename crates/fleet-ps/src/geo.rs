@@ -1,0 +1,131 @@
+//! Geo tables: rows that workers train themselves and exchange as differences.
+//!
+//! A worker pushes what its rows changed by, the server adds it, and remembers for every other worker
+//! which rows changed. A worker that pulls gets these rows, and they are forgotten for it.
+
+use crate::{Merger, PullMode, Push, Rule, SparseConfig, SparseTable, rule};
+use fleet_base::{Error, Result};
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard};
+
+/// ```
+/// use fleet_ps::{GeoTable, Initializer, SparseConfig};
+/// let config = SparseConfig { initializer: Initializer::Constant(0.0), ..SparseConfig::plain(0, 1) };
+/// let table = GeoTable::new(config, 2)?;
+/// table.push(0, &[8, 9], &[0.5, 0.25])?;
+/// assert_eq!(table.pull_changed(1)?, (vec![8, 9], vec![0.5, 0.25]));
+/// assert_eq!(table.pull_changed(0)?, (vec![], vec![]), "a worker knows its own");
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct GeoTable {
+    rows: SparseTable,
+    /// For each worker, ids that others changed since it last asked.
+    changed: Vec<Mutex<HashSet<u64>>>,
+}
+
+/// Workers of a job.
+const WORKER_COUNT_MAX: usize = 1 << 16;
+
+impl GeoTable {
+    /// The rule of the config does not matter: the server only adds.
+    pub fn new(config: SparseConfig, worker_count: usize) -> Result<GeoTable> {
+        if !(1..=WORKER_COUNT_MAX).contains(&worker_count) {
+            return Err(Error::invalid("the number of workers of a geo table is wrong")
+                .expected(format!("1 to {WORKER_COUNT_MAX}"))
+                .got(worker_count));
+        }
+        // w -= 1 * (-difference) is an addition.
+        let rule = Rule::Sgd(rule::Sgd { lr: 1.0 });
+        let rows = SparseTable::new(SparseConfig { rule, ..config })?;
+        let changed = (0..worker_count).map(|_| Mutex::default()).collect();
+        Ok(GeoTable { rows, changed })
+    }
+
+    /// The rows: for first pulls, saving, loading and statistics.
+    pub fn rows(&self) -> &SparseTable {
+        &self.rows
+    }
+
+    /// Adds what a worker changed.
+    pub fn push(&self, worker: usize, ids: &[u64], differences: &[f32]) -> Result<()> {
+        self.of(worker)?;
+        let grads: Vec<f32> = differences.iter().map(|difference| -difference).collect();
+        self.rows.push(Push::new(ids, &grads))?;
+        let mut merger = Merger::default();
+        merger.merge(ids);
+        for other in (0..self.changed.len()).filter(|other| *other != worker) {
+            self.of(other)?.extend(merger.ids());
+        }
+        Ok(())
+    }
+
+    /// Ids that other workers changed since this one last asked, in ascending order, and their rows as
+    /// they are now.
+    pub fn pull_changed(&self, worker: usize) -> Result<(Vec<u64>, Vec<f32>)> {
+        let mut ids: Vec<u64> = self.of(worker)?.drain().collect();
+        ids.sort_unstable();
+        let mut rows = vec![0.0; ids.len() * self.rows.pull_width()];
+        match self.rows.pull(&ids, &mut rows, PullMode::Infer) {
+            Ok(()) => Ok((ids, rows)),
+            Err(error) => {
+                self.of(worker)?.extend(ids);
+                Err(error)
+            }
+        }
+    }
+
+    fn of(&self, worker: usize) -> Result<MutexGuard<'_, HashSet<u64>>> {
+        match self.changed.get(worker) {
+            Some(changed) => Ok(changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),
+            None => Err(Error::invalid("a worker is unknown to a geo table")
+                .expected(format!("a number below {}", self.changed.len()))
+                .got(worker)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Initializer;
+
+    fn table(workers: usize) -> GeoTable {
+        let initializer = Initializer::Constant(1.0);
+        let config = SparseConfig { initializer, shard_count: 4, ..SparseConfig::plain(0, 2) };
+        GeoTable::new(config, workers).unwrap()
+    }
+
+    /// Workers that push what they changed and take what others did end with one table.
+    #[test]
+    fn all_workers_converge_to_the_same_rows() {
+        let table = table(3);
+        let mut local = vec![vec![[1.0f32; 2]; 5]; 3];
+        for round in 0..4 {
+            for worker in 0..3 {
+                let id = (worker + round) % 5;
+                let step = (worker * 10 + round) as f32;
+                table.push(worker, &[id as u64], &[step, -step]).unwrap();
+                local[worker][id][0] += step;
+                local[worker][id][1] -= step;
+            }
+            for worker in 0..3 {
+                let (ids, rows) = table.pull_changed(worker).unwrap();
+                for (id, row) in ids.iter().zip(rows.chunks(2)) {
+                    local[worker][*id as usize].copy_from_slice(row);
+                }
+            }
+            assert!(local[0] == local[1] && local[1] == local[2], "round {round}");
+        }
+    }
+
+    #[test]
+    fn repeated_ids_are_added_and_strangers_refused() {
+        let table = table(2);
+        table.push(0, &[3, 3], &[1.0, 1.0, 2.0, 2.0]).unwrap();
+        assert_eq!(table.pull_changed(1).unwrap(), (vec![3], vec![4.0, 4.0]));
+        let error = table.push(2, &[1], &[0.0; 2]).unwrap_err().to_string();
+        assert!(error.contains("expected a number below 2, got 2"), "{error}");
+        assert!(table.push(0, &[1], &[f32::NAN; 2]).is_err());
+        assert_eq!(table.pull_changed(1).unwrap().0, [0u64; 0], "a refused push changed nothing");
+    }
+}
