@@ -164,7 +164,7 @@ mod tests {
                 let (table, pours) = (&table, &pours);
                 scope.spawn(move || {
                     for round in 1..=50 {
-                        let pour = || drop(pours.fetch_add(1, SeqCst));
+                        let pour = || _ = pours.fetch_add(1, SeqCst);
                         table.arrive(trainer, Arrival::Sent, PATIENCE, pour).unwrap();
                         assert_eq!(pours.load(SeqCst), round);
                         table.arrive(trainer, Arrival::Received, PATIENCE, || ()).unwrap();
