@@ -34,6 +34,8 @@ def options(batch_size, steps, warmup):
     parser.add_argument("--ranks", type=int, default=2, help="processes (data parallel only)")
     parser.add_argument("--model", choices=["mlp", "resnet50"], default="mlp",
                         help="network (data parallel only)")
+    parser.add_argument("--weak-scaling", action="store_true",
+                        help="the speed of a rank among others over that of one alone")
     args = parser.parse_args()
     # Some libraries read these once, when they are loaded.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -41,7 +41,23 @@ const fn over_tcp(name: &'static str) -> Bench {
     Bench { name, unit: "GB/s", peers: PEERS, target: None }
 }
 
-const BENCHES: [Bench; 19] = [
+/// Data parallel, two ranks of one thread.
+const fn ddp(name: &'static str, peers: &'static [PeerScript]) -> Bench {
+    Bench { name, unit: "samples/s", peers, target: None }
+}
+
+/// The speed of a rank among others over that of one alone: the ratio is to perfect scaling.
+const fn scaling(name: &'static str) -> Bench {
+    Bench { name, unit: "of one rank's speed", peers: &[], target: Some(1.0) }
+}
+
+const DDP: &str = "torch/ddp.py";
+const MLP_PEER: &[PeerScript] =
+    &[PeerScript { framework: "torch", path: DDP, args: &["--model", "mlp"] }];
+const RESNET50_PEER: &[PeerScript] =
+    &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
+
+const BENCHES: [Bench; 23] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -85,6 +101,10 @@ const BENCHES: [Bench; 19] = [
     comm("comm/allreduce_4x100MB"),
     over_tcp("comm/tcp_allreduce_2x1MB"),
     over_tcp("comm/tcp_allreduce_2x25MB"),
+    ddp("ddp/mlp_step_vs_torch", MLP_PEER),
+    ddp("ddp/resnet50_step_vs_torch", RESNET50_PEER),
+    scaling("ddp/mlp_weak_scaling"),
+    scaling("ddp/resnet50_weak_scaling"),
     Bench { name: "comm/memory", unit: "GB/s", peers: &[], target: None },
     Bench {
         name: "ps/table_pull_rows_per_core_1e7",

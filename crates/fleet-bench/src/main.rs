@@ -4,6 +4,7 @@
 
 mod bert4;
 mod data;
+mod ddp;
 mod measure;
 mod ps_table;
 mod resnet50;
@@ -24,6 +25,10 @@ fn main() -> ExitCode {
             "ps/table_pull_rows_per_core_1e7" => ps_table::pull(&options),
             "ps/table_push_rows_per_core_5e6" => ps_table::push(&options),
             "ps/table_payload_percent_of_held" => ps_table::memory(&options),
+            "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
+            "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),
+            "ddp/mlp_weak_scaling" => ddp::weak_scaling(&options, "mlp"),
+            "ddp/resnet50_weak_scaling" => ddp::weak_scaling(&options, "resnet50"),
             other => return Err(format!("unknown benchmark '{other}'")),
         }
         .map_err(|error| error.to_string())

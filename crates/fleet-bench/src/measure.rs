@@ -3,6 +3,7 @@
 use fleet::{Result, Session, Tensor};
 use std::time::Instant;
 
+#[derive(Clone)]
 pub struct Options {
     pub name: String,
     pub threads: usize,

@@ -1,0 +1,153 @@
+//! Data-parallel training: ranks of one thread each on this machine, each with its own batch.
+//!
+//! `ddp/{mlp,resnet50}_step_vs_torch` is the samples per second of rank 0 with two ranks;
+//! `.._weak_scaling` divides it by what one rank alone reaches. The process that is started is the
+//! launcher; it starts itself again as the ranks.
+
+use crate::measure::{Options, measure};
+use fleet::nn::models::{ResNetConfig, resnet};
+use fleet::prelude::*;
+use fleet::{DistributedStrategy, Fleet};
+use fleet_net::{Log, StoreServer, Token, Vigilance};
+use std::process::{Child, Command, Stdio};
+
+const RANKS: usize = 2;
+
+/// Says to a started process which rank of which network it is.
+const RANK_OF: &str = "FLEET_BENCH_RANK_OF";
+
+pub fn step(options: &Options, model: &str) -> Result<()> {
+    match std::env::var(RANK_OF) {
+        Ok(_) => rank(options, model),
+        Err(_) => {
+            print!("{}", job(options, model, RANKS)?);
+            Ok(())
+        }
+    }
+}
+
+pub fn weak_scaling(options: &Options, model: &str) -> Result<()> {
+    if std::env::var(RANK_OF).is_ok() {
+        return rank(options, model);
+    }
+    let mut ratios = Vec::new();
+    for _ in 0..3 {
+        let alone = samples_per_second(&job(options, model, 1)?)?;
+        let together = samples_per_second(&job(options, model, RANKS)?)?;
+        ratios.push(together / alone);
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "{{\"bench\": \"{}\", \"unit\": \"of one rank's speed\", \"median\": {:.4}, \
+         \"min\": {:.4}, \"max\": {:.4}, \"runs\": {}, \"threads\": 1}}",
+        options.name,
+        ratios[1],
+        ratios[0],
+        ratios[2],
+        ratios.len()
+    );
+    Ok(())
+}
+
+/// Starts the ranks and gives what rank 0 prints.
+fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
+    let token = Token::generate()?;
+    let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
+    let endpoints: Vec<String> = (0..ranks).map(|rank| format!("127.0.0.1:{}", rank + 1)).collect();
+    let failed =
+        |what: &dyn std::fmt::Display| Error::unavailable(format!("a rank failed: {what}"));
+    let start = |rank: usize| -> std::io::Result<Child> {
+        Command::new(std::env::current_exe()?)
+            .args(std::env::args().skip(1))
+            .env(RANK_OF, model)
+            .env("FLEET_STORE", server.address().to_string())
+            .env("FLEET_TOKEN", token.to_text())
+            .env("PADDLE_TRAINER_ID", rank.to_string())
+            .env("PADDLE_TRAINERS_NUM", ranks.to_string())
+            .env("PADDLE_TRAINER_ENDPOINTS", endpoints.join(","))
+            .env("PADDLE_CURRENT_ENDPOINT", &endpoints[rank])
+            .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
+            .stderr(if options.profile { Stdio::inherit() } else { Stdio::null() })
+            .spawn()
+    };
+    let children: Vec<Child> =
+        (0..ranks).map(start).collect::<std::io::Result<_>>().map_err(|error| failed(&error))?;
+    let mut text = String::new();
+    for (rank, child) in children.into_iter().enumerate() {
+        let output = child.wait_with_output().map_err(|error| failed(&error))?;
+        if !output.status.success() {
+            return Err(failed(&output.status).help("run with --profile to see what it says"));
+        }
+        if rank == 0 {
+            text = String::from_utf8_lossy(&output.stdout).into_owned();
+        }
+    }
+    Ok(text)
+}
+
+/// The median of the line that a rank has printed.
+fn samples_per_second(line: &str) -> Result<f64> {
+    let value = line.split("\"median\": ").nth(1).and_then(|rest| rest.split(',').next());
+    value
+        .and_then(|value| value.parse().ok())
+        .ok_or_else(|| Error::internal("the line of a rank has no median").got(line.trim()))
+}
+
+fn rank(options: &Options, model: &str) -> Result<()> {
+    let fleet = Fleet::collective()?;
+    let net = Net::new();
+    let (loss, batches) = match model {
+        "mlp" => mlp(&net)?,
+        _ => resnet50(&net)?,
+    };
+    let per_step = batches[0][1].1.shape()[0] as usize;
+    let strategy = DistributedStrategy::new();
+    let job =
+        fleet.distributed_optimizer(Momentum::new(0.01, 0.9), &strategy).minimize(&net, loss)?;
+    let exec = ExecOptions { num_threads: 1, ..options.exec() };
+    let mut session = fleet.session(net.build()?, &job, exec)?;
+    let options = Options { threads: 1, profile: false, ..options.clone() };
+    measure(&options, &mut session, &batches, per_step, 10, 3)?;
+    let trace = session.executor.trace();
+    if !trace.spans.is_empty() {
+        eprintln!(
+            "rank {}: the last step took {:.1} ms, exposed communication {:.1} ms",
+            fleet.worker_index(),
+            trace.duration_us() * 1e-3,
+            trace.exposed_us() * 1e-3
+        );
+    }
+    fleet.finish()
+}
+
+type Batches = Vec<Vec<(&'static str, Tensor)>>;
+
+/// Six layers of 2048 x 2048 and a head of 10 classes: 101 MB of parameters.
+fn mlp(net: &Net) -> Result<(Var<'_>, Batches)> {
+    const BATCH: i64 = 128;
+    let (x, y) = (net.data("x", [-1, 2048], DType::F32), net.data("y", [-1, 1], DType::I64));
+    let mut hidden = x;
+    for _ in 0..6 {
+        hidden = hidden.fc(Fc::new(2048).act(Act::Relu));
+    }
+    let loss = hidden.fc(10).cross_entropy(y);
+    Ok((loss, batches([BATCH, 2048], 10)?))
+}
+
+fn resnet50(net: &Net) -> Result<(Var<'_>, Batches)> {
+    const BATCH: i64 = 8;
+    let model = resnet(net, &ResNetConfig::new(50));
+    Ok((model.loss, batches([BATCH, 3, 224, 224], 1000)?))
+}
+
+fn batches<const RANK: usize>(shape: [i64; RANK], classes: u64) -> Result<Batches> {
+    let mut rng = fleet::rng::Sequence::new(1, 1);
+    let mut batches = Vec::new();
+    for _ in 0..2 {
+        let x: Vec<f32> = (0..shape.iter().product()).map(|_| rng.normal() as f32).collect();
+        let y: Vec<i64> = (0..shape[0]).map(|_| rng.below(classes) as i64).collect();
+        let y = Tensor::from_slice(&y, [shape[0], 1])?;
+        batches.push(vec![("x", Tensor::from_slice(&x, shape)?), ("y", y)]);
+    }
+    Ok(batches)
+}
