@@ -6,7 +6,7 @@
 use crate::prelude::*;
 use crate::rules::{axis_of, by_type, sizes};
 use crate::widen::{has_half, through_f32};
-use fleet_kernels::gather::{Axis, Scan, running_sum};
+use fleet_kernels::scatter::{Axis, Scan, running_sum};
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {

@@ -7,7 +7,7 @@ use crate::prelude::*;
 use crate::rules::{around, axis_of, by_type};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::AttrSpec;
-use fleet_kernels::gather::{Rank, top_k};
+use fleet_kernels::scatter::{Rank, top_k};
 
 /// Elements that a task reads at least.
 const GRAIN: usize = 16 * 1024;

@@ -10,7 +10,7 @@ use crate::rules::{by_type, check_row_major};
 use crate::tensor::assign::copy;
 use crate::tensor::gather::{GATHER, GATHER_ND, Indices, Tuples, nd_depth};
 use crate::widen::{has_half, through_f32};
-use fleet_kernels::gather::{Axis, scatter};
+use fleet_kernels::scatter::{Axis, scatter};
 
 pub static SCATTER: OpDef = OpDef {
     spec: OpSpec {

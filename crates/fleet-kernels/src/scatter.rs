@@ -1,14 +1,12 @@
-//! Kernels that follow indices: gather, scatter, their gradients, top-k, sorting, one-hot, running
-//! sums.
+//! Kernels that follow indices or an order: scatter, top-k, sorting, running sums.
 //!
-//! Rows are bytes where values do not matter, so that one gather serves every dtype. An index out of
-//! range is an error value that names the first such position; nothing outside is read or written.
-//! Scatters go through the indices in order within every column, so that equal indices have a defined
-//! result (the last one, or a sum in order) on any number of threads. Tall tables with many duplicate
-//! ids have their own file: `embedding`.
+//! Rows of a scatter are bytes, so that one serves every dtype. An index out of range is an error value
+//! that names the first such position; nothing outside is read or written. Indices are followed in
+//! order within every column, so that equal indices have a defined result (the last one) on any number
+//! of threads. Copies by index and by stride belong to the ops that need them; tall tables with many
+//! duplicate ids have their own file: `embedding`.
 
 use crate::pool::{Pool, Shareable};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// An index that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,44 +48,16 @@ impl Axis {
     }
 }
 
-/// `out[o, i] = x[o, indices[i]]`; `axis.inner` counts bytes.
+/// `x[o, indices[i]] = updates[o, i]`, the last of equal indices stays; `axis.inner` counts bytes.
 ///
 /// ```
-/// use fleet_kernels::{gather::*, pool::Pool};
+/// use fleet_kernels::{pool::Pool, scatter::*};
 /// let axis = Axis { outer: 1, len: 3, inner: 2 };
-/// let mut out = [0; 4];
-/// gather(&Pool::new(1), axis, &[1, 2, 3, 4, 5, 6], &[2, 0], &mut out).unwrap();
-/// assert_eq!(out, [5, 6, 1, 2]);
-/// assert_eq!(gather(&Pool::new(1), axis, &[0; 6], &[0, 3], &mut out).unwrap_err().position, 1);
+/// let mut x = [0; 6];
+/// scatter(&Pool::new(1), axis, &[2, 0], &[5, 6, 1, 2], &mut x).unwrap();
+/// assert_eq!(x, [1, 2, 0, 0, 5, 6]);
+/// assert_eq!(scatter(&Pool::new(1), axis, &[0, 3], &[0; 4], &mut x).unwrap_err().position, 1);
 /// ```
-pub fn gather(
-    pool: &Pool,
-    axis: Axis,
-    x: &[u8],
-    indices: &[i64],
-    out: &mut [u8],
-) -> Result<(), BadIndex> {
-    let Axis { outer, len, inner } = axis;
-    assert_eq!(x.len(), outer * len * inner, "operand of gather has the wrong length");
-    assert_eq!(out.len(), outer * indices.len() * inner, "result of gather has the wrong length");
-    check(indices, len)?;
-    if out.is_empty() {
-        return Ok(());
-    }
-    let out = Shareable::new(out);
-    let rows = (BYTES_PER_TASK / inner).max(1);
-    pool.run_ranges(outer * indices.len(), rows, |range| {
-        for row in range {
-            let (o, index) = (row / indices.len(), indices[row % indices.len()] as usize);
-            let source = &x[(o * len + index) * inner..][..inner];
-            // SAFETY: each row has one task and lies inside.
-            unsafe { out.slice(row * inner, inner) }.copy_from_slice(source);
-        }
-    });
-    Ok(())
-}
-
-/// `x[o, indices[i]] = updates[o, i]`, the last of equal indices stays; `axis.inner` counts bytes.
 pub fn scatter(
     pool: &Pool,
     axis: Axis,
@@ -95,138 +65,23 @@ pub fn scatter(
     updates: &[u8],
     x: &mut [u8],
 ) -> Result<(), BadIndex> {
-    scatter_by(pool, axis, indices, updates, x, |to, from| to.copy_from_slice(from))
-}
-
-/// `x[o, indices[i]] += updates[o, i]`, in the order of the indices: the gradient of [`gather`], on
-/// top of what x holds. `axis.inner` counts floats.
-pub fn scatter_add(
-    pool: &Pool,
-    axis: Axis,
-    indices: &[i64],
-    updates: &[f32],
-    x: &mut [f32],
-) -> Result<(), BadIndex> {
-    scatter_by(pool, axis, indices, updates, x, |to, from| {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to += from;
-        }
-    })
-}
-
-/// As [`scatter_add`], but rows that are named start from zero.
-pub fn scatter_sum(
-    pool: &Pool,
-    axis: Axis,
-    indices: &[i64],
-    updates: &[f32],
-    x: &mut [f32],
-) -> Result<(), BadIndex> {
-    scatter_by(pool, axis, indices, updates, x, |to, _| to.fill(0.0))?;
-    scatter_add(pool, axis, indices, updates, x)
-}
-
-/// The flat row of every index tuple: `out[i] = indices[i, 0] * dims[1] * .. + indices[i, 1] * ..`,
-/// for gather and scatter over several leading dimensions.
-pub fn flatten_indices(indices: &[i64], dims: &[usize], out: &mut [i64]) -> Result<(), BadIndex> {
-    assert_eq!(indices.len(), out.len() * dims.len(), "one index for each dimension");
-    if dims.is_empty() {
-        out.fill(0);
-        return Ok(());
-    }
-    for (row, (tuple, out)) in indices.chunks_exact(dims.len()).zip(out).enumerate() {
-        *out = 0;
-        for (axis, (&index, &len)) in tuple.iter().zip(dims).enumerate() {
-            if index as u64 >= len as u64 {
-                return Err(BadIndex { position: row * dims.len() + axis, index, len });
-            }
-            *out = *out * len as i64 + index;
-        }
-    }
-    Ok(())
-}
-
-/// `out[o, i, n] = x[o, indices[o, i, n], n]` for elements of `width` bytes: every element has its
-/// own index. `axis.inner` counts elements, `count` is the length of the dimension in `indices`.
-pub fn take_along(
-    pool: &Pool,
-    axis: Axis,
-    width: usize,
-    x: &[u8],
-    (indices, count): (&[i64], usize),
-    out: &mut [u8],
-) -> Result<(), BadIndex> {
     let Axis { outer, len, inner } = axis;
-    assert_eq!(indices.len(), outer * count * inner, "one index for each element");
-    assert!(x.len() == outer * len * inner * width && out.len() == indices.len() * width);
+    assert_eq!(x.len(), outer * len * inner, "target of scatter has the wrong length");
+    assert_eq!(updates.len(), outer * indices.len() * inner, "updates have the wrong length");
     check(indices, len)?;
-    let out = Shareable::new(out);
-    pool.run_ranges(indices.len(), ELEMENTS_PER_TASK, |range| {
-        for at in range {
-            let (o, n) = (at / (count * inner), at % inner);
-            let from = ((o * len + indices[at] as usize) * inner + n) * width;
-            // SAFETY: each element has one task and lies inside.
-            unsafe { out.slice(at * width, width) }.copy_from_slice(&x[from..from + width]);
+    let strips = inner.div_ceil(SCATTER_COLUMNS);
+    let x = Shareable::new(x);
+    pool.run(if indices.is_empty() { 0 } else { outer * strips }, |task| {
+        let (o, first) = (task / strips, task % strips * SCATTER_COLUMNS);
+        let width = SCATTER_COLUMNS.min(inner - first);
+        for (i, &index) in indices.iter().enumerate() {
+            let from = (o * indices.len() + i) * inner + first;
+            let to = (o * len + index as usize) * inner + first;
+            // SAFETY: tasks own disjoint columns, indices were checked.
+            unsafe { x.slice(to, width) }.copy_from_slice(&updates[from..from + width]);
         }
     });
     Ok(())
-}
-
-/// `dx[o, indices[o, i, n], n] += d_out[o, i, n]`: the gradient of [`take_along`], on top of what dx
-/// holds.
-pub fn take_along_gradient(
-    pool: &Pool,
-    axis: Axis,
-    (indices, count): (&[i64], usize),
-    d_out: &[f32],
-    dx: &mut [f32],
-) -> Result<(), BadIndex> {
-    let Axis { outer, len, inner } = axis;
-    assert_eq!(indices.len(), outer * count * inner, "one index for each element");
-    assert!(dx.len() == outer * len * inner && d_out.len() == indices.len());
-    check(indices, len)?;
-    let dx = Shareable::new(dx);
-    // A task owns one slice of the outer dimension, where equal indices may meet.
-    pool.run(if indices.is_empty() { 0 } else { outer }, |o| {
-        // SAFETY: slices are disjoint and inside.
-        let dx = unsafe { dx.slice(o * len * inner, len * inner) };
-        let span = o * count * inner..(o + 1) * count * inner;
-        for (at, (&index, d)) in indices[span.clone()].iter().zip(&d_out[span]).enumerate() {
-            dx[index as usize * inner + at % inner] += d;
-        }
-    });
-    Ok(())
-}
-
-/// `out[i, ids[i]] = 1`, the rest 0. An id out of range is an error.
-pub fn one_hot(pool: &Pool, ids: &[i64], depth: usize, out: &mut [f32]) -> Result<(), BadIndex> {
-    assert_eq!(out.len(), ids.len() * depth, "result of one_hot has the wrong length");
-    check(ids, depth)?;
-    let out = Shareable::new(out);
-    pool.run_ranges(ids.len(), (ELEMENTS_PER_TASK / depth.max(1)).max(1), |range| {
-        for row in range {
-            // SAFETY: each row has one task and lies inside.
-            let out = unsafe { out.slice(row * depth, depth) };
-            out.fill(0.0);
-            out[ids[row] as usize] = 1.0;
-        }
-    });
-    Ok(())
-}
-
-/// The first position of `indices` at or above `len`, found side by side; for callers that check
-/// many indices before they use them.
-pub fn check_indices(pool: &Pool, indices: &[i64], len: usize) -> Result<(), BadIndex> {
-    let first = AtomicUsize::new(usize::MAX);
-    pool.run_ranges(indices.len(), ELEMENTS_PER_TASK, |range| {
-        if let Err(bad) = check(&indices[range.clone()], len) {
-            first.fetch_min(range.start + bad.position, Relaxed);
-        }
-    });
-    match first.into_inner() {
-        usize::MAX => Ok(()),
-        position => Err(BadIndex { position, index: indices[position], len }),
-    }
 }
 
 /// Which end of the order comes first.
@@ -242,7 +97,7 @@ pub enum Rank {
 /// their order. With `k = columns` this is a stable sort.
 ///
 /// ```
-/// use fleet_kernels::{gather::*, pool::Pool};
+/// use fleet_kernels::{pool::Pool, scatter::*};
 /// let (mut values, mut indices) = ([0.0; 2], [0; 2]);
 /// let x = [0.1, 0.7, 0.7, 0.3];
 /// top_k(&Pool::new(1), Rank::Largest, &x, 4, 2, &mut values, &mut indices);
@@ -371,10 +226,9 @@ pub fn running_sum<T: Running>(pool: &Pool, axis: Axis, scan: Scan, x: &[T], out
     });
 }
 
-const BYTES_PER_TASK: usize = 1 << 16;
 const ELEMENTS_PER_TASK: usize = 1 << 14;
-/// Columns of a scatter that one task owns: whole cache lines.
-const SCATTER_COLUMNS: usize = 256;
+/// Bytes of a row that one task of a scatter owns: whole cache lines.
+const SCATTER_COLUMNS: usize = 1024;
 
 fn check(indices: &[i64], len: usize) -> Result<(), BadIndex> {
     // The common case is one pass that vectorises.
@@ -384,34 +238,6 @@ fn check(indices: &[i64], len: usize) -> Result<(), BadIndex> {
     }
     let position = indices.iter().position(|&index| index as u64 >= len as u64).unwrap_or(0);
     Err(BadIndex { position, index: indices[position], len })
-}
-
-/// Applies `body(row of x, row of updates)` in the order of the indices within every column.
-fn scatter_by<T: Copy + Send + Sync>(
-    pool: &Pool,
-    axis: Axis,
-    indices: &[i64],
-    updates: &[T],
-    x: &mut [T],
-    body: impl Fn(&mut [T], &[T]) + Sync,
-) -> Result<(), BadIndex> {
-    let Axis { outer, len, inner } = axis;
-    assert_eq!(x.len(), outer * len * inner, "target of scatter has the wrong length");
-    assert_eq!(updates.len(), outer * indices.len() * inner, "updates have the wrong length");
-    check(indices, len)?;
-    let strips = inner.div_ceil(SCATTER_COLUMNS);
-    let x = Shareable::new(x);
-    pool.run(if indices.is_empty() { 0 } else { outer * strips }, |task| {
-        let (o, first) = (task / strips, task % strips * SCATTER_COLUMNS);
-        let width = SCATTER_COLUMNS.min(inner - first);
-        for (i, &index) in indices.iter().enumerate() {
-            let from = (o * indices.len() + i) * inner + first;
-            let to = (o * len + index as usize) * inner + first;
-            // SAFETY: tasks own disjoint columns, indices were checked.
-            body(unsafe { x.slice(to, width) }, &updates[from..from + width]);
-        }
-    });
-    Ok(())
 }
 
 /// Total order of numbers with all NaN equal and above.
@@ -505,66 +331,22 @@ mod tests {
     ];
 
     #[test]
-    fn gather_and_its_gradient() {
+    fn the_last_of_equal_rows_stays() {
         for axis in AXES {
             let Axis { outer, len, inner } = axis;
             for count in [0, 1, 57] {
-                let x = floats(outer * len * inner);
+                let (x, updates) = (floats(outer * len * inner), floats(outer * count * inner));
                 let list = indices(count, len);
-                let pool = Pool::new(3);
-                let mut out = vec![0; outer * count * inner * 4];
-                let of_bytes = Axis { inner: inner * 4, ..axis };
-                gather(&pool, of_bytes, &bytes(&x), &list, &mut out).unwrap();
-                let updates = floats(outer * count * inner);
-                let (mut added, mut summed) = (x.clone(), x.clone());
-                let mut written = bytes(&x);
-                scatter_add(&pool, axis, &list, &updates, &mut added).unwrap();
-                scatter_sum(&pool, axis, &list, &updates, &mut summed).unwrap();
-                scatter(&pool, of_bytes, &list, &bytes(&updates), &mut written).unwrap();
-                let (mut of_add, mut of_sum, mut of_write) = (x.clone(), x.clone(), x.clone());
-                let mut gathered = Vec::new();
-                for o in 0..outer {
-                    for &i in &list {
-                        let row = (o * len + i as usize) * inner;
-                        gathered.extend_from_slice(&x[row..row + inner]);
-                        of_sum[row..row + inner].fill(0.0);
-                    }
-                }
+                let mut expected = x.clone();
                 for (at, &update) in updates.iter().enumerate() {
                     let (o, i, n) = (at / (count * inner), at / inner % count, at % inner);
-                    let to = (o * len + list[i] as usize) * inner + n;
-                    of_add[to] += update;
-                    of_sum[to] += update;
-                    of_write[to] = update;
+                    expected[(o * len + list[i] as usize) * inner + n] = update;
                 }
-                assert_eq!(out, bytes(&gathered));
-                assert_eq!((added, summed), (of_add, of_sum));
-                assert_eq!(written, bytes(&of_write));
+                let mut written = bytes(&x);
+                let of_bytes = Axis { inner: inner * 4, ..axis };
+                scatter(&Pool::new(3), of_bytes, &list, &bytes(&updates), &mut written).unwrap();
+                assert_eq!(written, bytes(&expected));
             }
-        }
-    }
-
-    #[test]
-    fn elements_with_their_own_index() {
-        for axis in AXES {
-            let Axis { outer, len, inner } = axis;
-            let count = 6;
-            let x = floats(outer * len * inner);
-            let list = indices(outer * count * inner, len);
-            let mut out = vec![0; list.len() * 4];
-            let pool = Pool::new(3);
-            take_along(&pool, axis, 4, &bytes(&x), (&list, count), &mut out).unwrap();
-            let d_out = floats(list.len());
-            let mut dx = x.clone();
-            take_along_gradient(&pool, axis, (&list, count), &d_out, &mut dx).unwrap();
-            let (mut expected, mut of_dx) = (Vec::new(), x.clone());
-            for (at, &index) in list.iter().enumerate() {
-                let (o, n) = (at / (count * inner), at % inner);
-                let from = (o * len + index as usize) * inner + n;
-                expected.push(x[from]);
-                of_dx[from] += d_out[at];
-            }
-            assert_eq!((out, dx), (bytes(&expected), of_dx));
         }
     }
 
@@ -574,22 +356,9 @@ mod tests {
         let axis = Axis { outer: 1, len: 4, inner: 4 };
         let expected = BadIndex { position: 2, index: -1, len: 4 };
         let list = [0, 3, -1, 9];
-        assert_eq!(gather(&pool, axis, &[0; 16], &list, &mut [0; 16]), Err(expected));
         assert_eq!(scatter(&pool, axis, &list, &[0; 16], &mut [0; 16]), Err(expected));
-        assert_eq!(scatter_add(&pool, axis, &list, &[0.0; 16], &mut [0.0; 16]), Err(expected));
-        assert_eq!(one_hot(&pool, &list, 4, &mut [0.0; 16]), Err(expected));
-        assert_eq!(check_indices(&pool, &list, 4), Err(expected));
         let error = fleet_base::Error::from(expected).to_string();
         assert_eq!(error, "index at position 2 is out of range: expected 0 to 3, got -1");
-        let mut many = vec![1; 100_000];
-        many[70_000] = 4;
-        many[30_000] = 5;
-        assert_eq!(check_indices(&pool, &many, 4).unwrap_err().position, 30_000);
-        let mut flat = [0; 2];
-        flatten_indices(&[1, 2, 0, 1], &[2, 3], &mut flat).unwrap();
-        assert_eq!(flat, [5, 1]);
-        let bad = flatten_indices(&[1, 2, 0, 3], &[2, 3], &mut flat).unwrap_err();
-        assert_eq!(bad, BadIndex { position: 3, index: 3, len: 3 });
     }
 
     #[test]
@@ -618,13 +387,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn one_hot_rows() {
-        let mut out = [7.0; 6];
-        one_hot(&Pool::new(1), &[2, 0], 3, &mut out).unwrap();
-        assert_eq!(out, [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]);
     }
 
     #[test]
