@@ -394,7 +394,16 @@ pub fn bias_activation_grad(
     }
 }
 
-/// [`bias_activation_grad`] over pointers.
+/// The column sums of `dy`, `[rows, columns]`: the gradient of a bias.
+pub fn bias_grad(pool: &Pool, dy: &[f32], dbias: &mut [f32], scratch: &mut [f32]) {
+    let columns = dbias.len();
+    assert!(columns > 0 && dy.len().is_multiple_of(columns), "not a whole number of rows");
+    let (at, rows) = (dy.as_ptr(), dy.len() / columns);
+    // SAFETY: a slice of this length; without a function, what equals `dy` is not written.
+    unsafe { bias_activation_grad_raw(pool, None, at, at, at.cast_mut(), rows, dbias, scratch) };
+}
+
+/// [`bias_activation_grad`] over pointers. With no `op`, a `dx` that is `dy` is not written.
 ///
 /// # Safety
 /// `saved`, `dy` and `dx` hold `rows` times the length of `dbias`; `dx` is equal to or disjoint from
@@ -428,6 +437,7 @@ pub unsafe fn bias_activation_grad_raw(
                 let (i, n) = (row * columns, count * columns);
                 match op {
                     Some(op) => backward_tile(op, saved.at(i), dy.at(i), dx.at(i), n),
+                    None if std::ptr::eq(dy.at(i), dx.at(i)) => {}
                     None => std::ptr::copy(dy.at(i).cast_const(), dx.at(i), n),
                 }
                 add_columns(dx.at(i), count, columns, sums);

@@ -2,6 +2,9 @@
 //!
 //! Sketch: a task owns a block of C. For each block of K it walks the row tiles; a tile of A (at most
 //! 18 KB) then stays in L1 while the panels of B (at most [`N_BLOCK`] columns) stream from L2.
+//!
+//! Packing costs a trip of both sides to L3 and back, which a tall `A^T B` with a narrow output (the
+//! weight gradient of a small layer) does not earn back: [`Cut::in_place`] reads both where they lie.
 
 use super::pack::{PackedB, Source, packed_b_len};
 use super::{Epilogue, Gemm, K_BLOCK, RowPart};
@@ -29,6 +32,10 @@ const ITEMS_ALONE: usize = 8;
 /// Rows of op(A) up to which packing B costs more than it brings.
 const M_DIRECT: usize = 24;
 
+/// Rows of stored A and B that are read in place: 512 of at most 512 floats are 1 MB, half of an L2.
+const K_IN_PLACE: usize = 512;
+const PITCH_IN_PLACE: usize = 512;
+
 /// Slices of K at most, where an output is too small to give [`SLICE_TASKS`] blocks.
 const SLICES_MAX: usize = 8;
 const SLICE_TASKS: usize = 4;
@@ -54,10 +61,15 @@ struct Cut {
     slices: usize,
     /// B is read in place.
     direct: bool,
+    /// A transposed A, too.
+    in_place: bool,
 }
 
 impl Cut {
-    fn new(gemm: &Gemm, packed: bool) -> Cut {
+    fn new(gemm: &Gemm, packed: bool, threads: usize) -> Cut {
+        if !packed && Cut::in_place(gemm) {
+            return Cut::whole_rows(gemm, threads);
+        }
         let panels = gemm.n.div_ceil(PANEL).max(1);
         let most = (B_BLOCK / PANEL / gemm.k.max(1)).clamp(2, N_BLOCK / PANEL);
         let n_blocks = panels.div_ceil(most);
@@ -77,6 +89,42 @@ impl Cut {
             k_blocks,
             slices: if alone { 1 } else { slices },
             direct: !packed && !gemm.trans_b && gemm.m <= M_DIRECT,
+            in_place: false,
+        }
+    }
+
+    /// Whether neither side is packed: `A^T B` whose stored rows are short, lie on whole lines (B) and
+    /// do not meet in a few sets of the caches, as rows a multiple of 512 bytes apart do.
+    fn in_place(gemm: &Gemm) -> bool {
+        let spread = |pitch: usize| pitch <= PITCH_IN_PLACE && (16..=112).contains(&(pitch % 128));
+        gemm.trans_a
+            && !gemm.trans_b
+            && gemm.m >= 2 * M_BLOCK_MIN
+            && gemm.n >= PANEL
+            && gemm.k >= K_IN_PLACE
+            && !items_alone(gemm)
+            && gemm.n.is_multiple_of(LINE)
+            && gemm.ldb.is_multiple_of(LINE)
+            && spread(gemm.lda)
+            && spread(gemm.ldb)
+    }
+
+    /// Whole rows of C a task, one task a thread: each task reads all of B, once a block of K.
+    fn whole_rows(gemm: &Gemm, threads: usize) -> Cut {
+        let tiles = gemm.m.div_ceil(TILE_ROWS);
+        let m_blocks = threads.clamp(1, gemm.m / M_BLOCK_MIN);
+        let m_tiles = tiles.div_ceil(m_blocks);
+        let k_blocks = gemm.k.div_ceil(K_IN_PLACE);
+        Cut {
+            m: m_tiles * TILE_ROWS,
+            n: gemm.n.next_multiple_of(PANEL),
+            m_blocks: tiles.div_ceil(m_tiles),
+            n_blocks: 1,
+            k: gemm.k.div_ceil(k_blocks),
+            k_blocks,
+            slices: 1,
+            direct: true,
+            in_place: true,
         }
     }
 
@@ -97,16 +145,17 @@ fn round_up(len: usize) -> usize {
 fn parts(gemm: &Gemm, cut: &Cut, packed: bool) -> [usize; 3] {
     let b = match (packed, cut.direct) {
         (true, _) => 0,
+        (_, true) if cut.in_place => 0,
         (_, true) => gemm.k * PANEL,
         _ => packed_b_len(gemm.k, gemm.n),
     };
-    let strips = if gemm.trans_a { micro::strips_len(gemm.k, gemm.m) } else { 0 };
+    let strips = if gemm.trans_a && !cut.in_place { micro::strips_len(gemm.k, gemm.m) } else { 0 };
     let sums = if cut.slices > 1 { cut.slices * gemm.m * gemm.n } else { 0 };
     [round_up(b), round_up(strips), round_up(sums)]
 }
 
 pub(super) fn scratch_len(gemm: &Gemm, threads: usize, packed: bool) -> usize {
-    let [b, strips, sums] = parts(gemm, &Cut::new(gemm, packed), packed);
+    let [b, strips, sums] = parts(gemm, &Cut::new(gemm, packed, threads), packed);
     LINE + match items_alone(gemm) && !shares_b(gemm) {
         true => threads * (b + strips),
         false => b + if items_alone(gemm) { threads * strips } else { strips } + sums,
@@ -128,7 +177,7 @@ pub(super) fn run(
     epilogue: &Epilogue<'_>,
 ) {
     let packed = matches!(b, Right::Packed(_));
-    let cut = Cut::new(gemm, packed);
+    let cut = Cut::new(gemm, packed, pool.threads());
     let [b_len, strips_len, sums_len] = parts(gemm, &cut, packed);
     let (scratch, _) =
         micro::cut_aligned(scratch, scratch_len(gemm, pool.threads(), packed) - LINE);
@@ -250,7 +299,7 @@ impl Call<'_> {
     /// Brings a transposed A into strips of six columns, block of K by block of K.
     fn pack_strips(&self, pool: Option<&Pool>, item: usize, target: &mut [f32]) {
         let (gemm, cut) = (self.gemm, &self.cut);
-        if !gemm.trans_a {
+        if !gemm.trans_a || cut.in_place {
             return;
         }
         let a = &self.a[gemm.batch.offset(gemm.batch.a, item)..];
@@ -320,7 +369,10 @@ impl Call<'_> {
             let bias = if last { self.epilogue.bias } else { None };
             for row in rows.clone().step_by(TILE_ROWS) {
                 let tile_rows = (rows.end - row).min(TILE_ROWS);
-                let (a_rows, a_step) = if gemm.trans_a {
+                let (a_rows, a_step) = if cut.in_place {
+                    let at = a.wrapping_add(first * gemm.lda + row);
+                    (std::array::from_fn(|r| at.wrapping_add(r)), gemm.lda)
+                } else if gemm.trans_a {
                     let strip = strips.wrapping_add(self.strip(first, terms, row));
                     (std::array::from_fn(|r| strip.wrapping_add(r)), TILE_ROWS)
                 } else {
@@ -345,24 +397,40 @@ impl Call<'_> {
                             bias: bias.map_or(std::ptr::null(), |bias| bias[col..].as_ptr()),
                             ..finish
                         },
-                        ahead: self.next_rows(
-                            a,
-                            row,
-                            rows.end,
-                            first,
-                            terms,
-                            (col - cols.start) / PANEL,
-                        ),
+                        ahead: match cut.in_place {
+                            true => self.next_lines(a, b, row, rows.end, first, col),
+                            false => {
+                                let panel = (col - cols.start) / PANEL;
+                                self.next_rows(a, row, rows.end, first, terms, panel)
+                            }
+                        },
                     };
+                    let mask = self.mask_rows(item, row, col).filter(|_| last);
+                    if let Some(mask) = &mask {
+                        // From L3 or beyond: asked for now, it is there when the sums are.
+                        micro::prefetch_rows(&mask[..tile_rows], tile.cols);
+                    }
                     // SAFETY: the matrices hold the rows and columns of this tile, which no other
                     // task writes.
                     unsafe { micro::run(gemm.isa, &tile) };
+                    if let Some(mask) = &mask {
+                        // SAFETY: as above; the mask is laid out as C is.
+                        unsafe { micro::clear_where_not_positive(gemm.isa, &tile, mask) };
+                    }
                     if let (true, Some(hook)) = (last, self.epilogue.finish) {
                         call_hook(hook, item, row, col, &tile);
                     }
                 }
             }
         }
+    }
+
+    /// The rows of the mask over a tile.
+    fn mask_rows(&self, item: usize, row: usize, col: usize) -> Option<[*const f32; TILE_ROWS]> {
+        let gemm = self.gemm;
+        let at = gemm.batch.offset(gemm.batch.c, item) + row * gemm.ldc + col;
+        let mask = self.epilogue.mask?.as_ptr().wrapping_add(at);
+        Some(std::array::from_fn(|r| mask.wrapping_add(r * gemm.ldc)))
     }
 
     /// The rows of A after a tile's, one of them for each panel: they come from L3 or beyond.
@@ -379,6 +447,33 @@ impl Call<'_> {
         match gemm.trans_a || panel >= TILE_ROWS || next >= end {
             true => Ahead::nothing(a),
             false => Ahead::part(a.wrapping_add(next * gemm.lda + first), terms, 0, 1, terms),
+        }
+    }
+
+    /// Of sides read in place: at the first panel the line of A beyond this tile's, at the others
+    /// (during the last row tiles of a block of K) the lines of the panel in the next block.
+    fn next_lines(
+        &self,
+        a: *const f32,
+        b: *const f32,
+        row: usize,
+        end: usize,
+        first: usize,
+        col: usize,
+    ) -> Ahead {
+        /// A panel has as many lines in a row.
+        const LINES: usize = PANEL / LINE;
+        let gemm = self.gemm;
+        if col == 0 {
+            return Ahead { at: a.wrapping_add(first * gemm.lda + row + LINE), step: gemm.lda };
+        }
+        let tiles_left = (end - row).div_ceil(TILE_ROWS) - 1;
+        match tiles_left < LINES && first + self.cut.k < gemm.k {
+            true => Ahead {
+                at: b.wrapping_add(self.cut.k * gemm.ldb + tiles_left * LINE),
+                step: gemm.ldb,
+            },
+            false => Ahead::nothing(a),
         }
     }
 
@@ -405,6 +500,9 @@ impl Call<'_> {
                 }
                 let out = &mut out[col..col + width];
                 finish_row(gemm, self.epilogue, col, &values[..width], out);
+                if let Some(mask) = self.epilogue.mask {
+                    mask_row(&mask[c + row * gemm.ldc + col..], out);
+                }
                 if let Some(hook) = self.epilogue.finish {
                     hook(RowPart { item, row, col, values: out });
                 }
@@ -431,6 +529,13 @@ pub(super) fn finish_row(
         }
         // Written so that a NaN stays one.
         *out = if epilogue.relu && value < 0.0 { 0.0 } else { value };
+    }
+}
+
+/// Clears what the mask says, after [`finish_row`].
+pub(super) fn mask_row(mask: &[f32], out: &mut [f32]) {
+    for (out, mask) in out.iter_mut().zip(mask) {
+        *out = if *mask > 0.0 { *out } else { 0.0 };
     }
 }
 

@@ -4,7 +4,7 @@
 //! one dot product a row; where they run along the output, rows are added up, scaled, in slices of
 //! [`SLICE_ROWS`] that are then summed in order.
 
-use super::block::finish_row;
+use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
 use crate::micro::Isa;
 use crate::micro::portable::multiply_add;
@@ -106,11 +106,15 @@ fn one(
     epilogue: &Epilogue<'_>,
 ) {
     let c = Shareable::new(c);
+    let mask = epilogue.mask.map(|mask| &mask[gemm.batch.offset(gemm.batch.c, item)..]);
     let finish = |first: usize, values: &[f32]| {
         if view.is_row {
             // SAFETY: the row of C is as long, and each task finishes outputs of its own.
             let out = unsafe { c.slice(first, values.len()) };
             finish_row(gemm, epilogue, first, values, out);
+            if let Some(mask) = mask {
+                mask_row(&mask[first..], out);
+            }
             if let Some(hook) = epilogue.finish {
                 for (i, part) in out.chunks_mut(64).enumerate() {
                     hook(RowPart { item, row: 0, col: first + i * 64, values: part });
@@ -122,6 +126,9 @@ fn one(
             // SAFETY: as above, down a column.
             let out = unsafe { c.slice((first + i) * view.out_step, 1) };
             finish_row(gemm, epilogue, 0, std::slice::from_ref(value), out);
+            if let Some(mask) = mask {
+                mask_row(&mask[(first + i) * view.out_step..], out);
+            }
             if let Some(hook) = epilogue.finish {
                 hook(RowPart { item, row: first + i, col: 0, values: out });
             }

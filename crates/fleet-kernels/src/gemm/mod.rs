@@ -2,7 +2,8 @@
 //!
 //! Matrices are row-major with leading dimensions. B is packed into panels of 64 columns (by all
 //! threads, once a call, or by the caller once a parameter: [`PackedB`]); A is read in place, except
-//! that a transposed A is packed into strips of six rows of op(A). The output is cut into blocks by shape and K into
+//! that a transposed A is packed into strips of six rows of op(A). A tall `A^T B` of narrow matrices
+//! packs neither. The output is cut into blocks by shape and K into
 //! blocks of at most [`K_BLOCK`]; a small output with a long K is summed in a fixed number of slices,
 //! added in order. Results are bitwise the same for any number of threads.
 //!
@@ -91,12 +92,16 @@ pub struct Epilogue<'a> {
     /// One number a column, added to every row.
     pub bias: Option<&'a [f32]>,
     pub relu: bool,
+    /// Laid out as C: where it is not positive, C becomes 0. The gradient of the relu that made the
+    /// mask, for a product that makes the gradient of the relu's output.
+    pub mask: Option<&'a [f32]>,
     /// Called once for each finished part of a row, last of all, in no fixed order.
     pub finish: Option<&'a (dyn Fn(RowPart<'_>) + Sync)>,
 }
 
 impl Epilogue<'_> {
-    pub const NONE: Epilogue<'static> = Epilogue { bias: None, relu: false, finish: None };
+    pub const NONE: Epilogue<'static> =
+        Epilogue { bias: None, relu: false, mask: None, finish: None };
 }
 
 /// At most 64 finished columns of one row of C.
@@ -290,5 +295,7 @@ impl Gemm {
             panic!("gemm: {error}");
         }
         assert!(epilogue.bias.is_none_or(|bias| bias.len() >= self.n), "gemm: bias is too short");
+        let [_, _, c_span] = self.lens();
+        assert!(epilogue.mask.is_none_or(|mask| mask.len() >= c_span), "gemm: mask is too short");
     }
 }

@@ -40,6 +40,9 @@ fn expected(
                 if epilogue.relu {
                     value = value.max(0.0);
                 }
+                if epilogue.mask.is_some_and(|mask| mask[at] <= 0.0) {
+                    value = 0.0;
+                }
                 if epilogue.finish.is_some() {
                     value = value * 2.0 + j as f64;
                 }
@@ -61,8 +64,13 @@ fn check(gemm: Gemm, bias: bool, relu: bool, hook: bool, seed: u64) {
             *value = *value * 2.0 + (part.col + j) as f32;
         }
     };
-    let epilogue =
-        Epilogue { bias: bias.then_some(&bias_values), relu, finish: hook.then_some(&double) };
+    let mask_values = numbers(&mut rng, c_len);
+    let epilogue = Epilogue {
+        bias: bias.then_some(&bias_values),
+        relu,
+        mask: seed.is_multiple_of(2).then_some(&mask_values),
+        finish: hook.then_some(&double),
+    };
     let wanted = expected(&gemm, &a, &b, &c, &epilogue);
     let mut touched = vec![false; c_len];
     wanted.iter().for_each(|(at, _, _)| touched[*at] = true);
@@ -156,6 +164,22 @@ fn long_sums_wide_outputs_and_empty_ones() {
     ] {
         check(orientation(which, m, n, k).beta(1.0), true, m % 2 == 0, m == 29, 3);
     }
+}
+
+#[test]
+fn tall_narrow_sides_are_read_in_place() {
+    check(Gemm::tn(170, 80, 1100), false, false, false, 5);
+    check(Gemm::tn(150, 208, 530).leading(173, 224, 211), true, true, true, 6);
+    check(
+        Gemm::tn(300, 64, 512).leading(301, 80, 64).alpha(-0.5).beta(0.25),
+        true,
+        false,
+        false,
+        7,
+    );
+    // Rows that lie badly, or not on lines, take the packed way.
+    check(Gemm::tn(150, 80, 530).leading(256, 128, 80), false, true, false, 8);
+    check(Gemm::tn(150, 70, 530), false, false, true, 9);
 }
 
 #[test]

@@ -146,6 +146,24 @@ unsafe fn finish<const ROWS: usize, const VECTORS: usize>(
 }
 
 /// # Safety
+/// As [`super::clear_where_not_positive`].
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; TILE_ROWS]) {
+    let zero = _mm512_setzero_ps();
+    for r in 0..tile.rows {
+        for col in (0..tile.cols).step_by(16) {
+            let live = column_mask(tile.cols, col);
+            // SAFETY: promised by the caller; masked lanes are not touched.
+            unsafe {
+                let values = _mm512_maskz_loadu_ps(live, mask[r].add(col));
+                let clear = live & !_mm512_cmp_ps_mask::<_CMP_GT_OQ>(values, zero);
+                _mm512_mask_storeu_ps(tile.c[r].add(col), clear, zero);
+            }
+        }
+    }
+}
+
+/// # Safety
 /// As [`super::copy_panel`].
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn copy_panel(

@@ -169,6 +169,42 @@ pub(crate) unsafe fn run(isa: Isa, tile: &Tile) {
     }
 }
 
+/// Asks for `cols` floats of each row, to be read soon.
+#[inline]
+pub(crate) fn prefetch_rows(rows: &[*const f32], cols: usize) {
+    for row in rows {
+        // The last line too, wherever in a line the row begins.
+        for at in (0..cols).step_by(LINE).chain([cols.max(1) - 1]) {
+            // SAFETY: a prefetch never faults, whatever the address.
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(at).cast());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = row.wrapping_add(at);
+        }
+    }
+}
+
+/// Stores 0 to the elements of a tile's C where `mask` (row pointers, as C) is not positive.
+///
+/// # Safety
+/// The tile's rows and columns of C may be written and those of the mask read; `isa` is available.
+#[inline]
+pub(crate) unsafe fn clear_where_not_positive(
+    isa: Isa,
+    tile: &Tile,
+    mask: &[*const f32; TILE_ROWS],
+) {
+    match isa {
+        // SAFETY: promised by the caller, here and in the other arm.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512::clear_where_not_positive(tile, mask) },
+        _ => unsafe { portable::clear_where_not_positive(tile, mask) },
+    }
+}
+
 /// Copies `rows` rows of `cols` (at most 64) floats to rows of 64, zero beyond `cols`.
 ///
 /// # Safety

@@ -88,6 +88,22 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
 }
 
 /// # Safety
+/// As [`super::clear_where_not_positive`].
+pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; TILE_ROWS]) {
+    for r in 0..tile.rows {
+        for col in 0..tile.cols {
+            // SAFETY: promised by the caller.
+            unsafe {
+                // Not `<=`: a NaN is not positive.
+                if !(*mask[r].add(col) > 0.0) {
+                    *tile.c[r].add(col) = 0.0;
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
 /// As [`super::copy_panel`].
 pub(crate) unsafe fn copy_panel(
     source: *const f32,
