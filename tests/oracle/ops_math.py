@@ -229,6 +229,12 @@ x, y, b = rand(2, 33, 64, seed=73), rand(64, 130, seed=74), rand(130, seed=75)
 pre = (d(x).reshape(66, 64) @ d(y) + d(b)).reshape(2, 33, 130)
 case("fused_gemm_epilogue", activation="tanh", x_num_col_dims=2, X=x, Y=y, Bias=b, out={"Out": np.tanh(pre)},
      grad="Bias", tol="1e-4 1e-5")
+relu_x, upper = np.maximum(rand(5, 3, seed=41), 0), rand(5, 4, seed=42)
+weight = rand(3, 4, seed=43)
+case("fused_gemm_epilogue_grad", x_is_relu=True,
+     inputs={"X": f32(relu_x), "Y": weight, "Bias": rand(4, seed=44), "Out@GRAD": upper},
+     out={"X@GRAD": (d(upper) @ d(weight).T) * (relu_x > 0), "Y@GRAD": d(relu_x).T @ d(upper),
+          "Bias@GRAD": d(upper).sum(0)})
 fail("fused_gemm_epilogue", "attribute 'activation' of fused_gemm_epilogue is unknown", "got 'relu7'",
      activation="relu7", X=Shape(2, 3), Y=Shape(3, 4))
 fail("fused_gemm_epilogue", "input 'Bias' of fused_gemm_epilogue has the wrong shape: expected [4], got [5]",

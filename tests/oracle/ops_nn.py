@@ -38,6 +38,24 @@ fail("lookup_table_v2", "input 'Ids' of lookup_table_v2 has the wrong element ty
 fail("lookup_table", "input 'Ids' of lookup_table does not end in a dimension of 1: expected [..., 1], got [3, 2]",
      "lookup_table_v2 takes ids of any shape", W=Shape(7, 3), Ids=Shape(3, 2, dtype="i64"))
 
+# Embedding rows beside other columns, as one op
+
+rest = [rand(3, 2, seed=4), rand(3, 1, seed=5)]
+for padding, rows in [(-1, d(table)[ids]), (2, padded)]:
+    case("fused_embedding_concat", W=table, Ids=ids, Rest=rest, padding_idx=padding,
+         out={"Out": np.concatenate([rows.reshape(3, 6), *rest], 1)}, grad="W Rest", static=True)
+case("fused_embedding_concat", W=table, Ids=ids[:, :1], Rest=rest[:1],
+     out={"Out": np.concatenate([d(table)[ids[:, 0]], rest[0]], 1)}, grad="W Rest", static=True)
+wide = np.concatenate([d(dy).reshape(3, 6), rand(3, 3, seed=6)], 1).astype(np.float32)
+for is_sparse in [False, True]:
+    for padding, expected in [(-1, dense), (2, without)]:
+        case("fused_embedding_concat_grad", is_sparse=is_sparse, padding_idx=padding,
+             inputs={"W": table, "Ids": ids, "Rest": rest, "Out@GRAD": wide}, out={"W@GRAD": expected}, static=True)
+fail("fused_embedding_concat", "id at position 3 is out of range: expected 0 to 6, got 7", W=table,
+     Ids=i64([[0, 1], [2, 7], [0, 0]]), Rest=rest)
+fail("fused_embedding_concat", "input 'Rest' of fused_embedding_concat holds a variable that does not fit",
+     "expected f32[3, any], got f32[4, 2]", W=Shape(7, 3), Ids=Shape(3, 2, dtype="i64"), Rest=[Shape(4, 2)])
+
 # Batch norm
 
 

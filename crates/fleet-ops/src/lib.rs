@@ -267,6 +267,8 @@ pub static OPS: &[&OpDef] = &[
     &nn::fused_batch_norm_act::GRAD,
     &nn::fused_bn_add_activation::DEF,
     &nn::fused_bn_add_activation::GRAD,
+    &nn::fused_embedding_concat::DEF,
+    &nn::fused_embedding_concat::GRAD,
     &nn::layer_norm::DEF,
     &nn::layer_norm::GRAD,
     &nn::log_softmax::DEF,

@@ -9,7 +9,8 @@ use fleet_ops::Registry;
 /// `BuildStrategy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildOptions {
-    /// `act(x + y)` in one pass over memory; a matrix product with its bias and activation.
+    /// `act(x + y)` in one pass over memory; a matrix product with its bias and activation; a layer
+    /// norm with the residual sum before it.
     pub fuse_elewise_add_act_ops: bool,
     /// Batch norm with the activation that follows it.
     pub fuse_bn_act_ops: bool,
@@ -25,7 +26,8 @@ pub struct BuildOptions {
     pub enable_addto: bool,
     /// Ops run one after the other in program order: no lanes beside compute.
     pub enable_sequential_execution: bool,
-    /// Images are kept channels-last and filters packed inside the program.
+    /// Images are kept channels-last and filters packed inside the program; rows of a table are written
+    /// straight into the concat that wants them.
     pub choose_layout: bool,
 }
 
@@ -86,16 +88,22 @@ pub fn optimize(
     }
     if options.fuse_elewise_add_act_ops {
         fuse::gemm_epilogue::run(&mut p, registry, keep)?;
+        fuse::gemm_epilogue::mask_at_source(&mut p, keep)?;
         fuse::elementwise_act::run(&mut p, registry, keep)?;
+        fuse::residual_norm::run(&mut p, registry, keep)?;
     }
     if options.fuse_relu_depthwise_conv {
         fuse::relu_depthwise::run(&mut p, registry, keep)?;
     }
     if options.enable_addto {
         fuse::batch_norm::add_on_arrival(&mut p, keep)?;
+        fuse::residual_norm::add_on_the_way(&mut p, keep)?;
     }
     if options.fuse_all_optimizer_ops {
         fuse::optimizer::run(&mut p, registry)?;
+    }
+    if options.choose_layout {
+        fuse::embedding_concat::run(&mut p, registry, keep)?;
     }
     if options.choose_layout && layout::run(&mut p, registry, keep)? {
         fuse::batch_norm::take_stats(&mut p, keep)?;

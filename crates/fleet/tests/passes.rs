@@ -1,7 +1,9 @@
 //! What the executor's rewrites make of whole models: which ops are left, which layouts are chosen.
 
 use fleet::ir::{Program, VarId};
-use fleet::nn::models::{ResNetConfig, WideDeepConfig, resnet, wide_deep};
+use fleet::nn::models::{
+    BertConfig, GptConfig, ResNetConfig, WideDeepConfig, bert_tokens, gpt, resnet, wide_deep,
+};
 use fleet::ops::Registry;
 use fleet::passes::optimize;
 use fleet::prelude::*;
@@ -114,11 +116,69 @@ fn a_fully_connected_layer_is_one_op_each_way() {
     assert!(ops["fused_gemm_epilogue"] >= 4 && ops["fused_gemm_epilogue_grad"] >= 4, "{ops:?}");
     assert!(!ops.contains_key("relu") && !ops.contains_key("relu_grad"));
     assert_eq!(ops["fused_adam"], 1);
+    // Looked-up rows are written into the first layer's input, and their gradient is read there.
+    assert_eq!((ops["fused_embedding_concat"], ops["fused_embedding_concat_grad"]), (1, 1));
+    assert!(!ops.contains_key("concat") && !ops.contains_key("lookup_table_v2_grad"), "{ops:?}");
+    // Each relu's gradient is applied where what arrives at it is made.
+    let done = optimized(&program, &[], &BuildOptions::default());
+    let grads = done.root_ops().filter(|(_, op)| op.name() == "fused_gemm_epilogue_grad");
+    let (mut masks, mut sweeps) = (0, 0);
+    for (_, op) in grads {
+        masks += u32::from(op.attr_bool("x_is_relu"));
+        sweeps += u32::from(op.attr_str("activation") == "relu");
+    }
+    assert_eq!((masks, sweeps), (3, 0));
+    // Unless somebody wants to see it.
+    let seen: Vec<VarId> = program.find_var("fc_1.tmp_2@GRAD").into_iter().collect();
+    assert_eq!(seen.len(), 1);
+    let done = optimized(&program, &seen, &BuildOptions::default());
+    let masked = done
+        .root_ops()
+        .filter(|(_, op)| op.name() == "fused_gemm_epilogue_grad" && op.attr_bool("x_is_relu"));
+    assert_eq!(masked.count(), 2);
     // The forward part alone fuses as well.
     let test = program.clone_for_test().unwrap();
     let logit = test.find_var(&test_target(&test)).unwrap();
     let ops = counts(&optimized(&test, &[logit], &BuildOptions::default()));
     assert!(ops["fused_gemm_epilogue"] >= 4 && !ops.contains_key("sgd"));
+}
+
+/// How many ops of a name have something in a slot.
+fn with_slot(program: &Program, name: &str, slot: &str) -> usize {
+    program.root_ops().filter(|(_, op)| op.name() == name && !op.input(slot).is_empty()).count()
+}
+
+#[test]
+fn residual_sums_go_into_the_norms() {
+    let net = Net::new();
+    let config = BertConfig { layers: 2, padded: false, dropout: 0.0, ..BertConfig::base() };
+    let model = bert_tokens(&net, &config, 9);
+    net.minimize(model.loss, Sgd::new(0.1)).unwrap();
+    let program = net.build().unwrap().main;
+    let done = optimized(&program, &[], &BuildOptions::default());
+    // Two sums a layer, and the last one of the embeddings; words plus positions have different
+    // shapes, and stay a sum.
+    assert_eq!(with_slot(&done, "layer_norm", "Residual"), 5);
+    let plain = optimized(&program, &[], &BuildOptions::none());
+    let sums = |program: &Program| counts(program).get("elementwise_add").copied().unwrap_or(0);
+    assert_eq!(with_slot(&plain, "layer_norm", "Residual"), 0);
+    assert!(sums(&done) + 5 <= sums(&plain));
+}
+
+#[test]
+fn gradients_that_meet_at_a_norm_are_added_there() {
+    let net = Net::new();
+    let config = GptConfig { layers: 3, dropout: 0.0, ..GptConfig::small() };
+    let model = gpt(&net, &config);
+    net.minimize(model.loss, Sgd::new(0.1)).unwrap();
+    let program = net.build().unwrap().main;
+    let done = optimized(&program, &[], &BuildOptions::default());
+    // What each of two norms a layer reads is also passed by.
+    assert_eq!(with_slot(&done, "layer_norm_grad", "Skip"), 6);
+    // The sum before a norm has another reader, the next sum, and is still made.
+    assert_eq!(with_slot(&done, "layer_norm", "Residual"), 6);
+    let options = BuildOptions { enable_addto: false, ..BuildOptions::default() };
+    assert_eq!(with_slot(&optimized(&program, &[], &options), "layer_norm_grad", "Skip"), 0);
 }
 
 /// The output of the last op.

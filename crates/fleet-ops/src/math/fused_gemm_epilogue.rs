@@ -4,14 +4,16 @@
 //! `activation` is "" or one of relu, tanh, sigmoid (whose gradients read Out) and gelu (whose
 //! gradient reads the optional output PreAct, the value before it). f32, halves through f32. Bias and
 //! relu are applied to a tile of the product while it is in registers; the gradient of the
-//! activation and that of the bias are one sweep over Out@GRAD.
+//! activation and that of the bias are one sweep over Out@GRAD. With `x_is_relu` X@GRAD is that of the
+//! input of the relu that made X: a pass moves the relu's gradient here from the layer before, whose
+//! sweep it saves.
 
 use crate::math::matmul::{mul_shape, mul_sizes};
 use crate::math::unary::named;
 use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, wants};
 use crate::widen::{has_half, through_f32};
-use fleet_kernels::chain::{bias_activation_grad, bias_activation_grad_scratch_len};
+use fleet_kernels::chain::{bias_activation_grad, bias_activation_grad_scratch_len, bias_grad};
 use fleet_kernels::elementwise::{Saved, Unary, unary, unary_grad, unary_inplace};
 use fleet_kernels::gemm::{Epilogue, Gemm};
 
@@ -20,6 +22,8 @@ const Y: usize = 1;
 const BIAS: usize = 2;
 
 const ATTRS: &[fleet_ir::AttrSpec] = &[attr("x_num_col_dims", Int(1)), attr("activation", Str(""))];
+const GRAD_ATTRS: &[fleet_ir::AttrSpec] =
+    &[attr("x_num_col_dims", Int(1)), attr("activation", Str("")), attr("x_is_relu", Bool(false))];
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -59,7 +63,7 @@ pub static GRAD: OpDef = OpDef {
             one("Out@GRAD"),
         ],
         outputs: &[optional("X@GRAD"), optional("Y@GRAD"), optional("Bias@GRAD")],
-        attrs: ATTRS,
+        attrs: GRAD_ATTRS,
     },
     infer: |i| grads_like(i, &["X", "Y", "Bias"]),
     grad: Grad::None,
@@ -102,7 +106,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let relu = op == Some(Unary::Relu);
     Ok(Kernel::new(move |k| {
         let (x, y, out) = (k.input(X), k.input(Y), k.output::<f32>(0));
-        let epilogue = Epilogue { bias: k.optional(BIAS), relu, finish: None };
+        let epilogue = Epilogue { bias: k.optional(BIAS), relu, ..Epilogue::NONE };
         match (op, k.optional_output::<f32>(1)) {
             (Some(op), Some(pre)) => {
                 let epilogue = Epilogue { relu: false, ..epilogue };
@@ -175,28 +179,30 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (to_x, to_y) = (Gemm::nt(m, depth, n), Gemm::tn(depth, n, m));
     let gemm_scratch = to_x.scratch_len(p.threads).max(to_y.scratch_len(p.threads));
     let bias_scratch = bias_activation_grad_scratch_len(m, n);
+    // The gradient before the activation, where there is one.
+    let pre_len = if op.is_some() { m * n } else { 0 };
+    let x_is_relu = p.op.attr_bool("x_is_relu");
     Ok(Kernel::new(move |k| {
         let (x, y, dout) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DOUT));
-        let (pre, scratch) = k.scratch::<f32>().split_at_mut(m * n);
+        let (pre, scratch) = k.scratch::<f32>().split_at_mut(pre_len);
         let saved = k.input::<f32>(saved);
-        match k.optional_output::<f32>(2) {
-            Some(dbias) if n > 0 => {
-                bias_activation_grad(k.pool, op, saved, dout, pre, dbias, scratch);
+        match (k.optional_output::<f32>(2), op) {
+            (Some(dbias), Some(op)) if n > 0 => {
+                bias_activation_grad(k.pool, Some(op), saved, dout, pre, dbias, scratch);
             }
-            _ => {
-                if let Some(op) = op {
-                    unary_grad(k.pool, op, saved, dout, pre);
-                }
-            }
+            (Some(dbias), None) if n > 0 => bias_grad(k.pool, dout, dbias, scratch),
+            (_, Some(op)) => unary_grad(k.pool, op, saved, dout, pre),
+            _ => {}
         }
         let pre: &[f32] = if op.is_some() { pre } else { dout };
         if let Some(dx) = k.optional_output(0) {
-            to_x.run(k.pool, pre, y, dx, scratch, &Epilogue::NONE);
+            let epilogue = Epilogue { mask: x_is_relu.then_some(x), ..Epilogue::NONE };
+            to_x.run(k.pool, pre, y, dx, scratch, &epilogue);
         }
         if let Some(dy) = k.optional_output(1) {
             to_y.run(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
         }
         Ok(())
     })
-    .scratch::<f32>(m * n + gemm_scratch.max(bias_scratch)))
+    .scratch::<f32>(pre_len + gemm_scratch.max(bias_scratch)))
 }

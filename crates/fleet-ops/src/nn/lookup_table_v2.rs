@@ -150,7 +150,7 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
 }
 
 /// The padding row; a negative attribute means none.
-fn padding(p: &PrepareCtx<'_>) -> Option<i64> {
+pub(crate) fn padding(p: &PrepareCtx<'_>) -> Option<i64> {
     Some(p.op.attr_int("padding_idx")).filter(|row| *row >= 0)
 }
 
@@ -169,7 +169,8 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let padding = padding(p);
     let count = p.input("Ids").numel();
     if p.output("W@GRAD").kind == VarKind::SparseRows {
-        return Ok(Kernel::new(move |k| sparse_grad(k, height, dim, padding)));
+        let grid = Grid::packed(dim);
+        return Ok(Kernel::new(move |k| sparse_grad(k, (IDS, DY), height, dim, padding, grid)));
     }
     Ok(Kernel::new(move |k| {
         let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
@@ -181,9 +182,17 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<u64>(embedding::group_scratch_len(count)))
 }
 
-/// Row numbers and values, without padding rows. Values may already be where they belong.
-fn sparse_grad(k: &KernelCtx<'_>, height: usize, dim: usize, padding: Option<i64>) -> Result<()> {
-    let ids = k.input::<i64>(IDS);
+/// Row numbers and values, without padding rows, from the slots of ids and of the gradient, whose rows
+/// lie as `grid` says. Values may already be where they belong.
+pub(crate) fn sparse_grad(
+    k: &KernelCtx<'_>,
+    (ids, dy): (usize, usize),
+    height: usize,
+    dim: usize,
+    padding: Option<i64>,
+    grid: Grid,
+) -> Result<()> {
+    let ids = k.input::<i64>(ids);
     if let Some(position) = ids.iter().position(|id| !(0..height as i64).contains(id)) {
         return Err(embedding::BadId { position, id: ids[position], rows: height }.into());
     }
@@ -193,8 +202,8 @@ fn sparse_grad(k: &KernelCtx<'_>, height: usize, dim: usize, padding: Option<i64
     if keeps_all {
         rows[..ids.len()].copy_from_slice(ids);
         out.set_row_count(ids.len());
-        if !k.same(0, DY) {
-            copy(k.pool, k.input(DY), &mut k.output(0)[..ids.len() * dim]);
+        if !k.same(0, dy) {
+            copy(k.pool, k.input(dy), grid, dim, &mut k.output(0)[..ids.len() * dim]);
         }
         return Ok(());
     }
@@ -204,11 +213,12 @@ fn sparse_grad(k: &KernelCtx<'_>, height: usize, dim: usize, padding: Option<i64
             continue;
         }
         rows[count] = *id;
-        if k.same(0, DY) {
+        let from = place(&grid, position);
+        if k.same(0, dy) {
             // Rows only move forward, so a row is read before anything is written over it.
-            k.output::<f32>(0).copy_within(position * dim..(position + 1) * dim, count * dim);
+            k.output::<f32>(0).copy_within(from..from + dim, count * dim);
         } else {
-            let row = &k.input::<f32>(DY)[position * dim..][..dim];
+            let row = &k.input::<f32>(dy)[from..][..dim];
             k.output::<f32>(0)[count * dim..][..dim].copy_from_slice(row);
         }
         count += 1;
@@ -217,15 +227,32 @@ fn sparse_grad(k: &KernelCtx<'_>, height: usize, dim: usize, padding: Option<i64
     Ok(())
 }
 
+/// Where a grid has the row of a position.
+fn place(grid: &Grid, position: usize) -> usize {
+    grid.start + position / grid.group * grid.group_stride + position % grid.group * grid.stride
+}
+
 /// Floats that one task copies.
 const COPY_GRAIN: usize = 1 << 15;
 
-fn copy(pool: &Pool, from: &[f32], to: &mut [f32]) {
+/// Rows where a grid has them, to one after the other.
+fn copy(pool: &Pool, from: &[f32], grid: Grid, dim: usize, to: &mut [f32]) {
+    // As many floats go on without a gap.
+    let run = match (grid == Grid::packed(dim), grid.stride == dim) {
+        (true, _) => COPY_GRAIN,
+        (_, true) => grid.group * dim,
+        _ => dim,
+    };
     let len = to.len();
+    let grain = (COPY_GRAIN / run.max(1)).max(1) * run;
     let to = Shareable::new(to);
-    pool.run_ranges(len, COPY_GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside.
-        unsafe { to.slice(range.start, range.len()) }.copy_from_slice(&from[range]);
+    pool.run_ranges(len, grain, |range| {
+        for start in range.clone().step_by(run) {
+            let count = run.min(range.end - start);
+            let from = &from[place(&grid, start / dim)..][..count];
+            // SAFETY: ranges are disjoint and inside.
+            unsafe { to.slice(start, count) }.copy_from_slice(from);
+        }
     });
 }
 

@@ -7,6 +7,7 @@ pub mod flash_attn;
 pub mod flash_attn_qkvpacked;
 pub mod fused_batch_norm_act;
 pub mod fused_bn_add_activation;
+pub mod fused_embedding_concat;
 pub mod layer_norm;
 pub mod log_softmax;
 pub mod lookup_table_v2;

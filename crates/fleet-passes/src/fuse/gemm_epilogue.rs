@@ -2,7 +2,8 @@
 //! registers, and the backward pass makes the gradient of the bias on its way.
 //!
 //! Takes `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`) followed by an
-//! `elementwise_add` of a row and, if there is one, an activation.
+//! `elementwise_add` of a row and, if there is one, an activation. Where one such layer feeds the next
+//! through a relu, the gradient of the relu is applied to the tiles of the later layer's `X@GRAD`.
 
 use super::{Edit, Graph, emit_like, only};
 use fleet_base::Result;
@@ -40,6 +41,36 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
         }
     }
     Ok(edit.apply(program))
+}
+
+/// Moves the gradient of a relu between two layers into the product that makes what arrives at it.
+pub(crate) fn mask_at_source(program: &mut Program, keep: &[VarId]) -> Result<()> {
+    const GRAD: &str = "fused_gemm_epilogue_grad";
+    let graph = Graph::new(program, keep);
+    let later: Vec<OpId> =
+        program.root_ops().filter(|(_, op)| op.name() == GRAD).map(|(id, _)| id).collect();
+    for later in later {
+        let op = program.op(later);
+        let (Some(arriving), Some(x)) = (only(op, "X@GRAD"), only(op, "X")) else { continue };
+        let [earlier] = graph.users(arriving) else { continue };
+        let before = program.op(*earlier);
+        if before.name() != GRAD
+            || before.attr_str("activation") != "relu"
+            || before.input("Out@GRAD") != [arriving]
+            || before.input("Out") != [x]
+            || op.attr_bool("x_is_relu")
+            || !graph.private(program, arriving, &[*earlier])
+        {
+            continue;
+        }
+        program.op_mut(later).set_attr("x_is_relu", true)?;
+        let earlier = program.op_mut(*earlier);
+        earlier.set_attr("activation", "")?;
+        if let Some(out) = earlier.spec.input_index("Out") {
+            earlier.inputs[out].clear();
+        }
+    }
+    Ok(())
 }
 
 impl Match {

@@ -5,9 +5,11 @@
 
 pub(crate) mod batch_norm;
 pub(crate) mod elementwise_act;
+pub(crate) mod embedding_concat;
 pub(crate) mod gemm_epilogue;
 pub(crate) mod optimizer;
 pub(crate) mod relu_depthwise;
+pub(crate) mod residual_norm;
 
 use fleet_ir::{Op, OpId, Program, VarId};
 use std::collections::{HashMap, HashSet};
@@ -61,6 +63,46 @@ impl Graph {
         !self.keep.contains(&var)
             && !program.var(var).persistable
             && self.users(var).iter().all(|user| ops.contains(user))
+    }
+}
+
+/// Where each op stands, and where each variable is written.
+pub(crate) struct Order {
+    place: HashMap<OpId, usize>,
+    writes: HashMap<VarId, Vec<(usize, OpId)>>,
+}
+
+impl Order {
+    pub fn new(program: &Program) -> Order {
+        let mut order = Order { place: HashMap::new(), writes: HashMap::new() };
+        for (place, (id, _)) in program.root_ops().enumerate() {
+            order.place.insert(id, place);
+            let mut written = HashSet::new();
+            program.writes_of(id, &mut written);
+            for var in written {
+                order.writes.entry(var).or_default().push((place, id));
+            }
+        }
+        order
+    }
+
+    pub fn writes(&self, var: VarId) -> &[(usize, OpId)] {
+        self.writes.get(&var).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn before(&self, first: OpId, second: OpId) -> bool {
+        self.place[&first] < self.place[&second]
+    }
+
+    /// Whether an op between two others writes the variable.
+    pub fn changes(&self, var: VarId, from: OpId, to: OpId) -> bool {
+        let (from, to) = (self.place[&from], self.place[&to]);
+        self.writes(var).iter().any(|(place, _)| from < *place && *place < to)
+    }
+
+    /// Whether the variable has its last value before `op` runs.
+    pub fn ready(&self, var: VarId, op: OpId) -> bool {
+        self.writes(var).iter().all(|(_, writer)| self.before(*writer, op))
     }
 }
 

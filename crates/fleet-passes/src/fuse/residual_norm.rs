@@ -1,0 +1,112 @@
+//! `layer_norm(x + residual)` in one pass over memory, and the gradient of a residual sum with it.
+//!
+//! Forward, a sum of two tensors of one shape goes into the norm behind it (`Residual`), which still
+//! writes the sum: its own gradient wants it, and so may others. Backward, the sum of two gradients
+//! that reach the normalised tensor, one of them through the norm, goes into the gradient of the norm
+//! (`Skip`). That second form needs no residual: pre-norm networks have it at every layer.
+
+use super::{Edit, Graph, Order, emit_like, only};
+use fleet_base::Result;
+use fleet_ir::{OpId, Program, VarId};
+use fleet_ops::Registry;
+
+/// Forward: the sum before a norm.
+pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
+    let graph = Graph::new(program, keep);
+    let order = Order::new(program);
+    let mut edit = Edit::default();
+    for norm in named(program, "layer_norm") {
+        let Some(sum) = only(program.op(norm), "X") else { continue };
+        let Some(add) = maker(program, &order, sum) else { continue };
+        if !program.op(norm).input("Residual").is_empty()
+            || !order.before(add, norm)
+            || !edit.is_free(&[add, norm])
+        {
+            continue;
+        }
+        // The sum is now made where the norm stands: nobody may want it before.
+        if graph.users(sum).iter().any(|user| order.before(*user, norm)) {
+            continue;
+        }
+        let Some((x, residual)) = operands(program, add) else { continue };
+        if [x, residual].iter().any(|var| order.changes(*var, add, norm)) {
+            continue;
+        }
+        let op = program.op(norm).clone();
+        let mut emit = emit_like(program, registry, norm);
+        let mut call = emit.named_op("layer_norm")?;
+        for slot in ["Scale", "Bias"] {
+            call = call.inputs(slot, op.input(slot));
+        }
+        for slot in ["Y", "Mean", "Variance"] {
+            call = call.outputs(slot, op.output(slot));
+        }
+        call.input("X", x)
+            .input("Residual", residual)
+            .attr("epsilon", op.attr_float("epsilon"))
+            .attr("begin_norm_axis", op.attr_int("begin_norm_axis"))
+            .output("Sum", sum)
+            .done()?;
+        let new = std::mem::take(&mut emit.ops);
+        edit.replace(&[add, norm], norm, new);
+    }
+    Ok(edit.apply(program))
+}
+
+/// Backward (`enable_addto`): the sum of gradients behind the gradient of a norm.
+pub(crate) fn add_on_the_way(program: &mut Program, keep: &[VarId]) -> Result<bool> {
+    let graph = Graph::new(program, keep);
+    let order = Order::new(program);
+    let mut edit = Edit::default();
+    for grad in named(program, "layer_norm_grad") {
+        let op = program.op(grad);
+        let Some(through) = only(op, "X@GRAD") else { continue };
+        let [sum] = graph.users(through) else { continue };
+        let (sum, sum_op) = (*sum, program.op(*sum));
+        let takes = sum_op.name() == "sum" && op.input("Skip").is_empty();
+        let (&[first, second], Some(total)) = (sum_op.input("X"), only(sum_op, "Out")) else {
+            continue;
+        };
+        let other = if first == through { second } else { first };
+        if !takes
+            || first == second
+            || !graph.private(program, through, &[sum])
+            || !same(program, through, other)
+            || !edit.is_free(&[sum])
+            || !order.ready(other, grad)
+        {
+            continue;
+        }
+        let spec = program.op(grad).spec;
+        if let (Some(skip), Some(dx)) = (spec.input_index("Skip"), spec.output_index("X@GRAD")) {
+            program.op_mut(grad).inputs[skip] = vec![other];
+            program.op_mut(grad).outputs[dx] = vec![total];
+            edit.replace(&[sum], sum, Vec::new());
+        }
+    }
+    Ok(edit.apply(program))
+}
+
+fn named(program: &Program, name: &str) -> Vec<OpId> {
+    program.root_ops().filter(|(_, op)| op.name() == name).map(|(id, _)| id).collect()
+}
+
+/// The sum that alone makes `var`.
+fn maker(program: &Program, order: &Order, var: VarId) -> Option<OpId> {
+    match order.writes(var) {
+        [(_, add)] if program.op(*add).name() == "elementwise_add" => Some(*add),
+        _ => None,
+    }
+}
+
+/// The operands of a sum of one shape and type.
+fn operands(program: &Program, add: OpId) -> Option<(VarId, VarId)> {
+    let op = program.op(add);
+    let (x, y) = (only(op, "X")?, only(op, "Y")?);
+    same(program, x, y).then_some((x, y))
+}
+
+fn same(program: &Program, a: VarId, b: VarId) -> bool {
+    let (a, b) = (program.var(a), program.var(b));
+    a.shape == b.shape && a.dtype == b.dtype && a.kind == b.kind && a.layout == b.layout
+}
