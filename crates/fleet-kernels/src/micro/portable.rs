@@ -94,8 +94,8 @@ pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; T
         for col in 0..tile.cols {
             // SAFETY: promised by the caller.
             unsafe {
-                // Not `<=`: a NaN is not positive.
-                if !(*mask[r].add(col) > 0.0) {
+                let is_positive = *mask[r].add(col) > 0.0; // A NaN is not.
+                if !is_positive {
                     *tile.c[r].add(col) = 0.0;
                 }
             }
