@@ -97,6 +97,8 @@ pub(crate) struct FrameReader {
     header: Option<FrameHeader>,
     payload: Vec<u8>,
     payload_bytes: usize,
+    /// The frame has been given out.
+    complete: bool,
 }
 
 /// What is taken at first for a long payload.
@@ -111,14 +113,25 @@ impl FrameReader {
             header: None,
             payload: Vec::new(),
             payload_bytes: 0,
+            complete: false,
         }
     }
 
-    /// The next frame; `None` when the rest of it has not come yet. The end of the stream is an error.
-    pub(crate) fn read(
-        &mut self,
-        mut stream: &TcpStream,
-    ) -> Result<Option<(FrameHeader, Vec<u8>)>> {
+    /// The next frame and its payload; see [`FrameReader::next`].
+    pub(crate) fn read(&mut self, stream: &TcpStream) -> Result<Option<(FrameHeader, Vec<u8>)>> {
+        let Some(header) = self.next(stream)? else { return Ok(None) };
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.truncate(header.length as usize);
+        Ok(Some((header, payload)))
+    }
+
+    /// The next frame, whose payload stays here until the next call and whose memory is used again;
+    /// `None` when the rest of it has not come yet. The end of the stream is an error.
+    pub(crate) fn next(&mut self, mut stream: &TcpStream) -> Result<Option<FrameHeader>> {
+        if self.complete {
+            (self.complete, self.header) = (false, None);
+            (self.start_bytes, self.payload_bytes) = (0, 0);
+        }
         loop {
             let into = match &self.header {
                 None => &mut self.start[self.start_bytes..],
@@ -131,7 +144,8 @@ impl FrameReader {
                         let more = self.payload.len().max(PAYLOAD_STEP);
                         self.payload.resize(length.min(self.payload.len() + more), 0);
                     }
-                    &mut self.payload[self.payload_bytes..]
+                    let end = length.min(self.payload.len());
+                    &mut self.payload[self.payload_bytes..end]
                 }
             };
             let count = match stream.read(into) {
@@ -150,11 +164,15 @@ impl FrameReader {
                 }
             }
         }
-        let Some(header) = self.header.take() else { return Ok(None) };
-        let payload = std::mem::take(&mut self.payload);
-        (self.start_bytes, self.payload_bytes) = (0, 0);
-        header.check(&payload)?;
-        Ok(Some((header, payload)))
+        let Some(header) = self.header else { return Ok(None) };
+        header.check(&self.payload[..self.payload_bytes])?;
+        self.complete = true;
+        Ok(Some(header))
+    }
+
+    /// The payload of the frame that [`FrameReader::next`] gave last.
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.payload[..self.payload_bytes]
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) trait Host: Send + Sync + 'static {
     fn admit(&self, hello: &Hello, peer: SocketAddr) -> Result<Vec<u8>>;
 
     /// Follows an `admit` that was not an error; the stream is non-blocking.
-    fn welcome(&self, stream: TcpStream, hello: Hello, peer: SocketAddr);
+    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, peer: SocketAddr);
 }
 
 /// The thread at the door; it ends when this is dropped.
@@ -133,7 +133,9 @@ impl Door {
                 false => Ok(None),
             };
             match step {
-                Ok(Some(hello)) => self.host.welcome(visitor.stream, hello, visitor.peer),
+                Ok(Some(hello)) => {
+                    self.host.clone().welcome(visitor.stream, hello, visitor.peer);
+                }
                 Ok(None) if visitor.deadline.is_past(now) => self.drop_logged(
                     &visitor,
                     &Error::invalid(format!("no greeting within {} s", HANDSHAKE_SPAN.as_secs())),

@@ -11,6 +11,7 @@
 //! arguments.
 
 pub mod abort;
+pub mod calls;
 mod frame;
 mod gate;
 mod handshake;

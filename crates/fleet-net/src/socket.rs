@@ -118,34 +118,52 @@ pub(crate) fn read_exact(stream: &TcpStream, into: &mut [u8], limits: &Limits) -
 
 /// Writes all of `parts`, in order, without joining them.
 pub(crate) fn write_parts(stream: &TcpStream, parts: &[&[u8]], limits: &Limits) -> Result<()> {
-    /// What one system call takes (UIO_MAXIOV is 1024; short lists stay on the stack).
-    const PARTS_MAX: usize = 64;
-    let (mut part, mut start) = (0, 0);
-    while part < parts.len() {
-        if start == parts[part].len() {
-            (part, start) = (part + 1, 0);
-            continue;
-        }
-        let mut slices = [IoSlice::new(&[]); PARTS_MAX];
-        let count = (parts.len() - part).min(PARTS_MAX);
-        for (index, slice) in slices[..count].iter_mut().enumerate() {
-            let skip = if index == 0 { start } else { 0 };
-            *slice = IoSlice::new(&parts[part + index][skip..]);
-        }
-        match (&*stream).write_vectored(&slices[..count]) {
-            Ok(mut written) => {
-                while part < parts.len() && written >= parts[part].len() - start {
-                    written -= parts[part].len() - start;
-                    (part, start) = (part + 1, 0);
-                }
-                start += written;
-            }
-            Err(error) if error.kind() == Io::WouldBlock => wait(stream, PollFlags::OUT, limits)?,
-            Err(error) if error.kind() == Io::Interrupted => {}
-            Err(error) => return Err(lost(&error)),
-        }
+    let mut cursor = Cursor::default();
+    while !cursor.write(stream, parts)? {
+        wait(stream, PollFlags::OUT, limits)?;
     }
     Ok(())
+}
+
+/// How far a list of slices has been written.
+#[derive(Default)]
+pub(crate) struct Cursor {
+    part: usize,
+    start: usize,
+}
+
+impl Cursor {
+    /// Writes what the socket takes; true when all is written.
+    pub(crate) fn write(&mut self, mut stream: &TcpStream, parts: &[&[u8]]) -> Result<bool> {
+        /// What one system call takes (UIO_MAXIOV is 1024; short lists stay on the stack).
+        const PARTS_MAX: usize = 64;
+        while self.part < parts.len() {
+            if self.start == parts[self.part].len() {
+                (self.part, self.start) = (self.part + 1, 0);
+                continue;
+            }
+            let mut slices = [IoSlice::new(&[]); PARTS_MAX];
+            let count = (parts.len() - self.part).min(PARTS_MAX);
+            for (index, slice) in slices[..count].iter_mut().enumerate() {
+                let skip = if index == 0 { self.start } else { 0 };
+                *slice = IoSlice::new(&parts[self.part + index][skip..]);
+            }
+            match stream.write_vectored(&slices[..count]) {
+                Ok(mut written) => {
+                    while self.part < parts.len() && written >= parts[self.part].len() - self.start
+                    {
+                        written -= parts[self.part].len() - self.start;
+                        (self.part, self.start) = (self.part + 1, 0);
+                    }
+                    self.start += written;
+                }
+                Err(error) if error.kind() == Io::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == Io::Interrupted => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// The error of a connection that broke.

@@ -1,6 +1,7 @@
 //! Tests of the wire layer: one module a subject.
 
 mod abort;
+mod calls;
 mod membership;
 mod mesh;
 mod processes;

@@ -175,7 +175,7 @@ impl Host for Shared {
         Ok(answer)
     }
 
-    fn welcome(&self, stream: TcpStream, hello: Hello, peer: SocketAddr) {
+    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, peer: SocketAddr) {
         self.connections.fetch_add(1, Ordering::SeqCst);
         lock(&self.inbox).push(News::Arrived(stream, hello, peer));
         self.bell.ring();

@@ -155,7 +155,7 @@ impl Host for Lobby {
         Ok(Vec::new())
     }
 
-    fn welcome(&self, stream: TcpStream, hello: Hello, _peer: SocketAddr) {
+    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, _peer: SocketAddr) {
         // `admit` has read the same bytes.
         if let Ok(hello) = MeshHello::decode(&hello.body) {
             // A second one means that the first broke before anybody asked for it.

@@ -1,0 +1,410 @@
+//! Requests and answers over frames: the data plane of services such as the parameter server.
+//!
+//! A connection is a pipeline: the client may have several requests on the way, the server answers
+//! them in order, on a thread of the connection. Payloads are not copied on their way: a request is
+//! written from the client's slices and handed to the service where it was read; an answer is built in
+//! the frame that goes out and stays with the client where it was read. The server reads the next
+//! request when the answer to the last one is out, so a client that does not read slows itself down
+//! and costs no memory.
+//!
+//! Sketch: a small request is one system call and one wake-up on each side (some 15 us each way on
+//! loopback); a large one is two copies by the kernel, at a few GB/s each.
+//!
+//! ```
+//! use fleet_base::Result;
+//! use fleet_net::calls::{CallClient, CallOptions, CallServer, Conversation};
+//! use fleet_net::{Limits, Log, Token};
+//! use std::time::Duration;
+//!
+//! struct Sum;
+//! impl Conversation for Sum {
+//!     fn call(&mut self, _method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()> {
+//!         answer.push(request.iter().sum());
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let token = Token::generate()?;
+//! let options = CallOptions::default();
+//! let open = |_hello: &[u8], _peer| Ok(Box::new(Sum) as Box<dyn Conversation>);
+//! let server = CallServer::bind("127.0.0.1:0", &token, options, Log::stderr(), open)?;
+//! let limits = Limits::within(Duration::from_secs(10));
+//! let mut client = CallClient::connect(server.address(), &token, b"", options, &limits)?;
+//! let first = client.send(1, &[&[1, 2], &[3]], &limits)?;
+//! let second = client.send(1, &[&[10]], &limits)?;
+//! assert_eq!(client.receive(&limits)?, (first, Ok(vec![6])));
+//! assert_eq!(client.receive(&limits)?, (second, Ok(vec![10])));
+//! # Ok::<(), fleet_base::Error>(())
+//! ```
+
+use crate::frame::{FrameHeader, FrameReader};
+use crate::gate::{Gate, Host};
+use crate::handshake::{HELLO_BYTES_MAX, Hello, Purpose, greet};
+use crate::socket::{self, poll, retry};
+use crate::wire::{Reader, Writer, put_error, take_error};
+use crate::{Abort, Deadline, Limits, Log, Time, Token};
+use fleet_base::{Error, Result};
+use rustix::event::{PollFd, PollFlags};
+use std::collections::{HashMap, VecDeque};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// What both ends of a connection agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallOptions {
+    /// The longest request or answer.
+    pub frame_bytes_max: usize,
+    /// Whether every frame carries a CRC-32.
+    pub checksum: bool,
+    /// Requests that a client may have on the way; more than 4 only queue (measured).
+    pub in_flight_max: usize,
+    /// Connections that a server holds, each with a thread.
+    pub connections_max: usize,
+    /// How long a server waits for a client to read its answer.
+    pub answer_span: Duration,
+}
+
+impl Default for CallOptions {
+    fn default() -> CallOptions {
+        CallOptions {
+            frame_bytes_max: 256 << 20,
+            checksum: false,
+            in_flight_max: 16,
+            connections_max: 4096,
+            answer_span: Duration::from_secs(60),
+        }
+    }
+}
+
+/// One client, as the service sees it.
+pub trait Conversation: Send {
+    /// Answers a request. `answer` is empty and keeps its memory between calls. An error goes to the
+    /// client as it is, and the conversation goes on.
+    fn call(&mut self, method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()>;
+}
+
+/// Begins conversations: gets what the client said when it connected.
+pub trait Service:
+    Fn(&[u8], SocketAddr) -> Result<Box<dyn Conversation>> + Send + Sync + 'static
+{
+}
+
+impl<F> Service for F where
+    F: Fn(&[u8], SocketAddr) -> Result<Box<dyn Conversation>> + Send + Sync + 'static
+{
+}
+
+// Kinds of answers.
+const FINE: u8 = 0;
+const FAILED: u8 = 1;
+
+/// Serves until it is dropped, which ends every conversation.
+pub struct CallServer {
+    gate: Option<Gate>,
+    address: SocketAddr,
+    desk: Arc<Desk>,
+}
+
+struct Desk {
+    options: CallOptions,
+    log: Log,
+    service: Box<dyn Service>,
+    stop: Abort,
+    threads: Mutex<Threads>,
+}
+
+#[derive(Default)]
+struct Threads {
+    next: u64,
+    running: HashMap<u64, JoinHandle<()>>,
+    over: Vec<JoinHandle<()>>,
+}
+
+impl CallServer {
+    pub fn bind(
+        address: impl ToSocketAddrs + std::fmt::Debug,
+        token: &Token,
+        options: CallOptions,
+        log: Log,
+        service: impl Service,
+    ) -> Result<CallServer> {
+        let listener = TcpListener::bind(&address).map_err(|error| {
+            Error::unavailable(format!("cannot listen on {address:?}: {error}"))
+                .help("port 0 lets the system choose one that is free")
+        })?;
+        let desk = Arc::new(Desk {
+            options,
+            log: log.clone(),
+            service: Box::new(service),
+            stop: Abort::new(),
+            threads: Mutex::default(),
+        });
+        let gate = Gate::start(listener, token.clone(), log, desk.clone())?;
+        Ok(CallServer { address: gate.address(), gate: Some(gate), desk })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Clients that are connected.
+    pub fn connections(&self) -> usize {
+        self.desk.lock().running.len()
+    }
+}
+
+impl Drop for CallServer {
+    fn drop(&mut self) {
+        drop(self.gate.take());
+        self.desk.stop.fire(Error::unavailable("the server ends"));
+        let threads = std::mem::take(&mut *self.desk.lock());
+        for thread in threads.running.into_values().chain(threads.over) {
+            // A service that panicked has printed why.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, Threads> {
+        // The lists are whole between statements, whoever panicked.
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Request after request, until the client leaves.
+    fn serve(&self, stream: &TcpStream, mut conversation: Box<dyn Conversation>) -> Result<()> {
+        let mut reader = FrameReader::new(self.options.frame_bytes_max);
+        let mut answer = Vec::new();
+        let idle = Limits::new(Deadline::never(), &self.stop);
+        loop {
+            let Some(header) = reader.next(stream)? else {
+                socket::wait(stream, PollFlags::IN, &idle)?;
+                continue;
+            };
+            answer.clear();
+            let result = conversation.call(header.kind, reader.payload(), &mut answer);
+            let result = result.and_then(|()| check_length(&answer, &self.options));
+            let kind = match result {
+                Ok(()) => FINE,
+                Err(error) => {
+                    answer = put_error(Writer::new(), &error).0;
+                    FAILED
+                }
+            };
+            let head = FrameHeader::of(kind, header.id, &[&answer], self.options.checksum);
+            let limits = Limits::new(Deadline::within(self.options.answer_span), &self.stop);
+            socket::write_parts(stream, &[&head.encode(), &answer], &limits)?;
+        }
+    }
+}
+
+fn check_length(bytes: &[u8], options: &CallOptions) -> Result<()> {
+    match bytes.len() <= options.frame_bytes_max {
+        true => Ok(()),
+        false => Err(Error::exhausted("an answer is too long")
+            .expected(format!("up to {} bytes", options.frame_bytes_max))
+            .got(bytes.len())),
+    }
+}
+
+/// The door's side of the desk.
+impl Host for Desk {
+    fn admit(&self, hello: &Hello, _peer: SocketAddr) -> Result<Vec<u8>> {
+        if hello.purpose != Purpose::Calls {
+            return Err(Error::invalid("this address is that of a service")
+                .expected("a client of it")
+                .got(format!("{:?}", hello.purpose)));
+        }
+        let limit = self.options.connections_max;
+        match self.lock().running.len() < limit {
+            true => Ok(Vec::new()),
+            false => Err(Error::unavailable(format!(
+                "the service has {limit} connections, which is its limit"
+            ))),
+        }
+    }
+
+    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, peer: SocketAddr) {
+        let mut threads = self.lock();
+        // Those that have ended are joined here, so that their number stays small.
+        for thread in threads.over.drain(..) {
+            let _ = thread.join();
+        }
+        let id = threads.next;
+        threads.next += 1;
+        let desk = self.clone();
+        let thread = std::thread::Builder::new().name("fleet-call".to_string()).spawn(move || {
+            let result = (desk.service)(&hello.body, peer)
+                .and_then(|conversation| desk.serve(&stream, conversation));
+            if let Err(error) = result
+                && error.message() != "the connection was closed"
+                && !desk.stop.is_fired()
+            {
+                desk.log.line(format!("the conversation with {peer} ended: {error}"));
+            }
+            let mut threads = desk.lock();
+            if let Some(own) = threads.running.remove(&id) {
+                threads.over.push(own);
+            }
+        });
+        match thread {
+            Ok(thread) => drop(threads.running.insert(id, thread)),
+            Err(error) => self.log.line(format!("cannot start a thread for {peer}: {error}")),
+        }
+    }
+}
+
+/// One connection to a service. After an error of the connection it is of no more use: connect again,
+/// and ask again what may be asked twice.
+pub struct CallClient {
+    stream: TcpStream,
+    reader: FrameReader,
+    options: CallOptions,
+    next: u64,
+    /// Requests on the way, oldest first.
+    open: VecDeque<u64>,
+    /// Answers that came while a request was being written.
+    early: VecDeque<(u64, Result<Vec<u8>>)>,
+    broken: Option<Error>,
+}
+
+impl CallClient {
+    /// Connects, waiting for a server that is not there yet until the deadline. `hello` (up to 4 KB)
+    /// is what the service learns of this client.
+    pub fn connect(
+        address: SocketAddr,
+        token: &Token,
+        hello: &[u8],
+        options: CallOptions,
+        limits: &Limits,
+    ) -> Result<CallClient> {
+        const ROOM: usize = HELLO_BYTES_MAX - 16;
+        if hello.len() > ROOM {
+            return Err(Error::invalid("the greeting of a client is too long")
+                .expected(format!("up to {ROOM} bytes"))
+                .got(hello.len()));
+        }
+        let hello = Hello { purpose: Purpose::Calls, body: hello.to_vec() };
+        let (stream, _) = retry(limits, |limits| greet(address, token, &hello, limits))?;
+        Ok(CallClient {
+            stream,
+            reader: FrameReader::new(options.frame_bytes_max),
+            options,
+            next: 0,
+            open: VecDeque::new(),
+            early: VecDeque::new(),
+            broken: None,
+        })
+    }
+
+    /// Requests on the way, those included whose answers wait here.
+    pub fn in_flight(&self) -> usize {
+        self.open.len() + self.early.len()
+    }
+
+    /// Sends a request whose payload is `parts` one after the other; gives its number.
+    pub fn send(&mut self, method: u8, parts: &[&[u8]], limits: &Limits) -> Result<u64> {
+        self.check()?;
+        if self.in_flight() >= self.options.in_flight_max {
+            return Err(Error::exhausted("too many requests are on the way")
+                .expected(format!("up to {}", self.options.in_flight_max))
+                .help("receive an answer first"));
+        }
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if bytes > self.options.frame_bytes_max {
+            return Err(Error::exhausted("a request is too long")
+                .expected(format!("up to {} bytes", self.options.frame_bytes_max))
+                .got(bytes));
+        }
+        let id = self.next;
+        self.next += 1;
+        let header = FrameHeader::of(method, id, parts, self.options.checksum).encode();
+        let mut all: Vec<&[u8]> = Vec::with_capacity(parts.len() + 1);
+        all.push(&header);
+        all.extend(parts);
+        let result = self.write(&all, limits);
+        self.keep(result)?;
+        self.open.push_back(id);
+        Ok(id)
+    }
+
+    /// The answer to the oldest request on the way. The inner error is the service's.
+    pub fn receive(&mut self, limits: &Limits) -> Result<(u64, Result<Vec<u8>>)> {
+        self.check()?;
+        if let Some(answer) = self.early.pop_front() {
+            return Ok(answer);
+        }
+        if self.open.is_empty() {
+            return Err(Error::invalid("no request is on the way"));
+        }
+        loop {
+            let answer = self.take();
+            if let Some(answer) = self.keep(answer)? {
+                return Ok(answer);
+            }
+            let waited = socket::wait(&self.stream, PollFlags::IN, limits);
+            self.keep(waited)?;
+        }
+    }
+
+    /// One request and its answer.
+    pub fn call(&mut self, method: u8, parts: &[&[u8]], limits: &Limits) -> Result<Vec<u8>> {
+        if self.in_flight() > 0 {
+            return Err(Error::invalid("requests are on the way: receive their answers first"));
+        }
+        self.send(method, parts, limits)?;
+        self.receive(limits)?.1
+    }
+
+    /// Writes all of `parts`, taking answers whenever the socket is full: the server may be waiting
+    /// for us to read.
+    fn write(&mut self, parts: &[&[u8]], limits: &Limits) -> Result<()> {
+        let mut cursor = socket::Cursor::default();
+        while !cursor.write(&self.stream, parts)? {
+            limits.abort.check()?;
+            let left = limits.deadline.remaining(Time::now());
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Error::unavailable("the deadline passed while sending a request"));
+            }
+            let wake = limits.abort.wake_fd()?;
+            let mut fds = [
+                PollFd::new(&self.stream, PollFlags::IN | PollFlags::OUT),
+                PollFd::new(&wake, PollFlags::IN),
+            ];
+            poll(&mut fds, left)?;
+            while let Some(answer) = self.take()? {
+                self.early.push_back(answer);
+            }
+        }
+        Ok(())
+    }
+
+    /// An answer, if it is there.
+    fn take(&mut self) -> Result<Option<(u64, Result<Vec<u8>>)>> {
+        let Some((header, payload)) = self.reader.read(&self.stream)? else { return Ok(None) };
+        if self.open.pop_front() != Some(header.id) {
+            return Err(
+                Error::unavailable("an answer to a request that is not on the way").got(header.id)
+            );
+        }
+        let answer = match header.kind {
+            FINE => Ok(payload),
+            _ => Err(take_error(&mut Reader::new(&payload))?),
+        };
+        Ok(Some((header.id, answer)))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    /// Remembers that the connection is of no more use.
+    fn keep<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.broken = Some(error.clone());
+        }
+        result
+    }
+}
