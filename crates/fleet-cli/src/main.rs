@@ -6,6 +6,7 @@
 
 mod data;
 mod demo;
+mod doctor;
 mod env;
 mod inspect;
 mod output;
@@ -59,6 +60,11 @@ enum Command {
     /// Generated data sets
     #[command(subcommand)]
     Data(data::DataCommand),
+    /// Checks the machines of a job: names, reachability, clocks, latency and bandwidth
+    ///
+    /// Run the same command on every machine, within the time of --wait. The first one prints the
+    /// report.
+    Doctor(doctor::DoctorArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -90,5 +96,6 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         Command::Rewrite(args) => rewrite::rewrite(&args, out),
         Command::Demo(args) => demo::run(&args, out),
         Command::Data(command) => data::run(&command, out),
+        Command::Doctor(args) => doctor::run(&args, out),
     }
 }
