@@ -1,0 +1,49 @@
+//! Digits on several processes, each with its share of every batch:
+//! `fleetrun --nproc_per_node=2 target/release/examples/data_parallel [STEPS]`
+//! (`cargo build --release --bin fleetrun --example data_parallel` makes both).
+//! Without `fleetrun` it is one process that takes all of the batch.
+
+use fleet::data::synth::{Digits, IMAGE_PIXELS};
+use fleet::prelude::*;
+use fleet::{DistributedStrategy, Fleet};
+
+/// Of all workers together.
+const BATCH: usize = 256;
+
+pub fn train(steps: u64) -> Result<()> {
+    let fleet = Fleet::collective()?; // this process's place in the job
+    let share = BATCH / fleet.worker_num();
+    let first = share * fleet.worker_index();
+
+    let net = Net::new();
+    let image = net.data("image", [-1, IMAGE_PIXELS as i64], DType::F32);
+    let label = net.data("label", [-1, 1], DType::I64);
+    let logits = image.fc(Fc::new(128).act(Act::Relu)).fc(10);
+    let (loss, accuracy) = (logits.cross_entropy(label), logits.accuracy(label, 1));
+
+    let strategy = DistributedStrategy::new().with_fuse_grad_size_in_MB(16);
+    let optimizer = fleet.distributed_optimizer(Momentum::new(0.1, 0.9), &strategy);
+    let job = optimizer.minimize(&net, loss)?;
+    let (loss, accuracy) = (loss.name(), accuracy.name());
+    let mut session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+
+    let digits = Digits::new(1);
+    let mut images = Tensor::zeros(DType::F32, [share as i64, IMAGE_PIXELS as i64])?;
+    let mut labels = Tensor::zeros(DType::I64, [share as i64, 1])?;
+    for step in 1..=steps {
+        let sample = step * BATCH as u64 + first as u64;
+        digits.fill_batch_f32(images.as_mut_slice()?, labels.as_mut_slice()?, sample)?;
+        let out = session.run(&[("image", &images), ("label", &labels)], &[&loss, &accuracy])?;
+        let own = [f64::from(out[0].item::<f32>()?), f64::from(out[1].item::<f32>()?)];
+        if step % steps.div_ceil(10) == 0 {
+            let mean = fleet.util().all_reduce(&own, fleet::ReduceOp::Avg)?;
+            let line = format!("step {step}: loss {:.4}, accuracy {:.4}", mean[0], mean[1]);
+            fleet.util().print_on_rank(line, 0);
+        }
+    }
+    fleet.finish()
+}
+
+fn main() -> Result<()> {
+    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(200))
+}
