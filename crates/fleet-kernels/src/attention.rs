@@ -173,8 +173,9 @@ impl Attention {
 
     /// Operations of the forward pass (two products), without what a causal mask hides.
     pub fn flops(&self) -> f64 {
-        let pairs = (self.queries * self.keys) as f64 * if self.is_causal { 0.5 } else { 1.0 };
-        4.0 * (self.batch * self.heads * self.dim) as f64 * pairs
+        // In f64: a program may state sizes that no machine has.
+        let pairs = self.queries as f64 * self.keys as f64 * if self.is_causal { 0.5 } else { 1.0 };
+        4.0 * self.batch as f64 * self.heads as f64 * self.dim as f64 * pairs
     }
 
     /// `out` and the log-sum-exp of every row, which the backward pass needs; a row that sees no
