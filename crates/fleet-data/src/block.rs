@@ -330,6 +330,14 @@ impl Block {
 
     /// Appends records of another block of the same schema.
     pub fn append(&mut self, other: &Block, rows: Range<usize>) -> Result<()> {
+        if !Arc::ptr_eq(&self.schema, &other.schema) && self.schema != other.schema {
+            return Err(Error::invalid("records of another schema cannot be appended"));
+        }
+        if rows.start > rows.end || rows.end > other.rows {
+            return Err(Error::invalid("a block has no such records")
+                .expected(format!("a range within 0..{}", other.rows))
+                .got(format!("{rows:?}")));
+        }
         for (index, (to, from)) in self.columns.iter_mut().zip(&other.columns).enumerate() {
             let range = span(from, &rows);
             if to.width.is_none() && to.values.len() + range.len() > VALUES_MAX {
@@ -494,6 +502,7 @@ mod tests {
         joined.append(&block, 0..20).unwrap();
         joined.append(&block, 20..20).unwrap();
         joined.append(&block, 20..50).unwrap();
+        assert!(joined.append(&block, 49..51).is_err(), "there are 50");
         assert_eq!(joined, block);
         assert_eq!(joined.record_id(49), Some(&b"r49"[..]));
         assert_eq!(joined.record_id(50), None);

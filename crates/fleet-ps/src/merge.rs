@@ -3,6 +3,8 @@
 //! Workers do it before they send, tables before they apply: a rule that is not linear must see the sum
 //! of an id's gradients once, not each of them.
 
+use fleet_base::{Error, Result};
+
 /// Which row of the merged batch each id goes to. Reused from batch to batch.
 ///
 /// ```
@@ -10,7 +12,9 @@
 /// let mut merger = Merger::default();
 /// merger.merge(&[7, 3, 7]);
 /// assert_eq!(merger.ids(), [7, 3]);
-/// assert_eq!(merger.sum_rows(&[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], 2), [4.0, 4.0, 2.0, 2.0]);
+/// assert_eq!(merger.sum_rows(&[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], 2)?, [4.0, 4.0, 2.0, 2.0]);
+/// assert!(merger.sum_rows(&[1.0], 2).is_err());
+/// # Ok::<(), fleet_base::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Merger {
@@ -60,29 +64,41 @@ impl Merger {
         &self.to_row
     }
 
-    /// Adds up rows of `width` numbers. Panics if there is not one for every id of the batch.
-    pub fn sum_rows(&self, rows: &[f32], width: usize) -> Vec<f32> {
-        assert_eq!(rows.len(), self.to_row.len() * width, "rows and ids differ in number");
+    /// Adds up rows of `width` numbers, one for every id of the batch.
+    pub fn sum_rows(&self, rows: &[f32], width: usize) -> Result<Vec<f32>> {
+        self.expect_len("rows", rows.len(), self.to_row.len() * width)?;
         let mut sums = vec![0.0; self.ids.len() * width];
         if width == 0 {
-            return sums;
+            return Ok(sums);
         }
         for (row, to) in rows.chunks_exact(width).zip(&self.to_row) {
             let sum = &mut sums[*to as usize * width..][..width];
             sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
         }
-        sums
+        Ok(sums)
     }
 
-    /// Copies rows back to every id of the batch: the other direction of a merged pull.
-    pub fn spread_rows(&self, rows: &[f32], width: usize, out: &mut [f32]) {
-        assert_eq!(out.len(), self.to_row.len() * width, "rows and ids differ in number");
+    /// Copies rows, one for each of [`Merger::ids`], back to every id of the batch: the other
+    /// direction of a merged pull.
+    pub fn spread_rows(&self, rows: &[f32], width: usize, out: &mut [f32]) -> Result<()> {
+        self.expect_len("rows", rows.len(), self.ids.len() * width)?;
+        self.expect_len("the output", out.len(), self.to_row.len() * width)?;
         if width == 0 {
-            return;
+            return Ok(());
         }
         for (out, from) in out.chunks_exact_mut(width).zip(&self.to_row) {
             out.copy_from_slice(&rows[*from as usize * width..][..width]);
         }
+        Ok(())
+    }
+
+    fn expect_len(&self, what: &str, got: usize, expected: usize) -> Result<()> {
+        if got == expected {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{what} and the ids of the batch differ in number"))
+            .expected(format!("{expected} numbers"))
+            .got(got))
     }
 }
 
@@ -105,13 +121,13 @@ mod tests {
                 (sum[0], sum[1]) = (sum[0] + row[0], sum[1] + row[1]);
             }
             assert_eq!(merger.merge(&ids), want.len() < ids.len());
-            let sums = merger.sum_rows(&rows, 2);
+            let sums = merger.sum_rows(&rows, 2).unwrap();
             assert_eq!(merger.ids().len(), want.len());
             for (id, sum) in merger.ids().iter().zip(sums.chunks(2)) {
                 assert_eq!(want[id], sum);
             }
             let mut spread = vec![0.0; ids.len() * 2];
-            merger.spread_rows(&sums, 2, &mut spread);
+            merger.spread_rows(&sums, 2, &mut spread).unwrap();
             for (id, row) in ids.iter().zip(spread.chunks(2)) {
                 assert_eq!(want[id], row);
             }

@@ -251,7 +251,7 @@ impl SparseTable {
     /// Sums what belongs to equal ids (slots: the last one's) and applies that.
     fn push_merged(&self, scratch: &mut Scratch, ids: &[u64], batch: Batch<'_>) -> Result<()> {
         let Scratch { groups, merger } = scratch;
-        let grads = merger.sum_rows(batch.grads, batch.width);
+        let grads = merger.sum_rows(batch.grads, batch.width)?;
         let ones;
         let shows = match batch.shows {
             Some(shows) => shows,
@@ -260,8 +260,8 @@ impl SparseTable {
                 &ones
             }
         };
-        let shows = merger.sum_rows(shows, 1);
-        let clicks = batch.clicks.map(|clicks| merger.sum_rows(clicks, 1));
+        let shows = merger.sum_rows(shows, 1)?;
+        let clicks = batch.clicks.map(|clicks| merger.sum_rows(clicks, 1)).transpose()?;
         let slots = batch.slots.map(|slots| {
             let mut merged = vec![0; merger.ids().len()];
             merger.to_row().iter().zip(slots).for_each(|(row, slot)| merged[*row as usize] = *slot);
