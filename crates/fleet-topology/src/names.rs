@@ -9,11 +9,10 @@ pub enum Reader {
     RoleMaker,
     /// `fleetrun`.
     Launcher,
-    Collective,
-    ParameterServer,
-    Execution,
     /// Nobody of ours: it is written for users' scripts.
     Script,
+    /// Nobody yet: a documented name whose part of Fleet is not there.
+    Nobody,
 }
 
 /// A row of the list.
@@ -116,7 +115,6 @@ pub const FLEET_TOKEN: &str = "FLEET_TOKEN";
 pub const FLEET_TOKEN_FILE: &str = "FLEET_TOKEN_FILE";
 pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
 pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
-pub const FLEET_LOG: &str = "FLEET_LOG";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
 pub const CPU_NUM: &str = "CPU_NUM";
@@ -175,13 +173,13 @@ pub const VARIABLES: &[Variable] = &[
         PADDLE_DISTRI_BACKEND,
         "",
         "What carries collectives between workers: gloo (CPU) or nccl (GPU)",
-        &[Reader::Collective],
+        &[Reader::Nobody],
     ),
     row(
         FLAGS_SELECTED_GPUS,
         "",
         "The GPU of this process, counted within CUDA_VISIBLE_DEVICES",
-        &[Reader::RoleMaker, Reader::Execution],
+        &[Reader::RoleMaker],
     ),
     row(
         FLAGS_SELECTED_XPUS,
@@ -189,12 +187,7 @@ pub const VARIABLES: &[Variable] = &[
         "As FLAGS_selected_gpus for XPUs; written for scripts, no device of ours",
         &[Reader::Script],
     ),
-    row(
-        CUDA_VISIBLE_DEVICES,
-        "all",
-        "GPUs that a process may see",
-        &[Reader::Launcher, Reader::Execution],
-    ),
+    row(CUDA_VISIBLE_DEVICES, "all", "GPUs that a process may see", &[Reader::Launcher]),
     row(XPU_VISIBLE_DEVICES, "", "Written for scripts, no device of ours", &[Reader::Script]),
     // Place in a parameter-server job.
     row(TRAINING_ROLE, "", "TRAINER, PSERVER, HETER_TRAINER or COORDINATOR", &[Reader::RoleMaker]),
@@ -355,67 +348,56 @@ pub const VARIABLES: &[Variable] = &[
         "Marks every process of one launch, so that none is left behind",
         &[Reader::Launcher],
     ),
-    row(
-        FLEET_LOG,
-        "info",
-        "What the runtime writes to the log: error, warn, info, debug",
-        &[Reader::Execution],
-    ),
-    row(
-        FLAGS_LAUNCH_BARRIER,
-        "1",
-        "Workers wait until the servers listen",
-        &[Reader::ParameterServer],
-    ),
-    row(PSERVER_DEBUG, "0", "Prints the descriptors of tables", &[Reader::ParameterServer]),
+    row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Nobody]),
+    row(PSERVER_DEBUG, "0", "Prints the descriptors of tables", &[Reader::Nobody]),
     row(
         CPU_NUM,
         "",
         "Threads of a process; by default as many as the machine has cores",
-        &[Reader::Execution, Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
     row(
         FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM,
         "CPU_NUM, else 1",
         "Gradients merged into one push",
-        &[Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
     row(
         FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE,
         "CPU_NUM, else 1",
         "Length of the queue of gradients per variable",
-        &[Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
     row(
         FLAGS_COMMUNICATOR_SEND_WAIT_TIMES,
         "5",
         "Empty looks into the queue before what is there is sent",
-        &[Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
-    row(FLAGS_COMMUNICATOR_THREAD_POOL_SIZE, "5", "Threads that send", &[Reader::ParameterServer]),
+    row(FLAGS_COMMUNICATOR_THREAD_POOL_SIZE, "5", "Threads that send", &[Reader::Nobody]),
     row(
         FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD,
         "1",
         "Parameters are fetched by a thread of their own",
-        &[Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
     row(
         FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV,
         "CPU_NUM",
         "Gradients sent between two fetches of parameters",
-        &[Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
     row(
         FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER,
         "1",
         "The optimizer is plain SGD, so that updates may be merged",
-        &[Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
     row(
         FLAGS_RPC_DEADLINE,
         "",
         "Milliseconds after which a call to a server has failed",
-        &[Reader::ParameterServer],
+        &[Reader::Nobody],
     ),
     // Written by strategies, for scripts that look.
     row(

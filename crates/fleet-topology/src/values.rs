@@ -76,7 +76,6 @@ fn form(name: &str) -> Form {
         }
         names::PADDLE_WITH_GLOO => Form::OneOf(&["0", "1", "2"]),
         names::PADDLE_GLOO_RENDEZVOUS => Form::OneOf(&["1", "2", "3"]),
-        names::FLEET_LOG => Form::OneOf(&["error", "warn", "info", "debug"]),
         _ => Form::Anything,
     }
 }
