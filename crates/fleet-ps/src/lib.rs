@@ -4,8 +4,8 @@
 //! table's own rule turns gradients into new values. [`SparseTable`] holds rows by id, made when an id
 //! is first seen, for embeddings larger than any one machine; [`DenseTable`] a server's part of the dense
 //! parameters; [`GeoTable`] rows that workers train themselves; [`BarrierTable`] and [`GlobalStep`] what
-//! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files. Nothing
-//! here knows programs or devices.
+//! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files.
+//! [`Servers`] is all of it as a worker sees it. Nothing here knows programs or devices.
 
 mod dense;
 mod entry;
@@ -15,6 +15,7 @@ mod init;
 mod merge;
 pub mod rule;
 mod save;
+mod servers;
 mod sparse;
 mod stats;
 mod sync;
@@ -27,6 +28,7 @@ pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
+pub use servers::{JobTables, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,
 };
