@@ -4,8 +4,8 @@
 
 use crate::Scope;
 use crate::bind::copy_out;
+use crate::flat::CONDITIONAL;
 use crate::lanes::first_non_finite;
-use crate::plan::CONDITIONAL;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;

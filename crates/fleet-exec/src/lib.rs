@@ -9,6 +9,7 @@
 
 mod bind;
 mod executor;
+mod flat;
 mod interpreter;
 mod lanes;
 mod memory;

@@ -9,20 +9,17 @@
 //! What a plan promises to kernels: no two lanes touch the same bytes at once, and an output shares
 //! memory with an input only as the op's definition allows.
 
+use crate::flat::{self, Flat, LaneChoice, LaneKey};
 use crate::memory::{self, Block};
 use crate::options::{Device, ExecOptions};
 use fleet_base::{Error, Result};
-use fleet_ir::{BlockId, Op, OpId, Program, VarId, VarKind};
+use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::{
-    Arg, CostCtx, InferCtx, Kernel, KernelFn, Lane, Meta, OpDef, PrepareCtx, Registry, RowsArg,
-    Services,
+    Arg, CostCtx, InferCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services,
 };
 use fleet_tensor::{DType, Layout, Shape};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
-
-/// The op that runs its sub-block when its condition holds: the planner's own business.
-pub(crate) const CONDITIONAL: &str = "conditional_block";
 
 /// Lanes that a plan may have; ops name theirs by a small number.
 pub(crate) const LANES_MAX: usize = 16;
@@ -136,8 +133,6 @@ pub(crate) struct PlanRequest<'a> {
 impl Plan {
     pub fn build(request: PlanRequest<'_>) -> Result<Plan> {
         let mut builder = Builder::new(&request)?;
-        builder.flatten(Program::ROOT)?;
-        builder.choose_lanes();
         builder.infer()?;
         builder.find_lifetimes();
         builder.join_places();
@@ -146,12 +141,6 @@ impl Plan {
 }
 
 type SlotMetas = Vec<Vec<Meta>>;
-
-/// The flat order: ops and jumps.
-enum Flat {
-    Op(OpId, &'static OpDef),
-    Jump { op: OpId, condition: VarId, to: usize },
-}
 
 struct Builder<'a> {
     request: &'a PlanRequest<'a>,
@@ -169,25 +158,7 @@ struct Builder<'a> {
     /// Last use of any member, by representative.
     group_end: HashMap<VarId, usize>,
     group_members: HashMap<VarId, Vec<VarId>>,
-    /// Everything runs in the compute lane.
-    one_lane: bool,
-    /// Rings that the compute lane itself talks to, and that therefore have no lane.
-    inline_rings: HashSet<i64>,
-    talks: bool,
-}
-
-/// A lane of a plan.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum LaneKey {
-    Compute,
-    Side(u8),
-    Ring(i64),
-}
-
-/// The ring that an op talks to.
-fn ring_id(op: &Op, def: &OpDef) -> Option<i64> {
-    let talks = def.traits.effect && op.spec.attr_index("ring_id").is_some();
-    talks.then(|| op.attr_int("ring_id"))
+    lanes: LaneChoice,
 }
 
 impl<'a> Builder<'a> {
@@ -211,10 +182,13 @@ impl<'a> Builder<'a> {
             };
             metas.insert(id, meta);
         }
+        let one_lane = request.options.build.enable_sequential_execution;
+        let lanes = LaneChoice::of(program, request.registry, one_lane)?;
+        let flat = flat::flatten(program, request.registry, &lanes)?;
         Ok(Builder {
             request,
             program,
-            flat: Vec::new(),
+            flat,
             metas,
             op_metas: Vec::new(),
             life: HashMap::new(),
@@ -222,65 +196,8 @@ impl<'a> Builder<'a> {
             parent: HashMap::new(),
             group_end: HashMap::new(),
             group_members: HashMap::new(),
-            one_lane: false,
-            inline_rings: HashSet::new(),
-            talks: false,
+            lanes,
         })
-    }
-
-    /// Lists the ops of a block, sub-blocks in place behind a jump.
-    fn flatten(&mut self, block: BlockId) -> Result<()> {
-        for (id, op) in self.program.block_ops(block) {
-            if op.name() != CONDITIONAL {
-                let def = self.request.registry.get(op.name())?;
-                self.flat.push(Flat::Op(id, def));
-                continue;
-            }
-            let (Some(inner), Some(condition)) = (op.sub_block(), op.input("Cond").first()) else {
-                return Err(Error::invalid("conditional_block without condition or block")
-                    .at(self.program.describe_op(id)));
-            };
-            let jump = self.flat.len();
-            self.flat.push(Flat::Jump { op: id, condition: *condition, to: 0 });
-            self.flatten(inner)?;
-            let end = self.flat.len();
-            if let Flat::Jump { to, .. } = &mut self.flat[jump] {
-                *to = end;
-            }
-        }
-        Ok(())
-    }
-
-    /// A ring is one order of calls, so one lane makes them all: its own, or the compute lane where
-    /// one of its ops must run there. A plan with conditional parts has one lane.
-    fn choose_lanes(&mut self) {
-        let conditional = self.flat.iter().any(|flat| matches!(flat, Flat::Jump { .. }));
-        self.one_lane = conditional || self.request.options.build.enable_sequential_execution;
-        for flat in &self.flat {
-            let Flat::Op(id, def) = flat else { continue };
-            let op = self.program.op(*id);
-            let Some(ring) = ring_id(op, def) else { continue };
-            self.talks = true;
-            let asked =
-                op.spec.attr_index("use_calc_stream").is_some() && op.attr_bool("use_calc_stream");
-            if asked || def.traits.lane != Lane::Ring {
-                self.inline_rings.insert(ring);
-            }
-        }
-    }
-
-    fn lane_key(&self, id: OpId, def: &OpDef) -> LaneKey {
-        if self.one_lane {
-            return LaneKey::Compute;
-        }
-        match def.traits.lane {
-            Lane::Compute => LaneKey::Compute,
-            Lane::Side(number) => LaneKey::Side(number),
-            Lane::Ring => match ring_id(self.program.op(id), def) {
-                Some(ring) if !self.inline_rings.contains(&ring) => LaneKey::Ring(ring),
-                _ => LaneKey::Compute,
-            },
-        }
     }
 
     fn infer(&mut self) -> Result<()> {
@@ -336,6 +253,13 @@ impl<'a> Builder<'a> {
         }
     }
 
+    fn lane_key(&self, flat: &Flat) -> LaneKey {
+        match flat {
+            Flat::Op(id, def) => self.lanes.lane(self.program.op(*id), def),
+            Flat::Jump { lane, .. } => *lane,
+        }
+    }
+
     fn find_lifetimes(&mut self) {
         for (at, flat) in self.flat.iter().enumerate() {
             let (reads, writes) = self.touched(flat);
@@ -383,12 +307,17 @@ impl<'a> Builder<'a> {
     /// What another lane touches stays until the end: that lane may be late.
     fn keep_for_side_lanes(&mut self, end: usize) {
         for at in 0..self.flat.len() {
-            let Flat::Op(id, def) = &self.flat[at] else { continue };
-            if self.lane_key(*id, def) == LaneKey::Compute {
+            if self.lane_key(&self.flat[at]) == LaneKey::Compute {
                 continue;
             }
-            let op = self.program.op(*id);
-            for var in op.all_inputs().chain(op.all_outputs()) {
+            let touched: Vec<VarId> = match &self.flat[at] {
+                Flat::Op(id, _) => {
+                    let op = self.program.op(*id);
+                    op.all_inputs().chain(op.all_outputs()).collect()
+                }
+                Flat::Jump { condition, .. } => vec![*condition],
+            };
+            for var in touched {
                 if let Some(life) = self.life.get_mut(&var) {
                     life.1 = end;
                 }
@@ -587,7 +516,7 @@ impl<'a> Builder<'a> {
                 ..PlanSummary::default()
             },
             program: Program::new(),
-            talks: self.talks,
+            talks: self.lanes.talks,
         };
         self.make_steps(&mut plan, &places)?;
         self.make_lanes(&mut plan, arena_bytes);
@@ -629,23 +558,17 @@ impl<'a> Builder<'a> {
     fn make_steps(&self, plan: &mut Plan, places: &Places) -> Result<()> {
         let mut lane_of: HashMap<LaneKey, usize> = HashMap::from([(LaneKey::Compute, 0)]);
         for (at, flat) in self.flat.iter().enumerate() {
-            let step = match flat {
-                Flat::Jump { op, condition, to } => Step {
-                    kind: StepKind::JumpUnless {
-                        condition: places.of(self.root(*condition)),
-                        to: *to,
-                    },
-                    op: *op,
-                    lane: 0,
-                    waits: Vec::new(),
-                },
+            let lane = self.lane(self.lane_key(flat), &mut lane_of)?;
+            let (op, kind) = match flat {
+                Flat::Jump { op, condition, to, .. } => {
+                    let condition = places.of(self.root(*condition));
+                    (*op, StepKind::JumpUnless { condition, to: *to })
+                }
                 Flat::Op(id, def) => {
-                    let instr = self.make_instr(plan, places, at, *id, def)?;
-                    let lane = self.lane(self.lane_key(*id, def), &mut lane_of)?;
-                    Step { kind: StepKind::Run(instr), op: *id, lane, waits: Vec::new() }
+                    (*id, StepKind::Run(self.make_instr(plan, places, at, *id, def)?))
                 }
             };
-            plan.steps.push(step);
+            plan.steps.push(Step { kind, op, lane, waits: Vec::new() });
         }
         Ok(())
     }

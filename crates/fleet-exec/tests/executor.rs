@@ -334,6 +334,62 @@ fn a_conditional_block_runs_when_its_condition_holds() {
     assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [3.0]);
 }
 
+/// Ops of other lanes inside of conditional blocks, one of them nested, and between two of them.
+#[test]
+fn conditional_blocks_keep_their_lanes() {
+    let text = "fleet program 1
+block0 {
+    %outer: bool[1] data %inner: bool[1] data %x: f32[2] data
+    %a: f32[2] %w: f32[2] persistable %v: f32[2] persistable %y: f32[2]
+    (Out: %a) = test_add(X: %x) {k: 1.0}
+    () = conditional_block(Cond: %outer) {sub_block: block1}
+    (Out: %a) = test_add(X: %w) {k: 100.0}
+    () = conditional_block(Cond: %outer) {sub_block: block3}
+    (Out: %y) = test_add(X: %a) {k: 0.5}
+}
+block1 in block0 {
+    (Out: %w) = test_side_add(X: %a) {k: 10.0}
+    () = conditional_block(Cond: %inner) {sub_block: block2}
+}
+block2 in block1 {
+    (Out: %w) = test_other_add(X: %w) {k: 1000.0}
+}
+block3 in block0 {
+    (Out: %v) = test_other_add(X: %w) {k: 2.0}
+    (Out: %a) = test_side_add(X: %a) {k: 3.0}
+}";
+    let program = Program::parse(text, registry()).unwrap();
+    let mut options = ExecOptions { profile: true, ..ExecOptions::threads(1) };
+    options.build.enable_inplace = true;
+    let mut exe = executor(options);
+    let interpreter = Interpreter::with_registry(registry());
+    let scope = || {
+        let mut scope = Scope::new();
+        scope.set("w", vector(&[0.0, 0.0]));
+        scope.set("v", vector(&[0.0, 0.0]));
+        scope
+    };
+    let (mut fast, mut slow) = (scope(), scope());
+    let mut lanes = Vec::new();
+    let bools = |holds: bool| Tensor::from_bools(&[holds], [1]).unwrap();
+    let mut rng = fleet_base::rng::Sequence::new(3, 0);
+    for round in 0..30 {
+        let (outer, inner) = (bools(rng.below(2) == 0), bools(rng.below(2) == 0));
+        let x = vector(&[round as f32, 0.25]);
+        let feed = [("outer", &outer), ("inner", &inner), ("x", &x)];
+        let got = exe.run(&program, &mut fast, &feed, &["y"]).unwrap();
+        let expected = interpreter.run(&program, &mut slow, &feed, &["y"]).unwrap();
+        assert_eq!(got[0].to_vec::<f32>().unwrap(), expected[0].to_vec::<f32>().unwrap());
+        for name in ["v", "w"] {
+            let held = |scope: &Scope| scope.tensor(name).unwrap().to_vec::<f32>().unwrap();
+            assert_eq!(held(&fast), held(&slow), "{name} in round {round}");
+        }
+        lanes.extend(exe.trace().spans.iter().map(|span| (span.op.clone(), span.lane != 0)));
+    }
+    assert!(lanes.iter().all(|(op, beside)| *beside == (op != "test_add")), "{lanes:?}");
+    assert!(lanes.iter().any(|(_, beside)| *beside));
+}
+
 #[test]
 fn unused_plans_are_dropped() {
     let program = chain(&[("test_add", 1.0)]);

@@ -180,6 +180,7 @@ pub fn minimize_observed(
         loss,
         grads: Vec::new(),
         block: Program::ROOT,
+        due: None,
         skip_update: None,
         rate: None,
         rings: Vec::new(),

@@ -37,10 +37,37 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn steps_allocate_nothing() {
+    count(&merged(), 1);
     for model in [zoo::lenet(), zoo::wide_deep(), zoo::bert(), zoo::deepfm(), zoo::resnet18()] {
         for threads in [1, 2] {
             count(&model, threads);
         }
+    }
+}
+
+/// Updated in every third step: a program with conditional parts.
+fn merged() -> zoo::Model {
+    let fleet =
+        fleet::Fleet::init(fleet::Topology::collective(&fleet::topology::Env::new()).unwrap())
+            .unwrap();
+    let net = Net::new();
+    let (x, y) = (net.data("x", [-1, 16], DType::F32), net.data("y", [-1, 1], DType::F32));
+    let loss = x.fc(Fc::new(32).act(Act::Relu)).fc(1).mse_loss(y, Reduction::Mean);
+    let strategy = fleet::DistributedStrategy::new().use_gradient_merge(3);
+    fleet.distributed_optimizer(Adam::new(0.1), &strategy).minimize(&net, loss).unwrap();
+    let batch = |at: usize| {
+        let x = Tensor::from_slice(&[at as f32 * 0.1; 64], [4, 16]).unwrap();
+        let y = Tensor::from_slice(&[1.0f32; 4], [4, 1]).unwrap();
+        vec![("x", x), ("y", y)]
+    };
+    let loss = loss.name();
+    zoo::Model {
+        name: "gradient merge",
+        programs: net.build().unwrap(),
+        batches: (0..3).map(batch).collect(),
+        loss,
+        outputs: Vec::new(),
+        shift: 0.0,
     }
 }
 

@@ -13,6 +13,7 @@ use crate::DistributedStrategy;
 use crate::buckets::{self, Item};
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_nn::optimizer::ParamGrad;
 use fleet_ops::Emit;
 
 pub struct DataParallel;
@@ -65,8 +66,7 @@ impl Strategy for DataParallel {
             placed.push((vars.clone(), all_reduce(job, &groups, index, &vars, &label)?));
         }
         gather_rows(job, &groups, &mut placed)?;
-        job.place(placed);
-        Ok(())
+        job.place(placed)
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
@@ -112,27 +112,31 @@ fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::BACKWARD.with_loss());
     emit.named_op("scale")?.input("X", grad).output("Out", grad).attr("scale", share).done()?;
     let ops = std::mem::take(&mut emit.ops);
-    job.place(vec![(vec![grad], ops)]);
-    Ok(())
+    job.place(vec![(vec![grad], ops)])
 }
 
 /// Buckets of dense gradients, as indices of `job.grads`.
 fn dense_buckets(job: &Job<'_>) -> Vec<Vec<usize>> {
-    let main = &job.programs.main;
     let dense: Vec<usize> =
         (0..job.grads.len()).filter(|at| !job.is_sparse(job.grads[*at].1)).collect();
-    let items: Vec<Item<'_>> = dense
+    let sent: Vec<ParamGrad> = dense.iter().map(|at| job.grads[*at]).collect();
+    let buckets = buckets_of(job, &sent);
+    buckets.into_iter().map(|bucket| bucket.iter().map(|at| dense[*at]).collect()).collect()
+}
+
+/// Which of (parameter, what is sent of it) travel together.
+pub(super) fn buckets_of(job: &Job<'_>, sent: &[ParamGrad]) -> Vec<Vec<usize>> {
+    let main = &job.programs.main;
+    let items: Vec<Item<'_>> = sent
         .iter()
-        .map(|at| {
-            let (param, grad) = job.grads[*at];
-            let var = main.var(grad);
+        .map(|(param, sent)| {
+            let var = main.var(*sent);
             let elements = var.shape.numel().unwrap_or(0);
             let bytes = elements as f64 * var.dtype.size() as f64;
-            Item { name: main.var_name(param), bytes, dtype: var.dtype }
+            Item { name: main.var_name(*param), bytes, dtype: var.dtype }
         })
         .collect();
-    let buckets = bucket_rule(job.strategy, &items);
-    buckets.into_iter().map(|bucket| bucket.iter().map(|at| dense[*at]).collect()).collect()
+    bucket_rule(job.strategy, &items)
 }
 
 fn bucket_rule(strategy: &DistributedStrategy, items: &[Item<'_>]) -> Vec<Vec<usize>> {

@@ -103,8 +103,7 @@ impl Strategy for Dgc {
             job.compressed.push((*param, out));
         }
         job.notes.push(format!("dgc: {} gradients are compressed", large.len()));
-        job.place(placed);
-        Ok(())
+        job.place(placed)
     }
 
     fn finish(&self, job: &mut Job<'_>) -> Result<()> {

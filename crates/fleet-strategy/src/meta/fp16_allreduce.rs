@@ -4,7 +4,7 @@
 use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
 use fleet_base::Result;
-use fleet_ir::{OpRole, Var, VarId};
+use fleet_ir::{OpRole, Program, Var, VarId};
 use fleet_ops::Emit;
 use fleet_tensor::DType;
 
@@ -46,8 +46,7 @@ impl Strategy for Fp16AllReduce {
             job.grads[index].1 = half;
             job.encoded.push(Encoded { index, original });
         }
-        job.place(placed);
-        Ok(())
+        job.place(placed)
     }
 
     fn decode(&self, job: &mut Job<'_>) -> Result<()> {
@@ -73,7 +72,8 @@ pub(super) fn cast(
     let block = job.block;
     let main = &mut job.programs.main;
     let (name, shape) = (main.fresh_name(name), main.var(from).shape);
-    let made = main.add_var(block, Var::new(name, to, shape))?;
+    // At the root, since other blocks may read it.
+    let made = main.add_var(Program::ROOT, Var::new(name, to, shape))?;
     let mut emit = Emit::new(main, job.registry, role);
     emit.block = block;
     let op = emit.named_op("cast")?.input("X", from).output("Out", made).attr("out_dtype", to);

@@ -1,14 +1,15 @@
 //! Gradient merge: gradients of `k_steps` steps make one update.
 //!
 //! Each gradient has an accumulator, `p@GRAD@GradientMerge`. In every step the gradients are added to
-//! them; in every k-th step a block runs that divides by k (`avg`), and in it go on communication,
-//! loss scaling, clips and updates; at its end the accumulators are cleared. So ranks talk once in k
-//! steps. The learning rate's schedule counts every step.
+//! them; in every k-th step blocks run that divide by k (`avg`) and send, right behind the last gradient
+//! of a bucket, so that sending goes on beside the backward pass; and at the end one in which go on loss
+//! scaling, clips and updates, and which clears the accumulators. So ranks talk once in k steps. The
+//! learning rate's schedule counts every step.
 
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
 use crate::DistributedStrategy;
 use fleet_base::{Error, Result};
-use fleet_ir::OpRole;
+use fleet_ir::{OpRole, Program};
 use fleet_ops::Emit;
 use fleet_tensor::{DType, Shape};
 
@@ -67,7 +68,7 @@ impl Strategy for GradientMerge {
                 .output("Out", merged)
                 .done()?;
             let ops = std::mem::take(&mut emit.ops);
-            job.place(vec![(vec![grad], ops)]);
+            job.place(vec![(vec![grad], ops)])?;
             job.grads[index].1 = merged;
         }
         let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
@@ -80,19 +81,15 @@ impl Strategy for GradientMerge {
         let name = "gradient_merge_cond";
         let due =
             emit.named_op("equal")?.input("X", step).input("Y", zero).named(name).one("Out")?;
-        emit.append();
+        // Known before the backward pass: the first bucket is sent while it goes on.
+        let first = std::mem::take(&mut emit.ops);
+        let main = &mut job.programs.main;
+        let rest = main.block(Program::ROOT).ops().to_vec();
+        main.set_block_ops(Program::ROOT, first.into_iter().chain(rest).collect());
         job.block = conditional(job, due)?;
+        job.due = Some(due);
         if avg {
-            let merged: Vec<_> = job.grads.iter().map(|(_, grad)| *grad).collect();
-            let mut emit = job.emit(OpRole::OPTIMIZE);
-            for grad in merged {
-                emit.named_op("scale")?
-                    .input("X", grad)
-                    .output("Out", grad)
-                    .attr("scale", 1.0 / f64::from(k))
-                    .done()?;
-            }
-            emit.append();
+            divide(job, f64::from(k))?;
         }
         Ok(())
     }
@@ -115,4 +112,17 @@ impl Strategy for GradientMerge {
         emit.append();
         Ok(())
     }
+}
+
+/// Every accumulator by k, behind its last addition.
+fn divide(job: &mut Job<'_>, k: f64) -> Result<()> {
+    for index in 0..job.grads.len() {
+        let grad = job.grads[index].1;
+        let mut emit = job.emit(OpRole::OPTIMIZE);
+        let call = emit.named_op("scale")?.input("X", grad).output("Out", grad);
+        call.attr("scale", 1.0 / k).done()?;
+        let ops = std::mem::take(&mut emit.ops);
+        job.place(vec![(vec![grad], ops)])?;
+    }
+    Ok(())
 }

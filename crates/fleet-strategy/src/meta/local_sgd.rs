@@ -5,12 +5,15 @@
 //! `p@SNAPSHOT` from the last meeting: p = s - p; p = sum over ranks / N; p = s - p; s = p. The state of
 //! the optimizer is not averaged.
 
+use super::data_parallel::buckets_of;
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
 use crate::DistributedStrategy;
 use fleet_base::Result;
 use fleet_ir::{BlockId, OpRole, Program, Var, VarId};
+use fleet_nn::optimizer::ParamGrad;
 use fleet_ops::Emit;
 use fleet_tensor::{DType, Shape};
+use std::collections::HashMap;
 
 pub struct LocalSgd;
 
@@ -114,50 +117,42 @@ impl State {
     }
 }
 
-/// Averages every parameter in the block.
+/// Averages every parameter in the block, bucket by bucket: one is on its way while compute prepares
+/// the next.
 pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Result<()> {
     let rings = job.world_rings();
     let count = job.ranks.count;
-    let params: Vec<VarId> = job.grads.iter().map(|(param, _)| *param).collect();
-    let snapshots: Vec<VarId> = params
+    let params: Vec<ParamGrad> = job.grads.iter().map(|(param, _)| (*param, *param)).collect();
+    let buckets: Vec<Vec<VarId>> = buckets_of(job, &params)
         .iter()
-        .map(|param| snapshot(&mut job.programs.main, *param))
-        .collect::<Result<_>>()?;
+        .map(|bucket| bucket.iter().map(|at| params[*at].0).collect())
+        .collect();
+    let mut snapshots: HashMap<VarId, VarId> = HashMap::new();
+    for (param, _) in params {
+        snapshots.insert(param, snapshot(&mut job.programs.main, param)?);
+    }
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);
     emit.block = block;
-    let difference = |emit: &mut Emit<'_>| -> Result<()> {
-        for (param, snapshot) in params.iter().zip(&snapshots) {
-            emit.named_op("elementwise_sub")?
-                .input("X", *snapshot)
-                .input("Y", *param)
-                .output("Out", *param)
-                .done()?;
-        }
-        Ok(())
+    let difference = |emit: &mut Emit<'_>, param: VarId| -> Result<()> {
+        let call = emit.named_op("elementwise_sub")?.input("X", snapshots[&param]);
+        call.input("Y", param).output("Out", param).done().map(|_| ())
     };
-    difference(&mut emit)?;
-    for (index, ring) in rings.iter().enumerate() {
-        let mine: Vec<VarId> = params.iter().copied().skip(index).step_by(rings.len()).collect();
-        if !mine.is_empty() {
-            emit.named_op("c_allreduce_sum")?
-                .inputs("X", &mine)
-                .outputs("Out", &mine)
-                .attr("ring_id", *ring)
-                .attr("nranks", count)
-                .attr("label", format!("parameters {}/{}", index + 1, rings.len()))
-                .done()?;
-        }
-    }
-    for param in &params {
-        emit.named_op("scale")?
-            .input("X", *param)
-            .output("Out", *param)
-            .attr("scale", 1.0 / count as f64)
+    for (index, bucket) in buckets.iter().enumerate() {
+        bucket.iter().try_for_each(|param| difference(&mut emit, *param))?;
+        emit.named_op("c_allreduce_sum")?
+            .inputs("X", bucket)
+            .outputs("Out", bucket)
+            .attr("ring_id", rings[index % rings.len()])
+            .attr("nranks", count)
+            .attr("label", format!("parameters {}/{}", index + 1, buckets.len()))
             .done()?;
     }
-    difference(&mut emit)?;
-    for (param, snapshot) in params.iter().zip(&snapshots) {
-        emit.named_op("assign")?.input("X", *param).output("Out", *snapshot).done()?;
+    for param in buckets.into_iter().flatten() {
+        let call = emit.named_op("scale")?.input("X", param).output("Out", param);
+        call.attr("scale", 1.0 / count as f64).done()?;
+        difference(&mut emit, param)?;
+        let call = emit.named_op("assign")?.input("X", param);
+        call.output("Out", snapshots[&param]).done()?;
     }
     emit.named_op("assign")?.input("X", state.counter).output("Out", state.last_step).done()?;
     emit.append();

@@ -40,7 +40,7 @@ use fleet_nn::Programs;
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_ops::{Emit, Registry};
 use fleet_tensor::{DType, Shape};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Every strategy, outermost first: the order in which the chain is printed.
 ///
@@ -208,6 +208,9 @@ pub struct Job<'a> {
     pub grads: Vec<ParamGrad>,
     /// Where the way of the gradients goes on: the root, or a block that runs in some steps only.
     pub block: BlockId,
+    /// The condition of that block: what must not wait for the block's beginning goes into blocks of its
+    /// own under the same condition.
+    pub due: Option<VarId>,
     /// A bool that optimizers which know it take for "leave everything as it is".
     pub skip_update: Option<VarId>,
     pub rate: Option<VarId>,
@@ -295,17 +298,25 @@ impl Job<'_> {
         self.programs.main.var(var).kind == VarKind::SparseRows
     }
 
-    /// Puts ops behind the last op of the current block that writes one of their variables `after`; in
-    /// a block other than the root, at its end.
-    pub fn place(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) {
-        let block = self.block;
-        let main = &mut self.programs.main;
-        let mut ops = main.block(block).ops().to_vec();
-        if block != Program::ROOT {
-            ops.extend(placed.into_iter().flat_map(|(_, ops)| ops));
+    /// Puts ops behind the last op that writes one of their variables `after`. Where gradients go on in
+    /// a block that runs in some steps only, they stand there in blocks under the same condition.
+    pub fn place(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) -> Result<()> {
+        let Some(due) = self.due else {
+            self.weave(placed);
+            return Ok(());
+        };
+        for (after, new) in placed {
+            let block = self.due_block(due, &after)?;
+            let main = &mut self.programs.main;
+            let ops = [main.block(block).ops(), &new].concat();
             main.set_block_ops(block, ops);
-            return;
         }
+        Ok(())
+    }
+
+    fn weave(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) {
+        let main = &mut self.programs.main;
+        let ops = main.block(Program::ROOT).ops().to_vec();
         let mut last_write: HashMap<VarId, usize> = HashMap::new();
         for (at, id) in ops.iter().enumerate() {
             for var in main.op(*id).all_outputs() {
@@ -323,6 +334,30 @@ impl Job<'_> {
             woven.extend(behind.remove(&at).unwrap_or_default());
         }
         main.set_block_ops(Program::ROOT, woven);
+    }
+
+    /// The block under the condition `due` that stands right behind the last write of `after`; made
+    /// where there is none. What nobody writes goes into the current block.
+    fn due_block(&mut self, due: VarId, after: &[VarId]) -> Result<BlockId> {
+        let main = &mut self.programs.main;
+        let mut ops = main.block(Program::ROOT).ops().to_vec();
+        let writes = |id: &OpId| {
+            let mut written = HashSet::new();
+            main.writes_of(*id, &mut written);
+            after.iter().any(|var| written.contains(var))
+        };
+        let Some(at) = ops.iter().rposition(writes) else { return Ok(self.block) };
+        let last = main.op(ops[at]);
+        if let Some(inner) = last.sub_block().filter(|_| last.input("Cond") == [due]) {
+            return Ok(inner);
+        }
+        let inner = main.add_block(Program::ROOT);
+        let mut emit = Emit::new(main, self.registry, OpRole::OPTIMIZE);
+        let call = emit.named_op("conditional_block")?.input("Cond", due);
+        let op = call.attr("sub_block", inner).done()?;
+        ops.insert(at + 1, op);
+        main.set_block_ops(Program::ROOT, ops);
+        Ok(inner)
     }
 }
 

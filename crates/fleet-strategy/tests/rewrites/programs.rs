@@ -96,22 +96,25 @@ fn hierarchical() {
 }
 
 #[test]
-fn gradient_merge_talks_in_its_block() {
+fn gradient_merge_talks_in_its_blocks() {
     let strategy = DistributedStrategy::new().use_gradient_merge(4);
     for ranks in [2, 8, 1024] {
         let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, ranks)).unwrap();
         let main = &programs.main;
         let root = ops(main, Program::ROOT);
         assert!(!root.iter().any(|name| name.starts_with("c_") || name == "momentum"), "{root:?}");
-        let inner = main.block_ids().nth(1).unwrap();
-        let expected: Vec<&str> = [
-            vec!["scale"; 6],
-            vec!["c_allreduce_sum x6 ring 0"],
-            vec!["momentum"; 6],
-            vec!["fill_constant"; 6],
-        ]
-        .concat();
-        assert_eq!(ops(main, inner), expected);
+        assert_eq!(root[..3], ["increment", "elementwise_mod", "equal"]);
+        // Each accumulator is divided where it is complete, the bucket is sent behind its last one.
+        let parts: Vec<Vec<String>> =
+            main.block_ids().skip(1).map(|block| ops(main, block)).collect();
+        let mut expected: Vec<Vec<&str>> = vec![vec!["scale"]; 7];
+        expected[0] = [["momentum"; 6], ["fill_constant"; 6]].concat();
+        expected.iter_mut().last().unwrap().push("c_allreduce_sum x6 ring 0");
+        let sends = |part: &Vec<String>| part.iter().any(|name| name.starts_with("c_"));
+        assert_eq!(parts.iter().filter(|part| sends(part)).count(), 1);
+        let mut sorted = parts.clone();
+        sorted[1..].sort_by_key(sends);
+        assert_eq!(sorted, expected);
         let cost = cost::cost(main);
         assert!(cost.always.is_empty());
         assert_eq!(cost.sometimes[&0].calls, 1);
@@ -164,6 +167,29 @@ fn costs() {
     let half = DistributedStrategy::new().with_fp16_allreduce(true);
     let (programs, _) = rewritten(mlp, &momentum(), &half, Ranks::new(0, 4)).unwrap();
     assert_eq!(cost::cost(&programs.main).always[&0].bytes, ring.bytes / 2.0);
+}
+
+/// In a step that updates, gradients of the last layers are on their way while those of the first are
+/// still to be made.
+#[test]
+fn gradient_merge_sends_beside_the_backward_pass() {
+    let strategy = DistributedStrategy::new()
+        .use_gradient_merge(2)
+        .with_fp16_allreduce(true)
+        .with_fuse_all_reduce_ops(false);
+    let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 2)).unwrap();
+    let main = &programs.main;
+    let order: Vec<&str> = main
+        .root_ops()
+        .flat_map(|(_, op)| match op.sub_block() {
+            Some(block) => main.block_ops(block).map(|(_, op)| op.name()).collect(),
+            None => vec![op.name()],
+        })
+        .collect();
+    let first = |name: &str| order.iter().position(|op| *op == name).unwrap();
+    let last = |name: &str| order.iter().rposition(|op| *op == name).unwrap();
+    assert!(first("c_allreduce_sum") < last("mul_grad"), "{order:?}");
+    assert_eq!(order.iter().filter(|op| **op == "c_allreduce_sum").count(), 6);
 }
 
 /// A rewritten program reads back as it prints.

@@ -1,0 +1,149 @@
+//! The flat order of a program: its ops one after the other, conditional parts in place behind jumps,
+//! and the lane that runs each.
+//!
+//! A conditional part is skipped by every lane that has ops in it, each by a jump of its own over the
+//! same condition. So a collective in a conditional part runs in the lane of its ring, beside what
+//! compute does before and behind that part.
+
+use fleet_base::{Error, Result};
+use fleet_ir::{BlockId, Op, OpId, Program, VarId};
+use fleet_ops::{Lane, OpDef, Registry};
+use std::collections::HashSet;
+
+/// The op that runs its sub-block when its condition holds: the planner's own business.
+pub(crate) const CONDITIONAL: &str = "conditional_block";
+
+/// One position of the flat order.
+pub(crate) enum Flat {
+    Op(OpId, &'static OpDef),
+    /// Where the condition does not hold, its lane goes on at position `to`.
+    Jump {
+        op: OpId,
+        condition: VarId,
+        to: usize,
+        lane: LaneKey,
+    },
+}
+
+/// A lane of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum LaneKey {
+    Compute,
+    Side(u8),
+    Ring(i64),
+}
+
+/// Which op runs in which lane.
+pub(crate) struct LaneChoice {
+    /// Everything runs in the compute lane.
+    one_lane: bool,
+    /// Rings that the compute lane itself talks to, and that therefore have no lane.
+    inline_rings: HashSet<i64>,
+    /// Other processes wait for what the program does.
+    pub talks: bool,
+}
+
+impl LaneChoice {
+    /// A ring is one order of calls, so one lane makes them all: its own, or the compute lane where
+    /// one of its ops must run there.
+    pub fn of(program: &Program, registry: &Registry, one_lane: bool) -> Result<LaneChoice> {
+        let mut choice = LaneChoice { one_lane, inline_rings: HashSet::new(), talks: false };
+        for block in program.block_ids() {
+            for (_, op) in program.block_ops(block).filter(|(_, op)| op.name() != CONDITIONAL) {
+                let def = registry.get(op.name())?;
+                let Some(ring) = ring_id(op, def) else { continue };
+                choice.talks = true;
+                let has = op.spec.attr_index("use_calc_stream").is_some();
+                if has && op.attr_bool("use_calc_stream") || def.traits.lane != Lane::Ring {
+                    choice.inline_rings.insert(ring);
+                }
+            }
+        }
+        Ok(choice)
+    }
+
+    pub fn lane(&self, op: &Op, def: &OpDef) -> LaneKey {
+        if self.one_lane {
+            return LaneKey::Compute;
+        }
+        match def.traits.lane {
+            Lane::Compute => LaneKey::Compute,
+            Lane::Side(number) => LaneKey::Side(number),
+            Lane::Ring => match ring_id(op, def) {
+                Some(ring) if !self.inline_rings.contains(&ring) => LaneKey::Ring(ring),
+                _ => LaneKey::Compute,
+            },
+        }
+    }
+}
+
+/// The ring that an op talks to.
+fn ring_id(op: &Op, def: &OpDef) -> Option<i64> {
+    let talks = def.traits.effect && op.spec.attr_index("ring_id").is_some();
+    talks.then(|| op.attr_int("ring_id"))
+}
+
+/// Lists the ops of the root block, sub-blocks in place behind their jumps.
+pub(crate) fn flatten(
+    program: &Program,
+    registry: &Registry,
+    lanes: &LaneChoice,
+) -> Result<Vec<Flat>> {
+    let mut flat = Vec::new();
+    append(&mut flat, program, registry, lanes, Program::ROOT)?;
+    Ok(flat)
+}
+
+fn append(
+    flat: &mut Vec<Flat>,
+    program: &Program,
+    registry: &Registry,
+    lanes: &LaneChoice,
+    block: BlockId,
+) -> Result<()> {
+    for (id, op) in program.block_ops(block) {
+        if op.name() != CONDITIONAL {
+            flat.push(Flat::Op(id, registry.get(op.name())?));
+            continue;
+        }
+        let (Some(inner), Some(condition)) = (op.sub_block(), op.input("Cond").first()) else {
+            return Err(Error::invalid("conditional_block without condition or block")
+                .at(program.describe_op(id)));
+        };
+        let mut keys = Vec::new();
+        lanes_of(program, registry, lanes, inner, &mut keys)?;
+        let first = flat.len();
+        let jump = |lane: LaneKey| Flat::Jump { op: id, condition: *condition, to: 0, lane };
+        flat.extend(keys.iter().copied().map(jump));
+        append(flat, program, registry, lanes, inner)?;
+        let end = flat.len();
+        for jump in &mut flat[first..first + keys.len()] {
+            if let Flat::Jump { to, .. } = jump {
+                *to = end;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The lanes that have ops in a block or in blocks inside of it.
+fn lanes_of(
+    program: &Program,
+    registry: &Registry,
+    lanes: &LaneChoice,
+    block: BlockId,
+    keys: &mut Vec<LaneKey>,
+) -> Result<()> {
+    for (_, op) in program.block_ops(block) {
+        match op.sub_block().filter(|_| op.name() == CONDITIONAL) {
+            Some(inner) => lanes_of(program, registry, lanes, inner, keys)?,
+            None => {
+                let key = lanes.lane(op, registry.get(op.name())?);
+                if !keys.contains(&key) {
+                    keys.push(key);
+                }
+            }
+        }
+    }
+    Ok(())
+}
