@@ -7,19 +7,23 @@
 //! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files.
 //! [`Servers`] is all of it as a worker sees it. Nothing here knows programs or devices.
 
+mod client;
 mod dense;
 mod entry;
 mod finite;
 mod geo;
 mod init;
 mod merge;
+mod message;
 pub mod rule;
 mod save;
+mod server;
 mod servers;
 mod sparse;
 mod stats;
 mod sync;
 
+pub use client::{Client, LocalServers};
 pub use dense::{DenseConfig, DenseRange, DenseTable, Update, dense_range, dense_ranges};
 pub use entry::Entry;
 pub use finite::NonFinite;
@@ -28,6 +32,7 @@ pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
+pub use server::ServerTables;
 pub use servers::{JobTables, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,

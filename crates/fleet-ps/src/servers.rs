@@ -3,16 +3,19 @@
 //! Communicators, ops and the life cycle of a job know only [`Servers`]; behind it are tables of this
 //! process (tests, one machine) or connections to other machines.
 
-use crate::{Arrival, NonFinite, PullMode, Push, Rule, SparseConfig};
-use fleet_base::Result;
+use crate::{Arrival, NonFinite, PullMode, Push, Rule, SparseConfig, TableStats};
+use fleet_base::{Error, Result};
 
 /// The tables of a job, the same on every server and known to every worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobTables {
     pub server_count: usize,
     pub worker_count: usize,
-    /// Pushes wait until all workers have arrived at [`Arrival::Sent`], and their mean is applied once.
-    /// Otherwise each is applied when it comes.
+    /// Pushes wait until all workers have arrived at [`Arrival::Sent`], and their mean is applied once:
+    /// a dense table takes the mean over the pushes, a sparse one the sum over the workers that
+    /// arrived divided by their number. Rows of click tables are summed and not divided: their
+    /// gradients are sums over samples already. Otherwise each push is applied when it comes. Geo
+    /// tables add at once in either case.
     pub sync: bool,
     pub tables: Vec<TableConfig>,
 }
@@ -42,6 +45,61 @@ impl TableConfig {
             TableConfig::Dense { table_id, .. } | TableConfig::GlobalStep { table_id } => *table_id,
             TableConfig::Sparse(config) | TableConfig::Geo(config) => config.table_id,
         }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            TableConfig::Dense { .. } => "dense",
+            TableConfig::Sparse(_) => "sparse",
+            TableConfig::Geo(_) => "geo",
+            TableConfig::GlobalStep { .. } => "global step",
+        }
+    }
+}
+
+/// Changes when a worker of one version cannot talk to a server of another.
+const MESSAGES_VERSION: &str = "messages of version 1";
+/// Servers and workers of a job: what a barrier and a placement make sense for.
+const COUNT_MAX: usize = 1 << 16;
+
+impl JobTables {
+    /// Refuses jobs without servers or workers, and numbers of tables that come twice.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (what, count) in [("servers", self.server_count), ("workers", self.worker_count)] {
+            if !(1..=COUNT_MAX).contains(&count) {
+                return Err(Error::invalid(format!("the number of {what} of a job is wrong"))
+                    .expected(format!("1 to {COUNT_MAX}"))
+                    .got(count));
+            }
+        }
+        let mut ids: Vec<u32> = self.tables.iter().map(TableConfig::table_id).collect();
+        ids.sort_unstable();
+        match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => {
+                Err(Error::invalid("two tables of a job have the same number").got(pair[0]))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Every fact on a line of its own: what a client and its servers compare.
+    pub(crate) fn text(&self) -> String {
+        format!("{MESSAGES_VERSION}\n{self:#?}")
+    }
+
+    /// The table of a number, which must be one of `kinds`.
+    pub(crate) fn table(&self, table_id: u32, kinds: &[&str]) -> Result<&TableConfig> {
+        let table = self.tables.iter().find(|table| table.table_id() == table_id);
+        let error = match table {
+            Some(table) if kinds.contains(&table.kind()) => return Ok(table),
+            Some(table) => Error::invalid(format!("table {table_id} is a {} table", table.kind()))
+                .expected(kinds.join(" or ")),
+            None => {
+                let known: Vec<u32> = self.tables.iter().map(TableConfig::table_id).collect();
+                Error::invalid("no such table").expected(format!("one of {known:?}")).got(table_id)
+            }
+        };
+        Err(error)
     }
 }
 
@@ -78,9 +136,15 @@ pub trait Servers: Send + Sync {
     /// Waits until all workers that have not finished are here. In a synchronous job the tables apply
     /// what was pushed before anybody leaves [`Arrival::Sent`].
     fn arrive(&self, at: Arrival) -> Result<()>;
-    /// This worker ends: nobody waits for it any more. The last one to finish may stop the servers
+    /// This worker ends: nobody waits for it any more. True for the last one, who may stop the servers
     /// ([`Servers::stop`]).
-    fn finish(&self) -> Result<()>;
+    fn finish(&self) -> Result<bool>;
     /// Ends the servers' service.
     fn stop(&self) -> Result<()>;
+
+    /// Deletes rows of a sparse table that nobody needs ([`SparseTable::shrink`](crate::SparseTable));
+    /// returns how many.
+    fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64>;
+    /// Numbers about a table, added up over the servers.
+    fn stats(&self, table: u32) -> Result<TableStats>;
 }

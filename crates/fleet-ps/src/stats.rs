@@ -20,3 +20,37 @@ pub struct TableStats {
     /// Rows that a shrink deleted.
     pub deleted: u64,
 }
+
+impl TableStats {
+    /// The numbers in their order.
+    pub(crate) fn numbers(&self) -> [u64; 9] {
+        [
+            self.row_count,
+            self.waiting_count,
+            self.payload_bytes,
+            self.held_bytes,
+            self.pulled,
+            self.pushed,
+            self.dropped,
+            self.non_finite,
+            self.deleted,
+        ]
+    }
+
+    pub(crate) fn from_numbers(numbers: [u64; 9]) -> TableStats {
+        let [row_count, waiting_count, payload_bytes, held_bytes, pulled, pushed, rest @ ..] =
+            numbers;
+        let [dropped, non_finite, deleted] = rest;
+        TableStats {
+            row_count,
+            waiting_count,
+            payload_bytes,
+            held_bytes,
+            pulled,
+            pushed,
+            dropped,
+            non_finite,
+            deleted,
+        }
+    }
+}

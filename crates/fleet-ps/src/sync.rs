@@ -1,7 +1,7 @@
 //! What trainers wait for and count together: barriers and the global step.
 
 use fleet_base::{Error, Result};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -16,24 +16,34 @@ pub enum Arrival {
 
 /// Meeting points of the trainers of a synchronous job.
 ///
+/// To arrive and to wait are two things: who arrived stays arrived, however often it asks whether the
+/// others are there, and may say so again.
+///
 /// ```
 /// use fleet_ps::{Arrival, BarrierTable};
 /// use std::time::Duration;
 /// let table = BarrierTable::new(1)?;
-/// table.arrive(0, Arrival::Sent, Duration::from_secs(1), || println!("all have pushed"))?;
+/// let round = table.arrive(0, Arrival::Sent, |trainers| println!("all {trainers} have pushed"))?;
+/// table.wait(0, Arrival::Sent, round, Duration::from_secs(1))?;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct BarrierTable {
-    inner: Mutex<[Point; 2]>,
+    inner: Mutex<Points>,
     changed: Condvar,
     trainer_count: u32,
 }
 
-#[derive(Default)]
-struct Point {
-    arrived: HashSet<u32>,
+#[derive(Clone, Debug, Default)]
+struct Points {
+    sent: Point,
+    received: Point,
     /// Trainers that have ended, of whom nobody waits for more.
-    finished: HashSet<u32>,
+    finished: BTreeSet<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Point {
+    arrived: BTreeSet<u32>,
     round: u64,
 }
 
@@ -45,61 +55,72 @@ impl BarrierTable {
         Ok(BarrierTable { inner: Mutex::default(), changed: Condvar::new(), trainer_count })
     }
 
-    /// Waits until all trainers that have not finished are here. The last one runs `last` before
-    /// anybody goes on. After `patience` the error says who is missing.
-    pub fn arrive(
-        &self,
-        trainer: u32,
-        at: Arrival,
-        patience: Duration,
-        last: impl FnOnce(),
-    ) -> Result<()> {
+    /// A trainer is here; returns the round it waits for the end of. When all are here that have not
+    /// finished, `last` runs with their number before anybody goes on.
+    pub fn arrive(&self, trainer: u32, at: Arrival, last: impl FnOnce(u32)) -> Result<u64> {
         self.check(trainer)?;
         let mut points = self.lock();
-        let point = &mut points[at as usize];
-        if !point.arrived.insert(trainer) {
-            return Err(Error::invalid("a trainer is at a barrier twice").got(trainer));
-        }
-        let round = point.round;
-        if point.complete(self.trainer_count) {
-            last();
-            point.open();
+        // One that was started again after it had finished takes part again.
+        points.finished.remove(&trainer);
+        points.at(at).arrived.insert(trainer);
+        let round = points.at(at).round;
+        if points.complete(at, self.trainer_count) {
+            last(points.at(at).arrived.len() as u32);
+            points.at(at).open();
             self.changed.notify_all();
+        }
+        Ok(round)
+    }
+
+    /// Waits for the end of a round. After `patience` the error says who is missing.
+    pub fn wait(&self, trainer: u32, at: Arrival, round: u64, patience: Duration) -> Result<()> {
+        let missing = self.missing_after(trainer, at, round, patience)?;
+        if missing.is_empty() {
             return Ok(());
         }
-        let waiting = |points: &mut [Point; 2]| points[at as usize].round == round;
-        let (mut points, outcome) = self
-            .changed
-            .wait_timeout_while(points, patience, waiting)
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !outcome.timed_out() {
-            return Ok(());
-        }
-        let point = &mut points[at as usize];
-        let missing: Vec<u32> = (0..self.trainer_count)
-            .filter(|t| !point.arrived.contains(t) && !point.finished.contains(t))
-            .collect();
-        point.arrived.remove(&trainer);
         Err(Error::unavailable("not all trainers came to a barrier")
             .expected(format!("{} trainers within {patience:?}", self.trainer_count))
             .got(format!("{} missing: {missing:?}", missing.len())))
     }
 
-    /// A trainer has ended: nobody waits for it any more. If it was the last that others waited for,
-    /// `last` runs.
-    pub fn finish(&self, trainer: u32, mut last: impl FnMut(Arrival)) -> Result<()> {
+    /// Waits for up to `patience`; returns who is missing then, nobody if the round is over.
+    pub(crate) fn missing_after(
+        &self,
+        trainer: u32,
+        at: Arrival,
+        round: u64,
+        patience: Duration,
+    ) -> Result<Vec<u32>> {
+        self.check(trainer)?;
+        let (mut points, outcome) = self
+            .changed
+            .wait_timeout_while(self.lock(), patience, |points| points.at(at).round <= round)
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !outcome.timed_out() {
+            return Ok(Vec::new());
+        }
+        let here = |t: &u32, points: &mut Points| {
+            points.at(at).arrived.contains(t) || points.finished.contains(t)
+        };
+        Ok((0..self.trainer_count).filter(|t| !here(t, &mut points)).collect())
+    }
+
+    /// A trainer has ended: nobody waits for it any more; returns whether all have. If it was the last
+    /// that others waited for, `last` runs with their number.
+    pub fn finish(&self, trainer: u32, mut last: impl FnMut(Arrival, u32)) -> Result<bool> {
         self.check(trainer)?;
         let mut points = self.lock();
-        for (point, at) in points.iter_mut().zip([Arrival::Sent, Arrival::Received]) {
-            point.finished.insert(trainer);
-            point.arrived.remove(&trainer);
-            if !point.arrived.is_empty() && point.complete(self.trainer_count) {
-                last(at);
-                point.open();
+        points.finished.insert(trainer);
+        for at in [Arrival::Sent, Arrival::Received] {
+            points.at(at).arrived.remove(&trainer);
+            let count = points.at(at).arrived.len() as u32;
+            if count > 0 && points.complete(at, self.trainer_count) {
+                last(at, count);
+                points.at(at).open();
             }
         }
         self.changed.notify_all();
-        Ok(())
+        Ok(points.finished.len() as u32 == self.trainer_count)
     }
 
     fn check(&self, trainer: u32) -> Result<()> {
@@ -111,16 +132,26 @@ impl BarrierTable {
             .got(trainer))
     }
 
-    fn lock(&self) -> MutexGuard<'_, [Point; 2]> {
+    fn lock(&self) -> MutexGuard<'_, Points> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Point {
-    fn complete(&self, trainer_count: u32) -> bool {
-        self.arrived.union(&self.finished).count() as u32 == trainer_count
+impl Points {
+    fn at(&mut self, at: Arrival) -> &mut Point {
+        match at {
+            Arrival::Sent => &mut self.sent,
+            Arrival::Received => &mut self.received,
+        }
     }
 
+    fn complete(&mut self, at: Arrival, trainer_count: u32) -> bool {
+        let here = self.at(at).arrived.len() + self.finished.len();
+        here as u32 == trainer_count
+    }
+}
+
+impl Point {
     fn open(&mut self) {
         self.arrived.clear();
         self.round += 1;
@@ -156,6 +187,12 @@ mod tests {
     /// Long enough for any machine; nobody waits so long.
     const PATIENCE: Duration = Duration::from_secs(60);
 
+    /// Arrives and waits.
+    fn meet(table: &BarrierTable, trainer: u32, at: Arrival, last: impl FnOnce(u32)) {
+        let round = table.arrive(trainer, at, last).unwrap();
+        table.wait(trainer, at, round, PATIENCE).unwrap();
+    }
+
     #[test]
     fn the_last_one_pours_before_anybody_goes_on() {
         let (table, pours) = (BarrierTable::new(4).unwrap(), AtomicU32::new(0));
@@ -164,10 +201,13 @@ mod tests {
                 let (table, pours) = (&table, &pours);
                 scope.spawn(move || {
                     for round in 1..=50 {
-                        let pour = || _ = pours.fetch_add(1, SeqCst);
-                        table.arrive(trainer, Arrival::Sent, PATIENCE, pour).unwrap();
+                        let pour = |count| {
+                            assert_eq!(count, 4);
+                            pours.fetch_add(1, SeqCst);
+                        };
+                        meet(table, trainer, Arrival::Sent, pour);
                         assert_eq!(pours.load(SeqCst), round);
-                        table.arrive(trainer, Arrival::Received, PATIENCE, || ()).unwrap();
+                        meet(table, trainer, Arrival::Received, |_| ());
                     }
                 });
             }
@@ -177,16 +217,20 @@ mod tests {
     #[test]
     fn who_is_missing_is_named_and_who_ended_is_not_waited_for() {
         let table = BarrierTable::new(3).unwrap();
-        table.finish(1, |_| ()).unwrap();
+        assert!(!table.finish(1, |_, _| ()).unwrap());
         let brief = Duration::from_millis(1);
-        let error = table.arrive(0, Arrival::Sent, brief, || ()).unwrap_err();
+        let round = table.arrive(0, Arrival::Sent, |_| ()).unwrap();
+        let error = table.wait(0, Arrival::Sent, round, brief).unwrap_err();
         assert_eq!(error.kind(), fleet_base::ErrorKind::Unavailable);
         assert!(error.to_string().contains("1 missing: [2]"), "{error}");
-        std::thread::scope(|scope| {
-            scope.spawn(|| table.arrive(0, Arrival::Sent, PATIENCE, || ()).unwrap());
-            table.arrive(2, Arrival::Sent, PATIENCE, || ()).unwrap();
-        });
-        assert!(table.arrive(3, Arrival::Sent, brief, || ()).is_err());
+        assert_eq!(table.arrive(0, Arrival::Sent, |_| ()).unwrap(), round, "said twice, here once");
+        let mut count = 0;
+        assert_eq!(table.arrive(2, Arrival::Sent, |trainers| count = trainers).unwrap(), round);
+        assert_eq!(count, 2);
+        table.wait(0, Arrival::Sent, round, brief).unwrap();
+        assert!(table.arrive(3, Arrival::Sent, |_| ()).is_err());
+        assert!(!table.finish(0, |_, _| ()).unwrap());
+        assert!(table.finish(2, |_, _| ()).unwrap(), "the last one");
         assert!(BarrierTable::new(0).is_err());
     }
 }

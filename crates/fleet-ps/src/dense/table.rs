@@ -148,6 +148,12 @@ impl DenseTable {
         count
     }
 
+    /// Memory of parameters and state.
+    pub(crate) fn bytes(&self) -> u64 {
+        let inner = self.lock();
+        (inner.values.len() + inner.state.len() + inner.sum.len()) as u64 * 4
+    }
+
     /// Gradients that were NaN or infinite.
     pub fn non_finite(&self) -> u64 {
         self.lock().non_finite

@@ -71,6 +71,11 @@ impl Rule {
         each!(self, rule => rule.state_len(len))
     }
 
+    /// Whether it matters how often a row was shown.
+    pub(crate) fn divides_by_shows(&self) -> bool {
+        matches!(self, Rule::CtrAdagrad(_) | Rule::StdAdagrad(_))
+    }
+
     /// Refuses rates and factors with which no rule makes sense.
     pub(crate) fn check(&self) -> Result<()> {
         for (what, value, range) in each!(self, rule => rule.parameters()) {

@@ -126,6 +126,22 @@ impl SparseConfig {
         }
     }
 
+    /// Numbers that a pull returns for an id.
+    pub fn pull_width(&self) -> usize {
+        match &self.accessor {
+            Accessor::Plain => self.dim,
+            Accessor::Ctr(ctr) => self.dim + if ctr.pull_show_click { 3 } else { 1 },
+        }
+    }
+
+    /// Numbers that a push brings for an id.
+    pub fn push_width(&self) -> usize {
+        match &self.accessor {
+            Accessor::Plain => self.dim,
+            Accessor::Ctr(_) => self.dim + 1,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |what: &str, expected: String, got: String| {
             Err(Error::invalid(format!("{what} of sparse table {} is wrong", self.table_id))

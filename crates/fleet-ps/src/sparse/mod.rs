@@ -38,6 +38,7 @@ use pull::{Refused, Target};
 use push::Batch;
 use shard::Shard;
 use snapshot::Capture;
+use std::borrow::Cow;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, RwLock};
@@ -155,19 +156,12 @@ impl SparseTable {
 
     /// Numbers that a pull returns for an id.
     pub fn pull_width(&self) -> usize {
-        let dim = self.core.config.dim;
-        match &self.core.config.accessor {
-            Accessor::Plain => dim,
-            Accessor::Ctr(ctr) => dim + if ctr.pull_show_click { 3 } else { 1 },
-        }
+        self.core.config.pull_width()
     }
 
     /// Numbers that a push brings for an id.
     pub fn push_width(&self) -> usize {
-        match &self.core.config.accessor {
-            Accessor::Plain => self.core.config.dim,
-            Accessor::Ctr(_) => self.core.config.dim + 1,
-        }
+        self.core.config.push_width()
     }
 
     /// Numbers of a row as it is kept and saved: weights, state, counters.
@@ -215,25 +209,17 @@ impl SparseTable {
 
     /// Applies gradients.
     pub fn push(&self, push: Push<'_>) -> Result<()> {
-        let width = self.push_width();
-        self.check_push(&push, width)?;
-        let name = |at: usize| format!("id {}, column {}", push.ids[at / width], at % width);
-        let (grads, bad) = self
-            .core
-            .config
-            .non_finite
-            .screen(push.grads, name)
-            .inspect_err(|_| {
-                let bad = push.grads.iter().filter(|value| !value.is_finite()).count();
-                self.counters.non_finite.fetch_add(bad as u64, Relaxed);
-            })
-            .map_err(|error| error.at(self.place()))?;
-        self.counters.non_finite.fetch_add(bad, Relaxed);
+        let grads = self.screen(&push)?;
+        self.push_screened(push, &grads)
+    }
+
+    /// Applies `grads`, which [`SparseTable::screen`] or sums of what it gave, instead of the push's.
+    pub(crate) fn push_screened(&self, push: Push<'_>, grads: &[f32]) -> Result<()> {
         let mut scratch = self.scratch();
         let twice = scratch.merger.merge(push.ids);
         let batch = Batch {
-            grads: &grads,
-            width,
+            grads,
+            width: self.push_width(),
             shows: push.shows,
             clicks: push.clicks,
             slots: push.slots,
@@ -246,6 +232,25 @@ impl SparseTable {
         self.give_back(scratch);
         self.counters.pushed.fetch_add(push.ids.len() as u64, Relaxed);
         result
+    }
+
+    /// The gradients of a push as they are to be applied, or why not.
+    pub(crate) fn screen<'a>(&self, push: &Push<'a>) -> Result<Cow<'a, [f32]>> {
+        let width = self.push_width();
+        self.check_push(push, width)?;
+        let name = |at: usize| format!("id {}, column {}", push.ids[at / width], at % width);
+        let (grads, bad) = self
+            .core
+            .config
+            .non_finite
+            .screen(push.grads, name)
+            .inspect_err(|_| {
+                let bad = push.grads.iter().filter(|value| !value.is_finite()).count();
+                self.counters.non_finite.fetch_add(bad as u64, Relaxed);
+            })
+            .map_err(|error| error.at(self.place()))?;
+        self.counters.non_finite.fetch_add(bad, Relaxed);
+        Ok(grads)
     }
 
     /// Sums what belongs to equal ids (slots: the last one's) and applies that.

@@ -1,0 +1,70 @@
+//! Servers of this process: for tests, and for jobs of one machine.
+
+use super::{Client, Request, Transport};
+use crate::ServerTables;
+use crate::server::Caller;
+use fleet_base::{Error, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A worker whose servers are in this process. Requests take the same bytes and the same way through
+/// the tables as over a network.
+///
+/// ```
+/// use fleet_ps::{
+///     Initializer, JobTables, LocalServers, PullMode, Push, ServerTables, Servers, SparseConfig,
+///     TableConfig,
+/// };
+/// let sparse = SparseConfig { initializer: Initializer::Constant(1.0), ..SparseConfig::plain(0, 2) };
+/// let tables = vec![TableConfig::Sparse(sparse)];
+/// let job = JobTables { server_count: 3, worker_count: 1, sync: false, tables };
+/// let servers = ServerTables::all(&job)?;
+/// let worker = LocalServers::new(&servers, 0)?;
+/// worker.push_sparse(0, Push::new(&[7, 8, 7], &[1.0, 1.0, 4.0, 4.0, 1.0, 1.0]))?;
+/// let mut rows = [0.0; 4];
+/// worker.pull_sparse(0, &[8, 7], &mut rows, PullMode::Train)?;
+/// assert_eq!(rows, [0.8, 0.8, 0.9, 0.9]); // sgd at its default rate of 0.05
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub type LocalServers = Client<Local>;
+
+/// Calls servers of this process.
+pub struct Local {
+    servers: Vec<Arc<ServerTables>>,
+    caller: Caller,
+}
+
+/// Clients of this process are numbered, wherever their servers came from.
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
+
+impl Client<Local> {
+    /// Worker `worker` of the job whose servers these are ([`ServerTables::all`]).
+    pub fn new(servers: &[Arc<ServerTables>], worker: usize) -> Result<LocalServers> {
+        let Some(first) = servers.first() else {
+            return Err(Error::invalid("a worker needs servers").expected("at least 1").got(0));
+        };
+        let job = first.job();
+        let right = servers.iter().enumerate().all(|(at, s)| s.server() == at && s.job() == job);
+        if !right || servers.len() != job.server_count {
+            return Err(Error::invalid("the servers of a worker are not those of one job")
+                .expected(format!("{} servers of one job in their order", job.server_count))
+                .got(format!("{} servers", servers.len())));
+        }
+        let client = CLIENTS.fetch_add(1, Ordering::Relaxed);
+        let local = Local { servers: servers.to_vec(), caller: Caller { worker, client } };
+        Client::over(job, worker, local)
+    }
+}
+
+impl Transport for Local {
+    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
+        let call = |request: &Request<'_>| {
+            let mut bytes = request.head.encode().to_vec();
+            request.parts.iter().for_each(|part| bytes.extend(part.iter()));
+            let mut answer = Vec::new();
+            let server = &self.servers[request.server];
+            server.call(self.caller, request.method as u8, &bytes, &mut answer).map(|()| answer)
+        };
+        requests.iter().map(call).collect()
+    }
+}

@@ -1,0 +1,476 @@
+//! A worker's side: which server has what, equal ids made one, requests to all servers at once.
+//!
+//! [`Client`] is the same wherever the servers are; a [`Transport`] takes requests to them.
+
+mod local;
+mod place;
+#[cfg(test)]
+mod tests;
+
+pub use local::LocalServers;
+
+use crate::message::{CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, copy_f32s};
+use crate::{
+    Arrival, JobTables, PullMode, Push, Servers, SparseConfig, TableConfig, TableStats, dense_range,
+};
+use fleet_base::{Error, Result};
+use fleet_net::Time;
+use place::Split;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Takes requests to servers.
+pub trait Transport: Send + Sync {
+    /// Sends all requests, at most one to a server, and waits for all answers. A request that changes
+    /// something runs once, or its error says that nobody knows.
+    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>>;
+
+    /// Whether waiting for others still makes sense; the error is why not.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A request to one server, in parts that go out one after the other.
+pub struct Request<'a> {
+    pub(crate) server: usize,
+    pub(crate) method: Method,
+    pub(crate) head: Head,
+    pub(crate) parts: Vec<Cow<'a, [u8]>>,
+}
+
+/// A worker's [`Servers`], over any transport.
+pub struct Client<T> {
+    job: JobTables,
+    worker: usize,
+    /// How long a barrier waits for the other workers.
+    patience: Duration,
+    transport: T,
+    numbers: Mutex<Numbers>,
+    splits: Mutex<Vec<Split>>,
+}
+
+/// Requests that change something.
+#[derive(Default)]
+struct Numbers {
+    next: u64,
+    open: BTreeSet<u64>,
+}
+
+/// How long a barrier waits unless told otherwise: as the documented deadline of a request.
+pub(crate) const PATIENCE_DEFAULT: Duration = Duration::from_secs(180);
+/// Sets of scratch memory that are kept.
+const SPLITS_MAX: usize = 64;
+
+impl<T: Transport> Client<T> {
+    pub(crate) fn over(job: &JobTables, worker: usize, transport: T) -> Result<Client<T>> {
+        job.check()?;
+        if worker >= job.worker_count {
+            return Err(Error::invalid("a worker is not one of the job's")
+                .expected(format!("a number below {}", job.worker_count))
+                .got(worker));
+        }
+        Ok(Client {
+            job: job.clone(),
+            worker,
+            patience: PATIENCE_DEFAULT,
+            transport,
+            numbers: Mutex::default(),
+            splits: Mutex::default(),
+        })
+    }
+
+    /// Sets how long a barrier waits for the other workers.
+    pub fn with_patience(self, patience: Duration) -> Client<T> {
+        Client { patience, ..self }
+    }
+
+    /// Asks servers; answers in the order of the requests, or the first error.
+    fn ask(&self, requests: &mut [Request<'_>]) -> Result<Vec<Vec<u8>>> {
+        let changes = requests.first().is_some_and(|request| request.method.changes());
+        let number = changes.then(|| {
+            let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            let seq = numbers.next;
+            numbers.next += 1;
+            numbers.open.insert(seq);
+            let done = numbers.open.first().copied().unwrap_or(seq);
+            requests.iter_mut().for_each(|request| {
+                (request.head.seq, request.head.done) = (seq, done);
+            });
+            seq
+        });
+        let answers = self.transport.exchange(requests);
+        if let Some(seq) = number {
+            self.numbers.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&seq);
+        }
+        answers.into_iter().collect()
+    }
+
+    /// The same request to all servers.
+    fn ask_all(&self, method: Method, head: Head, body: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut requests: Vec<Request<'_>> = (0..self.job.server_count)
+            .map(|server| Request { server, method, head, parts: vec![Cow::Borrowed(body)] })
+            .collect();
+        self.ask(&mut requests)
+    }
+
+    /// The rows of a table, which is one of `kinds`.
+    fn rows_config(&self, table: u32, kinds: &[&str]) -> Result<&SparseConfig> {
+        match self.job.table(table, kinds)? {
+            TableConfig::Sparse(config) | TableConfig::Geo(config) => Ok(config),
+            TableConfig::Dense { .. } | TableConfig::GlobalStep { .. } => {
+                Err(Error::invalid(format!("table {table} has no rows")))
+            }
+        }
+    }
+
+    /// The length of a dense table, which is that of `numbers`.
+    fn dense_len(&self, table: u32, numbers: usize) -> Result<usize> {
+        match self.job.table(table, &["dense"])? {
+            TableConfig::Dense { len, .. } if *len == numbers => Ok(*len),
+            TableConfig::Dense { len, .. } => {
+                Err(wrong_length(table, "the numbers of a dense table", *len, numbers))
+            }
+            _ => Err(Error::invalid(format!("table {table} is not dense"))),
+        }
+    }
+
+    /// Each server's part of the numbers of a dense table.
+    fn send_dense(&self, method: Method, table: u32, numbers: &[f32]) -> Result<()> {
+        let len = self.dense_len(table, numbers.len())?;
+        let mut requests: Vec<Request<'_>> = self
+            .dense_parts(len)
+            .map(|(server, range)| Request {
+                server,
+                method,
+                head: Head { table, ..Head::default() },
+                parts: vec![bytes_of(&numbers[range])],
+            })
+            .collect();
+        self.ask(&mut requests).map(drop)
+    }
+
+    /// Servers that have a part, and which.
+    fn dense_parts(&self, len: usize) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+        let count = self.job.server_count;
+        (0..count)
+            .map(move |server| (server, dense_range(len, server, count)))
+            .filter(|(_, range)| !range.is_empty())
+    }
+
+    fn with_split<R>(&self, run: impl FnOnce(&mut Split) -> R) -> R {
+        let kept = self.splits.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut split = kept.unwrap_or_default();
+        let result = run(&mut split);
+        let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        if splits.len() < SPLITS_MAX {
+            splits.push(split);
+        }
+        result
+    }
+
+    fn place(&self, error: Error) -> Error {
+        error.at(format!("worker {}", self.worker))
+    }
+
+    fn try_pull_sparse(
+        &self,
+        table: u32,
+        ids: &[u64],
+        rows: &mut [f32],
+        mode: PullMode,
+    ) -> Result<()> {
+        let width = self.rows_config(table, &["sparse", "geo"])?.pull_width();
+        if rows.len() != ids.len() * width {
+            return Err(wrong_length(table, "the rows", ids.len() * width, rows.len()));
+        }
+        self.with_split(|split| {
+            split.ids(ids, self.job.server_count);
+            let mut requests: Vec<Request<'_>> = split
+                .parts()
+                .map(|(server, ids)| Request {
+                    server,
+                    method: Method::PullSparse,
+                    head: Head {
+                        table,
+                        word: mode as u32,
+                        count: ids.len() as u64,
+                        ..Head::default()
+                    },
+                    parts: vec![bytes_of(ids)],
+                })
+                .collect();
+            let answers = self.ask(&mut requests)?;
+            for ((_, ids), answer) in split.parts().zip(&answers) {
+                check_answer(answer, ids.len() * width * 4)?;
+            }
+            split.spread(&answers, width, rows);
+            Ok(())
+        })
+    }
+
+    fn try_push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
+        let config = self.rows_config(table, &["sparse"])?;
+        let (width, count) = (config.push_width(), push.ids.len());
+        for (what, len, width) in [
+            ("the gradients", Some(push.grads.len()), width),
+            ("the shows", push.shows.map(<[f32]>::len), 1),
+            ("the clicks", push.clicks.map(<[f32]>::len), 1),
+            ("the slots", push.slots.map(<[u32]>::len), 1),
+        ] {
+            if len.is_some_and(|len| len != count * width) {
+                return Err(wrong_length(table, what, count * width, len.unwrap_or(0)));
+            }
+        }
+        self.with_split(|split| {
+            split.ids(push.ids, self.job.server_count);
+            let merged = split.merge(push, width, config)?;
+            let parts: Vec<_> = split.parts().collect();
+            let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
+                .map(|(part, (server, ids))| {
+                    let mut word = 0;
+                    let mut parts = vec![bytes_of(ids), split.part_of(part, &merged.grads, width)];
+                    for (flag, numbers) in [(SHOWS, &merged.shows), (CLICKS, &merged.clicks)] {
+                        if let Some(numbers) = numbers {
+                            word |= flag;
+                            parts.push(split.part_of(part, numbers, 1));
+                        }
+                    }
+                    if let Some(slots) = &merged.slots {
+                        word |= SLOTS;
+                        parts.push(split.part_of(part, slots, 1));
+                    }
+                    let head = Head { table, word, count: ids.len() as u64, ..Head::default() };
+                    Request { server: *server, method: Method::PushSparse, head, parts }
+                })
+                .collect();
+            self.ask(&mut requests).map(drop)
+        })
+    }
+
+    fn try_push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
+        let config = self.rows_config(table, &["geo"])?;
+        let width = config.push_width();
+        if differences.len() != ids.len() * width {
+            return Err(wrong_length(
+                table,
+                "the differences",
+                ids.len() * width,
+                differences.len(),
+            ));
+        }
+        self.with_split(|split| {
+            split.ids(ids, self.job.server_count);
+            let merged = split.merge(Push::new(ids, differences), width, config)?;
+            let parts: Vec<_> = split.parts().collect();
+            let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
+                .map(|(part, (server, ids))| Request {
+                    server: *server,
+                    method: Method::PushGeo,
+                    head: Head { table, count: ids.len() as u64, ..Head::default() },
+                    parts: vec![bytes_of(ids), split.part_of(part, &merged.grads, width)],
+                })
+                .collect();
+            self.ask(&mut requests).map(drop)
+        })
+    }
+
+    fn try_pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
+        let width = self.rows_config(table, &["geo"])?.pull_width() as u64;
+        let (mut ids, mut rows) = (Vec::new(), Vec::new());
+        for answer in self.ask_all(Method::PullGeo, Head { table, ..Head::default() }, &[])? {
+            let mut body = crate::message::Body(&answer);
+            let count = body.u64()?;
+            ids.extend(body.u64s(count)?.iter());
+            rows.extend(body.f32s(count.saturating_mul(width))?.iter());
+            body.end()?;
+        }
+        Ok((ids, rows))
+    }
+
+    /// Waits until all servers have opened a barrier.
+    fn try_arrive(&self, at: Arrival) -> Result<()> {
+        let head = Head { word: at as u32, ..Head::default() };
+        let rounds = self.ask_all(Method::Arrive, head, &[])?;
+        let rounds: Vec<u64> = rounds.iter().map(|answer| number(answer)).collect::<Result<_>>()?;
+        let start = Time::now();
+        let mut closed: Vec<usize> = (0..self.job.server_count).collect();
+        loop {
+            let left = self.patience.saturating_sub(Time::now().since(start));
+            let body = (left.as_millis() as u64).to_le_bytes();
+            let mut requests: Vec<Request<'_>> = closed
+                .iter()
+                .map(|server| Request {
+                    server: *server,
+                    method: Method::Wait,
+                    head: Head { count: rounds[*server], ..head },
+                    parts: vec![Cow::Borrowed(&body[..])],
+                })
+                .collect();
+            let answers = self.ask(&mut requests)?;
+            let mut missing = BTreeSet::new();
+            let mut still = Vec::new();
+            for (server, answer) in closed.into_iter().zip(&answers) {
+                let workers = crate::message::Body(answer).u32s(answer.len() as u64 / 4)?;
+                if !workers.is_empty() {
+                    still.push(server);
+                }
+                missing.extend(workers.iter().copied());
+            }
+            if still.is_empty() {
+                return Ok(());
+            }
+            if left.is_zero() {
+                return Err(Error::unavailable("not all workers came to a barrier")
+                    .expected(format!(
+                        "{} workers within {:?} at '{at:?}'",
+                        self.job.worker_count, self.patience
+                    ))
+                    .got(format!("{} missing: {missing:?}", missing.len())));
+            }
+            self.transport.check()?;
+            closed = still;
+        }
+    }
+}
+
+impl<T: Transport> Servers for Client<T> {
+    fn worker(&self) -> usize {
+        self.worker
+    }
+
+    fn tables(&self) -> &JobTables {
+        &self.job
+    }
+
+    fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
+        self.try_pull_sparse(table, ids, rows, mode).map_err(|error| self.place(error))
+    }
+
+    fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
+        self.try_push_sparse(table, push).map_err(|error| self.place(error))
+    }
+
+    fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
+        let mut pull = || {
+            let len = self.dense_len(table, values.len())?;
+            let head = Head { table, ..Head::default() };
+            let parts: Vec<_> = self.dense_parts(len).collect();
+            let request = |server: usize| Request {
+                server,
+                method: Method::PullDense,
+                head,
+                parts: Vec::new(),
+            };
+            let mut requests: Vec<_> = parts.iter().map(|(server, _)| request(*server)).collect();
+            let answers = self.ask(&mut requests)?;
+            for ((_, range), answer) in parts.into_iter().zip(&answers) {
+                check_answer(answer, range.len() * 4)?;
+                copy_f32s(answer, &mut values[range]);
+            }
+            Ok(())
+        };
+        pull().map_err(|error| self.place(error))
+    }
+
+    fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()> {
+        self.send_dense(Method::PushDense, table, grad).map_err(|error| self.place(error))
+    }
+
+    fn set_dense(&self, table: u32, values: &[f32]) -> Result<()> {
+        self.send_dense(Method::SetDense, table, values).map_err(|error| self.place(error))
+    }
+
+    fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
+        let set = || {
+            self.job.table(table, &["dense", "sparse"])?;
+            let head = Head { table, word: scale.to_bits(), ..Head::default() };
+            self.ask_all(Method::SetRateScale, head, &[]).map(drop)
+        };
+        set().map_err(|error| self.place(error))
+    }
+
+    fn push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
+        self.try_push_geo(table, ids, differences).map_err(|error| self.place(error))
+    }
+
+    fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
+        self.try_pull_geo(table).map_err(|error| self.place(error))
+    }
+
+    fn push_steps(&self, table: u32, steps: u32) -> Result<u64> {
+        let push = || {
+            self.job.table(table, &["global step"])?;
+            let mut requests = [Request {
+                // One server counts.
+                server: table as usize % self.job.server_count,
+                method: Method::PushSteps,
+                head: Head { table, word: steps, ..Head::default() },
+                parts: Vec::new(),
+            }];
+            let answers = self.ask(&mut requests)?;
+            number(&answers[0])
+        };
+        push().map_err(|error| self.place(error))
+    }
+
+    fn arrive(&self, at: Arrival) -> Result<()> {
+        self.try_arrive(at).map_err(|error| self.place(error))
+    }
+
+    fn finish(&self) -> Result<bool> {
+        let answers = self.ask_all(Method::Finish, Head::default(), &[]);
+        // One server decides who was the last.
+        answers.map(|answers| answers[0] == [1]).map_err(|error| self.place(error))
+    }
+
+    fn stop(&self) -> Result<()> {
+        let answers = self.ask_all(Method::Stop, Head::default(), &[]);
+        answers.map(drop).map_err(|error| self.place(error))
+    }
+
+    fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64> {
+        let shrink = || -> Result<u64> {
+            self.job.table(table, &["sparse", "geo"])?;
+            let word = unseen_days.map_or(DAYS_DEFAULT, u32::from);
+            let head = Head { table, word, ..Head::default() };
+            let answers = self.ask_all(Method::Shrink, head, &[])?;
+            answers.iter().map(|answer| number(answer)).sum()
+        };
+        shrink().map_err(|error| self.place(error))
+    }
+
+    fn stats(&self, table: u32) -> Result<TableStats> {
+        let stats = || {
+            let mut sum = [0; 9];
+            for answer in self.ask_all(Method::Stats, Head { table, ..Head::default() }, &[])? {
+                let numbers = crate::message::Body(&answer).u64s(sum.len() as u64)?;
+                sum.iter_mut().zip(numbers.iter()).for_each(|(sum, number)| *sum += number);
+            }
+            Ok(TableStats::from_numbers(sum))
+        };
+        stats().map_err(|error| self.place(error))
+    }
+}
+
+fn number(answer: &[u8]) -> Result<u64> {
+    crate::message::Body(answer).u64()
+}
+
+fn check_answer(answer: &[u8], bytes: usize) -> Result<()> {
+    match answer.len() == bytes {
+        true => Ok(()),
+        false => Err(Error::internal("a server's answer has the wrong length")
+            .expected(format!("{bytes} bytes"))
+            .got(answer.len())),
+    }
+}
+
+fn wrong_length(table: u32, what: &str, expected: usize, got: usize) -> Error {
+    Error::invalid(format!("{what} have the wrong length"))
+        .expected(expected)
+        .got(got)
+        .at(format!("table {table}"))
+}

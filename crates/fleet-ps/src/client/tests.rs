@@ -1,0 +1,218 @@
+//! Workers against servers of this process, in closed form.
+
+use super::*;
+use crate::{
+    CtrAccessor, Initializer, NonFinite, Rule, ServerTables, SparseTable, rule, rule::Sgd,
+};
+
+const SPARSE: u32 = 0;
+const DENSE: u32 = 1;
+const GEO: u32 = 2;
+const STEPS: u32 = 3;
+const CLICK: u32 = 4;
+
+fn sparse() -> SparseConfig {
+    SparseConfig {
+        rule: Rule::Sgd(Sgd { lr: 0.5 }),
+        initializer: Initializer::Constant(1.0),
+        shard_count: 4,
+        ..SparseConfig::plain(SPARSE, 2)
+    }
+}
+
+fn click() -> SparseConfig {
+    let ctr = CtrAccessor { embedx_threshold: 0.0, ..CtrAccessor::default() };
+    let ctr = CtrAccessor { pull_show_click: true, ..ctr };
+    SparseConfig {
+        rule: Rule::CtrAdagrad(rule::CtrAdagrad::default()),
+        initializer: Initializer::Constant(0.0),
+        accessor: crate::Accessor::Ctr(ctr),
+        shard_count: 4,
+        ..SparseConfig::ctr(CLICK, 2)
+    }
+}
+
+pub(crate) fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
+    let tables = vec![
+        TableConfig::Sparse(sparse()),
+        TableConfig::Dense {
+            table_id: DENSE,
+            len: 5,
+            rule: Rule::Sgd(Sgd { lr: 0.5 }),
+            non_finite: NonFinite::Refuse,
+        },
+        TableConfig::Geo(SparseConfig { table_id: GEO, ..sparse() }),
+        TableConfig::GlobalStep { table_id: STEPS },
+        TableConfig::Sparse(click()),
+    ];
+    JobTables { server_count, worker_count, sync, tables }
+}
+
+fn workers(job: &JobTables) -> Vec<LocalServers> {
+    let servers = ServerTables::all(job).unwrap();
+    (0..job.worker_count).map(|worker| LocalServers::new(&servers, worker).unwrap()).collect()
+}
+
+fn pull(worker: &impl Servers, ids: &[u64]) -> Vec<f32> {
+    let mut rows = vec![f32::NAN; ids.len() * 2];
+    worker.pull_sparse(SPARSE, ids, &mut rows, PullMode::Train).unwrap();
+    rows
+}
+
+fn dense(worker: &impl Servers) -> Vec<f32> {
+    let mut values = vec![f32::NAN; 5];
+    worker.pull_dense(DENSE, &mut values).unwrap();
+    values
+}
+
+/// On any number of servers, one worker sees what one table does.
+#[test]
+fn servers_together_are_one_table() {
+    let mut rng = fleet_base::rng::Sequence::new(5, 0);
+    for servers in 1..5 {
+        let worker = &workers(&job(servers, 1, false))[0];
+        let (plain, clicks) =
+            (SparseTable::new(sparse()).unwrap(), SparseTable::new(click()).unwrap());
+        for batch in 0..20 {
+            let ids: Vec<u64> = (0..batch * 3).map(|_| rng.below(40) * 7).collect();
+            let numbers = |width: usize, rng: &mut fleet_base::rng::Sequence| -> Vec<f32> {
+                (0..ids.len() * width).map(|_| rng.below(16) as f32 - 8.0).collect()
+            };
+            let grads = numbers(2, &mut rng);
+            worker.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
+            plain.push(Push::new(&ids, &grads)).unwrap();
+            let mut want = vec![0.0; ids.len() * 2];
+            plain.pull(&ids, &mut want, PullMode::Train).unwrap();
+            assert_eq!(pull(worker, &ids), want);
+
+            let grads = numbers(3, &mut rng);
+            let ones = vec![2.0; ids.len()];
+            let slots: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
+            let push = match batch % 2 {
+                0 => Push::new(&ids, &grads),
+                _ => Push {
+                    shows: Some(&ones),
+                    clicks: Some(&ones),
+                    slots: Some(&slots),
+                    ..Push::new(&ids, &grads)
+                },
+            };
+            worker.push_sparse(CLICK, push).unwrap();
+            clicks.push(push).unwrap();
+            let (mut got, mut want) = (vec![0.0; ids.len() * 5], vec![1.0; ids.len() * 5]);
+            clicks.pull(&ids, &mut want, PullMode::Infer).unwrap();
+            worker.pull_sparse(CLICK, &ids, &mut got, PullMode::Infer).unwrap();
+            assert_eq!(got, want);
+        }
+        assert_eq!(worker.stats(SPARSE).unwrap().row_count, plain.stats().row_count);
+        assert_eq!(worker.shrink(SPARSE, Some(0)).unwrap(), 0);
+    }
+}
+
+#[test]
+fn dense_tables_rates_and_steps() {
+    for servers in [1, 2, 7] {
+        let workers = workers(&job(servers, 2, false));
+        workers[0].set_dense(DENSE, &[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        workers[1].push_dense(DENSE, &[2.0, 0.0, 0.0, 0.0, -2.0]).unwrap();
+        assert_eq!(dense(&workers[0]), [0.0, 2.0, 3.0, 4.0, 6.0]);
+        workers[0].set_rate_scale(DENSE, 0.0).unwrap();
+        workers[0].push_dense(DENSE, &[9.0; 5]).unwrap();
+        assert_eq!(dense(&workers[1]), [0.0, 2.0, 3.0, 4.0, 6.0]);
+        assert_eq!(workers[0].push_steps(STEPS, 10).unwrap(), 10);
+        assert_eq!(workers[1].push_steps(STEPS, 5).unwrap(), 15);
+    }
+}
+
+#[test]
+fn geo_workers_exchange_what_changed() {
+    let workers = workers(&job(3, 2, false));
+    workers[0].push_geo(GEO, &[4, 9, 4], &[1.0, 0.0, 5.0, 5.0, 1.0, 0.0]).unwrap();
+    let (ids, rows) = workers[1].pull_geo(GEO).unwrap();
+    assert_eq!((ids, rows), (vec![9, 4], vec![6.0, 6.0, 3.0, 1.0]), "server by server");
+    assert!(workers[0].pull_geo(GEO).unwrap().0.is_empty());
+    let mut rows = [0.0; 2];
+    workers[0].pull_sparse(GEO, &[9], &mut rows, PullMode::Infer).unwrap();
+    assert_eq!(rows, [6.0, 6.0]);
+}
+
+/// N workers that each push the mean over their part are one that pushes the mean over all.
+#[test]
+fn synchronous_pushes_are_one_step_of_the_mean() {
+    for servers in [1, 3] {
+        let workers = workers(&job(servers, 2, true));
+        for round in 1..=3 {
+            std::thread::scope(|scope| {
+                for (worker, own) in workers.iter().enumerate() {
+                    scope.spawn(move || {
+                        let step = (worker + 1) as f32;
+                        // Id 5 is both workers', the others one's.
+                        let ids = [5, 10 + worker as u64, 5];
+                        let grads = [step, 0.0, step, step, step, 0.0];
+                        own.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
+                        own.push_dense(DENSE, &[step; 5]).unwrap();
+                        own.push_sparse(CLICK, Push::new(&[1], &[0.0; 3])).unwrap();
+                        let before = pull(own, &[5]);
+                        own.arrive(Arrival::Sent).unwrap();
+                        // The mean of 2 and 4 at a rate of a half.
+                        assert_eq!(pull(own, &[5]), [before[0] - 1.5, before[1]]);
+                        own.arrive(Arrival::Received).unwrap();
+                    });
+                }
+            });
+            let round = round as f32;
+            assert_eq!(dense(&workers[0]), [-0.75 * round; 5]);
+            let (one, two) = (1.0 - 0.25 * round, 1.0 - 0.5 * round);
+            assert_eq!(pull(&workers[1], &[10, 11]), [one, one, two, two]);
+            let mut row = [0.0; 5];
+            workers[0].pull_sparse(CLICK, &[1], &mut row, PullMode::Infer).unwrap();
+            assert_eq!(row[0], 2.0 * round, "shows are sums");
+        }
+        assert!(!workers[1].finish().unwrap());
+        // Who is left is all there are.
+        workers[0].push_sparse(SPARSE, Push::new(&[6], &[1.0, 1.0])).unwrap();
+        workers[0].arrive(Arrival::Sent).unwrap();
+        assert_eq!(pull(&workers[0], &[6]), [0.5, 0.5]);
+        assert!(workers[0].finish().unwrap(), "the last one");
+    }
+}
+
+#[test]
+fn who_is_missing_at_a_barrier_is_named() {
+    let servers = ServerTables::all(&job(2, 3, true)).unwrap();
+    let brief = Duration::from_millis(1);
+    let worker = LocalServers::new(&servers, 0).unwrap().with_patience(brief);
+    let error = worker.arrive(Arrival::Sent).unwrap_err();
+    assert!(error.to_string().contains("got 2 missing: {1, 2}\n  at worker 0"), "{error}");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let worker = &workers(&job(2, 1, false))[0];
+    let check = |result: Result<()>, words: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("at worker 0"), "{error}");
+    };
+    let mut row = [0.0; 2];
+    check(
+        worker.pull_sparse(9, &[1], &mut row, PullMode::Train),
+        "no such table: expected one of [0, 1, 2, 3, 4], got 9",
+    );
+    check(worker.push_dense(SPARSE, &[0.0; 5]), "table 0 is a sparse table: expected dense");
+    check(worker.push_dense(DENSE, &[0.0; 4]), "expected 5, got 4\n  at table 1");
+    check(worker.push_sparse(SPARSE, Push::new(&[1], &[0.0; 3])), "expected 2, got 3");
+    check(
+        worker.push_sparse(SPARSE, Push::new(&[3], &[0.0, f32::NAN])),
+        "got NaN for id 3, column 1",
+    );
+    assert_eq!(worker.stats(SPARSE).unwrap().non_finite, 1);
+    check(worker.push_dense(DENSE, &[f32::INFINITY; 5]), "server 0, asked by worker 0");
+    let servers = ServerTables::all(&job(2, 1, false)).unwrap();
+    assert!(
+        LocalServers::new(&servers, 1).is_err() && LocalServers::new(&servers[..1], 0).is_err()
+    );
+    assert!(ServerTables::new(&job(2, 1, false), 2).is_err());
+    let mut twice = job(1, 1, false);
+    twice.tables.push(TableConfig::GlobalStep { table_id: 0 });
+    assert!(ServerTables::all(&twice).is_err());
+}

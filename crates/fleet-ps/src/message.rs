@@ -1,0 +1,305 @@
+//! Requests to a server and its answers, as bytes.
+//!
+//! ```text
+//! 0  u32 table     8  u64 number of the request, in the order of the client (changes only)
+//! 4  u32 word      16 u64 requests below this one are answered for good (changes only)
+//!                  24 u64 count of ids
+//! ```
+//!
+//! Then the body: ids (8 bytes each), then numbers (4 bytes each). Everything is little-endian, and the
+//! lengths are such that slices of numbers stand where they may be read in place.
+
+use fleet_base::{Error, Result};
+use std::borrow::Cow;
+
+pub(crate) const HEAD_BYTES: usize = 32;
+
+/// What is asked. `word`, `count` and the body are the method's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Method {
+    /// Before anything else on a connection: the client's text of the job, to be the server's.
+    Compare = 1,
+    /// word: [`PullMode`](crate::PullMode); ids. Answer: rows.
+    PullSparse,
+    /// word: which of [`SHOWS`], [`CLICKS`], [`SLOTS`] there are; ids, gradients, and these.
+    PushSparse,
+    /// Answer: this server's part.
+    PullDense,
+    /// This server's part of the gradient.
+    PushDense,
+    SetDense,
+    /// word: the scale's bits.
+    SetRateScale,
+    /// ids, differences.
+    PushGeo,
+    /// Answer: a count, ids, rows.
+    PullGeo,
+    /// word: steps. Answer: u64.
+    PushSteps,
+    /// word: where. Answer: the round.
+    Arrive,
+    /// word: where; count: the round; body: u64 milliseconds. Answer: u32 for everybody missing.
+    Wait,
+    /// Answer: 1 if all workers have.
+    Finish,
+    Stop,
+    /// word: days, or [`DAYS_DEFAULT`]. Answer: u64.
+    Shrink,
+    /// Answer: the numbers in their order.
+    Stats,
+}
+
+pub(crate) const SHOWS: u32 = 1;
+pub(crate) const CLICKS: u32 = 2;
+pub(crate) const SLOTS: u32 = 4;
+pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
+
+const METHODS: [Method; 16] = [
+    Method::Compare,
+    Method::PullSparse,
+    Method::PushSparse,
+    Method::PullDense,
+    Method::PushDense,
+    Method::SetDense,
+    Method::SetRateScale,
+    Method::PushGeo,
+    Method::PullGeo,
+    Method::PushSteps,
+    Method::Arrive,
+    Method::Wait,
+    Method::Finish,
+    Method::Stop,
+    Method::Shrink,
+    Method::Stats,
+];
+
+impl Method {
+    pub fn parse(byte: u8) -> Result<Method> {
+        METHODS.iter().find(|method| **method as u8 == byte).copied().ok_or_else(|| {
+            Error::unsupported("a client asks for something that this server does not know")
+                .got(byte)
+        })
+    }
+
+    /// Whether a second run of it would be wrong.
+    pub fn changes(self) -> bool {
+        use Method as M;
+        !matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop | M::Stats)
+    }
+}
+
+/// The start of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub table: u32,
+    pub word: u32,
+    pub seq: u64,
+    pub done: u64,
+    pub count: u64,
+}
+
+impl Head {
+    pub fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..4].copy_from_slice(&self.table.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.seq.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.done.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+
+    /// The head of a request, and its body.
+    pub fn decode(request: &[u8]) -> Result<(Head, Body<'_>)> {
+        let mut body = Body(request);
+        let (table, word) = (body.u32()?, body.u32()?);
+        let head = Head { table, word, seq: body.u64()?, done: body.u64()?, count: body.u64()? };
+        Ok((head, body))
+    }
+}
+
+/// What is left of a message, whose reader trusts nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Body<'a>(pub &'a [u8]);
+
+impl<'a> Body<'a> {
+    fn take(&mut self, count: u64, width: usize) -> Result<&'a [u8]> {
+        let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(width));
+        let split = bytes.and_then(|bytes| self.0.split_at_checked(bytes));
+        let (taken, rest) = split.ok_or_else(|| {
+            Error::invalid("a message is shorter than what it says")
+                .expected(format!("{count} x {width} more bytes"))
+                .got(self.0.len())
+        })?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    pub fn u32(&mut self) -> Result<u32> {
+        let bytes = self.take(1, 4)?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    pub fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from(self.u32()?) | u64::from(self.u32()?) << 32)
+    }
+
+    pub fn u64s(&mut self, count: u64) -> Result<Cow<'a, [u64]>> {
+        let bytes = self.take(count, 8)?;
+        Ok(match bytemuck::try_cast_slice(bytes) {
+            Ok(numbers) if cfg!(target_endian = "little") => Cow::Borrowed(numbers),
+            _ => bytes
+                .chunks_exact(8)
+                .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
+                .collect(),
+        })
+    }
+
+    pub fn u32s(&mut self, count: u64) -> Result<Cow<'a, [u32]>> {
+        let bytes = self.take(count, 4)?;
+        Ok(match bytemuck::try_cast_slice(bytes) {
+            Ok(numbers) if cfg!(target_endian = "little") => Cow::Borrowed(numbers),
+            _ => bytes
+                .chunks_exact(4)
+                .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+        })
+    }
+
+    pub fn f32s(&mut self, count: u64) -> Result<Cow<'a, [f32]>> {
+        Ok(match self.u32s(count)? {
+            Cow::Borrowed(bits) => Cow::Borrowed(bytemuck::cast_slice(bits)),
+            Cow::Owned(bits) => bits.into_iter().map(f32::from_bits).collect(),
+        })
+    }
+
+    /// All that is left, as numbers.
+    pub fn rest_f32s(&mut self) -> Result<Cow<'a, [f32]>> {
+        let numbers = self.f32s(self.0.len() as u64 / 4)?;
+        self.end()?;
+        Ok(numbers)
+    }
+
+    pub fn bytes(&mut self) -> Result<&'a [u8]> {
+        let count = self.u64()?;
+        self.take(count, 1)
+    }
+
+    pub fn text(&mut self) -> Result<&'a str> {
+        std::str::from_utf8(self.bytes()?)
+            .map_err(|_| Error::invalid("a message holds text that is not UTF-8"))
+    }
+
+    pub fn end(&self) -> Result<()> {
+        match self.0.len() {
+            0 => Ok(()),
+            more => Err(Error::invalid("a message is longer than what it says")
+                .got(format!("{more} more bytes"))),
+        }
+    }
+}
+
+/// Numbers as the bytes of a message.
+pub(crate) fn bytes_of<T: Number>(numbers: &[T]) -> Cow<'_, [u8]> {
+    match cfg!(target_endian = "little") {
+        true => Cow::Borrowed(bytemuck::cast_slice(numbers)),
+        false => numbers.iter().flat_map(|number| number.little()).collect(),
+    }
+}
+
+pub(crate) trait Number: bytemuck::Pod {
+    /// Its bytes, lowest first.
+    fn little(&self) -> Vec<u8>;
+}
+
+macro_rules! number {
+    ($($t:ty)*) => {$(
+        impl Number for $t {
+            fn little(&self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+        }
+    )*};
+}
+number!(u32 u64 f32);
+
+/// Lets `fill` write `count` numbers at the end of `answer`.
+pub(crate) fn fill_f32s(
+    answer: &mut Vec<u8>,
+    count: usize,
+    fill: impl FnOnce(&mut [f32]) -> Result<()>,
+) -> Result<()> {
+    let start = answer.len();
+    answer.resize(start + count * 4, 0);
+    match bytemuck::try_cast_slice_mut(&mut answer[start..]) {
+        Ok(numbers) if cfg!(target_endian = "little") => fill(numbers),
+        _ => {
+            let mut numbers = vec![0.0; count];
+            let result = fill(&mut numbers);
+            answer.truncate(start);
+            numbers.iter().for_each(|number| answer.extend(number.to_le_bytes()));
+            result
+        }
+    }
+}
+
+/// Numbers of a message into `out`, which is as long.
+pub(crate) fn copy_f32s(bytes: &[u8], out: &mut [f32]) {
+    if cfg!(target_endian = "little") {
+        bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
+        return;
+    }
+    for (number, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+        *number = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_have_the_numbers_of_their_list() {
+        for (at, method) in METHODS.into_iter().enumerate() {
+            assert_eq!(method as usize, at + 1);
+            assert_eq!(Method::parse(method as u8).unwrap(), method);
+        }
+        assert!(Method::parse(0).is_err() && Method::parse(METHODS.len() as u8 + 1).is_err());
+    }
+
+    #[test]
+    fn messages_round_trip_wherever_they_stand_in_memory() {
+        let head = Head { table: 7, word: 2, seq: 1 << 40, done: 3, count: 2 };
+        for shift in 0..9 {
+            let mut bytes = vec![0; shift];
+            bytes.extend(head.encode());
+            bytes.extend(bytes_of(&[u64::MAX, 5]).iter());
+            bytes.extend(bytes_of(&[1.5f32, -2.0]).iter());
+            let (got, mut body) = Head::decode(&bytes[shift..]).unwrap();
+            assert_eq!(got, head);
+            assert_eq!(*body.u64s(got.count).unwrap(), [u64::MAX, 5]);
+            let mut out = [0.0; 2];
+            copy_f32s(body.0, &mut out);
+            assert_eq!(out, [1.5, -2.0]);
+            assert_eq!(*body.rest_f32s().unwrap(), out);
+            let mut answer = vec![1; shift];
+            fill_f32s(&mut answer, 2, |numbers| {
+                numbers.copy_from_slice(&out);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(answer[shift..], bytes[bytes.len() - 8..]);
+        }
+    }
+
+    #[test]
+    fn lengths_that_lie_are_refused() {
+        let bytes = Head { count: u64::MAX, ..Head::default() }.encode();
+        let (head, mut body) = Head::decode(&bytes).unwrap();
+        assert!(body.u64s(head.count).is_err());
+        assert!(Head::decode(&bytes[..HEAD_BYTES - 1]).is_err());
+        assert!(Body(&[1, 2, 3]).rest_f32s().is_err(), "not whole numbers");
+        assert!(Body(&[255; 12]).text().is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! What every method does.
+
+use super::{Caller, ServerTables, Table, lock};
+use crate::message::{Body, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, fill_f32s};
+use crate::{Arrival, PullMode, Push, SparseTable, TableStats};
+use fleet_base::{Error, Result};
+use std::time::Duration;
+
+/// The longest that a request waits for others; who wants to wait longer asks again.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+
+impl ServerTables {
+    /// Requests that may run any number of times.
+    pub(super) fn read(
+        &self,
+        caller: Caller,
+        method: Method,
+        head: Head,
+        mut body: Body<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<()> {
+        match method {
+            Method::PullSparse => {
+                let rows = self.rows(head.table)?;
+                let ids = body.u64s(head.count)?;
+                body.end()?;
+                let mode = pull_mode(head.word)?;
+                fill_f32s(answer, ids.len() * rows.pull_width(), |out| rows.pull(&ids, out, mode))
+            }
+            Method::PullDense => {
+                let Table::Dense(table) = self.table(head.table)? else { return wrong(head) };
+                fill_f32s(answer, table.config().len, |out| table.pull(out))
+            }
+            Method::Wait => {
+                let at = arrival(head.word)?;
+                let patience = Duration::from_millis(body.u64()?).min(WAIT_MAX);
+                let worker = caller.worker as u32;
+                let missing = self.barrier.missing_after(worker, at, head.count, patience)?;
+                answer.extend(bytes_of(&missing).iter());
+                Ok(())
+            }
+            Method::Stats => {
+                answer.extend(bytes_of(&self.stats(head.table)?.numbers()).iter());
+                Ok(())
+            }
+            Method::Compare => self.compare(body.text()?),
+            Method::Stop => {
+                self.stop();
+                Ok(())
+            }
+            _ => Err(Error::internal("a request that changes tables was taken for one that reads")),
+        }
+    }
+
+    /// Requests that run once.
+    pub(super) fn change(
+        &self,
+        caller: Caller,
+        method: Method,
+        head: Head,
+        mut body: Body<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<()> {
+        match method {
+            Method::PushSparse => self.push_sparse(caller, head, body),
+            Method::PushDense | Method::SetDense => {
+                let Table::Dense(table) = self.table(head.table)? else { return wrong(head) };
+                let numbers = body.rest_f32s()?;
+                match method {
+                    Method::PushDense => table.push(&numbers),
+                    _ => table.set(&numbers),
+                }
+            }
+            Method::SetRateScale => {
+                let scale = f32::from_bits(head.word);
+                match self.table(head.table)? {
+                    Table::Dense(table) => table.set_rate_scale(scale),
+                    Table::Sparse { rows, .. } => rows.set_rate_scale(scale),
+                    Table::Geo(_) | Table::GlobalStep(_) => wrong(head),
+                }
+            }
+            Method::PushGeo => {
+                let Table::Geo(table) = self.table(head.table)? else { return wrong(head) };
+                let ids = body.u64s(head.count)?;
+                table.push(caller.worker, &ids, &body.rest_f32s()?)
+            }
+            Method::PullGeo => {
+                let Table::Geo(table) = self.table(head.table)? else { return wrong(head) };
+                let (ids, rows) = table.pull_changed(caller.worker)?;
+                answer.extend((ids.len() as u64).to_le_bytes());
+                answer.extend(bytes_of(&ids).iter());
+                answer.extend(bytes_of(&rows).iter());
+                Ok(())
+            }
+            Method::PushSteps => {
+                let Table::GlobalStep(table) = self.table(head.table)? else { return wrong(head) };
+                answer.extend(table.push(head.word).to_le_bytes());
+                Ok(())
+            }
+            Method::Arrive => {
+                let at = arrival(head.word)?;
+                let mut poured = Ok(());
+                let last = |workers| poured = self.pour(at, workers);
+                let round = self.barrier.arrive(caller.worker as u32, at, last)?;
+                answer.extend(round.to_le_bytes());
+                poured
+            }
+            Method::Finish => {
+                let mut poured = Ok(());
+                let last = |at, workers| poured = self.pour(at, workers);
+                let all = self.barrier.finish(caller.worker as u32, last)?;
+                answer.push(u8::from(all));
+                poured
+            }
+            Method::Shrink => {
+                let days = (head.word != DAYS_DEFAULT).then_some(head.word);
+                let days = days.map(|days| u8::try_from(days).unwrap_or(u8::MAX));
+                answer.extend(self.rows(head.table)?.shrink(days)?.to_le_bytes());
+                Ok(())
+            }
+            _ => Err(Error::internal("a request that reads was taken for one that changes tables")),
+        }
+    }
+
+    fn push_sparse(&self, caller: Caller, head: Head, mut body: Body<'_>) -> Result<()> {
+        let Table::Sparse { rows, pending } = self.table(head.table)? else { return wrong(head) };
+        let ids = body.u64s(head.count)?;
+        let width = rows.push_width() as u64;
+        let grads = body.f32s(head.count.saturating_mul(width))?;
+        let has = |flag: u32| head.word & flag != 0;
+        let shows = has(SHOWS).then(|| body.f32s(head.count)).transpose()?;
+        let clicks = has(CLICKS).then(|| body.f32s(head.count)).transpose()?;
+        let slots = has(SLOTS).then(|| body.u32s(head.count)).transpose()?;
+        body.end()?;
+        let push = Push {
+            ids: &ids,
+            grads: &grads,
+            shows: shows.as_deref(),
+            clicks: clicks.as_deref(),
+            slots: slots.as_deref(),
+        };
+        if !self.job.sync {
+            return rows.push(push);
+        }
+        let screened = rows.screen(&push)?;
+        lock(pending).hold(caller.worker, head.seq, push, &screened)
+    }
+
+    /// All workers have sent: what they pushed is applied.
+    fn pour(&self, at: Arrival, workers: u32) -> Result<()> {
+        if !(self.job.sync && at == Arrival::Sent) {
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        for table in self.tables.values() {
+            let poured = match table {
+                Table::Dense(table) => {
+                    table.pour();
+                    Ok(())
+                }
+                Table::Sparse { rows, pending } => lock(pending).pour(rows, workers),
+                Table::Geo(_) | Table::GlobalStep(_) => Ok(()),
+            };
+            // The first error is told; the other tables are poured all the same.
+            outcome = outcome.and(poured);
+        }
+        outcome
+    }
+
+    fn stats(&self, table: u32) -> Result<TableStats> {
+        Ok(match self.table(table)? {
+            Table::Dense(table) => TableStats {
+                payload_bytes: table.bytes(),
+                held_bytes: table.bytes(),
+                non_finite: table.non_finite(),
+                ..TableStats::default()
+            },
+            Table::Sparse { rows, .. } => rows.stats(),
+            Table::Geo(geo) => geo.rows().stats(),
+            Table::GlobalStep(steps) => {
+                TableStats { pushed: steps.count(), ..TableStats::default() }
+            }
+        })
+    }
+
+    fn table(&self, table: u32) -> Result<&Table> {
+        self.tables.get(&table).ok_or_else(|| {
+            let known: Vec<u32> = self.tables.keys().copied().collect();
+            Error::invalid("no such table").expected(format!("one of {known:?}")).got(table)
+        })
+    }
+
+    fn rows(&self, table: u32) -> Result<&SparseTable> {
+        self.table(table)?
+            .rows()
+            .ok_or_else(|| Error::invalid(format!("table {table} has no rows")))
+    }
+
+    /// Whether a client means the same job: its text is [`JobTables`]' own.
+    fn compare(&self, theirs: &str) -> Result<()> {
+        let ours = self.job.text();
+        let mut lines = ours.lines();
+        let mut other = theirs.lines();
+        loop {
+            let (server, client) = (lines.next(), other.next());
+            if server != client {
+                let end = "nothing more";
+                return Err(Error::invalid("a worker's tables are not those of this server")
+                    .expected(server.unwrap_or(end))
+                    .got(client.unwrap_or(end))
+                    .help("run the same program and strategy, of the same version, everywhere"));
+            }
+            if server.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn wrong<T>(head: Head) -> Result<T> {
+    Err(Error::invalid(format!("table {} is of another kind than the request", head.table)))
+}
+
+fn arrival(word: u32) -> Result<Arrival> {
+    match word {
+        0 => Ok(Arrival::Sent),
+        1 => Ok(Arrival::Received),
+        _ => Err(Error::invalid("a barrier is unknown").expected("0 or 1").got(word)),
+    }
+}
+
+fn pull_mode(word: u32) -> Result<PullMode> {
+    match word {
+        0 => Ok(PullMode::Train),
+        1 => Ok(PullMode::Infer),
+        _ => Err(Error::invalid("a mode of pulling is unknown").expected("0 or 1").got(word)),
+    }
+}

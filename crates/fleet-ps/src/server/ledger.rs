@@ -1,0 +1,192 @@
+//! What every client has asked for, so that a request that comes again is answered and not done again.
+//!
+//! A client numbers its requests. While it may still repeat one, the server keeps the answer; with
+//! every request the client says below which number it will not. The numbers of one client may come
+//! in any order, on any connection, and twice at the same time.
+
+use fleet_base::{Error, Result};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub worker: usize,
+    /// The client's own number: a worker that starts again is another client.
+    pub client: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Ledger {
+    clients: Mutex<HashMap<u64, Arc<Client>>>,
+}
+
+#[derive(Default)]
+struct Client {
+    page: Mutex<Page>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Page {
+    /// Requests below are answered for good.
+    done: u64,
+    entries: BTreeMap<u64, Entry>,
+}
+
+enum Entry {
+    Running,
+    Done(Result<Vec<u8>>),
+}
+
+/// Answers of one client that are kept; a client has far fewer threads.
+const ENTRIES_MAX: usize = 1024;
+/// Clients that are remembered: those of many starts of many workers.
+const CLIENTS_MAX: usize = 1 << 20;
+
+impl Ledger {
+    /// Runs `change` unless the request ran before; its answer is the same every time.
+    pub fn once(
+        &self,
+        caller: Caller,
+        (seq, done): (u64, u64),
+        answer: &mut Vec<u8>,
+        change: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<()> {
+        let client = self.client(caller)?;
+        let mut page = client.lock();
+        page.forget(done);
+        if seq < page.done {
+            return Err(Error::invalid("a request came again after its answer had been received")
+                .expected(format!("a number from {} on", page.done))
+                .got(seq));
+        }
+        loop {
+            match page.entries.get(&seq) {
+                None => break,
+                Some(Entry::Running) => {
+                    page = client.changed.wait(page).unwrap_or_else(|poison| poison.into_inner());
+                }
+                Some(Entry::Done(result)) => {
+                    answer.extend(result.as_ref().map_err(Error::clone)?);
+                    return Ok(());
+                }
+            }
+        }
+        if page.entries.len() >= ENTRIES_MAX {
+            return Err(Error::exhausted("a client has too many requests on the way")
+                .expected(format!("up to {ENTRIES_MAX}")));
+        }
+        page.entries.insert(seq, Entry::Running);
+        drop(page);
+        let mut run = Run { client: &client, seq, result: None };
+        let result = change(answer);
+        run.result = Some(result.clone().map(|()| answer.clone()));
+        result
+    }
+
+    fn client(&self, caller: Caller) -> Result<Arc<Client>> {
+        let mut clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
+        if clients.len() >= CLIENTS_MAX && !clients.contains_key(&caller.client) {
+            return Err(Error::exhausted("too many clients have asked this server")
+                .expected(format!("up to {CLIENTS_MAX}")));
+        }
+        Ok(clients.entry(caller.client).or_default().clone())
+    }
+}
+
+impl Client {
+    fn lock(&self) -> MutexGuard<'_, Page> {
+        // A page is whole between statements.
+        self.page.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+}
+
+impl Page {
+    fn forget(&mut self, done: u64) {
+        self.done = self.done.max(done);
+        let done = self.done;
+        self.entries.retain(|seq, entry| *seq >= done || matches!(entry, Entry::Running));
+    }
+}
+
+/// A request being done. One that panics is taken out again, so that nobody waits for it.
+struct Run<'a> {
+    client: &'a Client,
+    seq: u64,
+    result: Option<Result<Vec<u8>>>,
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        let mut page = self.client.lock();
+        match self.result.take() {
+            Some(result) => drop(page.entries.insert(self.seq, Entry::Done(result))),
+            None => drop(page.entries.remove(&self.seq)),
+        }
+        self.client.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+    const CALLER: Caller = Caller { worker: 0, client: 5 };
+
+    #[test]
+    fn a_request_runs_once_in_whatever_order_it_comes() {
+        let (ledger, runs) = (Ledger::default(), AtomicU64::new(0));
+        let ask = |seq: u64, done: u64| {
+            let mut answer = Vec::new();
+            let result = ledger.once(CALLER, (seq, done), &mut answer, |answer| {
+                runs.fetch_add(1, SeqCst);
+                answer.extend(seq.to_le_bytes());
+                match seq {
+                    4 => Err(Error::numeric("bad")),
+                    _ => Ok(()),
+                }
+            });
+            result.map(|()| u64::from_le_bytes(answer.try_into().unwrap()))
+        };
+        for _ in 0..3 {
+            for seq in [3, 1, 2] {
+                assert_eq!(ask(seq, 1).unwrap(), seq);
+            }
+            assert_eq!(ask(4, 1).unwrap_err().message(), "bad");
+        }
+        assert_eq!(runs.load(SeqCst), 4);
+        assert_eq!(ask(5, 4).unwrap(), 5);
+        assert!(ask(3, 1).is_err(), "it was answered for good");
+        assert_eq!(ask(5, 4).unwrap(), 5);
+        assert_eq!(runs.load(SeqCst), 5);
+    }
+
+    #[test]
+    fn a_copy_that_comes_meanwhile_waits_for_the_answer() {
+        let ledger = Ledger::default();
+        let (started, go) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut answer = Vec::new();
+                let change = |answer: &mut Vec<u8>| {
+                    started.wait();
+                    go.wait();
+                    answer.push(9);
+                    Ok(())
+                };
+                ledger.once(CALLER, (0, 0), &mut answer, change).unwrap();
+            });
+            started.wait();
+            let copy = scope.spawn(|| {
+                let mut answer = Vec::new();
+                let never = |_: &mut Vec<u8>| panic!("it ran twice");
+                ledger.once(CALLER, (0, 0), &mut answer, never).unwrap();
+                answer
+            });
+            go.wait();
+            assert_eq!(copy.join().unwrap(), [9]);
+        });
+    }
+}

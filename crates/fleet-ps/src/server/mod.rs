@@ -1,0 +1,168 @@
+//! One server: its part of every table of a job, behind one object that answers requests.
+//!
+//! [`ServerTables`] is the same wherever it stands: [`LocalServers`](crate::LocalServers) calls it in
+//! this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets. Requests that
+//! change something carry a number and run once (`ledger.rs`).
+
+mod answer;
+mod ledger;
+mod pending;
+
+pub(crate) use ledger::Caller;
+
+use crate::message::{Head, Method};
+use crate::{
+    BarrierTable, DenseConfig, DenseTable, GeoTable, GlobalStep, JobTables, SparseTable,
+    TableConfig, Update, dense_range,
+};
+use fleet_base::{Error, Result};
+use ledger::Ledger;
+use pending::Pending;
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// What one server has of the tables of a job.
+///
+/// ```
+/// use fleet_ps::{JobTables, ServerTables, SparseConfig, TableConfig};
+/// let job = JobTables {
+///     server_count: 2,
+///     worker_count: 1,
+///     sync: false,
+///     tables: vec![TableConfig::Sparse(SparseConfig::plain(0, 8))],
+/// };
+/// let servers = ServerTables::all(&job)?;
+/// assert_eq!((servers.len(), servers[1].server()), (2, 1));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct ServerTables {
+    job: JobTables,
+    server: usize,
+    tables: BTreeMap<u32, Table>,
+    barrier: BarrierTable,
+    ledger: Ledger,
+    stopped: Mutex<bool>,
+    stop: Condvar,
+}
+
+/// This server's part of a table.
+pub(crate) enum Table {
+    Dense(DenseTable),
+    Sparse { rows: SparseTable, pending: Mutex<Pending> },
+    Geo(GeoTable),
+    GlobalStep(GlobalStep),
+}
+
+impl ServerTables {
+    pub fn new(job: &JobTables, server: usize) -> Result<ServerTables> {
+        job.check()?;
+        if server >= job.server_count {
+            return Err(Error::invalid("a server is not one of the job's")
+                .expected(format!("a number below {}", job.server_count))
+                .got(server));
+        }
+        let table =
+            |config: &TableConfig| Ok((config.table_id(), Table::new(config, job, server)?));
+        Ok(ServerTables {
+            job: job.clone(),
+            server,
+            tables: job.tables.iter().map(table).collect::<Result<_>>()?,
+            barrier: BarrierTable::new(job.worker_count as u32)?,
+            ledger: Ledger::default(),
+            stopped: Mutex::new(false),
+            stop: Condvar::new(),
+        })
+    }
+
+    /// All servers of a job.
+    pub fn all(job: &JobTables) -> Result<Vec<std::sync::Arc<ServerTables>>> {
+        (0..job.server_count).map(|server| ServerTables::new(job, server).map(Into::into)).collect()
+    }
+
+    pub fn server(&self) -> usize {
+        self.server
+    }
+
+    pub fn job(&self) -> &JobTables {
+        &self.job
+    }
+
+    /// Waits until a worker stops the servers, or [`ServerTables::stop`].
+    pub fn wait(&self) {
+        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.stop.wait_while(stopped, |stopped| !*stopped);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub fn stop(&self) {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.notify_all();
+    }
+
+    /// Answers a request; errors say which server and worker it was.
+    pub(crate) fn call(
+        &self,
+        caller: Caller,
+        method: u8,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.try_call(caller, method, request, answer).map_err(|error| {
+            error.at(format!("server {}, asked by worker {}", self.server, caller.worker))
+        })
+    }
+
+    fn try_call(
+        &self,
+        caller: Caller,
+        method: u8,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<()> {
+        let method = Method::parse(method)?;
+        let (head, body) = Head::decode(request)?;
+        if !method.changes() {
+            return self.read(caller, method, head, body, answer);
+        }
+        self.ledger.once(caller, (head.seq, head.done), answer, |answer| {
+            self.change(caller, method, head, body, answer)
+        })
+    }
+}
+
+impl Table {
+    fn new(config: &TableConfig, job: &JobTables, server: usize) -> Result<Table> {
+        Ok(match config {
+            TableConfig::Dense { table_id, len, rule, non_finite } => {
+                Table::Dense(DenseTable::new(DenseConfig {
+                    table_id: *table_id,
+                    len: dense_range(*len, server, job.server_count).len(),
+                    rule: *rule,
+                    update: if job.sync { Update::Pour } else { Update::Now },
+                    non_finite: *non_finite,
+                })?)
+            }
+            TableConfig::Sparse(config) => {
+                Table::Sparse { rows: SparseTable::new(config.clone())?, pending: Mutex::default() }
+            }
+            TableConfig::Geo(config) => {
+                Table::Geo(GeoTable::new(config.clone(), job.worker_count)?)
+            }
+            TableConfig::GlobalStep { .. } => Table::GlobalStep(GlobalStep::default()),
+        })
+    }
+
+    /// The rows of a sparse or geo table.
+    pub fn rows(&self) -> Option<&SparseTable> {
+        match self {
+            Table::Sparse { rows, .. } => Some(rows),
+            Table::Geo(geo) => Some(geo.rows()),
+            Table::Dense(_) | Table::GlobalStep(_) => None,
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is locked here is whole between statements, whoever panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

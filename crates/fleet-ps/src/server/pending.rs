@@ -1,0 +1,102 @@
+//! Sparse pushes of a synchronous job that wait for all workers.
+
+use crate::{Accessor, Push, SparseTable};
+use fleet_base::{Error, Result};
+
+/// Pushes since the last pour.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Pending {
+    pub pushes: Vec<Held>,
+}
+
+/// One push of one worker.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Held {
+    pub worker: u64,
+    pub seq: u64,
+    pub ids: Vec<u64>,
+    pub grads: Vec<f32>,
+    pub shows: Option<Vec<f32>>,
+    pub clicks: Option<Vec<f32>>,
+    pub slots: Option<Vec<u32>>,
+}
+
+/// Numbers that may wait for one pour: 8 GiB; a job whose step pushes more wants more servers.
+const NUMBERS_MAX: usize = 2 << 30;
+
+impl Pending {
+    /// Keeps a push whose gradients the table has screened.
+    pub fn hold(&mut self, worker: usize, seq: u64, push: Push<'_>, grads: &[f32]) -> Result<()> {
+        let held: usize = self.pushes.iter().map(|held| held.grads.len()).sum();
+        if held + grads.len() > NUMBERS_MAX {
+            return Err(Error::exhausted("too many gradients wait for the other workers")
+                .expected(format!("up to {NUMBERS_MAX} numbers"))
+                .got(held + grads.len())
+                .help("arrive at the barrier more often, or use more servers"));
+        }
+        self.pushes.push(Held {
+            worker: worker as u64,
+            seq,
+            ids: push.ids.to_vec(),
+            grads: grads.to_vec(),
+            shows: push.shows.map(<[f32]>::to_vec),
+            clicks: push.clicks.map(<[f32]>::to_vec),
+            slots: push.slots.map(<[u32]>::to_vec),
+        });
+        Ok(())
+    }
+
+    /// Applies what waits, once for every id: sums over the pushes, divided by `workers` in a plain
+    /// table. Added up in the order of workers, so that the result does not depend on who was first.
+    pub fn pour(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
+        let mut pushes = std::mem::take(&mut self.pushes);
+        pushes.sort_by_key(|held| (held.worker, held.seq));
+        let Some(mut all) = pushes.first().map(|first| Held {
+            shows: first.shows.is_some().then(Vec::new),
+            clicks: first.clicks.is_some().then(Vec::new),
+            slots: first.slots.is_some().then(Vec::new),
+            ..Held::default()
+        }) else {
+            return Ok(());
+        };
+        for held in pushes {
+            // Pushes of different kinds: each goes alone.
+            if held.kind() != all.kind() {
+                all.apply(table, workers)?;
+                all = held;
+                continue;
+            }
+            all.ids.extend(&held.ids);
+            all.grads.extend(&held.grads);
+            for (to, from) in [(&mut all.shows, &held.shows), (&mut all.clicks, &held.clicks)] {
+                if let (Some(to), Some(from)) = (to, from) {
+                    to.extend(from);
+                }
+            }
+            if let (Some(to), Some(from)) = (&mut all.slots, &held.slots) {
+                to.extend(from);
+            }
+        }
+        all.apply(table, workers)
+    }
+}
+
+impl Held {
+    fn kind(&self) -> [bool; 3] {
+        [self.shows.is_some(), self.clicks.is_some(), self.slots.is_some()]
+    }
+
+    fn apply(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
+        let push = Push {
+            ids: &self.ids,
+            grads: &[],
+            shows: self.shows.as_deref(),
+            clicks: self.clicks.as_deref(),
+            slots: self.slots.as_deref(),
+        };
+        if table.config().accessor == Accessor::Plain {
+            self.grads.iter_mut().for_each(|grad| *grad /= workers as f32);
+        }
+        table.push_screened(push, &self.grads)
+    }
+}
