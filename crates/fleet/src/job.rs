@@ -8,7 +8,7 @@
 //! all others, which says who it was and what was waiting.
 
 use crate::rings::GroupRing;
-use crate::{Session, exec_options};
+use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, ReduceOp, World};
 use fleet_exec::{ExecOptions, Executor};
@@ -22,6 +22,7 @@ use fleet_ops::Services;
 use fleet_strategy::{DistributedStrategy, Plan, Ranks, RingSpec};
 use fleet_topology::{Env, Topology};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -158,6 +159,45 @@ impl Fleet {
         let hosts = self.topology.hosts();
         let per_node = hosts.iter().map(|host| host.ranks.len()).max().unwrap_or(1);
         Ranks::new(self.topology.rank(), self.topology.worker_num()).per_node(per_node)
+    }
+
+    /// The job's checkpoints, in a folder that all ranks see; all ranks open it, resume and save.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{CheckpointPolicy, DistributedStrategy, Fleet};
+    /// # let folder = std::env::temp_dir().join(format!("fleet-ranks-doc-{}", std::process::id()));
+    /// let fleet = Fleet::collective()?;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 2], DType::F32);
+    /// let loss = x.fc(1).mean();
+    /// let strategy = DistributedStrategy::new().use_gradient_merge(2);
+    /// let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss)?;
+    /// let mut session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+    ///
+    /// let policy = CheckpointPolicy { every_steps: Some(5), ..CheckpointPolicy::default() };
+    /// let mut checkpoints = fleet.checkpoints(&folder, policy)?;
+    /// let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
+    /// let done = resumed.map_or(0, |resumed| resumed.step);
+    /// let x = Tensor::zeros(DType::F32, [4, 2])?;
+    /// for step in done + 1..=10 {
+    ///     session.run(&[("x", &x)], &[])?;
+    ///     checkpoints.after_step(step, &session.programs.main, &session.scope, Default::default)?;
+    /// }
+    /// checkpoints.finish()?;
+    /// fleet.finish()?;
+    /// # std::fs::remove_dir_all(&folder).ok();
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn checkpoints(
+        &self,
+        folder: impl AsRef<Path>,
+        policy: CheckpointPolicy,
+    ) -> Result<Checkpoints> {
+        match &self.link {
+            None => Checkpoints::open(folder, policy),
+            Some(link) => Checkpoints::open_together(folder.as_ref(), policy, &link.everyone),
+        }
     }
 
     /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it, or

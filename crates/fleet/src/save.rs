@@ -140,19 +140,21 @@ pub fn load_inference_model(path: impl AsRef<Path>) -> Result<InferenceModel> {
     Ok(InferenceModel { program, scope, feeds, targets })
 }
 
-fn persistables(program: &Program, which: impl Fn(&Var) -> bool) -> Vec<&str> {
+pub(crate) fn persistables(program: &Program, which: impl Fn(&Var) -> bool) -> Vec<&str> {
     program.vars().filter(|(_, var)| which(var)).map(|(_, var)| var.name.as_str()).collect()
 }
 
-pub(crate) fn collect(
+fn collect(
     program: &Program,
     scope: &Scope,
     which: impl Fn(&Var) -> bool,
 ) -> Result<Vec<(String, Tensor)>> {
-    persistables(program, which)
-        .into_iter()
-        .map(|name| Ok((name.to_string(), scope.tensor(name)?)))
-        .collect()
+    collect_named(scope, &persistables(program, which))
+}
+
+/// Copies of these variables.
+pub(crate) fn collect_named(scope: &Scope, names: &[&str]) -> Result<Vec<(String, Tensor)>> {
+    names.iter().map(|name| Ok((name.to_string(), scope.tensor(name)?))).collect()
 }
 
 fn save_where(

@@ -1,11 +1,16 @@
 //! Jobs of several processes on this machine. The ranks are this test binary, started again to run
 //! [`a_rank`] alone; the test itself plays the launcher.
 
+mod harness;
+mod resume;
+mod strategies;
+
 use fleet::prelude::*;
 use fleet::topology::{Env, Topology};
 use fleet::{DistributedStrategy, Fleet};
-use fleet_net::{Log, StoreServer, Token, Vigilance};
-use std::process::{Child, Command, Output, Stdio};
+use harness::{die_now, run, said};
+use std::path::Path;
+use std::process::Output;
 
 const BATCH: usize = 12;
 const STEPS: usize = 5;
@@ -13,7 +18,9 @@ const STEPS: usize = 5;
 /// What a started rank does; nothing in the process of the tests.
 #[test]
 fn a_rank() {
-    let Ok(job) = std::env::var("FLEET_TEST_JOB") else { return };
+    let Ok(job) = std::env::var(harness::JOB) else { return };
+    let folder = std::env::var(harness::FOLDER).unwrap_or_default();
+    let folder = Path::new(&folder);
     let outcome = match job.as_str() {
         "train" => train_and_print(&DistributedStrategy::new()),
         "train in rings" => {
@@ -23,6 +30,10 @@ fn a_rank() {
         "leave early" => unequal_steps(false),
         "finish early" => unequal_steps(true),
         "die" => die(),
+        "stop and go on" => init().and_then(|fleet| resume::stop_and_go_on(&fleet, folder)),
+        "go on elsewhere" => init().and_then(|fleet| resume::go_on_elsewhere(&fleet, folder)),
+        "die while saving" => init().and_then(|fleet| resume::die_while_saving(&fleet, folder)),
+        "go on after death" => init().and_then(|fleet| resume::go_on_after_death(&fleet, folder)),
         other => panic!("no job {other}"),
     };
     if let Err(error) = outcome {
@@ -102,41 +113,10 @@ fn die() -> Result<()> {
     for number in 0.. {
         step(&mut session, number, 0, 4)?;
         if fleet.worker_index() == 1 && number == 3 {
-            // As the kernel does it: no destructor, no goodbye.
-            Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
-            std::thread::park();
+            die_now();
         }
     }
     Ok(())
-}
-
-/// Starts the ranks of a job and waits for all.
-fn run(job: &str, ranks: usize) -> Vec<Output> {
-    let token = Token::generate().unwrap();
-    let server =
-        StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr()).unwrap();
-    let endpoints: Vec<String> = (0..ranks).map(|rank| format!("127.0.0.1:{}", 1 + rank)).collect();
-    let start = |rank: usize| -> Child {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_rank", "--nocapture", "--test-threads", "1"])
-            .env("FLEET_TEST_JOB", job)
-            .env("FLEET_STORE", server.address().to_string())
-            .env("FLEET_TOKEN", token.to_text())
-            .env("PADDLE_TRAINER_ID", rank.to_string())
-            .env("PADDLE_TRAINERS_NUM", ranks.to_string())
-            .env("PADDLE_TRAINER_ENDPOINTS", endpoints.join(","))
-            .env("PADDLE_CURRENT_ENDPOINT", &endpoints[rank])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
-    let children: Vec<Child> = (0..ranks).map(start).collect();
-    children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// The parameters that a rank has printed.

@@ -1,0 +1,406 @@
+//! A job's checkpoints: one every so many steps or minutes, the last few kept, resumed from the newest
+//! that is whole.
+//!
+//! ```text
+//! folder/
+//!   step-000000000400/     a checkpoint as `fleet_format` writes it
+//!   step-000000000500/
+//! ```
+//!
+//! A checkpoint holds everything that a program keeps between runs (parameters, optimizer state,
+//! schedules, scaling of losses, counters), the scope's step, from which random numbers follow, and
+//! what the caller adds: the cursor of its data. A job that is resumed from it computes the same bits
+//! as one that was never stopped.
+//!
+//! The variables are copied between two steps and written by a thread of their own while training goes
+//! on. A checkpoint appears whole or not at all; one that is found damaged is passed over for the one
+//! before it, and [`Resumed::passed_over`] says so.
+//!
+//! In a job of several ranks ([`Fleet::checkpoints`](crate::Fleet::checkpoints)) rank 0 writes what all
+//! hold, and every rank what it has of its own: sums of gradients that wait, parameters between two
+//! meetings, what was not sent, statistics. The folder is one that all ranks see. With the same number
+//! of ranks each gets its own back; with another number it is handed out anew (see
+//! [`Spread`](crate::strategy::Spread)), so that what waits is neither lost nor counted twice.
+
+mod parts;
+
+use crate::save::{collect_named, persistables, put_all};
+use fleet_base::{Error, Result};
+use fleet_comm::{Group, ReduceOp};
+use fleet_exec::Scope;
+use fleet_format::{Checkpoint, Meta};
+use fleet_ir::Program;
+use fleet_strategy::{LocalVar, local_state};
+use parts::{Loaded, Part};
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// When to save, and how many to keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointPolicy {
+    /// After steps that are multiples of this.
+    pub every_steps: Option<u64>,
+    /// When so much time has gone by since the last one. Ranks go by the clock of rank 0, which tells the
+    /// others in every step.
+    pub every: Option<Duration>,
+    /// Older ones are removed once a new one is whole; at least 1.
+    pub keep_last: usize,
+}
+
+impl Default for CheckpointPolicy {
+    /// Every ten minutes, the last three.
+    fn default() -> Self {
+        let every = Some(Duration::from_secs(600));
+        CheckpointPolicy { every_steps: None, every, keep_last: 3 }
+    }
+}
+
+/// What a job was resumed from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// Steps that were done.
+    pub step: u64,
+    /// What the caller saved beside the variables: on this rank, or on rank 0 where the job had another
+    /// number of ranks.
+    pub entries: BTreeMap<String, String>,
+    /// The same of every rank that saved.
+    pub entries_of_ranks: Vec<BTreeMap<String, String>>,
+    pub path: PathBuf,
+    /// Newer checkpoints that could not be used, and why.
+    pub passed_over: Vec<String>,
+}
+
+/// Saves and resumes one job.
+///
+/// ```
+/// # use fleet::prelude::*;
+/// # use fleet::{CheckpointPolicy, Checkpoints};
+/// # let folder = std::env::temp_dir().join(format!("fleet-job-doc-{}", std::process::id()));
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 2], DType::F32);
+/// net.minimize(x.fc(1).mean(), Adam::new(0.1))?;
+/// let mut session = Session::new(net.build()?, ExecOptions::default())?;
+///
+/// let policy = CheckpointPolicy { every_steps: Some(5), ..CheckpointPolicy::default() };
+/// let mut checkpoints = Checkpoints::open(&folder, policy)?;
+/// let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
+/// let done = resumed.map_or(0, |resumed| resumed.step);
+/// let x = Tensor::zeros(DType::F32, [4, 2])?;
+/// for step in done + 1..=10 {
+///     session.run(&[("x", &x)], &[])?;
+///     let cursor = || [("cursor".to_string(), format!("sample {}", step * 4))].into();
+///     checkpoints.after_step(step, &session.programs.main, &session.scope, cursor)?;
+/// }
+/// checkpoints.finish()?;
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub struct Checkpoints {
+    folder: PathBuf,
+    policy: CheckpointPolicy,
+    writer: Option<JoinHandle<Result<()>>>,
+    last_saved: Instant,
+    place: Place,
+    /// What each rank has of its own, by the program's fingerprint.
+    local: Option<(u128, Vec<LocalVar>)>,
+}
+
+/// This process among those that save together.
+struct Place {
+    rank: usize,
+    ranks: usize,
+    /// The others, if there are any.
+    group: Option<Group>,
+    run: String,
+}
+
+impl Place {
+    /// What rank 0 says, on every rank.
+    fn agree(&self, what: &str, mine: f64) -> Result<f64> {
+        let mut said = [mine];
+        if let Some(group) = &self.group {
+            group.broadcast(what, &mut said, 0)?;
+        }
+        Ok(said[0])
+    }
+
+    /// Whether it holds on every rank.
+    fn all(&self, what: &str, mine: bool) -> Result<bool> {
+        let mut said = [f64::from(u8::from(mine))];
+        if let Some(group) = &self.group {
+            group.all_reduce(what, &mut said, ReduceOp::Min)?;
+        }
+        Ok(said[0] == 1.0)
+    }
+}
+
+impl Checkpoints {
+    /// Those of a job of one process. Makes the folder if it is not there.
+    pub fn open(folder: impl AsRef<Path>, policy: CheckpointPolicy) -> Result<Checkpoints> {
+        let place = Place { rank: 0, ranks: 1, group: None, run: String::new() };
+        Checkpoints::open_at(folder.as_ref(), policy, place)
+    }
+
+    /// Those of a job of several, which all call this.
+    pub(crate) fn open_together(
+        folder: &Path,
+        policy: CheckpointPolicy,
+        group: &Group,
+    ) -> Result<Checkpoints> {
+        let (rank, ranks) = (group.rank(), group.size());
+        let group = Some(group.clone());
+        let mut place = Place { rank, ranks, group, run: String::new() };
+        let number = RandomState::new().hash_one(std::process::id()) & RUN_MASK;
+        place.run = place.agree("checkpoints: run", number as f64)?.to_string();
+        Checkpoints::open_at(folder, policy, place)
+    }
+
+    fn open_at(folder: &Path, policy: CheckpointPolicy, place: Place) -> Result<Checkpoints> {
+        if policy.keep_last == 0 || policy.every_steps == Some(0) {
+            return Err(Error::invalid("the policy of checkpoints makes no sense")
+                .expected("keep_last and every_steps of at least 1")
+                .got(format!("{policy:?}")));
+        }
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+        let (folder, last_saved) = (folder.to_path_buf(), Instant::now());
+        Ok(Checkpoints { folder, policy, writer: None, last_saved, place, local: None })
+    }
+
+    /// Loads the newest checkpoint that is whole, if there is one; of several ranks, all call it and all
+    /// load the same. Damaged ones are passed over; one that is whole but does not fit the program is an
+    /// error, and nothing changes.
+    pub fn resume(&mut self, program: &Program, scope: &mut Scope) -> Result<Option<Resumed>> {
+        let mut passed_over = Vec::new();
+        let local = self.local(program).to_vec();
+        let mut left = self.list()?;
+        loop {
+            let newest = left.last().map_or(-1.0, |(step, _)| *step as f64);
+            let step = self.place.agree("checkpoints: the newest", newest)?;
+            if step < 0.0 {
+                break;
+            }
+            let step = step as u64;
+            left.retain(|(other, _)| *other < step);
+            let path = self.path(step);
+            let loaded = parts::load(&path, (self.place.rank, self.place.ranks), &local);
+            if !self.place.all("checkpoints: can be read", loaded.is_ok())? {
+                passed_over.push(match loaded {
+                    Err(error) => format!("{}: {error}", path.display()),
+                    Ok(_) => format!("{}: another rank could not read it", path.display()),
+                });
+                continue;
+            }
+            let Loaded { mut tensors, step: runs, entries: all } = loaded?;
+            if all.len() == 1 && self.place.ranks > 1 {
+                start_anew(program, scope, &mut tensors)?;
+            }
+            let meta = Meta { step: runs, ..Meta::default() };
+            put_all(&path, program, scope, Checkpoint { tensors, meta })?;
+            let own = if all.len() == self.place.ranks { self.place.rank } else { 0 };
+            let entries = all.get(own).cloned().unwrap_or_default();
+            return Ok(Some(Resumed { step, entries, entries_of_ranks: all, path, passed_over }));
+        }
+        if passed_over.is_empty() {
+            return Ok(None);
+        }
+        Err(Error::invalid("no checkpoint in the folder can be read")
+            .got(passed_over.join("; "))
+            .at(self.folder.display())
+            .help(
+                "move the folder away to start from the beginning; all ranks must see the same one",
+            ))
+    }
+
+    /// To be called after each step with the number of steps done: saves when the policy says so.
+    /// An error of an earlier save that went on in the background comes out here.
+    pub fn after_step(
+        &mut self,
+        step: u64,
+        program: &Program,
+        scope: &Scope,
+        entries: impl FnOnce() -> BTreeMap<String, String>,
+    ) -> Result<()> {
+        let by_steps = self.policy.every_steps.is_some_and(|every| step.is_multiple_of(every));
+        if by_steps || self.is_time(by_steps)? {
+            return self.save(step, program, scope, entries());
+        }
+        if self.writer.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.finish()?;
+        }
+        Ok(())
+    }
+
+    fn is_time(&self, due_anyway: bool) -> Result<bool> {
+        match self.policy.every {
+            Some(every) if !due_anyway => {
+                let due = self.last_saved.elapsed() >= every;
+                let said = self.place.agree("checkpoints: time", f64::from(u8::from(due)))?;
+                Ok(said == 1.0)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Saves now: returns once the variables are copied. Waits for a save that is still being written,
+    /// so that at most one copy is held. Of several ranks, all save the same step.
+    pub fn save(
+        &mut self,
+        step: u64,
+        program: &Program,
+        scope: &Scope,
+        entries: BTreeMap<String, String>,
+    ) -> Result<()> {
+        self.finish()?;
+        if let Some(key) = entries.keys().find(|key| key.starts_with(parts::RESERVED)) {
+            return Err(Error::invalid(format!(
+                "an entry of a checkpoint cannot be called '{key}'"
+            ))
+            .help("names that start with 'fleet.' are Fleet's"));
+        }
+        let part = self.part(program, scope, entries)?;
+        let (folder, keep_last) = (self.folder.clone(), self.policy.keep_last);
+        let path = self.path(step);
+        let write = move || {
+            part.write(&path)?;
+            if part.place.0 == 0 { remove_old(&folder, keep_last) } else { Ok(()) }
+        };
+        let thread = std::thread::Builder::new().name("fleet-checkpoint".into());
+        self.writer = Some(thread.spawn(write).map_err(|error| {
+            Error::exhausted("cannot start the thread that writes checkpoints").got(error)
+        })?);
+        self.last_saved = Instant::now();
+        Ok(())
+    }
+
+    /// Copies what this rank writes.
+    fn part(
+        &mut self,
+        program: &Program,
+        scope: &Scope,
+        entries: BTreeMap<String, String>,
+    ) -> Result<Part> {
+        let local = self.local(program).to_vec();
+        let Place { rank, ranks, run, .. } = &self.place;
+        let is_own = |name: &str| local.iter().any(|var| var.name == name);
+        let (own, common): (Vec<&str>, Vec<&str>) =
+            persistables(program, |var| var.persistable).into_iter().partition(|name| is_own(name));
+        Ok(Part {
+            place: (*rank, *ranks),
+            run: run.clone(),
+            common: if *rank == 0 { collect_named(scope, &common)? } else { Vec::new() },
+            own: collect_named(scope, &own)?,
+            meta: Meta { step: scope.step(), entries },
+            local,
+        })
+    }
+
+    /// What each rank has of its own; a job of one rank has nothing that others do not have.
+    fn local(&mut self, program: &Program) -> &[LocalVar] {
+        let key = program.fingerprint();
+        if self.local.as_ref().is_none_or(|(held, _)| *held != key) {
+            let found = if self.place.ranks > 1 { local_state(program) } else { Vec::new() };
+            self.local = Some((key, found));
+        }
+        self.local.as_ref().map_or(&[], |(_, found)| found)
+    }
+
+    fn path(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("{PREFIX}{step:012}"))
+    }
+
+    /// Waits until everything that this rank saves is on the disk. To be called at the end: dropping waits too, but has
+    /// nobody to tell of an error.
+    pub fn finish(&mut self) -> Result<()> {
+        match self.writer.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(Error::internal("the thread that writes checkpoints panicked")),
+        }
+    }
+
+    /// The checkpoints of the folder with their steps, oldest first.
+    pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
+        list(&self.folder)
+    }
+}
+
+impl Drop for Checkpoints {
+    fn drop(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+const PREFIX: &str = "step-";
+
+/// Bits of a number that a float holds exactly.
+const RUN_MASK: u64 = (1 << 53) - 1;
+
+/// What strategies keep only where there are several ranks.
+const OF_MANY: [&str; 9] = [
+    "@STEP_COUNTER@",
+    "__dgc_counter__",
+    "__dgc_u__",
+    "__dgc_v__",
+    "k_steps",
+    "begin_step",
+    "last_step",
+    "lr_0",
+    "loss_0",
+];
+
+/// A job of one rank goes on with several: what it had no need of starts anew, and snapshots of
+/// parameters are those of the loaded ones.
+fn start_anew(program: &Program, scope: &Scope, tensors: &mut parts::Named) -> Result<()> {
+    for name in persistables(program, |var| var.persistable) {
+        let held = |name: &str| tensors.iter().find(|(other, _)| other == name).map(|it| &it.1);
+        if held(name).is_some() {
+            continue;
+        }
+        let param = name.strip_suffix("@SNAPSHOT").and_then(held);
+        let value = match param {
+            Some(param) => param.try_clone()?,
+            None if OF_MANY.iter().any(|part| name.contains(part)) => scope.tensor(name)?,
+            None => continue,
+        };
+        tensors.push((name.to_string(), value));
+    }
+    Ok(())
+}
+
+fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let entries = fs::read_dir(folder).map_err(|error| Error::io("read", folder, &error))?;
+    let mut found: Vec<(u64, PathBuf)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let step = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+            Some((step, entry.path()))
+        })
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// Rank 0 removes: whoever has written a part of a newer whole checkpoint is done with older ones. What
+/// was begun and never became whole has no manifest and is not counted among those kept, but goes
+/// with the old ones.
+fn remove_old(folder: &Path, keep_last: usize) -> Result<()> {
+    let all = list(folder)?;
+    let kept: Vec<u64> = all
+        .iter()
+        .rev()
+        .filter(|(_, path)| parts::is_whole(path))
+        .take(keep_last)
+        .map(|it| it.0)
+        .collect();
+    let Some(oldest) = kept.last() else { return Ok(()) };
+    for (_, path) in all.iter().filter(|(step, _)| step < oldest) {
+        fs::remove_dir_all(path).map_err(|error| Error::io("remove", path, &error))?;
+    }
+    Ok(())
+}

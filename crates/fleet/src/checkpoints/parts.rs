@@ -1,0 +1,312 @@
+//! One checkpoint of one or many ranks.
+//!
+//! ```text
+//! step-000000000400/              what all ranks hold, by rank 0
+//!   rank-00000/  rank-00001/ ...  what each has of its own; none in a job of one rank
+//! ```
+//!
+//! Every part is a checkpoint by itself, written when its rank gets to it. The whole is there when all
+//! parts are, and all are of the same run of the job: no rank waits for another to save. What ranks
+//! have of their own is handed out anew when other ranks read it: see [`Spread`].
+
+use fleet_base::{Error, Result};
+use fleet_format::{Meta, list_tensors, load_tensors, save_tensors};
+use fleet_strategy::{LocalVar, Spread};
+use fleet_tensor::{DType, Element, Tensor, bf16, f16};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Named tensors.
+pub(super) type Named = Vec<(String, Tensor)>;
+
+/// Entries that are ours.
+pub(super) const RESERVED: &str = "fleet.";
+const RANKS: &str = "fleet.ranks";
+const RUN: &str = "fleet.run";
+const LOCAL: &str = "fleet.local";
+
+/// Ranks that a checkpoint may name: as many as a job may have.
+const RANKS_MAX: usize = 1 << 20;
+
+/// What one rank writes.
+pub(super) struct Part {
+    /// Rank and number of ranks.
+    pub place: (usize, usize),
+    /// Tells the parts of this run from what an earlier one has left in the same folder.
+    pub run: String,
+    /// What all ranks hold; of rank 0.
+    pub common: Named,
+    pub own: Named,
+    /// What ranks have of their own.
+    pub local: Vec<LocalVar>,
+    pub meta: Meta,
+}
+
+impl Part {
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let (rank, ranks) = self.place;
+        if ranks > 1 {
+            self.write_one(&rank_folder(path, rank), &self.own, Vec::new())?;
+        }
+        if rank == 0 {
+            let local = self.local.iter().map(|var| format!("{}\t{}", var.spread, var.name));
+            let local = local.collect::<Vec<_>>().join("\n");
+            let entries = vec![(RANKS, ranks.to_string()), (LOCAL, local)];
+            let entries = if ranks > 1 { entries } else { Vec::new() };
+            self.write_one(path, &self.common, entries)?;
+        }
+        Ok(())
+    }
+
+    fn write_one(&self, path: &Path, tensors: &Named, more: Vec<(&str, String)>) -> Result<()> {
+        let mut meta = self.meta.clone();
+        if self.place.1 > 1 {
+            meta.entries.insert(RUN.to_string(), self.run.clone());
+        }
+        meta.entries.extend(more.into_iter().map(|(key, value)| (key.to_string(), value)));
+        save_tensors(path, tensors.iter().map(|(name, it)| (name.as_str(), it)), &meta)
+    }
+}
+
+fn rank_folder(path: &Path, rank: usize) -> PathBuf {
+    path.join(format!("rank-{rank:05}"))
+}
+
+/// What one rank reads.
+pub(super) struct Loaded {
+    pub tensors: Named,
+    /// The scope's step.
+    pub step: u64,
+    /// What the ranks that saved had added, by rank.
+    pub entries: Vec<BTreeMap<String, String>>,
+}
+
+/// Whether every part is there and belongs to the others; tensors are not read.
+pub(super) fn is_whole(path: &Path) -> bool {
+    let Ok((_, meta)) = list_tensors(path) else { return false };
+    let Ok(head) = Head::read(path, &meta) else { return false };
+    (0..head.ranks).all(|rank| {
+        let part = list_tensors(rank_folder(path, rank));
+        head.ranks == 1 || part.is_ok_and(|(_, meta)| meta.entries.get(RUN) == Some(&head.run))
+    })
+}
+
+/// Reads the checkpoint for a rank; `place` is (rank, number of ranks), `wanted` what its program has of
+/// its own on every rank.
+pub(super) fn load(path: &Path, place: (usize, usize), wanted: &[LocalVar]) -> Result<Loaded> {
+    let common = load_tensors(path)?;
+    let head = Head::read(path, &common.meta)?;
+    let (step, mut tensors) = (common.meta.step, common.tensors);
+    // What the ranks that saved had in common, or had alone, may be shared out now.
+    for (name, tensor) in &mut tensors {
+        let shared = |var: &&LocalVar| var.name == *name && var.spread == Spread::Share;
+        if place.1 > 1 && wanted.iter().any(|var| shared(&var)) {
+            *tensor = combine(&[tensor], Spread::Share, place)?;
+        }
+    }
+    if head.ranks == 1 {
+        return Ok(Loaded { tensors, step, entries: vec![own_entries(common.meta.entries)] });
+    }
+    let mut parts: Vec<BTreeMap<String, Tensor>> = Vec::new();
+    let mut entries = Vec::new();
+    for rank in 0..head.ranks {
+        let path = rank_folder(path, rank);
+        let skip = head.ranks == place.1 && rank != place.0;
+        let meta = match skip {
+            true => list_tensors(&path)?.1,
+            false => {
+                let part = load_tensors(&path)?;
+                parts.push(part.tensors.into_iter().collect());
+                part.meta
+            }
+        };
+        head.check_part(&path, &meta)?;
+        entries.push(own_entries(meta.entries));
+    }
+    for LocalVar { name, spread } in head.local {
+        let values: Option<Vec<&Tensor>> = parts.iter().map(|part| part.get(&name)).collect();
+        let values = values.ok_or_else(|| {
+            Error::invalid(format!("a rank's part of the checkpoint has no '{name}'"))
+                .at(path.display())
+        })?;
+        let tensor = match &values[..] {
+            [own] => own.try_clone()?,
+            all => combine(all, spread, place).map_err(|error| error.at(&name))?,
+        };
+        tensors.push((name, tensor));
+    }
+    Ok(Loaded { tensors, step, entries })
+}
+
+/// What the common part says of the others.
+struct Head {
+    ranks: usize,
+    run: String,
+    local: Vec<LocalVar>,
+}
+
+impl Head {
+    fn read(path: &Path, meta: &Meta) -> Result<Head> {
+        let Some(ranks) = meta.entries.get(RANKS) else {
+            return Ok(Head { ranks: 1, run: String::new(), local: Vec::new() });
+        };
+        let broken = |what: &str| {
+            Err(Error::invalid(format!("the checkpoint's {what} make no sense")).at(path.display()))
+        };
+        let ranks = match ranks.parse() {
+            Ok(ranks) if (2..=RANKS_MAX).contains(&ranks) => ranks,
+            _ => return broken("ranks"),
+        };
+        let mut local = Vec::new();
+        for line in meta.entries.get(LOCAL).into_iter().flat_map(|list| list.lines()) {
+            let Some((spread, name)) = line.split_once('\t') else {
+                return broken("own variables");
+            };
+            let Ok(spread) = spread.parse() else { return broken("own variables") };
+            local.push(LocalVar { name: name.to_string(), spread });
+        }
+        let run = meta.entries.get(RUN).cloned().unwrap_or_default();
+        Ok(Head { ranks, run, local })
+    }
+
+    fn check_part(&self, path: &Path, meta: &Meta) -> Result<()> {
+        let found = meta.entries.get(RUN).map_or("", String::as_str);
+        match found == self.run {
+            true => Ok(()),
+            false => Err(Error::invalid("the rank's part belongs to another run of the job")
+                .expected(&self.run)
+                .got(found)
+                .at(path.display())),
+        }
+    }
+}
+
+fn own_entries(mut entries: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    entries.retain(|key, _| !key.starts_with(RESERVED));
+    entries
+}
+
+/// What rank `place.0` of `place.1` gets of the values of the ranks that saved.
+fn combine(values: &[&Tensor], spread: Spread, place: (usize, usize)) -> Result<Tensor> {
+    let Some(first) = values.first() else {
+        return Err(Error::internal("a variable of no rank"));
+    };
+    if let Some(other) =
+        values.iter().find(|it| it.shape() != first.shape() || it.dtype() != first.dtype())
+    {
+        return Err(Error::invalid("ranks have saved different shapes")
+            .expected(format!("{}{}", first.dtype(), first.shape()))
+            .got(format!("{}{}", other.dtype(), other.shape())));
+    }
+    let parts = match spread {
+        Spread::First => return first.try_clone(),
+        Spread::Mean => values.len() as f64,
+        Spread::Share => place.1 as f64,
+    };
+    match first.dtype() {
+        DType::F32 => floats::<f32>(values, parts, f64::from, |x| x as f32),
+        DType::F64 => floats::<f64>(values, parts, |x| x, |x| x),
+        DType::F16 => floats::<f16>(values, parts, f16::to_f64, f16::from_f64),
+        DType::BF16 => floats::<bf16>(values, parts, bf16::to_f64, bf16::from_f64),
+        DType::I64 => whole::<i64>(values, place, i128::from, |x| x as i64),
+        DType::I32 => whole::<i32>(values, place, i128::from, |x| x as i32),
+        _ => first.try_clone(),
+    }
+}
+
+fn floats<T: Element>(
+    values: &[&Tensor],
+    parts: f64,
+    read: impl Fn(T) -> f64,
+    write: impl Fn(f64) -> T,
+) -> Result<Tensor> {
+    let mut sum = vec![0.0; values[0].as_slice::<T>()?.len()];
+    for tensor in values {
+        sum.iter_mut().zip(tensor.as_slice::<T>()?).for_each(|(sum, x)| *sum += read(*x));
+    }
+    let out: Vec<T> = sum.into_iter().map(|sum| write(sum / parts)).collect();
+    Tensor::from_slice(&out, *values[0].shape())
+}
+
+/// Counts: what does not divide goes to the first ranks.
+fn whole<T: Element>(
+    values: &[&Tensor],
+    (rank, ranks): (usize, usize),
+    read: impl Fn(T) -> i128,
+    write: impl Fn(i128) -> T,
+) -> Result<Tensor> {
+    let mut sum = vec![0i128; values[0].as_slice::<T>()?.len()];
+    for tensor in values {
+        sum.iter_mut().zip(tensor.as_slice::<T>()?).for_each(|(sum, x)| *sum += read(*x));
+    }
+    let (rank, ranks) = (rank as i128, ranks as i128);
+    let share = |sum: i128| sum.div_euclid(ranks) + i128::from(rank < sum.rem_euclid(ranks));
+    let out: Vec<T> = sum.into_iter().map(|sum| write(share(sum))).collect();
+    Tensor::from_slice(&out, *values[0].shape())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_ranks_are_handed_out() {
+        let floats = |values: &[f32]| Tensor::from_slice(values, [values.len() as i64]).unwrap();
+        let (a, b) = (floats(&[1.0, 4.0]), floats(&[3.0, 0.0]));
+        let given = |spread, place| combine(&[&a, &b], spread, place).unwrap().to_vec::<f32>();
+        assert_eq!(given(Spread::Mean, (3, 8)).unwrap(), [2.0, 2.0]);
+        assert_eq!(given(Spread::Share, (3, 8)).unwrap(), [0.5, 0.5]);
+        assert_eq!(given(Spread::First, (3, 8)).unwrap(), [1.0, 4.0]);
+        let counts = [7i64, 3].map(|count| Tensor::from_slice(&[count], [1]).unwrap());
+        let counts = [&counts[0], &counts[1]];
+        let shares: Vec<i64> = (0..4)
+            .map(|rank| combine(&counts, Spread::Share, (rank, 4)).unwrap().item().unwrap())
+            .collect();
+        assert_eq!(shares, [3, 3, 2, 2]);
+        assert!(combine(&[&a, counts[0]], Spread::Mean, (0, 1)).is_err());
+    }
+
+    fn part(rank: usize, ranks: usize, run: &str, own: f32) -> Part {
+        let tensor = |value: f32| Tensor::from_slice(&[value], [1]).unwrap();
+        let named = |name: &str, value: f32| vec![(name.to_string(), tensor(value))];
+        let local = vec![LocalVar { name: "own".into(), spread: Spread::Mean }];
+        let entries = [("cursor".to_string(), format!("{rank}"))].into();
+        let meta = Meta { step: 5, entries };
+        let (mut common, mut own) = (named("common", 7.0), named("own", own));
+        if ranks == 1 {
+            common.append(&mut own);
+        }
+        Part { place: (rank, ranks), run: run.into(), common, own, local, meta }
+    }
+
+    fn own(path: &Path, place: (usize, usize)) -> Result<f32> {
+        let loaded = load(path, place, &[])?;
+        let found = loaded.tensors.iter().find(|(name, _)| name == "own").unwrap();
+        found.1.item::<f32>()
+    }
+
+    #[test]
+    fn a_checkpoint_is_whole_when_all_parts_are() {
+        let path = std::env::temp_dir().join(format!("fleet-parts-{}", std::process::id()));
+        std::fs::remove_dir_all(&path).ok();
+        part(0, 2, "1", 10.0).write(&path).unwrap();
+        assert!(!is_whole(&path) && own(&path, (0, 2)).is_err(), "rank 1 has not saved");
+        part(1, 2, "1", 20.0).write(&path).unwrap();
+        assert!(is_whole(&path));
+        assert_eq!(own(&path, (1, 2)).unwrap(), 20.0);
+        assert_eq!(own(&path, (2, 3)).unwrap(), 15.0);
+        assert_eq!(own(&path, (0, 1)).unwrap(), 15.0);
+        assert_eq!(load(&path, (0, 3), &[]).unwrap().entries[1]["cursor"], "1");
+
+        // The job was started again, and stopped before rank 1 got here.
+        part(0, 2, "2", 30.0).write(&path).unwrap();
+        assert!(!is_whole(&path));
+        let error = own(&path, (1, 2)).unwrap_err().to_string();
+        assert!(error.contains("another run of the job"), "{error}");
+
+        part(0, 1, "", 40.0).write(&path).unwrap();
+        assert!(is_whole(&path));
+        assert_eq!(own(&path, (5, 8)).unwrap(), 40.0);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

@@ -1,0 +1,179 @@
+//! Jobs of several ranks that stop and go on: at the same number of ranks, at others, and after a death
+//! in the middle of a save.
+
+use crate::harness::{all_well, die_now, run_in, said};
+use crate::strategies::{NAMES, session, state, step};
+use fleet::prelude::*;
+use fleet::strategy::{Spread, local_state};
+use fleet::{CheckpointPolicy, Checkpoints, Fleet, ReduceOp};
+use std::path::{Path, PathBuf};
+
+const SAVED: u64 = 5;
+const LAST: u64 = 8;
+
+fn policy(every: u64) -> CheckpointPolicy {
+    CheckpointPolicy { every_steps: Some(every), every: None, keep_last: 2 }
+}
+
+/// Steps up to and with `last`, from where the folder says.
+fn go(fleet: &Fleet, session: &mut Session, folder: &Path, every: u64, last: u64) -> Result<u64> {
+    let mut checkpoints = fleet.checkpoints(folder, policy(every))?;
+    let from = resume(fleet, session, &mut checkpoints)?;
+    for number in from + 1..=last {
+        step(session, fleet, number)?;
+        let rank = fleet.worker_index();
+        let entries = || [("cursor".to_string(), format!("{number} of rank {rank}"))].into();
+        checkpoints.after_step(number, &session.programs.main, &session.scope, entries)?;
+    }
+    checkpoints.finish()?;
+    fleet.barrier_worker()?;
+    Ok(from)
+}
+
+fn resume(fleet: &Fleet, session: &mut Session, checkpoints: &mut Checkpoints) -> Result<u64> {
+    let Session { programs, scope, .. } = session;
+    let Some(resumed) = checkpoints.resume(&programs.main, scope)? else { return Ok(0) };
+    let rank =
+        if resumed.entries_of_ranks.len() == fleet.worker_num() { fleet.worker_index() } else { 0 };
+    assert_eq!(resumed.entries["cursor"], format!("{} of rank {rank}", resumed.step));
+    Ok(resumed.step)
+}
+
+/// Each strategy: stopped behind step 6, gone on from step 5, against never stopped.
+pub fn stop_and_go_on(fleet: &Fleet, folder: &Path) -> Result<()> {
+    for name in NAMES {
+        let folder = folder.join(name);
+        let mut whole = session(fleet, name)?;
+        (1..=LAST).try_for_each(|number| step(&mut whole, fleet, number))?;
+        assert_eq!(go(fleet, &mut session(fleet, name)?, &folder, SAVED, SAVED + 1)?, 0);
+        let mut second = session(fleet, name)?;
+        assert_eq!(go(fleet, &mut second, &folder, SAVED, LAST)?, SAVED);
+        for ((name_a, a), (name_b, b)) in state(&second).iter().zip(&state(&whole)) {
+            assert_eq!(name_a, name_b);
+            assert!(a == b, "{name}: {name_a} on rank {}", fleet.worker_index());
+        }
+        assert_eq!(second.scope.step(), whole.scope.step());
+    }
+    fleet.finish()
+}
+
+/// Each strategy, from the checkpoint of another number of ranks: what waits adds up to the same.
+pub fn go_on_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
+    for name in NAMES {
+        let mut session = session(fleet, name)?;
+        let mut checkpoints = fleet.checkpoints(folder.join(name), policy(SAVED))?;
+        assert_eq!(resume(fleet, &mut session, &mut checkpoints)?, SAVED);
+        let path = folder.join(name).join(format!("step-{SAVED:012}"));
+        let common = fleet::format::load_tensors(&path)?;
+        for (name, tensor) in &common.tensors {
+            if session.scope.contains(name) {
+                let held = session.scope.tensor(name)?;
+                assert_eq!(held.as_bytes(), tensor.as_bytes(), "{name}");
+            }
+        }
+        let old = old_sums(&path)?;
+        // Alone, nothing differs, but what ranks had of their own comes together all the same.
+        let local = match fleet.worker_num() {
+            1 => Vec::new(),
+            _ => local_state(&session.programs.main),
+        };
+        for var in local {
+            let held = session.scope.tensor(&var.name)?;
+            let Ok(held) = held.as_slice::<f32>() else { continue };
+            let held: Vec<f64> = held.iter().map(|v| f64::from(*v)).collect();
+            let new = fleet.util().all_reduce(&held, ReduceOp::Sum)?;
+            let factor = match var.spread {
+                Spread::Share => 1.0,
+                _ => fleet.worker_num() as f64 / OLD_RANKS as f64,
+            };
+            let (_, old) = old.iter().find(|(name, _)| *name == var.name).unwrap();
+            for (new, old) in new.iter().zip(old) {
+                let expected = old * factor;
+                let close = (new - expected).abs() <= 1e-4 * (1e-3 + expected.abs());
+                assert!(close, "{name}: {}: {new} and {expected}", var.name);
+            }
+        }
+        (SAVED + 1..=SAVED + 3).try_for_each(|number| step(&mut session, fleet, number))?;
+        let weight = session.scope.tensor("fc_0.w_0")?.to_vec::<f32>()?;
+        assert!(weight.iter().all(|value| value.is_finite()));
+    }
+    fleet.finish()
+}
+
+const OLD_RANKS: usize = 4;
+
+/// The sums over ranks of what each had of its own.
+fn old_sums(path: &Path) -> Result<Vec<(String, Vec<f64>)>> {
+    let mut sums: Vec<(String, Vec<f64>)> = Vec::new();
+    for rank in 0..OLD_RANKS {
+        let part = fleet::format::load_tensors(path.join(format!("rank-{rank:05}")))?;
+        for (name, tensor) in part.tensors {
+            let Ok(values) = tensor.as_slice::<f32>() else { continue };
+            let values: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
+            match sums.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, sum)) => sum.iter_mut().zip(values).for_each(|(sum, v)| *sum += v),
+                None => sums.push((name, values)),
+            }
+        }
+    }
+    Ok(sums)
+}
+
+const DEATH: u64 = 6;
+
+/// Rank 1 is killed while it writes.
+pub fn die_while_saving(fleet: &Fleet, folder: &Path) -> Result<()> {
+    let mut session = session(fleet, "gradient_merge")?;
+    let mut checkpoints = fleet.checkpoints(folder, policy(1))?;
+    for number in 1.. {
+        step(&mut session, fleet, number)?;
+        let entries = || [("cursor".to_string(), "here".to_string())].into();
+        checkpoints.after_step(number, &session.programs.main, &session.scope, entries)?;
+        if fleet.worker_index() == 1 && number == DEATH {
+            die_now();
+        }
+    }
+    Ok(())
+}
+
+/// What is left is whole, and from there the bits are those of a job that lived.
+pub fn go_on_after_death(fleet: &Fleet, folder: &Path) -> Result<()> {
+    let mut checkpoints = fleet.checkpoints(folder, policy(1))?;
+    let mut second = session(fleet, "gradient_merge")?;
+    let Session { programs, scope, .. } = &mut second;
+    let from = checkpoints.resume(&programs.main, scope)?.unwrap().step;
+    assert!((DEATH - 2..=DEATH + 1).contains(&from), "{from}");
+    let mut whole = session(fleet, "gradient_merge")?;
+    (1..=LAST).try_for_each(|number| step(&mut whole, fleet, number))?;
+    (from + 1..=LAST).try_for_each(|number| step(&mut second, fleet, number))?;
+    assert!(state(&second) == state(&whole));
+    fleet.finish()
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("fleet-ranks-{}-{name}", std::process::id()));
+    std::fs::remove_dir_all(&folder).ok();
+    folder
+}
+
+#[test]
+fn every_strategy_goes_on_at_four_ranks_and_at_others() {
+    let folder = scratch("resume");
+    let text = folder.to_str().unwrap();
+    all_well(&run_in("stop and go on", OLD_RANKS, text));
+    // The newest is that of the last step now: the one of four ranks at step 5 is what is wanted.
+    for ranks in [1, 2, 8] {
+        all_well(&run_in("go on elsewhere", ranks, text));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_death_in_the_middle_of_a_save_leaves_the_one_before() {
+    let folder = scratch("death");
+    let text = folder.to_str().unwrap();
+    let outputs = run_in("die while saving", 3, text);
+    assert!(said(&outputs[0]).contains("rank 1 (host"), "{}", said(&outputs[0]));
+    all_well(&run_in("go on after death", 3, text));
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -1,0 +1,85 @@
+//! Every strategy at a small size, for real ranks.
+
+use fleet::Fleet;
+use fleet::prelude::*;
+use fleet::strategy::{
+    AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, LambConfig, LarsConfig,
+    LocalSgdConfig,
+};
+
+/// What can be switched on.
+pub const NAMES: [&str; 12] = [
+    "plain",
+    "amp",
+    "recompute",
+    "gradient_merge",
+    "lars",
+    "lamb",
+    "localsgd",
+    "adaptive_localsgd",
+    "dgc",
+    "fp16_allreduce",
+    "sync_batch_norm",
+    "hierarchical",
+];
+
+pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
+    let plain = DistributedStrategy::new();
+    let momentum: OptimizerDesc = Momentum::new(0.01, 0.9).into();
+    let amp = AmpConfig::default().with_init_loss_scaling(256.0).with_incr_every_n_steps(2);
+    let strategy = match name {
+        "plain" => plain,
+        "amp" => plain.use_amp(amp),
+        "recompute" => plain.use_recompute(["fc_0.tmp_2"]),
+        "gradient_merge" => plain.use_gradient_merge(3),
+        "lars" => plain.use_lars(LarsConfig::default()),
+        "lamb" => return (plain.use_lamb(LambConfig::default()), Adam::new(0.01).into()),
+        "localsgd" => plain.use_localsgd(LocalSgdConfig::default().with_k_steps(3)),
+        "adaptive_localsgd" => {
+            plain.use_adaptive_localsgd(AdaptiveLocalSgdConfig::default().with_init_k_steps(3))
+        }
+        "dgc" => {
+            let sparsity = [0.75f32, 0.999];
+            let configs = DgcConfig::default().with_rampup_begin_step(2).with_rampup_step(2);
+            plain.use_dgc(configs.with_sparsity(sparsity))
+        }
+        "fp16_allreduce" => plain.with_fp16_allreduce(true),
+        "sync_batch_norm" => plain.with_sync_batch_norm(true),
+        "hierarchical" => {
+            plain.with_use_hierarchical_allreduce(true).with_hierarchical_allreduce_inter_nranks(2)
+        }
+        other => panic!("no strategy {other}"),
+    };
+    (strategy, momentum)
+}
+
+/// Statistics of batches, random numbers, and a parameter that is large enough to be compressed.
+pub fn session(fleet: &Fleet, name: &str) -> Result<Session> {
+    let (strategy, optimizer) = strategy(name);
+    let net = Net::new();
+    net.set_seed(5);
+    let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
+    let hidden = x.fc(Fc::new(32).act(Act::Tanh)).dropout(0.2).batch_norm(BatchNorm::new());
+    let loss = hidden.fc(Fc::new(512).act(Act::Tanh)).fc(1).mse_loss(y, Reduction::Mean);
+    let job = fleet.distributed_optimizer(optimizer, &strategy).minimize(&net, loss)?;
+    fleet.session(net.build()?, &job, ExecOptions::threads(1))
+}
+
+/// One step over this rank's rows.
+pub fn step(session: &mut Session, fleet: &Fleet, number: u64) -> Result<()> {
+    const ROWS: usize = 4;
+    let from = (number as usize * fleet.worker_num() + fleet.worker_index()) * ROWS;
+    let value = |at: usize| ((at * 37 + 11) % 97) as f32 / 97.0 - 0.5;
+    let x: Vec<f32> = (from * 6..(from + ROWS) * 6).map(value).collect();
+    let y: Vec<f32> = (from..from + ROWS).map(|row| value(row * 7 + 3)).collect();
+    let x = Tensor::from_slice(&x, [ROWS as i64, 6])?;
+    let y = Tensor::from_slice(&y, [ROWS as i64, 1])?;
+    session.run(&[("x", &x), ("y", &y)], &[]).map(|_| ())
+}
+
+/// Everything that the scope holds, bit for bit.
+pub fn state(session: &Session) -> Vec<(String, Vec<u8>)> {
+    let scope = &session.scope;
+    let tensor = |name: &str| scope.tensor(name).unwrap().as_bytes().to_vec();
+    scope.names().map(|name| (name.to_string(), tensor(name))).collect()
+}
