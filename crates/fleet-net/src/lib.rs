@@ -41,4 +41,4 @@ pub use socket::resolve;
 pub use store::{Change, Changes, MemoryStore, Store, StoreClient, StoreServer, Swap};
 pub use tcp::{STREAMS_MAX, TcpFabric, TcpOptions};
 pub use time::{Deadline, Limits, Time};
-pub use token::Token;
+pub use token::{Token, random_number};

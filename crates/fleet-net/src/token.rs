@@ -81,6 +81,16 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
+/// A number that no other process draws: the name of a client, of a life of a server.
+///
+/// ```
+/// assert_ne!(fleet_net::random_number()?, fleet_net::random_number()?);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn random_number() -> Result<u64> {
+    random().map(u64::from_le_bytes)
+}
+
 fn from_hex(text: &str) -> Option<[u8; 32]> {
     if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;

@@ -23,7 +23,7 @@ mod sparse;
 mod stats;
 mod sync;
 
-pub use client::{Client, LocalServers};
+pub use client::{Client, LocalServers, RemoteOptions, RemoteServers};
 pub use dense::{DenseConfig, DenseRange, DenseTable, Update, dense_range, dense_ranges};
 pub use entry::Entry;
 pub use finite::NonFinite;
@@ -32,7 +32,7 @@ pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
-pub use server::ServerTables;
+pub use server::{ServerTables, TableServer};
 pub use servers::{JobTables, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,

@@ -3,11 +3,15 @@
 //! [`Client`] is the same wherever the servers are; a [`Transport`] takes requests to them.
 
 mod local;
+#[cfg(test)]
+mod lossy;
 mod place;
+mod remote;
 #[cfg(test)]
 mod tests;
 
 pub use local::LocalServers;
+pub use remote::{RemoteOptions, RemoteServers};
 
 use crate::message::{CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, copy_f32s};
 use crate::{

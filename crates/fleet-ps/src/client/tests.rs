@@ -5,10 +5,10 @@ use crate::{
     CtrAccessor, Initializer, NonFinite, Rule, ServerTables, SparseTable, rule, rule::Sgd,
 };
 
-const SPARSE: u32 = 0;
-const DENSE: u32 = 1;
-const GEO: u32 = 2;
-const STEPS: u32 = 3;
+pub(super) const SPARSE: u32 = 0;
+pub(super) const DENSE: u32 = 1;
+pub(super) const GEO: u32 = 2;
+pub(super) const STEPS: u32 = 3;
 const CLICK: u32 = 4;
 
 fn sparse() -> SparseConfig {
@@ -32,7 +32,7 @@ fn click() -> SparseConfig {
     }
 }
 
-pub(crate) fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
+pub(super) fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
     let tables = vec![
         TableConfig::Sparse(sparse()),
         TableConfig::Dense {

@@ -43,7 +43,11 @@ impl ServerTables {
                 answer.extend(bytes_of(&self.stats(head.table)?.numbers()).iter());
                 Ok(())
             }
-            Method::Compare => self.compare(body.text()?),
+            Method::Compare => {
+                self.compare(body.text()?)?;
+                answer.extend(bytes_of(&[self.server as u64, self.life]).iter());
+                Ok(())
+            }
             Method::Stop => {
                 self.stop();
                 Ok(())

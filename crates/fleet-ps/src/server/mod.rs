@@ -6,9 +6,12 @@
 
 mod answer;
 mod ledger;
+mod listen;
 mod pending;
 
 pub(crate) use ledger::Caller;
+pub use listen::TableServer;
+pub(crate) use listen::hello;
 
 use crate::message::{Head, Method};
 use crate::{
@@ -38,6 +41,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub struct ServerTables {
     job: JobTables,
     server: usize,
+    /// Changes when the tables are lost.
+    life: u64,
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     ledger: Ledger,
@@ -66,6 +71,7 @@ impl ServerTables {
         Ok(ServerTables {
             job: job.clone(),
             server,
+            life: fleet_net::random_number()?,
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
             ledger: Ledger::default(),
@@ -119,6 +125,11 @@ impl ServerTables {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<()> {
+        if caller.worker >= self.job.worker_count {
+            return Err(Error::invalid("a worker is not one of the job's")
+                .expected(format!("a number below {}", self.job.worker_count))
+                .got(caller.worker));
+        }
         let method = Method::parse(method)?;
         let (head, body) = Head::decode(request)?;
         if !method.changes() {

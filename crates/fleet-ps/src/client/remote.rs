@@ -1,0 +1,352 @@
+//! Servers of other processes.
+//!
+//! Each server has a lane: connections that threads take out for one request each, so that requests
+//! of several threads are on their way at once and one that waits at a barrier holds nobody up. A call
+//! first sends to all servers and then takes the answers. What fails is sent again on another
+//! connection until the deadline; servers do it once (`server/ledger.rs`).
+
+use super::{Client, Request, Transport};
+use crate::JobTables;
+use crate::message::{Body, Head, Method};
+use crate::server::{Caller, hello};
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_net::calls::{CallClient, CallOptions};
+use fleet_net::{Abort, Deadline, Limits, Log, Time, Token};
+use std::net::SocketAddr;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// A worker whose servers are elsewhere; see [`TableServer`](crate::TableServer) for an example.
+pub type RemoteServers = Client<Remote>;
+
+/// How a worker talks to its servers.
+#[derive(Clone, Debug)]
+pub struct RemoteOptions {
+    pub calls: CallOptions,
+    /// How long one request is tried, waits for a server that is being started again included
+    /// (`FLAGS_rpc_deadline`).
+    pub deadline: Duration,
+    /// Connections to one server, which are the requests on the way to it.
+    pub connections_max: usize,
+    /// Where it says for whom it waits.
+    pub log: Log,
+    /// Ends every wait.
+    pub abort: Abort,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> RemoteOptions {
+        RemoteOptions {
+            calls: CallOptions::default(),
+            deadline: super::PATIENCE_DEFAULT,
+            connections_max: 16,
+            log: Log::stderr(),
+            abort: Abort::new(),
+        }
+    }
+}
+
+/// Lanes to servers of other processes.
+pub struct Remote {
+    lanes: Vec<Lane>,
+    caller: Caller,
+    /// What the job is, as servers compare it.
+    job: Vec<u8>,
+    resolve: Box<Resolve>,
+    token: Token,
+    options: RemoteOptions,
+}
+
+/// Where a server is now.
+type Resolve = dyn Fn(usize) -> Result<SocketAddr> + Send + Sync;
+
+/// The connections to one server.
+#[derive(Default)]
+struct Lane {
+    pool: Mutex<Pool>,
+    freed: Condvar,
+    /// The server's life as it was at first: its tables are those that we know.
+    life: OnceLock<u64>,
+}
+
+#[derive(Default)]
+struct Pool {
+    idle: Vec<CallClient>,
+    open: usize,
+    /// Since when nobody reaches the server.
+    down: Option<Time>,
+}
+
+/// What a first try may take to connect, for the other servers wait meanwhile.
+const CONNECT_FIRST: Duration = Duration::from_millis(200);
+/// What a later one may take before the address is asked for anew.
+const CONNECT_AGAIN: Duration = Duration::from_secs(1);
+/// Between two tries of a request, doubled from the least to the most.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// How long a server that is to stop is looked for: it may have stopped already.
+const STOP_SPAN: Duration = Duration::from_secs(3);
+
+impl Client<Remote> {
+    /// Connects worker `worker` to the servers at `addresses`, in the job's order; waits for those that
+    /// are not there yet.
+    pub fn connect(
+        job: &JobTables,
+        worker: usize,
+        addresses: &[SocketAddr],
+        token: &Token,
+        options: RemoteOptions,
+    ) -> Result<RemoteServers> {
+        let addresses = addresses.to_vec();
+        if addresses.len() != job.server_count {
+            return Err(Error::invalid("the addresses are not those of the job's servers")
+                .expected(format!("{} addresses", job.server_count))
+                .got(addresses.len()));
+        }
+        let resolve = move |server: usize| {
+            addresses.get(server).copied().ok_or_else(|| Error::internal("an unknown server"))
+        };
+        Self::connect_with(job, worker, resolve, token, options)
+    }
+
+    /// As [`RemoteServers::connect`](Client::connect), where a server that is started again may be at
+    /// another address: `resolve` is asked before every connection.
+    pub fn connect_with(
+        job: &JobTables,
+        worker: usize,
+        resolve: impl Fn(usize) -> Result<SocketAddr> + Send + Sync + 'static,
+        token: &Token,
+        options: RemoteOptions,
+    ) -> Result<RemoteServers> {
+        let text = job.text();
+        let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(text.as_bytes());
+        let remote = Remote {
+            lanes: (0..job.server_count).map(|_| Lane::default()).collect(),
+            caller: Caller { worker, client: fleet_net::random_number()? },
+            job: bytes,
+            resolve: Box::new(resolve),
+            token: token.clone(),
+            options,
+        };
+        let client = Client::over(job, worker, remote)?;
+        let limits = client.transport.limits();
+        for server in 0..job.server_count {
+            let connected = client.transport.insist(server, &limits, None, |_| Ok(()));
+            connected.map_err(|error| client.place(error))?;
+        }
+        Ok(client)
+    }
+}
+
+impl Transport for Remote {
+    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
+        let mut limits = self.limits();
+        let stops = requests.first().is_some_and(|request| request.method == Method::Stop);
+        if stops {
+            limits = limits.at_most(STOP_SPAN);
+        }
+        let sent: Vec<Result<CallClient>> = requests
+            .iter()
+            .map(|request| {
+                let mut connection = self.take(request.server, &limits, CONNECT_FIRST)?;
+                let sent = send(&mut connection, request, &limits);
+                self.keep(request.server, sent, connection).map(|((), connection)| connection)
+            })
+            .collect();
+        let first: Vec<Result<Result<Vec<u8>>>> = requests
+            .iter()
+            .zip(sent)
+            .map(|(request, sent)| {
+                let mut connection = sent?;
+                let answer = connection.receive(&limits).map(|(_, answer)| answer);
+                let (answer, connection) = self.keep(request.server, answer, connection)?;
+                self.give_back(request.server, connection);
+                Ok(answer)
+            })
+            .collect();
+        let outcome = |(request, first): (&Request<'_>, Result<Result<Vec<u8>>>)| {
+            let error = match first {
+                Ok(answer) => return answer,
+                Err(error) => error,
+            };
+            let answer = self.insist(request.server, &limits, Some(error), |connection| {
+                send(connection, request, &limits)?;
+                connection.receive(&limits).map(|(_, answer)| answer)
+            });
+            match answer {
+                // Whoever is not there does not serve.
+                Err(error) if stops && error.kind() == ErrorKind::Unavailable => Ok(Vec::new()),
+                answer => answer?,
+            }
+        };
+        requests.iter().zip(first).map(outcome).collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.options.abort.check()
+    }
+}
+
+impl Remote {
+    fn limits(&self) -> Limits {
+        Limits::new(Deadline::within(self.options.deadline), &self.options.abort)
+    }
+
+    /// Tries on one connection after the other until the deadline; `error` is that of the first try.
+    fn insist<R>(
+        &self,
+        server: usize,
+        limits: &Limits,
+        mut error: Option<Error>,
+        talk: impl Fn(&mut CallClient) -> Result<R>,
+    ) -> Result<R> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            if let Some(error) = error.take() {
+                limits.abort.check()?;
+                let left = limits.deadline.remaining(Time::now());
+                if error.kind() != ErrorKind::Unavailable {
+                    return Err(error.at(self.name(server)));
+                }
+                if left.is_some_and(|left| left <= pause) {
+                    let span = self.options.deadline;
+                    return Err(error.at(format!("{}, tried for {span:?}", self.name(server))));
+                }
+                self.says_down(server, &error);
+                limits.abort.sleep(pause)?;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+            let tried = self.take(server, limits, CONNECT_AGAIN).and_then(|mut connection| {
+                let result = talk(&mut connection);
+                let (result, connection) = self.keep(server, result, connection)?;
+                self.give_back(server, connection);
+                Ok(result)
+            });
+            match tried {
+                Ok(result) => return Ok(result),
+                Err(failed) => error = Some(failed),
+            }
+        }
+    }
+
+    /// A connection that nobody else uses.
+    fn take(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
+        let lane = &self.lanes[server];
+        let mut pool = lane.lock();
+        loop {
+            if let Some(connection) = pool.idle.pop() {
+                return Ok(connection);
+            }
+            if pool.open < self.options.connections_max.max(1) {
+                break;
+            }
+            limits.abort.check()?;
+            // Woken now and then to look at the token.
+            let left = limits.deadline.remaining(Time::now()).unwrap_or(PAUSE_MAX);
+            if left.is_zero() {
+                return Err(Error::unavailable("no connection was free before the deadline"));
+            }
+            let waited = lane.freed.wait_timeout(pool, left.min(PAUSE_MAX));
+            pool = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        pool.open += 1;
+        drop(pool);
+        self.connect(server, limits, span).inspect_err(|_| lane.closed())
+    }
+
+    /// Connects, and makes sure that the server means the same job and still has what we know.
+    fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
+        let address = (self.resolve)(server)?;
+        let options = self.options.calls;
+        let soon = limits.at_most(span);
+        let mut connection =
+            CallClient::connect(address, &self.token, &hello(self.caller), options, &soon)?;
+        let parts: [&[u8]; 2] = [&Head::default().encode(), &self.job];
+        let answer = connection.call(Method::Compare as u8, &parts, limits)?;
+        let mut body = Body(&answer);
+        let (number, life) = (body.u64()?, body.u64()?);
+        if number != server as u64 {
+            return Err(Error::invalid(format!("the server at {address} has another number"))
+                .expected(server)
+                .got(number));
+        }
+        let lane = &self.lanes[server];
+        if *lane.life.get_or_init(|| life) != life {
+            return Err(Error::invalid("a server was started again and has lost its tables")
+                .help("start the job again from a save, or switch durability on")
+                .at(format!("server {server} at {address}")));
+        }
+        if let Some(since) = lane.lock().down.take() {
+            let span = Time::now().since(since).as_secs_f64();
+            self.options.log.line(format!(
+                "worker {}: server {server} at {address} is back after {span:.1} s",
+                self.caller.worker
+            ));
+        }
+        Ok(connection)
+    }
+
+    /// Keeps a connection that did what it should, and closes one that did not.
+    fn keep<R>(
+        &self,
+        server: usize,
+        result: Result<R>,
+        connection: CallClient,
+    ) -> Result<(R, CallClient)> {
+        match result {
+            Ok(result) => Ok((result, connection)),
+            Err(error) => {
+                let lane = &self.lanes[server];
+                lane.closed();
+                // The others were made with it and most likely broke with it.
+                let stale = std::mem::take(&mut lane.lock().idle);
+                stale.iter().for_each(|_| lane.closed());
+                Err(error)
+            }
+        }
+    }
+
+    fn give_back(&self, server: usize, connection: CallClient) {
+        let lane = &self.lanes[server];
+        lane.lock().idle.push(connection);
+        lane.freed.notify_one();
+    }
+
+    /// Says once that a server is being waited for.
+    fn says_down(&self, server: usize, error: &Error) {
+        let mut pool = self.lanes[server].lock();
+        if pool.down.is_none() {
+            pool.down = Some(Time::now());
+            let worker = self.caller.worker;
+            let name = self.name(server);
+            self.options.log.line(format!("worker {worker} waits for {name}: {error}"));
+        }
+    }
+
+    fn name(&self, server: usize) -> String {
+        match (self.resolve)(server) {
+            Ok(address) => format!("server {server} at {address}"),
+            Err(_) => format!("server {server}"),
+        }
+    }
+}
+
+impl Lane {
+    fn lock(&self) -> MutexGuard<'_, Pool> {
+        // A pool is whole between statements.
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self) {
+        self.lock().open -= 1;
+        self.freed.notify_one();
+    }
+}
+
+fn send(connection: &mut CallClient, request: &Request<'_>, limits: &Limits) -> Result<()> {
+    let head = request.head.encode();
+    let mut parts: Vec<&[u8]> = vec![&head];
+    parts.extend(request.parts.iter().map(|part| &part[..]));
+    connection.send(request.method as u8, &parts, limits).map(drop)
+}

@@ -1,0 +1,102 @@
+//! A server that listens: a conversation for every connection.
+
+use super::{Caller, ServerTables};
+use crate::message::{Body, Method};
+use fleet_base::{Error, Result};
+use fleet_net::calls::{CallOptions, CallServer, Conversation};
+use fleet_net::{Log, Token};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+/// Serves the tables of one server until a worker stops it, or it is dropped.
+///
+/// ```
+/// use fleet_net::{Log, Token, calls::CallOptions};
+/// use fleet_ps::{JobTables, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer};
+/// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![] };
+/// let token = Token::generate()?;
+/// let tables = ServerTables::all(&job)?.remove(0);
+/// let options = CallOptions::default();
+/// let server = TableServer::bind("127.0.0.1:0", tables, &token, options, Log::stderr())?;
+/// let addresses = [server.address()];
+/// let worker = RemoteServers::connect(&job, 0, &addresses, &token, RemoteOptions::default())?;
+/// assert!(worker.finish()?, "the last one");
+/// worker.stop()?;
+/// server.run(); // until somebody stops it
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct TableServer {
+    tables: Arc<ServerTables>,
+    calls: CallServer,
+}
+
+impl TableServer {
+    pub fn bind(
+        address: impl ToSocketAddrs + std::fmt::Debug,
+        tables: Arc<ServerTables>,
+        token: &Token,
+        options: CallOptions,
+        log: Log,
+    ) -> Result<TableServer> {
+        let served = tables.clone();
+        let open = move |hello: &[u8], _peer: SocketAddr| {
+            let caller = read_hello(hello);
+            let talk = Talk { tables: served.clone(), caller, agreed: false };
+            Ok(Box::new(talk) as Box<dyn Conversation>)
+        };
+        let calls = CallServer::bind(address, token, options, log, open)?;
+        Ok(TableServer { tables, calls })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.calls.address()
+    }
+
+    /// Connections of workers.
+    pub fn connections(&self) -> usize {
+        self.calls.connections()
+    }
+
+    pub fn tables(&self) -> &Arc<ServerTables> {
+        &self.tables
+    }
+
+    /// Serves until a worker stops the servers.
+    pub fn run(self) {
+        self.tables.wait();
+    }
+}
+
+/// What a client says when it connects: who it is.
+pub(crate) fn hello(caller: Caller) -> Vec<u8> {
+    let mut bytes = (caller.worker as u64).to_le_bytes().to_vec();
+    bytes.extend(caller.client.to_le_bytes());
+    bytes
+}
+
+fn read_hello(bytes: &[u8]) -> Result<Caller> {
+    let mut body = Body(bytes);
+    let (worker, client) = (body.u64()?, body.u64()?);
+    body.end()?;
+    Ok(Caller { worker: usize::try_from(worker).unwrap_or(usize::MAX), client })
+}
+
+/// One connection.
+struct Talk {
+    tables: Arc<ServerTables>,
+    caller: Result<Caller>,
+    /// The client means the same job.
+    agreed: bool,
+}
+
+impl Conversation for Talk {
+    fn call(&mut self, method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()> {
+        let caller = self.caller.clone()?;
+        if !self.agreed && method != Method::Compare as u8 {
+            return Err(Error::invalid("a client asks before it has said which job it means"));
+        }
+        self.tables.call(caller, method, request, answer)?;
+        self.agreed = true;
+        Ok(())
+    }
+}

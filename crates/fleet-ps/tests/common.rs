@@ -1,0 +1,89 @@
+//! A job whose numbers come out exactly, and servers of it.
+
+use fleet_net::calls::CallOptions;
+use fleet_net::{Log, Token};
+use fleet_ps::{
+    Initializer, JobTables, NonFinite, PullMode, RemoteOptions, RemoteServers, Rule, ServerTables,
+    Servers, SparseConfig, TableConfig, TableServer, rule::Sgd,
+};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+pub const SPARSE: u32 = 0;
+pub const DENSE: u32 = 1;
+pub const GEO: u32 = 2;
+pub const STEPS: u32 = 3;
+
+/// Rows of two start at 1 and go down by half of what is pushed.
+pub fn sparse() -> SparseConfig {
+    SparseConfig {
+        rule: Rule::Sgd(Sgd { lr: 0.5 }),
+        initializer: Initializer::Constant(1.0),
+        shard_count: 4,
+        ..SparseConfig::plain(SPARSE, 2)
+    }
+}
+
+pub fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
+    let tables = vec![
+        TableConfig::Sparse(sparse()),
+        TableConfig::Dense {
+            table_id: DENSE,
+            len: 5,
+            rule: Rule::Sgd(Sgd { lr: 0.5 }),
+            non_finite: NonFinite::Refuse,
+        },
+        TableConfig::Geo(SparseConfig { table_id: GEO, ..sparse() }),
+        TableConfig::GlobalStep { table_id: STEPS },
+    ];
+    JobTables { server_count, worker_count, sync, tables }
+}
+
+/// Servers of a job on ports of the system's choice.
+pub struct Fleet {
+    pub job: JobTables,
+    pub token: Token,
+    pub servers: Vec<TableServer>,
+}
+
+impl Fleet {
+    pub fn start(job: &JobTables) -> Fleet {
+        let token = Token::generate().unwrap();
+        let bind = |tables| {
+            let options = CallOptions::default();
+            TableServer::bind("127.0.0.1:0", tables, &token, options, Log::silent()).unwrap()
+        };
+        let servers = ServerTables::all(job).unwrap().into_iter().map(bind).collect();
+        Fleet { job: job.clone(), token, servers }
+    }
+
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.servers.iter().map(TableServer::address).collect()
+    }
+
+    pub fn worker(&self, worker: usize) -> RemoteServers {
+        let (addresses, options) = (self.addresses(), options());
+        RemoteServers::connect(&self.job, worker, &addresses, &self.token, options).unwrap()
+    }
+}
+
+/// Patient enough for any machine; nobody waits so long.
+pub fn options() -> RemoteOptions {
+    RemoteOptions {
+        log: Log::silent(),
+        deadline: Duration::from_secs(120),
+        ..RemoteOptions::default()
+    }
+}
+
+pub fn pull(worker: &RemoteServers, ids: &[u64]) -> Vec<f32> {
+    let mut rows = vec![f32::NAN; ids.len() * 2];
+    worker.pull_sparse(SPARSE, ids, &mut rows, PullMode::Train).unwrap();
+    rows
+}
+
+pub fn dense(worker: &RemoteServers) -> Vec<f32> {
+    let mut values = vec![f32::NAN; 5];
+    worker.pull_dense(DENSE, &mut values).unwrap();
+    values
+}

@@ -1,0 +1,5 @@
+//! Servers and workers over real sockets.
+
+mod common;
+mod remote;
+mod trouble;

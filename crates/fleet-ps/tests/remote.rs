@@ -1,0 +1,163 @@
+//! What goes well, and mistakes that are told.
+
+use crate::common::{DENSE, Fleet, GEO, SPARSE, STEPS, dense, job, options, pull, sparse};
+use fleet_base::ErrorKind;
+use fleet_net::Token;
+use fleet_net::calls::{CallClient, CallOptions};
+use fleet_net::{Limits, Log};
+use fleet_ps::{
+    Arrival, JobTables, LocalServers, PullMode, Push, RemoteOptions, RemoteServers, ServerTables,
+    Servers, SparseConfig, TableConfig,
+};
+use std::time::Duration;
+
+#[test]
+fn remote_servers_are_local_ones() {
+    for server_count in [1, 3] {
+        let job = job(server_count, 2, false);
+        let fleet = Fleet::start(&job);
+        let tables = ServerTables::all(&job).unwrap();
+        let mut rng = fleet_base::rng::Sequence::new(3, 0);
+        let remote: Vec<RemoteServers> = (0..2).map(|worker| fleet.worker(worker)).collect();
+        let local: Vec<LocalServers> =
+            (0..2).map(|worker| LocalServers::new(&tables, worker).unwrap()).collect();
+        for step in 0..40u32 {
+            let ids: Vec<u64> = (0..step * 5).map(|_| rng.below(300)).collect();
+            let grads: Vec<f32> = (0..ids.len() * 2).map(|_| rng.below(9) as f32).collect();
+            let worker = step as usize % 2;
+            let run = |servers: &dyn Servers| {
+                servers.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
+                servers.push_geo(GEO, &ids, &grads).unwrap();
+                servers.push_dense(DENSE, &[step as f32; 5]).unwrap();
+                servers.set_rate_scale(DENSE, 1.0 / (step + 1) as f32).unwrap();
+                let (mut rows, mut values) = (vec![0.0; ids.len() * 2], vec![0.0; 5]);
+                servers.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Train).unwrap();
+                servers.pull_dense(DENSE, &mut values).unwrap();
+                let steps = servers.push_steps(STEPS, step).unwrap();
+                (rows, values, steps, servers.pull_geo(GEO).unwrap())
+            };
+            assert_eq!(run(&remote[worker]), run(&local[worker]), "step {step}");
+        }
+        let (remote, local) = (remote[0].stats(SPARSE).unwrap(), local[0].stats(SPARSE).unwrap());
+        assert_eq!((remote.row_count, remote.pushed), (local.row_count, local.pushed));
+    }
+}
+
+/// Workers train in step; while one waits at the barrier, its other threads go on asking.
+#[test]
+fn a_synchronous_job_and_its_end() {
+    let fleet = Fleet::start(&job(2, 3, true));
+    std::thread::scope(|scope| {
+        for number in 0..3 {
+            let fleet = &fleet;
+            scope.spawn(move || {
+                let worker = fleet.worker(number);
+                for round in 1..=10 {
+                    let own = [10 + number as u64, 1];
+                    worker.push_sparse(SPARSE, Push::new(&own, &[3.0; 4])).unwrap();
+                    worker.push_dense(DENSE, &[6.0 * number as f32; 5]).unwrap();
+                    std::thread::scope(|inner| {
+                        let waits = inner.spawn(|| worker.arrive(Arrival::Sent).unwrap());
+                        while !waits.is_finished() {
+                            worker.pull_dense(DENSE, &mut [0.0; 5]).unwrap();
+                        }
+                    });
+                    let all = -1.5 * round as f32;
+                    assert_eq!(pull(&worker, &[1]), [1.0 + all; 2]);
+                    assert_eq!(dense(&worker), [2.0 * all; 5]);
+                    worker.arrive(Arrival::Received).unwrap();
+                }
+                if worker.finish().unwrap() {
+                    worker.stop().unwrap();
+                }
+            });
+        }
+    });
+    fleet.servers.into_iter().for_each(fleet_ps::TableServer::run);
+}
+
+/// Each mistake is told in its words, and the server serves on.
+#[test]
+fn mistakes_are_told_and_the_server_stays_up() {
+    let fleet = Fleet::start(&job(2, 1, false));
+    let worker = fleet.worker(0);
+    let check = |result: fleet_base::Result<()>, kind: ErrorKind, words: &[&str]| {
+        let error = result.unwrap_err();
+        let text = error.to_string();
+        assert!(error.kind() == kind && words.iter().all(|words| text.contains(words)), "{text}");
+        assert_eq!(pull(&worker, &[77]), [1.0; 2], "it serves on");
+    };
+    check(
+        worker.push_sparse(SPARSE, Push::new(&[5], &[0.0, f32::NAN])),
+        ErrorKind::Numeric,
+        &["got NaN for id 5, column 1", "sparse table 0", "server 1, asked by worker 0"],
+    );
+    check(worker.push_dense(9, &[0.0]), ErrorKind::Invalid, &["no such table", "got 9"]);
+    let connect = |job: &JobTables, token: &Token| {
+        let brief = RemoteOptions { deadline: Duration::from_millis(300), ..options() };
+        RemoteServers::connect(job, 0, &fleet.addresses(), token, brief).map(drop)
+    };
+    let stranger = Token::generate().unwrap();
+    check(connect(&fleet.job, &stranger), ErrorKind::Invalid, &["refused this process's token"]);
+    let mut other = job(2, 1, false);
+    other.tables[0] = TableConfig::Sparse(SparseConfig { dim: 3, ..sparse() });
+    check(
+        connect(&other, &fleet.token),
+        ErrorKind::Invalid,
+        &["tables are not those of this server", "expected", "dim: 2,", "dim: 3,", "server 0"],
+    );
+    let swapped: Vec<_> = fleet.addresses().into_iter().rev().collect();
+    let error = RemoteServers::connect(&fleet.job, 0, &swapped, &fleet.token, options());
+    check(error.map(drop), ErrorKind::Invalid, &["another number: expected 0, got 1"]);
+    let error = RemoteServers::connect(&fleet.job, 0, &swapped[..1], &fleet.token, options());
+    check(error.map(drop), ErrorKind::Invalid, &["expected 2 addresses, got 1"]);
+}
+
+/// Bytes that no client of ours would send.
+#[test]
+fn senseless_requests_are_refused() {
+    let fleet = Fleet::start(&job(1, 1, false));
+    let (address, limits) = (fleet.addresses()[0], Limits::within(Duration::from_secs(60)));
+    let hello = [0u8; 16];
+    let connect = |hello: &[u8]| {
+        CallClient::connect(address, &fleet.token, hello, CallOptions::default(), &limits).unwrap()
+    };
+    let error = connect(&[1, 2]).call(1, &[&[0; 32]], &limits).unwrap_err();
+    assert!(error.to_string().contains("shorter than what it says"), "{error}");
+    let error = connect(&hello).call(2, &[&[0; 32]], &limits).unwrap_err();
+    assert!(error.to_string().contains("before it has said which job"), "{error}");
+    let error = connect(&[9; 16]).call(1, &[&[0; 32]], &limits).unwrap_err();
+    assert!(error.to_string().contains("a worker is not one of the job's"), "{error}");
+    let mut rng = fleet_base::rng::Sequence::new(8, 0);
+    let mut client = connect(&hello);
+    for _ in 0..3000 {
+        let method = rng.below(18) as u8;
+        let bytes: Vec<u8> = (0..rng.below(60)).map(|_| rng.below(5) as u8).collect();
+        // Any outcome but a panic; a stop only ends the wait of who runs the server.
+        let _ = client.call(method, &[&bytes], &limits).map(drop);
+    }
+    assert_eq!(pull(&fleet.worker(0), &[3]).len(), 2);
+}
+
+#[test]
+fn a_server_that_lost_its_tables_is_told_from_one_that_was_away() {
+    let job = job(1, 1, false);
+    let mut fleet = Fleet::start(&job);
+    let worker = fleet.worker(0);
+    let address = fleet.addresses()[0];
+    drop(fleet.servers.pop());
+    let tables = ServerTables::all(&job).unwrap().remove(0);
+    let options = CallOptions::default();
+    let again =
+        fleet_ps::TableServer::bind(address, tables, &fleet.token, options, Log::silent()).unwrap();
+    let error = worker.push_dense(DENSE, &[1.0; 5]).unwrap_err();
+    assert!(error.to_string().contains("started again and has lost its tables"), "{error}");
+    drop(again);
+    let patient = crate::common::options();
+    let brief = RemoteOptions { deadline: Duration::from_millis(200), ..patient };
+    let addresses = [address];
+    let error =
+        RemoteServers::connect(&job, 0, &addresses, &fleet.token, brief).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains(&format!("server 0 at {address}")), "{error}");
+}
