@@ -5,6 +5,7 @@ mod demo;
 mod output;
 
 use clap::Parser;
+use fleet::Fleet;
 use fleet_launch::Builtins;
 use fleet_topology::Env;
 use output::Output;
@@ -16,7 +17,11 @@ const BUILTINS: Builtins =
 
 /// A built-in job of fleetrun
 #[derive(Parser)]
-#[command(name = "fleetrun demo:NAME", bin_name = "fleetrun demo:NAME")]
+#[command(
+    name = "fleetrun demo:NAME",
+    bin_name = "fleetrun demo:NAME",
+    override_usage = "fleetrun [FLAGS] demo:NAME [OPTIONS]"
+)]
 struct DemoCommand {
     #[command(flatten)]
     demo: demo::DemoArgs,
@@ -28,7 +33,7 @@ fn main() -> ExitCode {
     if args.first().is_some_and(|first| first == BUILTINS.argument) {
         // The hidden argument takes the place of the program's name.
         let command = DemoCommand::parse_from(args);
-        return Output::run(|out| demo::run(&command.demo, out));
+        return Output::run(|out| demo::run(&command.demo, &Fleet::collective()?, out));
     }
     ExitCode::from(fleet_launch::main(args, &Env::process(), &BUILTINS))
 }

@@ -94,8 +94,13 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         Command::Strategy(command) => strategy::run(&command, out),
         Command::Env(args) => env::run(&args, out),
         Command::Rewrite(args) => rewrite::rewrite(&args, out),
-        Command::Demo(args) => demo::run(&args, out),
+        Command::Demo(args) => demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),
     }
+}
+
+/// One worker, whatever the environment says.
+fn alone() -> fleet::Result<fleet::Fleet> {
+    fleet::Fleet::init(fleet::Topology::collective(&fleet::topology::Env::new())?)
 }

@@ -8,6 +8,7 @@ use crate::options::{Mode, Options, Who};
 use crate::ports::Ports;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, Token, names};
+use std::path::PathBuf;
 
 /// One process: where it listens, which machine it is on, the devices that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +52,8 @@ pub struct Run {
     pub store: Option<Endpoint>,
     pub token: Option<Token>,
     pub restarts: u32,
+    /// A file in which the first worker may say how far it is.
+    pub progress: Option<PathBuf>,
 }
 
 /// A process to start here.
@@ -99,7 +102,12 @@ impl Cluster {
         let mut add = |role: Role, places: &[Place], first: usize, local: &mut usize| {
             for (index, place) in places.iter().enumerate() {
                 if place.node == self.node {
-                    made.push(self.process(role, first + index, *local, place));
+                    let mut process = self.process(role, first + index, *local, place);
+                    if let Some(path) = run.progress.as_ref().filter(|_| process.log == FIRST_LOG) {
+                        let path = path.display().to_string();
+                        process.env.push((names::FLEET_PROGRESS, Some(path)));
+                    }
+                    made.push(process);
                     *local += 1;
                 }
             }
@@ -638,7 +646,11 @@ const PLACE_VARIABLES: &[&str] = &[
     names::FLEET_STORE,
     names::FLEET_TOKEN,
     names::FLEET_TOKEN_FILE,
+    names::FLEET_PROGRESS,
 ];
+
+/// The log of the first worker of a machine.
+pub const FIRST_LOG: &str = "workerlog.0";
 
 /// Traffic within the job goes to its peers, not to a proxy.
 const PROXIES: &[&str] = &["http_proxy", "https_proxy"];

@@ -38,6 +38,11 @@ impl Console {
         }
     }
 
+    /// Whether somebody sees a status line.
+    pub fn draws(&self) -> bool {
+        self.is_terminal && self.verbosity >= Verbosity::Normal
+    }
+
     /// What a followed process wrote.
     pub fn follow(&mut self, role: Role, rank: usize, bytes: &[u8]) {
         if bytes.is_empty() {
@@ -133,7 +138,7 @@ impl Console {
 
     /// Draws the status line, where there is a terminal and nobody is in the middle of a line.
     pub fn status(&mut self, running: &str, elapsed: Duration) {
-        if !self.is_terminal || self.is_mid_line || self.verbosity < Verbosity::Normal {
+        if !self.draws() || self.is_mid_line {
             return;
         }
         let seconds = elapsed.as_secs();

@@ -12,7 +12,7 @@ use crate::options::{Follow, Mode, Options, Verbosity};
 use crate::ports::SystemPorts;
 use crate::script::{Builtins, Program};
 use crate::several::{self, Members};
-use crate::supervisor::{Death, End, Event, Rules, Supervisor};
+use crate::supervisor::{Death, End, Ended, Event, Rules, Supervisor};
 use crate::tables;
 use crate::words::counted;
 use fleet_base::{Error, Result};
@@ -70,15 +70,15 @@ impl Job {
     }
 
     fn run(self, begun: Instant) -> Result<u8> {
+        if self.program.is_builtin {
+            refuse_builtin_with_servers(&self.options)?;
+        }
         let mut ports = SystemPorts::new(self.options.start_port);
         let members = several::members(&self.options, &self.env, &self.machine, &mut ports)?;
-        if self.program.is_builtin {
-            refuse_distributed_builtin(&members)?;
-        }
         let token = self.token(&members)?;
         logs::make_folder(&self.options.log_dir)?;
         let scratch = Scratch::new()?;
-        let run = Run {
+        let mut run = Run {
             job_id: self.options.job_id.clone(),
             pod: random_hex(3)?,
             mark: random_hex(16)?,
@@ -88,9 +88,13 @@ impl Job {
             store: None,
             token: Some(token.clone()),
             restarts: 0,
+            progress: None,
         };
         let follows_many = self.options.follow == Follow::All;
         let console = Console::new(&self.options, &self.env, Some(token), follows_many);
+        if console.draws() {
+            run.progress = Some(scratch.path.join("progress"));
+        }
         let (sender, events) = channel();
         listen(sender.clone())?;
         become_reaper();
@@ -124,6 +128,7 @@ impl Job {
             log_dir: options.log_dir.clone(),
             // As the original does: collective logs grow, the others begin anew.
             new_logs: options.log_overwrite || options.mode != Mode::Collective,
+            progress: None,
         }
     }
 
@@ -172,7 +177,11 @@ impl Attempts<'_> {
             if let Some(master) = &self.run.master {
                 self.run.store = Some(Endpoint::new(&master.host, store.address().port()));
             }
-            match self.one(cluster, None)? {
+            let attempt = link::attempt(&self.run.job_id, self.run.restarts.into());
+            let tell = |ended: &Ended| {
+                store.report_end(&attempt, &link::member(ended), &ended.how);
+            };
+            match self.one(cluster, None, &tell)? {
                 End::Failed(death) if self.run.restarts < allowed => {
                     self.run.restarts += 1;
                     self.abort_line(&death, cluster);
@@ -220,8 +229,14 @@ impl Attempts<'_> {
     }
 
     /// Starts the processes of this machine and sees to them until they have ended.
-    pub fn one(&mut self, cluster: &Cluster, link: Option<(&Link, u64)>) -> Result<End> {
+    pub fn one(
+        &mut self,
+        cluster: &Cluster,
+        link: Option<(&Link, u64)>,
+        tell_ended: &dyn Fn(&Ended),
+    ) -> Result<End> {
         let processes = cluster.processes(&self.run, &self.job.env);
+        self.rules.progress = self.run.progress.clone();
         self.announce(cluster, &processes)?;
         let mut supervisor = Supervisor::new(
             &self.rules,
@@ -232,6 +247,7 @@ impl Attempts<'_> {
             &mut self.guard,
             &self.oom,
             link,
+            tell_ended,
         );
         let end = supervisor.run(processes);
         // A later start adds to the logs of this one.
@@ -335,20 +351,15 @@ fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &s
     )
 }
 
-/// Demos train in one process until the distributed runtime is connected to them.
-fn refuse_distributed_builtin(members: &Members) -> Result<()> {
-    let got = match members {
-        Members::Alone(cluster) => {
-            if cluster.mode == Mode::Collective && cluster.workers.len() == 1 {
-                return Ok(());
-            }
-            format!("{} workers, {} servers", cluster.workers.len(), cluster.servers.len())
-        }
-        Members::Several(_) => "several machines".to_string(),
-    };
-    Err(Error::unsupported("built-in jobs do not run on several processes yet")
-        .expected("one worker: fleetrun demo:NAME")
-        .got(got))
+/// Demos have nothing to do for servers until they are connected to them.
+fn refuse_builtin_with_servers(options: &Options) -> Result<()> {
+    if options.mode == Mode::Collective {
+        return Ok(());
+    }
+    let (servers, workers) = (options.ps.servers.len(), options.ps.workers.len());
+    Err(Error::unsupported("built-in jobs do not train with parameter servers yet")
+        .expected("workers alone: fleetrun --nproc_per_node N demo:NAME")
+        .got(format!("{} and {}", counted(Role::Server, servers), counted(Role::Worker, workers))))
 }
 
 /// Signals arrive as events, from a thread of their own.

@@ -9,6 +9,7 @@
 //! | `node/ID` | that machine | its host, wanted number, processes with their ports |
 //! | `beat/ID` | that machine, every second | a counter |
 //! | `result/GENERATION/ID` | that machine | how its processes ended |
+//! | `ended/GENERATION/RANK` | the machine of that worker, at once | its process, and how it ended |
 //! | `left/ID`, `bye/ID` | that machine | it goes; it has read that the job is over |
 //!
 //! A plan has a generation and a state: `run` (start these processes), `stop` (end them, another
@@ -19,7 +20,7 @@ use crate::words;
 use fleet_base::Result;
 use fleet_net::{Limits, Store};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// What the leader keeps to.
@@ -46,6 +47,9 @@ pub struct Leader<'a> {
     /// Makes a store for the processes of a generation and gives its address.
     new_store: &'a mut dyn FnMut() -> Result<String>,
     say: &'a dyn Fn(String),
+    /// Tells the workers of a generation that one of them has ended: its rank, and what its machine says.
+    ended: &'a dyn Fn(u64, usize, &Value),
+    ended_told: BTreeSet<String>,
     generation: u64,
     failures: u32,
     members: Vec<String>,
@@ -68,6 +72,7 @@ impl<'a> Leader<'a> {
         own: &'a str,
         new_store: &'a mut dyn FnMut() -> Result<String>,
         say: &'a dyn Fn(String),
+        ended: &'a dyn Fn(u64, usize, &Value),
     ) -> Leader<'a> {
         Leader {
             store,
@@ -75,6 +80,8 @@ impl<'a> Leader<'a> {
             own,
             new_store,
             say,
+            ended,
+            ended_told: BTreeSet::new(),
             generation: 0,
             failures: 0,
             members: Vec::new(),
@@ -339,11 +346,25 @@ impl<'a> Leader<'a> {
             }
         }
         self.left = self.ids("left/")?;
+        self.pass_on_ends(&limits)?;
         self.results.clear();
         let prefix = format!("result/{}/", self.generation);
         for (key, value) in self.store.list(&prefix, &limits)? {
             if let Ok(result) = serde_json::from_slice(&value) {
                 self.results.insert(key[prefix.len()..].to_string(), result);
+            }
+        }
+        Ok(())
+    }
+
+    fn pass_on_ends(&mut self, limits: &Limits) -> Result<()> {
+        let prefix = format!("ended/{}/", self.generation);
+        for (key, value) in self.store.list(&prefix, limits)? {
+            let rank = key[prefix.len()..].parse();
+            if let (Ok(rank), Ok(value)) = (rank, serde_json::from_slice(&value))
+                && self.ended_told.insert(key)
+            {
+                (self.ended)(self.generation, rank, &value);
             }
         }
         Ok(())
@@ -418,7 +439,7 @@ mod tests {
         let store = store.clone();
         std::thread::spawn(move || {
             let mut new_store = || Ok("10.0.0.1:1".to_string());
-            Leader::new(&store, &rules, "10.0.0.1", &mut new_store, &|_| ()).lead()
+            Leader::new(&store, &rules, "10.0.0.1", &mut new_store, &|_| (), &|_, _, _| ()).lead()
         })
     }
 

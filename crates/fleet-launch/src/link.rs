@@ -3,12 +3,13 @@
 use crate::cluster::{Cluster, Place};
 use crate::leader::{Leader, LeaderRules};
 use crate::options::{Mode, Options};
-use crate::supervisor::{End, Event};
+use crate::supervisor::{End, Ended, Event};
 use crate::words;
 use fleet_base::{Error, ErrorKind, Result};
-use fleet_net::{Limits, Log, Store, StoreClient, StoreServer, Vigilance};
+use fleet_net::{Limits, Log, Member, Store, StoreClient, StoreServer, Vigilance};
 use fleet_topology::{Endpoint, Token};
 use serde_json::{Value, json};
+use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -22,6 +23,8 @@ pub struct Join {
     /// This machine answers at the master's address: always, if it can, or never.
     pub hosting: Hosting,
     pub id: String,
+    /// The job's name, which its processes know.
+    pub job_id: String,
     /// The value of `node/ID`, without the order of arrival.
     pub node: Value,
     pub host: String,
@@ -139,6 +142,13 @@ impl Link {
         self.tell(&format!("result/{generation}/{}", self.id), &value.to_string());
     }
 
+    /// Tells all workers of a generation, through the leader, that one of them has ended.
+    pub fn tell_ended(&self, generation: u64, ended: &Ended) {
+        let member = member(ended);
+        let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid, "how": ended.how });
+        self.tell(&format!("ended/{generation}/{}", ended.rank), &value.to_string());
+    }
+
     /// Has read that the job is over, or leaves it before that.
     pub fn leave(mut self, is_over: bool) {
         let key = if is_over { "bye" } else { "left" };
@@ -173,6 +183,17 @@ impl Link {
     }
 }
 
+/// The name under which the processes of an attempt meet, as they will know it.
+pub(crate) fn attempt(job_id: &str, generation: u64) -> String {
+    let restarts = u32::try_from(generation).unwrap_or(u32::MAX);
+    fleet_topology::Job { id: Some(job_id.to_string()), restarts, ..Default::default() }.attempt()
+}
+
+/// A process of this machine as the others of its job know it.
+pub(crate) fn member(ended: &Ended) -> Member {
+    Member { pid: ended.pid, ..fleet_net::host::own_member(ended.rank) }
+}
+
 /// The store of the job, when this machine is the one that answers.
 fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
     if join.hosting == Hosting::Never {
@@ -203,6 +224,7 @@ fn lead(
     events: &Sender<Event>,
 ) -> Result<JoinHandle<()>> {
     let (rules, own, host) = (join.rules.clone(), join.id.clone(), join.host.clone());
+    let job_id = join.job_id.clone();
     let (token, shared, events) = (token.clone(), shared.clone(), events.clone());
     spawn("leader", move || {
         let said = |line: String| {
@@ -210,7 +232,15 @@ fn lead(
             let _ = events.send(Event::News);
         };
         // Each generation has a store of its own, with nothing of the one before in it.
-        let mut job_store = None;
+        let job_store = RefCell::new(None::<StoreServer>);
+        let ended = |generation: u64, rank: usize, value: &Value| {
+            let text = |name: &str| value[name].as_str().unwrap_or_default().to_string();
+            let pid = value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+            if let (Some(store), Some(pid)) = (&*job_store.borrow(), pid) {
+                let member = Member { rank, host: text("host"), host_id: text("host_id"), pid };
+                store.report_end(&attempt(&job_id, generation), &member, &text("how"));
+            }
+        };
         let mut new_store = || {
             drop(job_store.take());
             let here = (host.as_str(), 0).to_socket_addrs().ok().and_then(|mut all| all.next());
@@ -218,11 +248,13 @@ fn lead(
             let bound = here.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
             let server = StoreServer::bind(bound, &token, Vigilance::default(), Log::silent())?;
             let endpoint = Endpoint::new(host.clone(), server.address().port());
-            job_store = Some(server);
+            job_store.replace(Some(server));
             Ok(endpoint.to_string())
         };
-        let led = StoreClient::connect(address, &token, &Limits::within(CALL_TIME))
-            .and_then(|store| Leader::new(&store, &rules, &own, &mut new_store, &said).lead());
+        let led =
+            StoreClient::connect(address, &token, &Limits::within(CALL_TIME)).and_then(|store| {
+                Leader::new(&store, &rules, &own, &mut new_store, &said, &ended).lead()
+            });
         if let Err(error) = led {
             shared.lock().broken.get_or_insert(error.at("the leader of the job"));
             let _ = events.send(Event::News);

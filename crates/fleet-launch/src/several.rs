@@ -10,7 +10,7 @@ use crate::link::{self, Hosting, Join, Link, Plan};
 use crate::machine::Machine;
 use crate::options::{ElasticLevel, Mode, Nodes, Options, Who};
 use crate::ports::Ports;
-use crate::supervisor::{Death, End, Event};
+use crate::supervisor::{Death, End, Ended, Event};
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, names};
 use serde_json::Value;
@@ -191,6 +191,7 @@ impl Attempts<'_> {
             master: meeting.master.clone(),
             hosting: meeting.hosting,
             id: id.clone(),
+            job_id: self.run.job_id.clone(),
             node: meeting.node.clone(),
             host: meeting.host.clone(),
             token,
@@ -245,7 +246,8 @@ impl Attempts<'_> {
 
     /// Runs the processes of one generation; whatever goes wrong is an end that others must hear of.
     fn generation(&mut self, cluster: &Cluster, link: &Link, generation: u64) -> End {
-        let end = match self.one(cluster, Some((link, generation))) {
+        let tell = |ended: &Ended| link.tell_ended(generation, ended);
+        let end = match self.one(cluster, Some((link, generation)), &tell) {
             Ok(end) => end,
             Err(error) => {
                 self.console.error(&error.to_string());

@@ -5,7 +5,7 @@
 //! in [`Supervisor::run`]; what it does to children is in the functions below.
 
 use crate::child::{self, Child};
-use crate::cluster::Process;
+use crate::cluster::{FIRST_LOG, Process};
 use crate::console::Console;
 use crate::guard::{self, Guard};
 use crate::link::Link;
@@ -47,6 +47,15 @@ pub struct Death {
     pub code: u8,
 }
 
+/// A worker that has ended badly, for those of its job who wait for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub rank: usize,
+    pub pid: u32,
+    /// `killed by SIGKILL (9)`.
+    pub how: String,
+}
+
 /// What the supervisor keeps to.
 #[derive(Clone)]
 pub struct Rules {
@@ -57,6 +66,8 @@ pub struct Rules {
     pub follow: Follow,
     pub log_dir: PathBuf,
     pub new_logs: bool,
+    /// Where the first worker says how far it is, when somebody sees it.
+    pub progress: Option<PathBuf>,
 }
 
 pub struct Supervisor<'a> {
@@ -69,6 +80,8 @@ pub struct Supervisor<'a> {
     pub oom: &'a OomWatch,
     /// The other machines, and the generation that is run for them.
     pub link: Option<(&'a Link, u64)>,
+    /// Tells the workers of the job, at once, that one of them has ended.
+    pub tell_ended: &'a dyn Fn(&Ended),
     children: Vec<Child>,
     followers: Vec<(Role, usize, Follower)>,
     /// Deaths whose process is to be started again.
@@ -87,6 +100,7 @@ impl<'a> Supervisor<'a> {
         guard: &'a mut Guard,
         oom: &'a OomWatch,
         link: Option<(&'a Link, u64)>,
+        tell_ended: &'a dyn Fn(&Ended),
     ) -> Supervisor<'a> {
         let now = Instant::now();
         Supervisor {
@@ -98,6 +112,7 @@ impl<'a> Supervisor<'a> {
             guard,
             oom,
             link,
+            tell_ended,
             children: Vec::new(),
             followers: Vec::new(),
             due: Vec::new(),
@@ -119,6 +134,10 @@ impl<'a> Supervisor<'a> {
             let first = reason.lines().next().unwrap_or_default();
             self.console.say(&format!("fleetrun: {first}"));
         }
+        if matches!(end, Ok(End::Failed(_))) && self.rules.mode == Mode::Collective {
+            // Those who wait for the dead have been told, and write it into their logs.
+            self.await_all(LAST_WORDS_TIME, &mut None);
+        }
         // An error must not leave children either.
         let stopped = self.stop(matches!(end, Ok(End::Finished)));
         self.show_logs();
@@ -136,7 +155,7 @@ impl<'a> Supervisor<'a> {
             let follows = match self.rules.follow {
                 Follow::Nobody => false,
                 Follow::All => true,
-                Follow::First => process.role == Role::Worker && process.log == "workerlog.0",
+                Follow::First => process.log == FIRST_LOG,
             };
             let (role, rank) = (process.role, process.rank);
             let new_log = self.rules.new_logs;
@@ -209,6 +228,7 @@ impl<'a> Supervisor<'a> {
     /// What the ends mean: nothing, another start, or the end of the job.
     fn judge(&mut self, mut ended: Vec<usize>) -> Option<Death> {
         ended.retain(|index| self.children[*index].ended.is_some_and(|status| !status.success()));
+        ended.iter().for_each(|index| self.tell(*index));
         // Of several at once, one that was killed explains those that then failed.
         ended.sort_by_key(|index| {
             self.children[*index].ended.and_then(|status| status.code()).is_some()
@@ -226,6 +246,23 @@ impl<'a> Supervisor<'a> {
             }
         }
         fatal
+    }
+
+    /// Workers of a collective job stand or fall together, and know each other by rank.
+    fn tell(&self, index: usize) {
+        let child = &self.children[index];
+        let Some(status) = child.ended else { return };
+        if self.rules.mode != Mode::Collective || child.process.role != Role::Worker {
+            return;
+        }
+        let said = child::describe(status);
+        let mut how = said.strip_prefix("was ").unwrap_or(&said).to_string();
+        if child::code(status) == KILLED_CODE
+            && let Some(evidence) = self.oom.evidence(child.pid())
+        {
+            how += &format!(", likely out of memory ({evidence})");
+        }
+        (self.tell_ended)(&Ended { rank: child.process.rank, pid: child.pid(), how });
     }
 
     /// Processes of a collective job are started again together, by the job.
@@ -323,7 +360,7 @@ impl<'a> Supervisor<'a> {
             child.pid(),
             child.lived().as_secs_f64(),
         );
-        if code == 128 + Signal::SIGKILL as u8 {
+        if code == KILLED_CODE {
             report += &match self.oom.evidence(child.pid()) {
                 Some(evidence) => format!(", likely out of memory ({evidence})"),
                 None => ", by somebody from outside: the kernel says nothing of memory".to_string(),
@@ -425,11 +462,25 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// What the first worker says of how far it is.
+    fn progress(&self) -> Option<String> {
+        use std::io::Read;
+        let file = std::fs::File::open(self.rules.progress.as_ref()?).ok()?;
+        let mut bytes = Vec::new();
+        file.take(PROGRESS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        one_line(&String::from_utf8_lossy(&bytes))
+    }
+
     fn show_status(&mut self) {
-        if self.status_shown.elapsed() < STATUS_PERIOD {
+        let progress = self.progress();
+        let period = if progress.is_some() { PROGRESS_PERIOD } else { STATUS_PERIOD };
+        if self.status_shown.elapsed() < period {
             return;
         }
         self.status_shown = Instant::now();
+        if let Some(progress) = progress {
+            return self.console.status(&progress, self.begun.elapsed());
+        }
         let count = |role: Role| {
             self.children.iter().filter(|it| it.is_running() && it.process.role == role).count()
         };
@@ -442,6 +493,14 @@ impl<'a> Supervisor<'a> {
             .collect();
         self.console.status(&format!("{} running", running.join(", ")), self.begun.elapsed());
     }
+}
+
+/// The first line of a text that anybody may have written, as far as it fits behind the clock on 80
+/// columns.
+fn one_line(text: &str) -> Option<String> {
+    let line: String =
+        text.lines().next()?.chars().filter(|c| !c.is_control()).take(COLUMNS).collect();
+    (!line.trim().is_empty()).then_some(line)
 }
 
 /// A crash at once is likely to happen again: each start waits longer.
@@ -473,6 +532,12 @@ fn reap_orphans(_: &[Child], _: u32) {}
 /// How often logs and children are looked at when nothing wakes us.
 const TICK: Duration = Duration::from_millis(50);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
+/// How often the line of the first worker is drawn.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
+/// Of a terminal, less the clock.
+const COLUMNS: usize = 69;
+/// More than a line.
+const PROGRESS_BYTES_MAX: u64 = 1 << 10;
 /// Lines of a log in a report.
 const LAST_LINES: usize = 20;
 /// Restarts of a server when nothing was said.
@@ -484,5 +549,22 @@ const LEAVE_TIME: Duration = Duration::from_millis(500);
 const KILL_TIME: Duration = Duration::from_secs(5);
 /// Orphans reaped at once; the next tick takes more.
 const ORPHANS_MAX: usize = 1000;
+/// How long the others of a collective job may take to say what they wait for, before they are stopped.
+const LAST_WORDS_TIME: Duration = Duration::from_millis(300);
+/// Of a process that SIGKILL ended.
+const KILLED_CODE: u8 = 128 + Signal::SIGKILL as u8;
 /// What `timeout` exits with.
 const HANG_CODE: u8 = 124;
+
+#[cfg(test)]
+mod tests {
+    use super::{COLUMNS, one_line};
+
+    #[test]
+    fn a_line_of_progress_is_one_line() {
+        assert_eq!(one_line("40 %\nmore").as_deref(), Some("40 %"));
+        assert_eq!(one_line("\x1b[2J\r40 %").as_deref(), Some("[2J40 %"));
+        assert_eq!(one_line(&"x".repeat(500)).unwrap().len(), COLUMNS);
+        assert_eq!((one_line(""), one_line(" \n")), (None, None));
+    }
+}

@@ -9,7 +9,7 @@ pub enum Reader {
     RoleMaker,
     /// `fleetrun`.
     Launcher,
-    /// Nobody of ours: it is written for users' scripts.
+    /// It is written for users' scripts.
     Script,
     /// Nobody yet: a documented name whose part of Fleet is not there.
     Nobody,
@@ -115,6 +115,7 @@ pub const FLEET_TOKEN: &str = "FLEET_TOKEN";
 pub const FLEET_TOKEN_FILE: &str = "FLEET_TOKEN_FILE";
 pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
 pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
+pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
 pub const CPU_NUM: &str = "CPU_NUM";
@@ -347,6 +348,12 @@ pub const VARIABLES: &[Variable] = &[
         "",
         "Marks every process of one launch, so that none is left behind",
         &[Reader::Launcher],
+    ),
+    row(
+        FLEET_PROGRESS,
+        "",
+        "A file for one line about how far the job is, which the launcher shows below the log",
+        &[Reader::Script],
     ),
     row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Nobody]),
     row(PSERVER_DEBUG, "0", "Prints the descriptors of tables", &[Reader::Nobody]),

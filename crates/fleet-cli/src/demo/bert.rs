@@ -1,6 +1,6 @@
 //! A small BERT that fills in masked words.
 
-use super::{Batch, Demo, FIRST_TESTED, Source, number};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source, number};
 use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
@@ -14,8 +14,8 @@ const TESTED: usize = 2_000;
 /// Sentences with holes.
 struct Masked(Text);
 
-pub fn demo(samples: Option<u64>) -> Result<Demo> {
-    let steps = samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64);
+pub fn demo(size: &Size) -> Result<Demo> {
+    let (batch, steps) = size.of(BATCH, SAMPLES);
     let sentences = Arc::new(Masked(Text::new(TextConfig::tiny())?));
     let words = sentences.0.config().word_count as i64;
     let net = Net::new();
@@ -36,7 +36,6 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
     };
     let model = bert_tokens(&net, &config, words);
     let schedule = LrSchedule::polynomial(3e-3, steps).warmup(steps / 10, 0.0, 3e-3);
-    net.minimize(model.loss, AdamW::new(schedule).coeff(0.01))?;
     let loss = model.loss.name();
     let source = Arc::clone(&sentences);
     Ok(Demo {
@@ -44,9 +43,10 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
         loss: loss.clone(),
         score: None,
         targets: vec![model.logits.name()],
-        programs: net.build()?,
+        optimizer: Some(AdamW::new(schedule).coeff(0.01).into()),
+        net,
         source,
-        batch: BATCH,
+        batch,
         steps,
         test: Box::new(move |session| {
             let mut batch = sentences.blank(TESTED)?;

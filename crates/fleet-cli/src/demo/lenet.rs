@@ -1,6 +1,6 @@
 //! LeNet on drawn digits.
 
-use super::{Demo, DigitImages, share_right};
+use super::{Demo, DigitImages, Size, share_right};
 use fleet::data::synth::{Digits, IMAGE_SIDE};
 use fleet::nn::models::lenet;
 use fleet::prelude::*;
@@ -10,11 +10,11 @@ const BATCH: usize = 32;
 const SAMPLES: u64 = 64_000;
 const TESTED: usize = 10_000;
 
-pub fn demo(samples: Option<u64>) -> Result<Demo> {
+pub fn demo(size: &Size) -> Result<Demo> {
+    let (batch, steps) = size.of(BATCH, SAMPLES);
     let net = Net::new();
     net.set_seed(1);
     let model = lenet(&net, 10);
-    net.minimize(model.loss, Adam::new(1e-3))?;
     let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 1, side: IMAGE_SIDE });
     let tested = Arc::clone(&source);
@@ -23,10 +23,11 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
         loss: model.loss.name(),
         score: Some(("right", accuracy.clone())),
         targets: vec![model.logits.name()],
-        programs: net.build()?,
+        optimizer: Some(Adam::new(1e-3).into()),
+        net,
         source,
-        batch: BATCH,
-        steps: samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64),
+        batch,
+        steps,
         test: Box::new(move |session| {
             let right = 100.0 * share_right(session, &*tested, &accuracy, TESTED)?;
             Ok(("accuracy", format!("{right:.2} % of {TESTED} unseen digits are read right")))

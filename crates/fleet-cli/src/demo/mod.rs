@@ -1,26 +1,29 @@
-//! `fleet demo`: trains a model in this process on generated data whose best possible score is known.
+//! `fleet demo` and `fleetrun demo:NAME`: train a model on generated data whose best possible score is
+//! known, in one process or as the workers of a job.
 //!
-//! A demo is a network, a source of samples, and a test (one file each); the loop, the display and
-//! the saving are the same for all. This is a first look, no benchmark: `cargo xtask bench` is one.
+//! A demo is a network with an optimizer, a source of samples, and a test (one file each); the loop
+//! (`train.rs`), the display and the saving are the same for all. This is a first look, no benchmark:
+//! `cargo xtask bench` is one.
 
 mod bert;
 mod lenet;
 mod producer;
 mod progress;
 mod resnet;
+mod train;
 mod wide_deep;
 mod word2vec;
 
 use crate::output::{Output, Stop};
 use clap::{Args, ValueEnum};
 use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
-use fleet::nn::Programs;
-use fleet::{ExecOptions, Result, Session, Tensor};
+use fleet::nn::Net;
+use fleet::nn::optimizer::OptimizerDesc;
+use fleet::{DistributedStrategy, ExecOptions, Fleet, Result, Session, Tensor};
 use fleet_base::text;
-use progress::Progress;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 #[derive(Args)]
 pub struct DemoArgs {
@@ -33,9 +36,31 @@ pub struct DemoArgs {
     /// Threads; by default as many as the machine has cores
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     threads: u16,
+    /// A DistributedStrategy to train by (fleet strategy makes and explains such files)
+    #[arg(long, value_name = "FILE")]
+    strategy: Option<PathBuf>,
+    /// Keep checkpoints in this folder, and go on from the newest that is there
+    #[arg(long, value_name = "FOLDER")]
+    checkpoint: Option<PathBuf>,
+    /// Steps between checkpoints; by default twenty are made in a training
+    #[arg(long, alias = "checkpoint_every", value_name = "STEPS", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
+    checkpoint_every: Option<u64>,
     /// The folder that the trained model is saved to; by default one among the temporary files
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
+}
+
+impl DemoArgs {
+    fn strategy(&self) -> Result<DistributedStrategy> {
+        let mut strategy = DistributedStrategy::new();
+        if let Some(file) = &self.strategy {
+            for warning in strategy.load(file)? {
+                // Nobody is left to be told when this fails.
+                let _ = writeln!(std::io::stderr(), "{warning}");
+            }
+        }
+        Ok(strategy)
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -68,8 +93,11 @@ trait Source: Send + Sync {
 struct Demo {
     /// What is trained on what.
     title: String,
-    programs: Programs,
+    net: Net,
+    /// What makes a training of the network's forward pass; absent where it is one already.
+    optimizer: Option<OptimizerDesc>,
     source: Arc<dyn Source>,
+    /// Samples of a step, of all workers together.
     batch: usize,
     steps: u64,
     loss: String,
@@ -89,30 +117,82 @@ type Fact = (&'static str, String);
 /// Samples from here on are for tests; training never gets so far.
 const FIRST_TESTED: u64 = 1 << 40;
 
-pub fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Stop> {
+/// How much is trained, by how many.
+struct Size {
+    samples: Option<u64>,
+    workers: usize,
+    has_strategy: bool,
+}
+
+impl Size {
+    /// One worker, and no strategy: nothing is rewritten.
+    fn is_plain(&self) -> bool {
+        self.workers == 1 && !self.has_strategy
+    }
+
+    /// Samples of a step, and steps. Workers divide the batch that one worker would take, so that the
+    /// training is the same however many there are; only when it cannot be divided it is a little more.
+    fn of(&self, batch: usize, samples: u64) -> (usize, u64) {
+        let batch = batch.next_multiple_of(self.workers);
+        (batch, self.samples.unwrap_or(samples).div_ceil(batch as u64))
+    }
+}
+
+/// Trains, as this worker's part of the job.
+pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
+    let strategy = args.strategy()?;
+    let has_strategy = args.strategy.is_some();
+    let size = Size { samples: args.samples, workers: fleet.worker_num(), has_strategy };
     let (demo, name) = match args.model {
-        Which::WideDeep => (wide_deep::demo(args.samples)?, "wide_deep"),
-        Which::Lenet => (lenet::demo(args.samples)?, "lenet"),
-        Which::Word2vec => (word2vec::demo(args.samples)?, "word2vec"),
-        Which::Bert => (bert::demo(args.samples)?, "bert"),
-        Which::Resnet => (resnet::demo(args.samples)?, "resnet"),
+        Which::WideDeep => (wide_deep::demo(&size)?, "wide_deep"),
+        Which::Lenet => (lenet::demo(&size)?, "lenet"),
+        Which::Word2vec => (word2vec::demo(&size)?, "word2vec"),
+        Which::Bert => (bert::demo(&size)?, "bert"),
+        Which::Resnet => (resnet::demo(&size)?, "resnet"),
     };
     let options = ExecOptions::threads(usize::from(args.threads));
-    let mut session = Session::new(demo.programs.clone(), options)?;
-    let count = parameter_count(&session);
+    let mut session = match &demo.optimizer {
+        None => Session::new(demo.net.build()?, options)?,
+        Some(optimizer) => {
+            let optimizer = fleet.distributed_optimizer(optimizer.clone(), &strategy);
+            let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
+            fleet.session(demo.net.build()?, &job, options)?
+        }
+    };
     out.line(&demo.title)?;
-    out.line(format!(
-        "{name}: {} parameters, batches of {}, {} threads",
-        text::count(count as f64),
-        demo.batch,
-        session.executor.threads()
-    ))?;
+    out.line(header(name, &demo, fleet, &session))?;
 
-    let begin = Instant::now();
-    train(&demo, &mut session, out)?;
-    let seconds = begin.elapsed().as_secs_f64();
-    let samples = demo.steps as f64 * demo.batch as f64;
-    let (what, found) = (demo.test)(&mut session)?;
+    let trained = train::run(&demo, args, fleet, &mut session, out)?;
+    if fleet.is_first_worker() {
+        summary(demo, name, args, &trained, &mut session, out)?;
+    }
+    // The first worker is still at its test; whoever dies meanwhile is known to all.
+    Ok(fleet.finish()?)
+}
+
+fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
+    let parameters = text::count(parameter_count(session) as f64);
+    let threads = session.executor.threads();
+    let (workers, batch) = (fleet.worker_num(), demo.batch);
+    match workers {
+        1 => format!("{name}: {parameters} parameters, batches of {batch}, {threads} threads"),
+        _ => format!(
+            "{name}: {parameters} parameters, batches of {batch}: {} for each of {workers} workers, \
+             {threads} threads a worker",
+            batch / workers
+        ),
+    }
+}
+
+fn summary(
+    demo: Demo,
+    name: &str,
+    args: &DemoArgs,
+    trained: &train::Trained,
+    session: &mut Session,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let (what, found) = (demo.test)(session)?;
     let folder = match &args.output {
         Some(folder) => folder.clone(),
         None => std::env::temp_dir().join(format!("fleet-demo-{}", std::process::id())).join(name),
@@ -120,10 +200,9 @@ pub fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Stop> {
     let targets: Vec<&str> = demo.targets.iter().map(String::as_str).collect();
     fleet::save_inference_model(&folder, &session.programs.main, &targets, &session.scope)?;
 
-    let rate = text::count(samples / seconds);
     let mut fact = |what: &str, found: &str| out.line(format!("{what:<10}{found}"));
-    fact("trained", &format!("{} samples in {seconds:.1} s", text::count(samples)))?;
-    fact("speed", &format!("{rate} samples/s, data made on the way"))?;
+    fact("trained", &trained.amount())?;
+    fact("speed", &trained.speed())?;
     fact(what, &found)?;
     fact("saved", &format!("{} (fleet stats shows what is in it)", folder.display()))
 }
@@ -131,20 +210,6 @@ pub fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Stop> {
 fn parameter_count(session: &Session) -> i64 {
     let shapes = session.programs.main.parameters().map(|(_, var)| var.shape);
     shapes.map(|shape| shape.dims().iter().product::<i64>()).sum()
-}
-
-fn train(demo: &Demo, session: &mut Session, out: &mut Output) -> Result<(), Stop> {
-    let mut fetch = vec![demo.loss.as_str()];
-    fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
-    let mut progress = Progress::new(demo.steps, demo.batch, demo.score.as_ref().map(|s| s.0));
-    let mut fetched = Vec::new();
-    producer::run(&*demo.source, demo.batch, demo.steps, |step, batch| {
-        let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
-        let Session { programs, scope, executor, .. } = session;
-        executor.run_into(&programs.main, scope, &feed, &fetch, &mut fetched)?;
-        let score = fetched.get(1).map(number).transpose()?;
-        progress.step(step, number(&fetched[0])?, score, out)
-    })
 }
 
 fn number(tensor: &Tensor) -> Result<f64> {

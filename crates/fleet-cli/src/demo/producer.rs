@@ -3,26 +3,39 @@
 use super::{Batch, Source};
 use crate::output::Stop;
 use fleet::{Error, Result};
+use std::ops::Range;
 use std::sync::mpsc;
 
 /// Batches in flight: enough for hiccups of either side, little memory.
 const BATCHES_AHEAD: usize = 8;
 
-/// Calls `step(number, batch)` for every batch in order, numbers from 1; buffers are used again.
+/// Which samples are this worker's.
+pub struct Share {
+    /// In each step.
+    pub rows: usize,
+    /// Samples from the beginning of a step to that of the next.
+    pub stride: u64,
+    /// Samples of a step that are other workers' and come before.
+    pub first: u64,
+}
+
+/// Calls `step(number, batch)` for every step of `steps`, in order; numbers are from 1, and buffers are
+/// used again.
 pub fn run(
     source: &dyn Source,
-    rows: usize,
-    steps: u64,
+    share: &Share,
+    steps: Range<u64>,
     mut step: impl FnMut(u64, &Batch) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
+    let made = steps.clone();
     let (full, ready) = mpsc::sync_channel::<Result<Batch>>(BATCHES_AHEAD);
     let (done, empty) = mpsc::channel::<Batch>();
     std::thread::scope(|threads| {
         threads.spawn(move || {
-            for index in 0..steps {
-                let batch = empty.try_recv().map_or_else(|_| source.blank(rows), Ok);
+            for index in made {
+                let batch = empty.try_recv().map_or_else(|_| source.blank(share.rows), Ok);
                 let filled = batch.and_then(|mut batch| {
-                    source.fill(&mut batch, index * rows as u64)?;
+                    source.fill(&mut batch, index * share.stride + share.first)?;
                     Ok(batch)
                 });
                 let failed = filled.is_err();
@@ -34,11 +47,11 @@ pub fn run(
         });
         // Dropped on the way out, which ends the thread.
         let ready = ready;
-        for number in 1..=steps {
+        for index in steps {
             let batch = ready
                 .recv()
                 .map_err(|_| Error::internal("the thread that makes data has ended"))??;
-            step(number, &batch)?;
+            step(index + 1, &batch)?;
             // The thread may have made its last batch.
             let _ = done.send(batch);
         }

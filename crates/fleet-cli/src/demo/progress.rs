@@ -1,15 +1,22 @@
 //! The progress of training: a bar that is drawn over on a terminal, some lines everywhere else.
 
 use crate::output::{Output, Stop};
+use fleet::Result;
 use fleet_base::text;
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub struct Progress {
+    /// Steps that were done before.
+    before: u64,
     steps: u64,
+    /// Samples of a step, of all workers.
     batch: usize,
     score: Option<&'static str>,
     is_terminal: bool,
+    /// A file for the bar, which a launcher draws.
+    live: Option<PathBuf>,
     begin: Instant,
     shown: Instant,
     /// Steps done when the speed was last measured.
@@ -27,28 +34,39 @@ const LINES: u64 = 10;
 const BAR_CELLS: u64 = 14;
 
 impl Progress {
-    pub fn new(steps: u64, batch: usize, score: Option<&'static str>) -> Progress {
+    pub fn new(
+        before: u64,
+        steps: u64,
+        batch: usize,
+        score: Option<&'static str>,
+        workers: usize,
+        live: Option<PathBuf>,
+    ) -> Progress {
         let now = Instant::now();
         Progress {
+            before,
             steps,
             batch,
             score,
-            is_terminal: std::io::stdout().is_terminal(),
+            // Workers show the same steps, since they then say what all of them have found.
+            live,
+            is_terminal: workers == 1 && std::io::stdout().is_terminal(),
             begin: now,
             shown: now,
-            shown_steps: 0,
+            shown_steps: before,
             rate: 0.0,
             loss: Average::default(),
             value: Average::default(),
         }
     }
 
-    /// Step `done` is done.
+    /// Step `done` is done. `mean` gives the means over all workers, which call it together.
     pub fn step(
         &mut self,
         done: u64,
         loss: f64,
         score: Option<f64>,
+        mean: impl Fn(&[f64]) -> Result<Vec<f64>>,
         out: &mut Output,
     ) -> Result<(), Stop> {
         self.loss.add(loss);
@@ -59,10 +77,16 @@ impl Progress {
             false => done * LINES / self.steps > (done - 1) * LINES / self.steps,
         };
         if !due && !last {
+            if self.live.is_some() && self.shown.elapsed() >= PERIOD {
+                self.measure(done);
+                self.draw(done, last);
+            }
             return Ok(());
         }
         self.measure(done);
-        let line = self.line(done);
+        let means = mean(&[self.loss.value(), self.value.value()])?;
+        let line = self.line(done, means[0], means[1], self.is_terminal);
+        self.draw(done, last);
         if !self.is_terminal {
             return out.line(line);
         }
@@ -74,6 +98,17 @@ impl Progress {
         out.flush()
     }
 
+    /// The bar for the launcher, with what this worker has found; it is gone at the end.
+    fn draw(&self, done: u64, last: bool) {
+        let Some(path) = &self.live else { return };
+        let bar = match last {
+            false => self.line(done, self.loss.value(), self.value.value(), true),
+            true => String::new(),
+        };
+        // Nobody misses a bar that cannot be drawn.
+        let _ = std::fs::write(path, bar);
+    }
+
     fn measure(&mut self, done: u64) {
         let seconds = self.shown.elapsed().as_secs_f64().max(1e-9);
         let rate = (done - self.shown_steps) as f64 * self.batch as f64 / seconds;
@@ -83,9 +118,9 @@ impl Progress {
         self.shown_steps = done;
     }
 
-    fn line(&self, done: u64) -> String {
+    fn line(&self, done: u64, loss: f64, value: f64, is_bar: bool) -> String {
         let percent = done * 100 / self.steps;
-        let mut line = match self.is_terminal {
+        let mut line = match is_bar {
             true => {
                 let full = (done * BAR_CELLS / self.steps) as usize;
                 let rest = BAR_CELLS as usize - full;
@@ -94,12 +129,13 @@ impl Progress {
             false => format!("{percent:>3} %"),
         };
         line += &format!("  {:>7} samples/s", text::count(self.rate));
-        line += &format!("  loss {:.4}", self.loss.value());
+        line += &format!("  loss {loss:.4}");
         if let Some(score) = self.score {
-            line += &format!("  {score} {:.4}", self.value.value());
+            line += &format!("  {score} {value:.4}");
         }
-        let left = self.begin.elapsed().as_secs_f64() * (self.steps - done) as f64 / done as f64;
-        if self.is_terminal && done < self.steps {
+        let here = (done - self.before).max(1);
+        let left = self.begin.elapsed().as_secs_f64() * (self.steps - done) as f64 / here as f64;
+        if is_bar && done < self.steps {
             line += &format!("  {left:.0} s left");
         }
         line
@@ -131,14 +167,13 @@ mod tests {
 
     #[test]
     fn lines_say_how_far_and_how_good() {
-        let mut progress = Progress::new(200, 10, Some("AUC"));
-        progress.is_terminal = false;
-        (0..100).for_each(|_| progress.loss.add(0.5));
-        progress.value.add(0.75);
+        let mut progress = Progress::new(0, 200, 10, Some("AUC"), 1, None);
         progress.rate = 12_300.0;
-        assert_eq!(progress.line(100), " 50 %   12.3 k samples/s  loss 0.5000  AUC 0.7500");
-        progress.is_terminal = true;
-        let line = progress.line(100);
+        assert_eq!(
+            progress.line(100, 0.5, 0.75, false),
+            " 50 %   12.3 k samples/s  loss 0.5000  AUC 0.7500"
+        );
+        let line = progress.line(100, 0.5, 0.75, true);
         assert!(line.starts_with("[=======       ]  50 %"), "{line}");
         assert!(line.ends_with("s left"), "{line}");
         assert!(line.len() < 78, "{line}");

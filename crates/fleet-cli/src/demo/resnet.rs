@@ -1,6 +1,6 @@
 //! ResNet-18 on drawn digits in images of 32x32 and three channels.
 
-use super::{Demo, DigitImages, share_right};
+use super::{Demo, DigitImages, Size, share_right};
 use fleet::data::synth::Digits;
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
@@ -11,14 +11,13 @@ const SAMPLES: u64 = 6_400;
 const TESTED: usize = 2_000;
 const SIDE: usize = 32;
 
-pub fn demo(samples: Option<u64>) -> Result<Demo> {
-    let steps = samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64);
+pub fn demo(size: &Size) -> Result<Demo> {
+    let (batch, steps) = size.of(BATCH, SAMPLES);
     let net = Net::new();
     net.set_seed(1);
     let config = ResNetConfig { classes: 10, size: SIDE as i64, ..ResNetConfig::new(18) };
     let model = resnet(&net, &config);
     let optimizer = Momentum::new(LrSchedule::cosine(0.02, steps), 0.9);
-    net.minimize(model.loss, optimizer.weight_decay(Regularizer::L2(1e-4)))?;
     let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 3, side: SIDE });
     let tested = Arc::clone(&source);
@@ -27,9 +26,10 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
         loss: model.loss.name(),
         score: Some(("right", accuracy.clone())),
         targets: vec![model.logits.name()],
-        programs: net.build()?,
+        optimizer: Some(optimizer.weight_decay(Regularizer::L2(1e-4)).into()),
+        net,
         source,
-        batch: BATCH,
+        batch,
         steps,
         test: Box::new(move |session| {
             let right = 100.0 * share_right(session, &*tested, &accuracy, TESTED)?;

@@ -1,6 +1,6 @@
 //! Wide & deep on click logs of 26 slots.
 
-use super::{Batch, Demo, FIRST_TESTED, Source};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source};
 use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
@@ -10,9 +10,13 @@ use std::sync::Arc;
 const BATCH: usize = 1024;
 const SAMPLES: u64 = 1_500_000;
 const TESTED: usize = 200_000;
+/// The learning rate of rows: a row is in few of a batch's samples, and its gradient small.
+const TABLE_RATE: f64 = 6.0;
+/// That of the layers, as a part of it.
+const LAYERS_FACTOR: f64 = 0.02;
 
-pub fn demo(samples: Option<u64>) -> Result<Demo> {
-    let steps = samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64);
+pub fn demo(size: &Size) -> Result<Demo> {
+    let (batch, steps) = size.of(BATCH, SAMPLES);
     let clicks = Arc::new(Ctr::new(CtrConfig::small())?);
     let net = Net::new();
     net.set_seed(1);
@@ -25,9 +29,19 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
         power: 1.0,
         cycle: false,
     };
-    let (table, rest) = net.backward(model.loss)?.partition(|name| name == "table");
-    net.apply_gradients(Sgd::new(falling(6.0)), table)?;
-    net.apply_gradients(Adam::new(falling(2e-3)), rest)?;
+    let optimizer = match size.is_plain() {
+        true => {
+            let (table, rest) = net.backward(model.loss)?.partition(|name| name == "table");
+            net.apply_gradients(Sgd::new(falling(TABLE_RATE)), table)?;
+            net.apply_gradients(Adam::new(falling(2e-3)), rest)?;
+            None
+        }
+        // A strategy rewrites for one rule: the table's, slowed down for the layers.
+        false => {
+            slow_down_layers(&net)?;
+            Some(Sgd::new(falling(TABLE_RATE)).into())
+        }
+    };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));
     let prediction = model.prediction.name();
     let source = Arc::clone(&clicks);
@@ -38,13 +52,27 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
             text::count(rows as f64)
         ),
         loss: model.loss.name(),
-        programs: net.build()?,
+        optimizer,
+        net,
         source,
-        batch: BATCH,
+        batch,
         steps,
         score,
         targets: vec![target],
         test: Box::new(move |session| test(session, &clicks, &prediction)),
+    })
+}
+
+fn slow_down_layers(net: &Net) -> Result<()> {
+    net.rewrite_with(|programs, _| {
+        let layers = programs.main.parameters().filter(|(_, var)| var.name != "table");
+        let layers: Vec<_> = layers.map(|(id, _)| id).collect();
+        for id in layers {
+            if let Some(param) = &mut programs.main.var_mut(id).param {
+                param.learning_rate = LAYERS_FACTOR;
+            }
+        }
+        Ok(())
     })
 }
 

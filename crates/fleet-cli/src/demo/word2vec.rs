@@ -1,6 +1,6 @@
 //! Skip-gram word vectors with negative sampling.
 
-use super::{Batch, Demo, FIRST_TESTED, Source, number};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source, number};
 use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{Word2VecConfig, word2vec};
 use fleet::prelude::*;
@@ -14,8 +14,8 @@ const TESTED: usize = 200_000;
 /// Pairs of words, each with noise words.
 struct Pairs(Text);
 
-pub fn demo(samples: Option<u64>) -> Result<Demo> {
-    let steps = samples.unwrap_or(SAMPLES).div_ceil(BATCH as u64);
+pub fn demo(size: &Size) -> Result<Demo> {
+    let (batch, steps) = size.of(BATCH, SAMPLES);
     let pairs = Arc::new(Pairs(Text::new(TextConfig::tiny())?));
     let words = pairs.0.config().word_count as i64;
     let net = Net::new();
@@ -28,7 +28,6 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
         power: 1.0,
         cycle: false,
     };
-    net.minimize(model.loss, Adagrad::new(falling))?;
     let loss = model.loss.name();
     let source = Arc::clone(&pairs);
     Ok(Demo {
@@ -36,9 +35,10 @@ pub fn demo(samples: Option<u64>) -> Result<Demo> {
         loss: loss.clone(),
         score: None,
         targets: vec![model.logits.name()],
-        programs: net.build()?,
+        optimizer: Some(Adagrad::new(falling).into()),
+        net,
         source,
-        batch: BATCH,
+        batch,
         steps,
         test: Box::new(move |session| {
             let mut batch = pairs.blank(TESTED)?;

@@ -1,6 +1,7 @@
 //! Jobs that are built in.
 
-use crate::Place;
+use crate::{Place, Said, signal, until};
+use std::path::Path;
 
 #[test]
 fn a_demo_trains_as_one_worker() {
@@ -14,10 +15,125 @@ fn a_demo_trains_as_one_worker() {
     assert!(place.path("saved").is_dir());
 }
 
+/// The loss of the last line of progress.
+#[track_caller]
+fn loss(said: &Said) -> f64 {
+    let line = said.out.lines().find(|line| line.contains("100 %")).expect("the last line");
+    let after = line.split_once("loss ").expect("a loss").1;
+    after.split_whitespace().next().and_then(|it| it.parse().ok()).expect("a number")
+}
+
+#[test]
+fn several_workers_train_the_same() {
+    let sizes = [
+        ("lenet", "320"),
+        ("resnet", "64"),
+        ("bert", "320"),
+        ("word2vec", "8192"),
+        ("wide_deep", "4096"),
+    ];
+    for (name, samples) in sizes {
+        let place = Place::new(&format!("demo_several/{name}"), "");
+        let line = format!("demo:{name} --samples {samples} --threads 1 --output saved");
+        let alone = place.run(&line);
+        alone.check(0, &[]);
+        let several = place.run(&format!("--nproc_per_node 2 --log_overwrite {line}"));
+        several.check(0, &["collective, 2 workers"]);
+        for part in ["for each of 2 workers", "over all 2 workers", "fleet stats shows"] {
+            assert!(several.out.contains(part), "'{part}' is not in:\n{}", several.out);
+        }
+        // Shares of BERT have different numbers of holes; ResNet normalises over one share; wide & deep
+        // alone has another rule for its layers.
+        let near = match name {
+            "resnet" | "wide_deep" => 1.0,
+            "bert" => 0.05,
+            _ => 2e-3,
+        };
+        let (one, two) = (loss(&alone), loss(&several));
+        assert!((one - two).abs() < near, "{name}: loss {one} alone, {two} with two workers");
+        let other = place.read("log/workerlog.1");
+        assert!(other.contains("100 %") && !other.contains("trained"), "{other}");
+    }
+}
+
+#[test]
+fn a_demo_trains_by_a_strategy() {
+    let place = Place::new("demo_strategy", "");
+    let write = |text: &str| std::fs::write(place.path("job.prototxt"), text).unwrap();
+    let line = "--nproc_per_node 2 --log_overwrite demo:lenet --samples 64 --strategy job.prototxt";
+    write("fp16_allreduce: true\ngradient_merge: true\ngradient_merge_configs { k_steps: 2 }\n");
+    let said = place.run(line);
+    said.check(0, &[]);
+    let log = place.read("log/workerlog.0");
+    assert!(log.contains("GradientMerge") && log.contains("FP16AllReduce"), "{log}");
+    write("fp16_allreduc: true\n");
+    place.run(line).check(1, &["job.prototxt", "fp16_allreduce"]);
+    place.run("demo:lenet --strategy nothing.prototxt").check(1, &["nothing.prototxt"]);
+}
+
 #[test]
 fn what_is_not_there_yet_is_said() {
-    let place = Place::new("demo_distributed", "");
+    let place = Place::new("demo_servers", "");
     let said = place.run("--server_num=1 --worker_num=2 demo:wide_deep");
-    said.check(1, &["built-in jobs do not run on several processes yet", "2 workers, 1 servers"]);
+    said.check(1, &["do not train with parameter servers yet", "1 server and 2 workers"]);
     place.run("demo:lenet --sample 3").check(2, &["--samples"]);
+}
+
+#[test]
+fn a_demo_goes_on_from_its_checkpoint() {
+    let place = Place::new("demo_resume", "");
+    let line = |samples: u32| {
+        format!("demo:lenet --samples {samples} --checkpoint saves --checkpoint_every 2")
+    };
+    place.run(&line(128)).check(0, &[]);
+    let said = place.run(&format!("--nproc_per_node 2 {}", line(256)));
+    said.check(0, &[]);
+    for part in
+        ["resumed after step 4 of 8", "trained   128 samples", "after 128 of an earlier run"]
+    {
+        assert!(said.out.contains(part), "'{part}' is not in:\n{}", said.out);
+    }
+    // Three workers cannot divide batches of 32.
+    place
+        .run(&format!("--nproc_per_node 3 {}", line(256)))
+        .check(1, &["batches of 33", "batches of 32"]);
+}
+
+/// The worker of a number whose files are in a folder.
+fn worker(number: u32, folder: &Path) -> Option<u32> {
+    let place = format!("PADDLE_TRAINER_ID={number}");
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let process = Path::new("/proc").join(pid.to_string());
+        let is_there = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == folder);
+        let environ = std::fs::read(process.join("environ")).unwrap_or_default();
+        is_there && environ.split(|byte| *byte == 0).any(|it| it == place.as_bytes())
+    })
+}
+
+#[test]
+fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
+    let place = Place::new("demo_killed", "");
+    let folder = place.folder.canonicalize().unwrap();
+    let child = place.start(
+        "--nproc_per_node 2 --max_restart 1 demo:lenet --samples 100000000 --checkpoint saves \
+         --checkpoint_every 5",
+    );
+    let saved = || {
+        let entries = std::fs::read_dir(place.path("saves")).into_iter().flatten().flatten();
+        entries.count() >= 2
+    };
+    until("a checkpoint", saved);
+    signal(worker(1, &folder).expect("worker 1"), "KILL");
+    until("the second start", || place.read("log/workerlog.1").contains("resumed after step "));
+    until("further steps", || place.read("log/workerlog.0").matches("batches of 32").count() == 2);
+    signal(child.id(), "INT");
+    let said = Said::new(child.wait_with_output().unwrap());
+    said.check(
+        130,
+        &["worker 1 on 127.0.0.1 (pid ", "was killed by SIGKILL (9)", "started again (1 of 1)"],
+    );
+    let log = place.read("log/workerlog.0");
+    assert!(log.contains("rank 1 (host ") && log.contains("SIGKILL"), "the other knows why: {log}");
 }

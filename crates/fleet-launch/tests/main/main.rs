@@ -63,6 +63,7 @@ fn run() -> Run {
         store: Some(Endpoint::new("127.0.0.1", 52224)),
         token: Some(Token::new("0123456789abcdef").unwrap()),
         restarts: 0,
+        progress: None,
     }
 }
 

@@ -1,0 +1,163 @@
+//! The training loop of the demos: every worker takes its share of every batch.
+
+use super::{Demo, DemoArgs, number, producer};
+use crate::demo::progress::Progress;
+use crate::output::{Output, Stop};
+use fleet::{CheckpointPolicy, Checkpoints, Error, Fleet, ReduceOp, Result, Session, Tensor};
+use fleet_base::text;
+use fleet_topology::{Env, names};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What was done.
+pub struct Trained {
+    /// By all workers, in this run.
+    samples: f64,
+    seconds: f64,
+    workers: usize,
+    /// Samples that an earlier run had done.
+    before: f64,
+}
+
+impl Trained {
+    pub fn amount(&self) -> String {
+        let mut said = format!("{} samples in {:.1} s", text::count(self.samples), self.seconds);
+        if self.before > 0.0 {
+            said += &format!(", after {} of an earlier run", text::count(self.before));
+        }
+        said
+    }
+
+    pub fn speed(&self) -> String {
+        let rate = text::count(self.samples / self.seconds.max(1e-9));
+        match self.workers {
+            1 => format!("{rate} samples/s, data made on the way"),
+            workers => {
+                format!("{rate} samples/s over all {workers} workers, data made on the way")
+            }
+        }
+    }
+}
+
+/// Trains from the beginning, or from the newest checkpoint.
+pub fn run(
+    demo: &Demo,
+    args: &DemoArgs,
+    fleet: &Fleet,
+    session: &mut Session,
+    out: &mut Output,
+) -> Result<Trained, Stop> {
+    let workers = fleet.worker_num();
+    let mut saves = Saves::open(demo, args, fleet, session, out)?;
+    let done = saves.done.min(demo.steps);
+    let mut fetch = vec![demo.loss.as_str()];
+    fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
+    let score = demo.score.as_ref().map(|(name, _)| *name);
+    let live = Env::process().text(names::FLEET_PROGRESS).map(PathBuf::from);
+    let mut progress = Progress::new(done, demo.steps, demo.batch, score, workers, live);
+    let mean = |values: &[f64]| fleet.util().all_reduce(values, ReduceOp::Avg);
+    let rows = demo.batch / workers;
+    let share = producer::Share {
+        rows,
+        stride: demo.batch as u64,
+        first: (fleet.worker_index() * rows) as u64,
+    };
+    let begin = Instant::now();
+    let mut fetched = Vec::new();
+    producer::run(&*demo.source, &share, done..demo.steps, |step, batch| {
+        let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
+        let Session { programs, scope, executor, .. } = session;
+        executor.run_into(&programs.main, scope, &feed, &fetch, &mut fetched)?;
+        let score = fetched.get(1).map(number).transpose()?;
+        progress.step(step, number(&fetched[0])?, score, mean, out)?;
+        Ok(saves.after_step(step, session)?)
+    })?;
+    saves.finish()?;
+    Ok(Trained {
+        samples: ((demo.steps - done) * demo.batch as u64) as f64,
+        seconds: begin.elapsed().as_secs_f64(),
+        workers,
+        before: (done * demo.batch as u64) as f64,
+    })
+}
+
+/// Checkpoints, where they are wanted: the first worker writes, all read.
+struct Saves {
+    /// Steps that were done before.
+    done: u64,
+    checkpoints: Option<Checkpoints>,
+    batch: usize,
+}
+
+/// In the checkpoints: samples of a step, without which a number of steps says nothing.
+const BATCH_ENTRY: &str = "batch";
+
+impl Saves {
+    fn open(
+        demo: &Demo,
+        args: &DemoArgs,
+        fleet: &Fleet,
+        session: &mut Session,
+        out: &mut Output,
+    ) -> Result<Saves, Stop> {
+        let mut saves = Saves { done: 0, checkpoints: None, batch: demo.batch };
+        let Some(folder) = &args.checkpoint else { return Ok(saves) };
+        let every = args.checkpoint_every.unwrap_or(demo.steps.div_ceil(20));
+        let policy = CheckpointPolicy {
+            every_steps: Some(every),
+            every: None,
+            ..CheckpointPolicy::default()
+        };
+        let mut checkpoints = Checkpoints::open(folder, policy)?;
+        let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
+        saves.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
+        let all = fleet.util().all_gather(&[saves.done as f64])?;
+        if all.iter().any(|steps| steps[0] != saves.done as f64) {
+            let steps: Vec<String> = all.iter().map(|steps| steps[0].to_string()).collect();
+            return Err(Error::invalid("the workers found different checkpoints")
+                .expected(format!("one folder for all of them: {}", folder.display()))
+                .got(format!("steps {}", steps.join(", ")))
+                .help("put it on storage that all machines share, or copy it to each of them")
+                .into());
+        }
+        if let Some(resumed) = &resumed {
+            for passed_over in &resumed.passed_over {
+                out.line(format!("passed over a damaged checkpoint: {passed_over}"))?;
+            }
+            same_batch(&resumed.entries, demo.batch, folder)?;
+            let (step, path) = (resumed.step, resumed.path.display());
+            out.line(format!("resumed after step {step} of {} from {path}", demo.steps))?;
+        }
+        if fleet.is_first_worker() {
+            saves.checkpoints = Some(checkpoints);
+        }
+        Ok(saves)
+    }
+
+    fn after_step(&mut self, step: u64, session: &Session) -> Result<()> {
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        let entries = || BTreeMap::from([(BATCH_ENTRY.to_string(), self.batch.to_string())]);
+        checkpoints.after_step(step, &session.programs.main, &session.scope, entries)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.checkpoints.as_mut().map_or(Ok(()), Checkpoints::finish)
+    }
+}
+
+fn same_batch(
+    entries: &BTreeMap<String, String>,
+    batch: usize,
+    folder: &std::path::Path,
+) -> Result<()> {
+    let saved = entries.get(BATCH_ENTRY).map_or("another", String::as_str);
+    if saved == batch.to_string() {
+        return Ok(());
+    }
+    Err(Error::invalid("the checkpoints are of a training with other batches")
+        .expected(format!("batches of {batch}"))
+        .got(format!("batches of {saved}"))
+        .at(folder.display())
+        .help("give another --checkpoint folder, or a number of workers that divides the batch"))
+}
