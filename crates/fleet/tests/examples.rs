@@ -3,7 +3,7 @@
 macro_rules! examples {
     ($($name:ident: $path:literal),* $(,)?) => {$(
         #[path = $path]
-        #[allow(dead_code)] // main
+        #[allow(dead_code, clippy::duplicate_mod)] // main; what examples share
         mod $name;
 
         #[test]
@@ -14,14 +14,25 @@ macro_rules! examples {
 }
 
 examples! {
+    adaptive_local_sgd: "../../../examples/adaptive_local_sgd.rs",
+    amp: "../../../examples/amp.rs",
     bert: "../../../examples/bert.rs",
     data_parallel: "../../../examples/data_parallel.rs",
     deepfm: "../../../examples/deepfm.rs",
+    dgc: "../../../examples/dgc.rs",
+    fp16_allreduce: "../../../examples/fp16_allreduce.rs",
     gpt: "../../../examples/gpt.rs",
+    gradient_merge: "../../../examples/gradient_merge.rs",
+    hierarchical: "../../../examples/hierarchical.rs",
+    lamb: "../../../examples/lamb.rs",
+    lars: "../../../examples/lars.rs",
     lenet: "../../../examples/lenet.rs",
+    local_sgd: "../../../examples/local_sgd.rs",
     quick_start: "../../../examples/quick_start.rs",
+    recompute: "../../../examples/recompute.rs",
     resnet: "../../../examples/resnet.rs",
     strategy: "../../../examples/strategy.rs",
+    sync_batch_norm: "../../../examples/sync_batch_norm.rs",
     vgg: "../../../examples/vgg.rs",
     wide_deep: "../../../examples/wide_deep.rs",
     word2vec: "../../../examples/word2vec.rs",

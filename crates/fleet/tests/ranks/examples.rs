@@ -1,0 +1,49 @@
+//! The examples of strategies, at several workers.
+
+use crate::harness::{all_well, run_in};
+
+macro_rules! examples {
+    ($($name:ident: $path:literal),* $(,)?) => {
+        $(
+            #[path = $path]
+            #[allow(dead_code, clippy::duplicate_mod)] // main; what examples share
+            mod $name;
+        )*
+
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        /// In a started rank.
+        pub fn run_example(name: &str) -> fleet::Result<()> {
+            match name {
+                $(stringify!($name) => $name::train(12),)*
+                other => panic!("no example {other}"),
+            }
+        }
+    };
+}
+
+examples! {
+    adaptive_local_sgd: "../../../../examples/adaptive_local_sgd.rs",
+    amp: "../../../../examples/amp.rs",
+    dgc: "../../../../examples/dgc.rs",
+    fp16_allreduce: "../../../../examples/fp16_allreduce.rs",
+    gradient_merge: "../../../../examples/gradient_merge.rs",
+    hierarchical: "../../../../examples/hierarchical.rs",
+    lamb: "../../../../examples/lamb.rs",
+    lars: "../../../../examples/lars.rs",
+    local_sgd: "../../../../examples/local_sgd.rs",
+    recompute: "../../../../examples/recompute.rs",
+    sync_batch_norm: "../../../../examples/sync_batch_norm.rs",
+}
+
+/// Worker 0 says what is sent and how it goes.
+#[test]
+fn every_example_trains_on_several_workers() {
+    for name in NAMES {
+        let ranks = if *name == "hierarchical" { 4 } else { 2 };
+        let outputs = run_in("example", ranks, name);
+        all_well(&outputs);
+        let text = String::from_utf8_lossy(&outputs[0].stdout);
+        assert!(text.contains("sent by this rank") && text.contains("step 12: loss"), "{text}");
+    }
+}

@@ -1,0 +1,24 @@
+//! Adaptive LocalSGD: as LocalSGD, and the interval follows the loss: the better the model, the more often
+//! workers meet.
+//! `fleetrun --nproc_per_node=2 target/release/examples/adaptive_local_sgd [STEPS]`
+
+#[path = "digits/mod.rs"]
+mod digits;
+
+use fleet::DistributedStrategy;
+use fleet::prelude::*;
+use fleet::strategy::AdaptiveLocalSgdConfig;
+
+pub fn train(steps: u64) -> Result<()> {
+    let local = AdaptiveLocalSgdConfig::default().with_init_k_steps(8).with_begin_step(20);
+    let strategy = DistributedStrategy::new().use_adaptive_localsgd(local);
+    let session = digits::train(steps, Sgd::new(0.1), &strategy, digits::mlp)?;
+    if let Ok(interval) = session.scope.tensor("k_steps") {
+        println!("workers met every {} steps at last", interval.item::<i64>()?);
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    train(digits::steps())
+}

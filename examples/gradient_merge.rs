@@ -1,0 +1,19 @@
+//! Gradient merge: an update every 4 steps, with the mean of their gradients, as of a batch four times as
+//! large. Workers talk only in those steps.
+//! `fleetrun --nproc_per_node=2 target/release/examples/gradient_merge [STEPS]`
+
+#[path = "digits/mod.rs"]
+mod digits;
+
+use fleet::DistributedStrategy;
+use fleet::prelude::*;
+
+pub fn train(steps: u64) -> Result<()> {
+    let strategy = DistributedStrategy::new().use_gradient_merge(4);
+    digits::train(steps, Momentum::new(0.02, 0.9), &strategy, digits::mlp)?;
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    train(digits::steps())
+}
