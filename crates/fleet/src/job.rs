@@ -23,7 +23,7 @@ use fleet_strategy::{DistributedStrategy, Plan, Ranks, RingSpec};
 use fleet_topology::{Env, Topology};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ struct Link {
     everyone: Group,
     /// Groups that sessions talk over, by name: a name is used once in a job.
     opened: Mutex<BTreeMap<String, Group>>,
+    /// Training steps of each session.
+    steps: Mutex<Vec<Arc<AtomicU64>>>,
     membership: Membership,
     abort: Abort,
     finished: AtomicBool,
@@ -145,7 +147,12 @@ impl Fleet {
             given => given,
         };
         let executor = Executor::new(ExecOptions { num_threads, ..options });
-        Session::with_executor(programs, executor.services(self.services(&job.plan.rings)?))
+        let executor = executor.services(self.services(&job.plan.rings)?);
+        let session = Session::with_executor(programs, executor)?;
+        if let Some(link) = &self.link {
+            link.steps.lock().unwrap_or_else(PoisonError::into_inner).push(session.step_count());
+        }
+        Ok(session)
     }
 
     /// This rank's share of the cores of its machine.
@@ -201,14 +208,11 @@ impl Fleet {
     }
 
     /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it, or
-    /// while others still train, is an error on the others.
+    /// while others still train, or after another number of steps, is an error on the others.
     pub fn finish(&self) -> Result<()> {
         let Some(link) = &self.link else { return Ok(()) };
-        // Over every ring that programs use: there a rank that still trains finds out.
-        for group in link.lock().values() {
-            group.barrier("finish")?;
-        }
-        link.everyone.barrier("finish")?;
+        link.finish_rings()?;
+        link.compare_steps()?;
         link.finished.store(true, SeqCst);
         Ok(())
     }
@@ -272,8 +276,42 @@ impl Link {
         let world = World::new(fabric, store, abort.clone());
         let all: Vec<usize> = (0..topology.worker_num()).collect();
         let everyone = world.group("everyone", &all, &GroupOptions::default())?;
-        let (opened, finished) = Default::default();
-        Ok(Link { world, everyone, opened, membership, abort, finished, _server: server })
+        let (opened, steps, finished) = Default::default();
+        Ok(Link { world, everyone, opened, steps, membership, abort, finished, _server: server })
+    }
+
+    /// Over every ring that programs use: there a rank that still trains finds out. All at once, since
+    /// it waits in one of them; what is found on one ring ends the waits on all.
+    fn finish_rings(&self) -> Result<()> {
+        let opened: Vec<Group> = self.lock().values().cloned().collect();
+        let finish = |group: &Group| {
+            let outcome = group.barrier("finish");
+            if let Err(error) = &outcome {
+                opened.iter().for_each(|other| other.abort(error.clone()));
+            }
+            outcome
+        };
+        let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+            let finish = &finish;
+            let start = |group| scope.spawn(move || finish(group));
+            let threads: Vec<_> = opened.iter().map(start).collect();
+            let died = |_| Err(Error::internal("a thread that finishes a ring has panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+        });
+        outcomes.into_iter().collect()
+    }
+
+    /// Where ranks talk in some steps only, one that made fewer would go unnoticed.
+    fn compare_steps(&self) -> Result<()> {
+        let counts = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine: u64 = counts.iter().map(|count| count.load(Relaxed)).sum();
+        let mut all = vec![0i64; self.everyone.size()];
+        self.everyone.all_gather("finish", &[mine as i64], &mut all)?;
+        let Some(other) = all.iter().position(|count| *count != all[0]) else { return Ok(()) };
+        Err(Error::invalid("ranks have made different numbers of training steps")
+            .expected(format!("{} on every rank, as rank 0", all[0]))
+            .got(format!("{} on rank {other}", all[other]))
+            .help("give every rank the same number of batches: drop or repeat the last ones"))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Group>> {

@@ -5,6 +5,8 @@ use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::Programs;
 use fleet_tensor::Tensor;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The three things that a training loop needs, together.
 ///
@@ -14,6 +16,8 @@ pub struct Session {
     pub scope: Scope,
     pub executor: Executor,
     test: Program,
+    /// Training steps, for the job that this session is part of.
+    steps: Arc<AtomicU64>,
 }
 
 impl Session {
@@ -26,12 +30,18 @@ impl Session {
         let mut scope = Scope::new();
         executor.run(&programs.startup, &mut scope, &[], &[])?;
         let test = programs.for_test()?;
-        Ok(Session { programs, scope, executor, test })
+        Ok(Session { programs, scope, executor, test, steps: Arc::default() })
     }
 
     /// Runs the main program once: a training step.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
+        self.steps.fetch_add(1, Relaxed);
         self.executor.run(&self.programs.main, &mut self.scope, feed, fetch)
+    }
+
+    /// Counts the training steps of this session.
+    pub(crate) fn step_count(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.steps)
     }
 
     /// Runs the forward part as for inference: no dropout, running statistics, no update.

@@ -1,11 +1,16 @@
 //! Starts the ranks of a job: this test binary again, told by its environment what to do.
 
 use fleet_net::{Log, StoreServer, Token, Vigilance};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 /// Names the job of a started rank, and a folder that it may use.
 pub const JOB: &str = "FLEET_TEST_JOB";
 pub const FOLDER: &str = "FLEET_TEST_FOLDER";
+
+/// Jobs here take a second or two; on a loaded machine a few times that. One that takes so long hangs.
+const HANGS: Duration = Duration::from_secs(120);
 
 /// Starts the ranks of a job and waits for all.
 pub fn run(job: &str, ranks: usize) -> Vec<Output> {
@@ -34,7 +39,23 @@ pub fn run_in(job: &str, ranks: usize, folder: &str) -> Vec<Output> {
             .unwrap()
     };
     let children: Vec<Child> = (0..ranks).map(start).collect();
-    children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
+    let ids: Vec<u32> = children.iter().map(Child::id).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    for (rank, child) in children.into_iter().enumerate() {
+        let tell = tell.clone();
+        std::thread::spawn(move || tell.send((rank, child.wait_with_output().unwrap())));
+    }
+    let mut outputs: Vec<Option<Output>> = (0..ranks).map(|_| None).collect();
+    while let Some(rank) = outputs.iter().position(Option::is_none) {
+        let Ok((rank, output)) = told.recv_timeout(HANGS) else {
+            for (id, _) in ids.iter().zip(&outputs).filter(|(_, output)| output.is_none()) {
+                Command::new("kill").args(["-9", &id.to_string()]).status().unwrap();
+            }
+            panic!("job '{job}' of '{folder}' hangs: rank {rank} does not end");
+        };
+        outputs[rank] = Some(output);
+    }
+    outputs.into_iter().flatten().collect()
 }
 
 pub fn said(output: &Output) -> String {
@@ -46,6 +67,13 @@ pub fn all_well(outputs: &[Output]) {
     for output in outputs {
         assert!(output.status.success(), "{}", said(output));
     }
+}
+
+/// A folder of this test that is not there yet.
+pub fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("fleet-ranks-{}-{name}", std::process::id()));
+    std::fs::remove_dir_all(&folder).ok();
+    folder
 }
 
 /// Ends this process as the kernel does it: no destructor, no goodbye.

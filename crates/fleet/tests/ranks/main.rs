@@ -1,6 +1,7 @@
 //! Jobs of several processes on this machine. The ranks are this test binary, started again to run
 //! [`a_rank`] alone; the test itself plays the launcher.
 
+mod deaths;
 mod examples;
 mod harness;
 mod resume;
@@ -34,6 +35,12 @@ fn a_rank() {
         "stop and go on" => init().and_then(|fleet| resume::stop_and_go_on(&fleet, folder)),
         "go on elsewhere" => init().and_then(|fleet| resume::go_on_elsewhere(&fleet, folder)),
         "die while saving" => init().and_then(|fleet| resume::die_while_saving(&fleet, folder)),
+        "train until killed" => init().and_then(|fleet| deaths::train(&fleet, folder, true)),
+        "train again" => init().and_then(|fleet| deaths::train(&fleet, folder, false)),
+        "unequal" => {
+            let name = folder.to_str().unwrap_or_default();
+            init().and_then(|fleet| deaths::unequal(&fleet, name))
+        }
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
         "go on after death" => init().and_then(|fleet| resume::go_on_after_death(&fleet, folder)),
         other => panic!("no job {other}"),

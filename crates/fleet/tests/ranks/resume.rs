@@ -1,12 +1,12 @@
 //! Jobs of several ranks that stop and go on: at the same number of ranks, at others, and after a death
 //! in the middle of a save.
 
-use crate::harness::{all_well, die_now, run_in, said};
+use crate::harness::{all_well, die_now, run_in, said, scratch};
 use crate::strategies::{NAMES, session, state, step};
 use fleet::prelude::*;
 use fleet::strategy::{Spread, local_state};
 use fleet::{CheckpointPolicy, Checkpoints, Fleet, ReduceOp};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const SAVED: u64 = 5;
 const LAST: u64 = 8;
@@ -148,12 +148,6 @@ pub fn go_on_after_death(fleet: &Fleet, folder: &Path) -> Result<()> {
     (from + 1..=LAST).try_for_each(|number| step(&mut second, fleet, number))?;
     assert!(state(&second) == state(&whole));
     fleet.finish()
-}
-
-fn scratch(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("fleet-ranks-{}-{name}", std::process::id()));
-    std::fs::remove_dir_all(&folder).ok();
-    folder
 }
 
 #[test]
