@@ -48,14 +48,23 @@ pub(crate) enum Method {
     Shrink,
     /// Answer: the numbers in their order.
     Stats,
+    /// Body: a folder. Answer: the number of the latest save there.
+    LastSave,
+    /// word: mode, and [`BINARY`]; count: the number of the save; body: a folder. Answer: rows, bytes.
+    Save,
+    /// word: 1 if all servers could; count: the number of the save.
+    EndSave,
+    /// Body: a folder. Answer: rows and dense numbers.
+    Load,
 }
 
 pub(crate) const SHOWS: u32 = 1;
 pub(crate) const CLICKS: u32 = 2;
 pub(crate) const SLOTS: u32 = 4;
 pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
+pub(crate) const BINARY: u32 = 1 << 8;
 
-const METHODS: [Method; 16] = [
+const METHODS: [Method; 20] = [
     Method::Compare,
     Method::PullSparse,
     Method::PushSparse,
@@ -72,6 +81,10 @@ const METHODS: [Method; 16] = [
     Method::Stop,
     Method::Shrink,
     Method::Stats,
+    Method::LastSave,
+    Method::Save,
+    Method::EndSave,
+    Method::Load,
 ];
 
 impl Method {
@@ -85,7 +98,13 @@ impl Method {
     /// Whether a second run of it would be wrong.
     pub fn changes(self) -> bool {
         use Method as M;
-        !matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop | M::Stats)
+        let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
+        !(reads || matches!(self, M::Stats | M::LastSave))
+    }
+
+    /// Whether it takes as long as tables are large.
+    pub fn takes_long(self) -> bool {
+        matches!(self, Method::Save | Method::Load | Method::Shrink)
     }
 }
 

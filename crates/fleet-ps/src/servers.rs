@@ -3,8 +3,11 @@
 //! Communicators, ops and the life cycle of a job know only [`Servers`]; behind it are tables of this
 //! process (tests, one machine) or connections to other machines.
 
-use crate::{Arrival, NonFinite, PullMode, Push, Rule, SparseConfig, TableStats};
+use crate::{
+    Arrival, NonFinite, PullMode, Push, Rule, SaveFormat, SaveMode, Saved, SparseConfig, TableStats,
+};
 use fleet_base::{Error, Result};
+use std::path::Path;
 
 /// The tables of a job, the same on every server and known to every worker.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,6 +148,13 @@ pub trait Servers: Send + Sync {
     /// Deletes rows of a sparse table that nobody needs ([`SparseTable::shrink`](crate::SparseTable));
     /// returns how many.
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64>;
+    /// Saves all tables of all servers into a folder that servers see by this name: all or none, while
+    /// training goes on. Each server's rows are those of one moment; between servers moments differ by
+    /// a little, unless it is done at a barrier. One worker does it at a time.
+    fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved>;
+    /// Loads the latest complete save in a folder, of any number of servers; returns rows and dense
+    /// numbers.
+    fn load(&self, dir: &Path) -> Result<u64>;
     /// Numbers about a table, added up over the servers.
     fn stats(&self, table: u32) -> Result<TableStats>;
 }

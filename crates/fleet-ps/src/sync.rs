@@ -174,6 +174,10 @@ impl GlobalStep {
         self.0.fetch_add(steps, std::sync::atomic::Ordering::Relaxed) + steps
     }
 
+    pub(crate) fn restore(&self, count: u64) {
+        self.0.store(count, std::sync::atomic::Ordering::Relaxed);
+    }
+
     pub fn count(&self) -> u64 {
         self.0.load(std::sync::atomic::Ordering::Relaxed)
     }

@@ -2,4 +2,5 @@
 
 mod common;
 mod remote;
+mod saves;
 mod trouble;

@@ -13,15 +13,19 @@ mod tests;
 pub use local::LocalServers;
 pub use remote::{RemoteOptions, RemoteServers};
 
-use crate::message::{CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, copy_f32s};
+use crate::message::{
+    BINARY, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, copy_f32s,
+};
 use crate::{
-    Arrival, JobTables, PullMode, Push, Servers, SparseConfig, TableConfig, TableStats, dense_range,
+    Arrival, JobTables, PullMode, Push, SaveFormat, SaveMode, Saved, Servers, SparseConfig,
+    TableConfig, TableStats, dense_range,
 };
 use fleet_base::{Error, Result};
 use fleet_net::Time;
 use place::Split;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -294,6 +298,26 @@ impl<T: Transport> Client<T> {
         Ok((ids, rows))
     }
 
+    /// All servers write, and then all keep it, or none does.
+    fn try_save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved> {
+        let dir = path_bytes(dir)?;
+        let last = self.ask_all(Method::LastSave, Head::default(), &dir)?;
+        let last = last.iter().map(|answer| number(answer)).collect::<Result<Vec<u64>>>()?;
+        let save_id = last.into_iter().max().unwrap_or(0) + 1;
+        let binary = if format == SaveFormat::Binary { BINARY } else { 0 };
+        let head = Head { word: mode as u32 | binary, count: save_id, ..Head::default() };
+        let saved = self.ask_all(Method::Save, head, &dir);
+        let end = Head { word: u32::from(saved.is_ok()), count: save_id, ..Head::default() };
+        let ended = self.ask_all(Method::EndSave, end, &[]);
+        let mut sum = Saved::default();
+        for answer in saved? {
+            let mut body = crate::message::Body(&answer);
+            sum.row_count += body.u64()?;
+            sum.bytes += body.u64()?;
+        }
+        ended.map(|_| sum)
+    }
+
     /// Waits until all servers have opened a barrier.
     fn try_arrive(&self, at: Arrival) -> Result<()> {
         let head = Head { word: at as u32, ..Head::default() };
@@ -446,6 +470,18 @@ impl<T: Transport> Servers for Client<T> {
         shrink().map_err(|error| self.place(error))
     }
 
+    fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved> {
+        self.try_save(dir, mode, format).map_err(|error| self.place(error))
+    }
+
+    fn load(&self, dir: &Path) -> Result<u64> {
+        let load = || -> Result<u64> {
+            let answers = self.ask_all(Method::Load, Head::default(), &path_bytes(dir)?)?;
+            answers.iter().map(|answer| number(answer)).sum()
+        };
+        load().map_err(|error| self.place(error))
+    }
+
     fn stats(&self, table: u32) -> Result<TableStats> {
         let stats = || {
             let mut sum = [0; 9];
@@ -457,6 +493,16 @@ impl<T: Transport> Servers for Client<T> {
         };
         stats().map_err(|error| self.place(error))
     }
+}
+
+/// A folder's name as a text of a message.
+fn path_bytes(path: &Path) -> Result<Vec<u8>> {
+    let text = path
+        .to_str()
+        .ok_or_else(|| Error::invalid(format!("the name of {} is not UTF-8", path.display())))?;
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    Ok(bytes)
 }
 
 fn number(answer: &[u8]) -> Result<u64> {

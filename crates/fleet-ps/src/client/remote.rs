@@ -84,6 +84,8 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries of a request, doubled from the least to the most.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// How long a save, a load or a shrink may take: tables may be large and disks slow.
+const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
 /// How long a server that is to stop is looked for: it may have stopped already.
 const STOP_SPAN: Duration = Duration::from_secs(3);
 
@@ -145,6 +147,8 @@ impl Transport for Remote {
         let stops = requests.first().is_some_and(|request| request.method == Method::Stop);
         if stops {
             limits = limits.at_most(STOP_SPAN);
+        } else if requests.iter().any(|request| request.method.takes_long()) {
+            limits.deadline = Deadline::within(LONG_SPAN);
         }
         let sent: Vec<Result<CallClient>> = requests
             .iter()

@@ -53,6 +53,33 @@ pub struct DenseTable {
     inner: Mutex<Inner>,
 }
 
+/// What a dense table holds at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DenseImage {
+    pub values: Vec<f32>,
+    pub state: Vec<f32>,
+    pub shape: StateShape,
+}
+
+/// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that all
+/// share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StateShape {
+    pub blocks: usize,
+    pub shared: usize,
+}
+
+impl DenseImage {
+    /// `len` parameters that were never pushed to.
+    pub fn empty(rule: &Rule, len: usize) -> DenseImage {
+        let blocks = rule.state_len(2) - rule.state_len(1);
+        let shape = StateShape { blocks, shared: rule.state_len(1) - blocks };
+        let mut state = vec![0.0; rule.state_len(len)];
+        rule.init_state(len, &mut state);
+        DenseImage { values: vec![0.0; len], state, shape }
+    }
+}
+
 struct Inner {
     values: Vec<f32>,
     state: Vec<f32>,
@@ -146,6 +173,24 @@ impl DenseTable {
             inner.sum = mean;
         }
         count
+    }
+
+    pub(crate) fn image(&self) -> DenseImage {
+        let shape = DenseImage::empty(&self.config.rule, 0).shape;
+        let inner = self.lock();
+        DenseImage { values: inner.values.clone(), state: inner.state.clone(), shape }
+    }
+
+    /// Overwrites parameters and state.
+    pub(crate) fn restore(&self, image: DenseImage) -> Result<()> {
+        self.check_len("values", image.values.len())?;
+        let mut inner = self.lock();
+        if image.state.len() != inner.state.len() {
+            let error = self.error("the state of a rule has the wrong length");
+            return Err(error.expected(inner.state.len()).got(image.state.len()));
+        }
+        (inner.values, inner.state) = (image.values, image.state);
+        Ok(())
     }
 
     /// Memory of parameters and state.

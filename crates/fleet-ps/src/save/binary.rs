@@ -1,4 +1,5 @@
-//! Rows as bytes: id (8), kind (1: 0 row, 1 waiting), days (1), then the row's numbers (4 each, in the
+//! Rows as bytes: id (8), kind (1: 0 row, 1 waiting, 2 row that
+//! was pushed to since the last base or delta), days (1), then the row's numbers (4 each, in the
 //! order of memory) or the count (4). Little-endian.
 
 use crate::Record;
@@ -7,9 +8,9 @@ use std::io::{self, Write};
 
 pub(super) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> {
     match record {
-        Record::Row { id, unseen_days, values } => {
+        Record::Row { id, unseen_days, changed, values } => {
             out.write_all(&id.to_le_bytes())?;
-            out.write_all(&[0, unseen_days])?;
+            out.write_all(&[if changed { 2 } else { 0 }, unseen_days])?;
             values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
         }
         Record::Waiting { id, count } => {
@@ -31,12 +32,13 @@ pub(super) fn read(
         let (head, rest) = bytes.split_at_checked(10)?;
         let id = u64::from_le_bytes(head[..8].try_into().ok()?);
         let (record, rest) = match head[8] {
-            0 => {
+            kind @ (0 | 2) => {
                 let (row, rest) = rest.split_at_checked(stride * 4)?;
                 for (value, bytes) in values.iter_mut().zip(row.chunks_exact(4)) {
                     *value = f32::from_le_bytes(bytes.try_into().ok()?);
                 }
-                (Record::Row { id, unseen_days: head[9], values: &values }, rest)
+                let (unseen_days, changed) = (head[9], kind == 2);
+                (Record::Row { id, unseen_days, changed, values: &values }, rest)
             }
             1 => {
                 let (count, rest) = rest.split_at_checked(4)?;

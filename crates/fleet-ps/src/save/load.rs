@@ -4,19 +4,37 @@ use super::manifest::{self, Manifest, Part};
 use super::{SaveFormat, binary, layout_name, table_folder, text};
 use crate::SparseTable;
 use fleet_base::{Error, Result, text as words};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// Loads the rows for which `mine` is true (those of this server), over what the table has; returns how
 /// many. Nothing is loaded if any file of any server is missing, torn or changed, or if the table's rows
-/// are of another form.
+/// are of another form. Of several saves in a folder it is the latest that is complete.
 pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) -> Result<u64> {
     let folder = table_folder(dir, table.config().table_id);
-    let manifests = read_manifests(&folder)?;
-    let wanted = layout_name(table);
+    let checked = check_sparse(table, dir, latest(&folder, manifest::list(&folder)?, count_of)?)?;
+    load_checked(table, &checked, mine)
+}
+
+/// A save of a table whose every byte was looked at.
+pub(crate) struct Checked {
+    folder: PathBuf,
+    manifests: Vec<Manifest>,
+}
+
+/// Looks at every byte of a table's part in a save.
+pub(crate) fn check_sparse(table: &SparseTable, dir: &Path, save_id: u64) -> Result<Checked> {
+    check(dir, table.config().table_id, save_id, &layout_name(table))
+}
+
+/// As [`check_sparse`], for a table of any kind whose layout is `wanted`.
+pub(super) fn check(dir: &Path, table_id: u32, save_id: u64, wanted: &str) -> Result<Checked> {
+    let folder = table_folder(dir, table_id);
+    let manifests = read_manifests(&folder, save_id)?;
     for manifest in &manifests {
-        if manifest.layout != wanted || manifest.table_id != table.config().table_id {
+        if manifest.layout != wanted || manifest.table_id != table_id {
             return Err(Error::invalid("a save is of another table")
-                .expected(format!("table {}, {wanted}", table.config().table_id))
+                .expected(format!("table {table_id}, {wanted}"))
                 .got(format!("table {}, {}", manifest.table_id, manifest.layout))
                 .at(folder.display()));
         }
@@ -24,22 +42,76 @@ pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) 
             read_part(&folder, part)?;
         }
     }
+    Ok(Checked { folder, manifests })
+}
+
+/// Loads the rows of a save that is whole.
+pub(crate) fn load_checked(
+    table: &SparseTable,
+    checked: &Checked,
+    mine: impl Fn(u64) -> bool,
+) -> Result<u64> {
     let mut count = 0;
-    for manifest in &manifests {
+    for manifest in &checked.manifests {
         for part in &manifest.parts {
-            count += load_part(table, &folder, manifest.format, part, &mine)?;
+            count += load_part(table, &checked.folder, manifest.format, part, &mine)?;
         }
     }
     Ok(count)
 }
 
+impl Checked {
+    /// Each server's only part, in their order.
+    pub(super) fn each_part(&self) -> impl Iterator<Item = Result<(SaveFormat, Vec<u8>)>> {
+        self.manifests.iter().map(|manifest| match &manifest.parts[..] {
+            [part] => Ok((manifest.format, read_part(&self.folder, part)?)),
+            parts => Err(Error::invalid("a server's part of a save should be one file")
+                .got(format!("{} files", parts.len()))
+                .at(self.folder.display())),
+        })
+    }
+}
+
+/// The latest of the saves in a folder that has the files of all its servers, whose number
+/// `server_count` reads from one of them.
+pub(super) fn latest(
+    folder: &Path,
+    files: Vec<(u32, u64)>,
+    server_count: impl Fn(&Path, u32, u64) -> Result<u32>,
+) -> Result<u64> {
+    let mut saves: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    files.into_iter().for_each(|(server, save)| saves.entry(save).or_default().push(server));
+    let mut first = None;
+    for (save, servers) in saves.iter().rev() {
+        let count = server_count(folder, servers[0], *save)?;
+        let missing: Vec<u32> = (0..count).filter(|server| !servers.contains(server)).collect();
+        if missing.is_empty() {
+            return Ok(*save);
+        }
+        first.get_or_insert_with(|| {
+            Error::invalid(format!("a save in {} is not complete", folder.display()))
+                .expected(format!("the parts of {count} servers in save {save}"))
+                .got(format!("nothing of servers {missing:?}"))
+                .help("the save was not finished, or not all of it was copied here")
+        });
+    }
+    Err(first.unwrap_or_else(|| {
+        Error::invalid(format!("there is no save in {}", folder.display()))
+            .expected("a folder that save_persistables or save_sparse wrote")
+    }))
+}
+
+fn count_of(folder: &Path, server: u32, save_id: u64) -> Result<u32> {
+    Ok(manifest::read(&folder.join(manifest::file_name(server, save_id)))?.server_count)
+}
+
 /// The manifests of all servers of one save.
-fn read_manifests(folder: &Path) -> Result<Vec<Manifest>> {
+fn read_manifests(folder: &Path, save_id: u64) -> Result<Vec<Manifest>> {
     let mut manifests: Vec<Manifest> = Vec::new();
     let mut server_count = 1;
     while (manifests.len() as u32) < server_count {
         let server = manifests.len() as u32;
-        let path = folder.join(manifest::file_name(server));
+        let path = folder.join(manifest::file_name(server, save_id));
         if !path.exists() {
             return Err(Error::invalid(format!("{} is missing", path.display()))
                 .expected(match server {
@@ -49,15 +121,13 @@ fn read_manifests(folder: &Path) -> Result<Vec<Manifest>> {
                 .help("the save was not finished, or not all of it was copied here"));
         }
         let found = manifest::read(&path)?;
-        let first = manifests.first().unwrap_or(&found);
-        server_count = first.server_count;
-        let (want, got) = (first.save_id, found.save_id);
-        if want != got || found.server_count != server_count || found.server != server {
+        server_count = manifests.first().unwrap_or(&found).server_count;
+        let got = (found.save_id, found.server, found.server_count);
+        if got != (save_id, server, server_count) {
             return Err(Error::invalid("the parts of a save do not belong together")
-                .expected(format!("server {server} of {server_count} in save {want}"))
-                .got(format!("server {} of {} in save {got}", found.server, found.server_count))
-                .at(path.display())
-                .help("one server saved again and the others did not finish; load another save"));
+                .expected(format!("server {server} of {server_count} in save {save_id}"))
+                .got(format!("server {} of {} in save {}", got.1, got.2, got.0))
+                .at(path.display()));
         }
         manifests.push(found);
     }

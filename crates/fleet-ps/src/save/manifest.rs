@@ -29,11 +29,63 @@ const TITLE: &str = "fleet sparse table, version 1";
 /// A manifest of the most shards a table may have is smaller.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
-pub(super) fn file_name(server: u32) -> String {
-    format!("manifest-{server:03}")
+const PREFIX: &str = "manifest-";
+
+/// The manifest of a server in a save.
+pub(super) fn file_name(server: u32, save_id: u64) -> String {
+    format!("{PREFIX}{server:03}.{save_id}")
 }
 
-pub(super) fn write(path: &Path, manifest: &Manifest) -> Result<()> {
+/// Server and save of every manifest in a folder.
+pub(super) fn list(folder: &Path) -> Result<Vec<(u32, u64)>> {
+    numbered(folder, PREFIX)
+}
+
+/// Numbers of the files `<prefix><server>.<save>`.
+pub(super) fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(u32, u64)>> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::io("list", folder, &error)),
+    };
+    let numbers = entries.flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        let (server, save) = name.to_str()?.strip_prefix(prefix)?.split_once('.')?;
+        Some((server.parse().ok()?, save.parse().ok()?))
+    });
+    Ok(numbers.collect())
+}
+
+/// How a server names the parts of its next save: not as those that are there.
+pub(super) fn next_round(folder: &Path, server: u32) -> Result<u64> {
+    let own = list(folder)?.into_iter().filter(|(of, _)| *of == server);
+    // One that cannot be read names nothing that will be looked for.
+    let rounds = own.filter_map(|(of, save)| read(&folder.join(file_name(of, save))).ok());
+    Ok(rounds.map(|manifest| manifest.round + 1).max().unwrap_or(0))
+}
+
+/// Deletes a server's other saves.
+pub(super) fn remove_others(folder: &Path, server: u32, save_id: u64) {
+    for (of, save) in list(folder).unwrap_or_default() {
+        if of == server && save != save_id {
+            remove(folder, server, save);
+        }
+    }
+}
+
+/// Deletes a server's part in a save: first the manifest, so that the save is none from then on. What
+/// cannot be deleted harms nobody.
+pub(super) fn remove(folder: &Path, server: u32, save_id: u64) {
+    let path = folder.join(file_name(server, save_id));
+    let manifest = read(&path);
+    let _ = std::fs::remove_file(&path);
+    for part in manifest.iter().flat_map(|manifest| &manifest.parts) {
+        let _ = std::fs::remove_file(folder.join(&part.name));
+    }
+}
+
+pub(super) fn write(folder: &Path, manifest: &Manifest) -> Result<()> {
+    let path = folder.join(file_name(manifest.server, manifest.save_id));
     let Manifest { table_id, server, server_count, save_id, round, mode, .. } = manifest;
     let mut text = format!(
         "{TITLE}\ntable {table_id}\nserver {server}\nserver_count {server_count}\n\
@@ -46,7 +98,7 @@ pub(super) fn write(path: &Path, manifest: &Manifest) -> Result<()> {
         let _ = writeln!(text, "part {} {} {:08x}", part.name, part.bytes, part.checksum);
     }
     let _ = writeln!(text, "end {:08x}", crc32fast::hash(text.as_bytes()));
-    write_file(path, text.as_bytes())
+    write_file(&path, text.as_bytes())
 }
 
 pub(super) fn read(path: &Path) -> Result<Manifest> {

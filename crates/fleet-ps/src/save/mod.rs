@@ -1,23 +1,29 @@
 //! Sparse tables in files, and back.
 //!
 //! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, a file a
-//! shard, `part-<server>-<shard>`, and at last its manifest, `manifest-<server>`, which names these
-//! files with sizes and checksums. A manifest appears whole or not at all, and what it names was
-//! flushed before: a save that was cut off is the save that was there before, or none. Manifests carry
-//! the same save number on all servers, so that parts of two saves are never mixed.
+//! shard, `part-<server>-<shard>`, and at last its manifest, `manifest-<server>.<save>`, which names
+//! these files with sizes and checksums. A manifest appears whole or not at all, and what it names was
+//! flushed before. Manifests carry the same number of the save on all servers, and a load takes the
+//! latest save whose manifests are all there: a save that was cut off on any server is the one that was
+//! there before, or none. The saves of a job (`server/save.rs`) delete an older one when all servers
+//! have written; so does [`save_sparse`], which one server calls for itself.
 //!
 //! Rows are saved as they are at one moment ([`SparseTable::snapshot`]); pulls and pushes go on
 //! meanwhile. A load reads the parts of all servers, checks every byte before it touches the table,
 //! and takes the ids that belong to its server: the number of servers may change.
 
 mod binary;
+pub(crate) mod dense;
+pub(crate) mod job;
 mod load;
 mod manifest;
 mod text;
 
 pub use load::load_sparse;
+pub(crate) use load::{check_sparse, load_checked};
 
-use crate::{Accessor, Record, SaveMode, SparseTable};
+use crate::sparse::Taken;
+use crate::{Accessor, Record, SaveMode, Snapshot, SparseTable};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use manifest::{Manifest, Part};
@@ -85,22 +91,46 @@ pub struct Saved {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Result<Saved> {
-    let SaveOptions { server, server_count, .. } = *options;
-    if server >= server_count || server_count > SERVER_COUNT_MAX {
-        return Err(Error::invalid("the server of a save is wrong")
-            .expected(format!("a server below {server_count}, at most {SERVER_COUNT_MAX} of them"))
-            .got(format!("server {server} of {server_count}")));
-    }
+    let (saved, _taken) = write_sparse(table, dir, options)?;
     let folder = table_folder(dir, table.config().table_id);
-    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
-    let path = folder.join(manifest::file_name(server));
-    // Files of the save before stay until the new manifest stands.
-    let before = if path.exists() { manifest::read(&path).ok() } else { None };
-    let round = before.as_ref().map_or(0, |before| before.round + 1);
-    let (mut parts, mut saved) = (Vec::new(), Saved::default());
+    manifest::remove_others(&folder, options.server, options.save_id);
+    Ok(saved)
+}
+
+/// Writes one server's rows beside whatever was saved before.
+pub(crate) fn write_sparse(
+    table: &SparseTable,
+    dir: &Path,
+    options: &SaveOptions,
+) -> Result<(Saved, Taken)> {
+    let folder = begin(dir, table.config().table_id, options)?;
+    let round = manifest::next_round(&folder, options.server)?;
+    let mut manifest = options.manifest(table.config().table_id, round, layout_name(table));
     let (mut snapshot, ()) = table.snapshot(options.mode, || ());
+    let written = write_parts(table, &folder, options, &mut snapshot, &mut manifest)
+        .and_then(|saved| manifest::write(&folder, &manifest).map(|()| saved));
+    match written {
+        Ok(saved) => Ok((saved, snapshot.end_taking())),
+        Err(error) => {
+            for part in &manifest.parts {
+                // That it failed is told; what is left of it harms nobody.
+                let _ = std::fs::remove_file(folder.join(&part.name));
+            }
+            Err(error)
+        }
+    }
+}
+
+fn write_parts(
+    table: &SparseTable,
+    folder: &Path,
+    options: &SaveOptions,
+    snapshot: &mut Snapshot<'_>,
+    manifest: &mut Manifest,
+) -> Result<Saved> {
+    let mut saved = Saved::default();
     for shard in 0..table.config().shard_count {
-        let name = part_name(server, shard, round);
+        let name = part_name(options.server, shard, manifest.round);
         let (part, rows) = write_part(
             &folder.join(&name),
             name,
@@ -110,26 +140,39 @@ pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Re
         )?;
         saved.row_count += rows;
         saved.bytes += part.bytes;
-        parts.push(part);
-    }
-    drop(snapshot);
-    let manifest = Manifest {
-        table_id: table.config().table_id,
-        server,
-        server_count,
-        save_id: options.save_id,
-        round,
-        mode: options.mode as u8,
-        format: options.format,
-        layout: layout_name(table),
-        parts,
-    };
-    manifest::write(&path, &manifest)?;
-    for part in before.iter().flat_map(|before| &before.parts) {
-        // The save stands; an old file that cannot be deleted harms nobody.
-        let _ = std::fs::remove_file(folder.join(&part.name));
+        manifest.parts.push(part);
     }
     Ok(saved)
+}
+
+/// The folder of a table, made if it is not there.
+fn begin(dir: &Path, table_id: u32, options: &SaveOptions) -> Result<PathBuf> {
+    let SaveOptions { server, server_count, .. } = *options;
+    if server >= server_count || server_count > SERVER_COUNT_MAX {
+        return Err(Error::invalid("the server of a save is wrong")
+            .expected(format!("a server below {server_count}, at most {SERVER_COUNT_MAX} of them"))
+            .got(format!("server {server} of {server_count}")));
+    }
+    let folder = table_folder(dir, table_id);
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
+    Ok(folder)
+}
+
+impl SaveOptions {
+    /// A manifest without parts.
+    fn manifest(&self, table_id: u32, round: u64, layout: String) -> Manifest {
+        Manifest {
+            table_id,
+            server: self.server,
+            server_count: self.server_count,
+            save_id: self.save_id,
+            round,
+            mode: self.mode as u8,
+            format: self.format,
+            layout,
+            parts: Vec::new(),
+        }
+    }
 }
 
 type Visit<'a> = &'a mut dyn FnMut(Record<'_>) -> Result<()>;
@@ -151,6 +194,15 @@ fn write_part(
     let mut count = 0;
     rows(&mut |record| {
         count += u64::from(matches!(record, Record::Row { .. }));
+        let record = match record {
+            // A base and a delta are what later changes count from.
+            Record::Row { id, unseen_days, values, .. }
+                if matches!(options.mode, SaveMode::Base | SaveMode::Delta) =>
+            {
+                Record::Row { id, unseen_days, changed: false, values }
+            }
+            record => record,
+        };
         let written = match options.format {
             SaveFormat::Text => text::write(&mut out, table, record),
             SaveFormat::Binary => binary::write(&mut out, record),
@@ -183,7 +235,7 @@ impl Write for Summed {
     }
 }
 
-fn table_folder(dir: &Path, table_id: u32) -> PathBuf {
+pub(crate) fn table_folder(dir: &Path, table_id: u32) -> PathBuf {
     dir.join(format!("{table_id:03}"))
 }
 

@@ -17,14 +17,14 @@ pub(super) fn write(
 ) -> io::Result<()> {
     match (record, &table.config().accessor) {
         (Record::Waiting { id, count }, _) => writeln!(out, "{id}\t{count}\t0\t0\t"),
-        (Record::Row { id, unseen_days, values }, Accessor::Plain) => {
+        (Record::Row { id, unseen_days, values, .. }, Accessor::Plain) => {
             write!(out, "{id}\t0\t{unseen_days}\t1\t")?;
             for (at, value) in values.iter().enumerate() {
                 write!(out, "{}{value}", if at == 0 { "" } else { "," })?;
             }
             writeln!(out)
         }
-        (Record::Row { id, unseen_days, values }, Accessor::Ctr(_)) => {
+        (Record::Row { id, unseen_days, values, .. }, Accessor::Ctr(_)) => {
             let slot = slot_number(values[SLOT]);
             let (delta, show, click) = (values[DELTA], values[SHOW], values[CLICK]);
             write!(out, "{id} {slot} {unseen_days} {delta} {show} {click}")?;
@@ -66,7 +66,7 @@ fn plain<'v>(line: &str, values: &'v mut [f32]) -> Option<Record<'v>> {
         return Some(Record::Waiting { id, count });
     }
     fill(values, numbers.split(','))?;
-    Some(Record::Row { id, unseen_days, values })
+    Some(Record::Row { id, unseen_days, changed: false, values })
 }
 
 fn click<'v>(line: &str, table: &SparseTable, values: &'v mut [f32]) -> Option<Record<'v>> {
@@ -84,7 +84,7 @@ fn click<'v>(line: &str, table: &SparseTable, values: &'v mut [f32]) -> Option<R
     let end = if made { values.len() } else { embedx };
     values[embedx..].fill(0.0);
     fill(&mut values[embed..end], rest.into_iter())?;
-    Some(Record::Row { id, unseen_days, values })
+    Some(Record::Row { id, unseen_days, changed: false, values })
 }
 
 /// Exactly as many numbers as there is room for.

@@ -1,9 +1,13 @@
 //! What every method does.
 
 use super::{Caller, ServerTables, Table, lock};
-use crate::message::{Body, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, fill_f32s};
-use crate::{Arrival, PullMode, Push, SparseTable, TableStats};
+use crate::message::{
+    BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, fill_f32s,
+};
+use crate::save::job;
+use crate::{Arrival, PullMode, Push, SaveFormat, SaveMode, SparseTable, TableStats};
 use fleet_base::{Error, Result};
+use std::path::Path;
 use std::time::Duration;
 
 /// The longest that a request waits for others; who wants to wait longer asks again.
@@ -41,6 +45,11 @@ impl ServerTables {
             }
             Method::Stats => {
                 answer.extend(bytes_of(&self.stats(head.table)?.numbers()).iter());
+                Ok(())
+            }
+            Method::LastSave => {
+                let last = job::last_id(Path::new(body.text()?))?;
+                answer.extend(last.to_le_bytes());
                 Ok(())
             }
             Method::Compare => {
@@ -119,7 +128,25 @@ impl ServerTables {
             Method::Shrink => {
                 let days = (head.word != DAYS_DEFAULT).then_some(head.word);
                 let days = days.map(|days| u8::try_from(days).unwrap_or(u8::MAX));
+                let _alone = lock(&self.keeping);
                 answer.extend(self.rows(head.table)?.shrink(days)?.to_le_bytes());
+                Ok(())
+            }
+            Method::Save => {
+                let mode = SaveMode::parse(i64::from(head.word & !BINARY))?;
+                let binary = head.word & BINARY != 0;
+                let format = if binary { SaveFormat::Binary } else { SaveFormat::Text };
+                let saved = self.save(Path::new(body.text()?), head.count, mode, format)?;
+                answer.extend(bytes_of(&[saved.row_count, saved.bytes]).iter());
+                Ok(())
+            }
+            Method::EndSave => {
+                self.end_save(head.count, head.word == 1);
+                Ok(())
+            }
+            Method::Load => {
+                let loaded = self.load(Path::new(body.text()?), None)?;
+                answer.extend(loaded.to_le_bytes());
                 Ok(())
             }
             _ => Err(Error::internal("a request that reads was taken for one that changes tables")),
@@ -187,7 +214,7 @@ impl ServerTables {
         })
     }
 
-    fn table(&self, table: u32) -> Result<&Table> {
+    pub(super) fn table(&self, table: u32) -> Result<&Table> {
         self.tables.get(&table).ok_or_else(|| {
             let known: Vec<u32> = self.tables.keys().copied().collect();
             Error::invalid("no such table").expected(format!("one of {known:?}")).got(table)

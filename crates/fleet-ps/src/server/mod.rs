@@ -8,6 +8,7 @@ mod answer;
 mod ledger;
 mod listen;
 mod pending;
+mod save;
 
 pub(crate) use ledger::Caller;
 pub use listen::TableServer;
@@ -46,6 +47,9 @@ pub struct ServerTables {
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     ledger: Ledger,
+    /// One save, load or shrink at a time.
+    keeping: Mutex<()>,
+    saving: Mutex<Option<save::Saving>>,
     stopped: Mutex<bool>,
     stop: Condvar,
 }
@@ -75,6 +79,8 @@ impl ServerTables {
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
             ledger: Ledger::default(),
+            keeping: Mutex::new(()),
+            saving: Mutex::new(None),
             stopped: Mutex::new(false),
             stop: Condvar::new(),
         })

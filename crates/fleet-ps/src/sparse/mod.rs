@@ -26,6 +26,7 @@ mod tests;
 
 pub use config::{Accessor, CtrAccessor, SparseConfig};
 pub use pull::PullMode;
+pub(crate) use snapshot::Taken;
 pub use snapshot::{Record, SaveMode, Snapshot};
 
 use crate::rule::How;

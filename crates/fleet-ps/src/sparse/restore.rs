@@ -11,13 +11,15 @@ impl SparseTable {
     /// Puts a record of a [`Snapshot`](super::Snapshot) in place, over whatever is there.
     pub fn restore(&self, record: Record<'_>) -> Result<()> {
         match record {
-            Record::Row { id, unseen_days, values } => self.restore_row(id, unseen_days, values),
+            Record::Row { id, unseen_days, changed, values } => {
+                self.restore_row(id, (unseen_days, changed), values)
+            }
             Record::Waiting { id, count } => self.restore_waiting(id, count),
         }
     }
 
-    fn restore_row(&self, id: u64, unseen_days: u8, values: &[f32]) -> Result<()> {
-        let core = &self.core;
+    fn restore_row(&self, id: u64, seen: (u8, bool), values: &[f32]) -> Result<()> {
+        let (core, (unseen_days, changed)) = (&self.core, seen);
         if values.len() != core.layout.stride || unseen_days > UNSEEN_DAYS_MAX {
             return Err(Error::invalid(format!("the row of id {id} does not fit the table"))
                 .expected(format!("{} numbers, unseen for 0 to 63 days", core.layout.stride))
@@ -50,6 +52,7 @@ impl SparseTable {
             }
         };
         entry.set_unseen_days(unseen_days);
+        entry.set_place(entry.place().with_dirty(changed));
         core.slice(shard.row(core, slot)).copy_from_slice(values);
         Ok(())
     }

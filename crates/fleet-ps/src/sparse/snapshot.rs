@@ -8,6 +8,7 @@
 use super::Core;
 use super::SparseTable;
 use super::config::Accessor;
+use super::group::shard_of;
 use super::index::Entry;
 use super::layout::{CLICK, DELTA, Kind, SHOW};
 use super::shard::Shard;
@@ -44,6 +45,14 @@ impl SaveMode {
     }
 }
 
+/// The changes that a base or a delta took, so that the next one has them if this one fails. Ages that a
+/// save of mode 3 added stay.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    /// Id, score since the last base or delta, whether it was pushed to.
+    rows: Vec<(u64, f32, bool)>,
+}
+
 /// What a running snapshot wants of rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capture {
@@ -55,8 +64,9 @@ pub(crate) struct Capture {
 /// An id in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Record<'a> {
-    /// A row: all its numbers, in the table's own order.
-    Row { id: u64, unseen_days: u8, values: &'a [f32] },
+    /// A row: all its numbers, in the table's own order, and whether it was pushed to since the last
+    /// base or delta.
+    Row { id: u64, unseen_days: u8, changed: bool, values: &'a [f32] },
     /// An id that was pulled so many times and has no row yet.
     Waiting { id: u64, count: u32 },
 }
@@ -69,8 +79,9 @@ impl Record<'_> {
     }
 }
 
-/// Words of a captured row before its values.
+/// Words of a captured row before its values: id, days and [`CHANGED`].
 const HEAD: usize = 3;
+const CHANGED: u32 = 1 << 8;
 
 impl Capture {
     /// Deals with a row that has the old mark: copies it if the mode wants it.
@@ -84,9 +95,11 @@ impl Capture {
         captured: &mut Vec<u32>,
     ) {
         let days = entry.unseen_days();
-        let chosen = self.chooses(core, days, entry.place().dirty(), row);
+        let changed = entry.place().dirty();
+        let chosen = self.chooses(core, days, changed, row);
         if chosen {
-            captured.extend([id as u32, (id >> 32) as u32, u32::from(days)]);
+            let flag = if changed { CHANGED } else { 0 };
+            captured.extend([id as u32, (id >> 32) as u32, u32::from(days) | flag]);
             captured.extend(row.iter().map(|value| value.to_bits()));
         }
         match self.mode {
@@ -120,10 +133,12 @@ impl Capture {
     }
 }
 
-/// A snapshot being read. Dropped early, it still leaves the table ready for the next one.
+/// A snapshot being read. Dropped without [`Snapshot::end`], it leaves the table as if it had not been:
+/// what a base or a delta took counts as changed again.
 pub struct Snapshot<'a> {
     table: &'a SparseTable,
     capture: Capture,
+    taken: Taken,
     /// Where the reader is.
     shard: usize,
     _alone: MutexGuard<'a, ()>,
@@ -141,7 +156,24 @@ impl SparseTable {
         *gate = Some(capture);
         let result = at_cut();
         drop(gate);
-        (Snapshot { table: self, capture, shard: 0, _alone: alone }, result)
+        let taken = Taken::default();
+        (Snapshot { table: self, capture, taken, shard: 0, _alone: alone }, result)
+    }
+
+    /// What a snapshot took counts as changed again: its save failed.
+    pub(crate) fn take_back(&self, taken: &Taken) {
+        let core = &self.core;
+        for (id, delta, changed) in &taken.rows {
+            let shard = self.lock(shard_of(*id, self.shards.len()));
+            // A row that was deleted meanwhile is not to be saved.
+            let Some(mut found) = shard.find(core, *id) else { continue };
+            if let Kind::Ctr { .. } = core.layout.kind {
+                core.slice(found.row)[DELTA] += delta;
+            }
+            if *changed {
+                found.entry.set_place(found.entry.place().with_dirty(true));
+            }
+        }
     }
 }
 
@@ -158,11 +190,35 @@ impl Snapshot<'_> {
         let mut batch = Batch::default();
         let mut segment = 0;
         while self.read(segment, &mut batch) {
+            self.remember(&batch);
             batch.visit(self.table.core.layout.stride, &mut visit)?;
             segment += 1;
         }
         self.shard += 1;
         Ok(true)
+    }
+
+    /// What was read is saved: its changes are not to come again. To take them back all the same, see
+    /// [`SparseTable::take_back`].
+    pub(crate) fn end_taking(mut self) -> Taken {
+        std::mem::take(&mut self.taken)
+    }
+
+    /// What was read is saved: its changes do not come again in the next base or delta.
+    pub fn end(self) {
+        drop(self.end_taking());
+    }
+
+    fn remember(&mut self, batch: &Batch) {
+        if !matches!(self.capture.mode, SaveMode::Base | SaveMode::Delta) {
+            return;
+        }
+        let click = matches!(self.table.core.layout.kind, Kind::Ctr { .. });
+        for record in batch.rows.chunks_exact(HEAD + self.table.core.layout.stride) {
+            let id = u64::from(record[0]) | u64::from(record[1]) << 32;
+            let delta = if click { f32::from_bits(record[HEAD + DELTA]) } else { 0.0 };
+            self.taken.rows.push((id, delta, record[2] & CHANGED != 0));
+        }
     }
 
     /// Takes what is to be saved of a segment; false behind the last. Segments that are split in the
@@ -207,6 +263,8 @@ impl Drop for Snapshot<'_> {
         for shard in 0..self.table.shards.len() {
             self.table.lock(shard).captured = Vec::new();
         }
+        // Nothing, unless it was given up: who ended it has taken the list.
+        self.table.take_back(&self.taken);
     }
 }
 
@@ -229,7 +287,12 @@ impl Batch {
             for (value, bits) in values.iter_mut().zip(&record[HEAD..]) {
                 *value = f32::from_bits(*bits);
             }
-            visit(Record::Row { id, unseen_days: record[2] as u8, values: &values })?;
+            visit(Record::Row {
+                id,
+                unseen_days: record[2] as u8,
+                changed: record[2] & CHANGED != 0,
+                values: &values,
+            })?;
         }
         self.waiting
             .iter()

@@ -27,12 +27,13 @@ fn snapshot(table: &SparseTable, mode: SaveMode) -> HashMap<u64, (u8, Vec<f32>)>
     let (mut snapshot, ()) = table.snapshot(mode, || ());
     let mut rows = HashMap::new();
     read(&mut snapshot, &mut rows);
+    snapshot.end();
     rows
 }
 
 fn read(snapshot: &mut Snapshot<'_>, rows: &mut HashMap<u64, (u8, Vec<f32>)>) {
     let mut visit = |record: Record<'_>| {
-        if let Record::Row { id, unseen_days, values } = record {
+        if let Record::Row { id, unseen_days, values, .. } = record {
             assert!(rows.insert(id, (unseen_days, values.to_vec())).is_none(), "id {id} twice");
         }
         Ok::<(), Error>(())
@@ -264,6 +265,37 @@ fn a_snapshot_given_up_does_not_harm_the_next() {
     assert_eq!(snapshot(&table, SaveMode::All).len(), 5000);
 }
 
+/// What a delta that failed had taken is in the next one, in plain and in click tables.
+#[test]
+fn a_delta_that_fails_drops_nothing() {
+    let click = SparseConfig { shard_count: 8, ..SparseConfig::ctr(0, 1) };
+    for config in [ones(1), click] {
+        let table = SparseTable::new(config).unwrap();
+        let ids: Vec<u64> = (0..5000).collect();
+        let grads = vec![0.0; ids.len() * table.push_width()];
+        let shows = vec![100.0; ids.len()];
+        table.push(Push { shows: Some(&shows), ..Push::new(&ids, &grads) }).unwrap();
+        assert_eq!(snapshot(&table, SaveMode::Base).len(), 5000);
+        let some = Push {
+            shows: Some(&shows[..50]),
+            ..Push::new(&ids[..50], &grads[..50 * table.push_width()])
+        };
+        table.push(some).unwrap();
+        for fails_at in [0, 20] {
+            let (mut snap, ()) = table.snapshot(SaveMode::Delta, || ());
+            let mut left = fails_at;
+            let mut visit = |_: Record<'_>| {
+                left -= 1;
+                if left < 0 { Err("disk full") } else { Ok(()) }
+            };
+            while let Ok(true) = snap.next_shard(&mut visit) {}
+        }
+        let delta = snapshot(&table, SaveMode::Delta);
+        assert!(delta.len() == 50 && (0..50).all(|id| delta.contains_key(&id)), "{}", delta.len());
+        assert!(snapshot(&table, SaveMode::Delta).is_empty());
+    }
+}
+
 #[test]
 fn threads_push_every_gradient_once() {
     let table = SparseTable::new(SparseConfig { shard_count: 4, ..ones(2) }).unwrap();
@@ -348,7 +380,9 @@ fn snapshots_restore_to_any_number_of_shards() {
     let (a, b) = (table.stats(), copy.stats());
     assert_eq!((a.row_count, a.waiting_count), (b.row_count, b.waiting_count));
     assert_eq!(snapshot(&table, SaveMode::All), snapshot(&copy, SaveMode::All));
-    let error = copy.restore(Record::Row { id: 1, unseen_days: 0, values: &[1.0] }).unwrap_err();
+    let error = copy
+        .restore(Record::Row { id: 1, unseen_days: 0, changed: false, values: &[1.0] })
+        .unwrap_err();
     assert!(error.to_string().contains("does not fit the table"), "{error}");
 }
 

@@ -1,0 +1,145 @@
+//! A server's part in saves and loads of the whole job.
+//!
+//! A save has two phases, so that all servers have it or none: each writes its tables beside what was
+//! saved before ([`ServerTables::save`]); when all have, the older saves go, and when one could not, the
+//! new one goes ([`ServerTables::end_save`]). A crash between the two leaves a save that is complete
+//! and an older one, or one that is not and is passed over.
+
+use super::{ServerTables, Table, lock};
+use crate::save::{self, SaveFormat, SaveOptions, Saved, dense, job};
+use crate::sparse::Taken;
+use crate::{SaveMode, TableConfig, dense_range};
+use fleet_base::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// A save that was written and is not ended.
+pub(crate) struct Saving {
+    dir: PathBuf,
+    save_id: u64,
+    taken: Vec<(u32, Taken)>,
+}
+
+impl ServerTables {
+    /// Loads this server's part of the latest complete save in `dir`, of any number of servers, over what
+    /// is there: all tables, or those of these numbers. Nothing is loaded unless every file of every
+    /// server is whole. Returns rows and dense numbers.
+    pub fn load(&self, dir: &Path, tables: Option<&[u32]>) -> Result<u64> {
+        let _alone = lock(&self.keeping);
+        let save_id = job::latest_complete(dir)?;
+        for table_id in tables.unwrap_or_default() {
+            self.table(*table_id)?;
+        }
+        let wanted =
+            |config: &&TableConfig| tables.is_none_or(|tables| tables.contains(&config.table_id()));
+        let configs: Vec<&TableConfig> = self.job.tables.iter().filter(wanted).collect();
+        let checked = configs
+            .iter()
+            .map(|config| match (self.table(config.table_id())?, config) {
+                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
+                    dense::check_dense(table, *len, dir, save_id)
+                }
+                (Table::GlobalStep(_), _) => dense::check_steps(config.table_id(), dir, save_id),
+                (table, _) => match table.rows() {
+                    Some(rows) => save::check_sparse(rows, dir, save_id),
+                    None => Err(Error::internal("a table is of another kind than its config")),
+                },
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let (server, count) = (self.server, self.job.server_count);
+        let mut loaded = 0;
+        for (config, checked) in configs.iter().zip(&checked) {
+            let table_id = config.table_id();
+            loaded += match (self.table(table_id)?, config) {
+                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
+                    dense::load_dense(table, *len, dense_range(*len, server, count), checked)?
+                }
+                (Table::GlobalStep(steps), _) => {
+                    let all = dense::load_steps(checked)?;
+                    // One server counts (`client/mod.rs`).
+                    steps.restore(if table_id as usize % count == server { all } else { 0 });
+                    0
+                }
+                (table, _) => {
+                    let mine = |id: u64| id % count as u64 == server as u64;
+                    table.rows().map_or(Ok(0), |rows| save::load_checked(rows, checked, mine))?
+                }
+            };
+        }
+        Ok(loaded)
+    }
+
+    /// The first phase: writes all tables. A save that nobody ended is given up.
+    pub(super) fn save(
+        &self,
+        dir: &Path,
+        save_id: u64,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
+        let _alone = lock(&self.keeping);
+        self.give_up(lock(&self.saving).take());
+        let (server, server_count) = (self.server as u32, self.job.server_count as u32);
+        let options = SaveOptions { mode, format, server, server_count, save_id };
+        let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken: Vec::new() };
+        match self.write_all(dir, &options, &mut saving) {
+            Ok(saved) => {
+                *lock(&self.saving) = Some(saving);
+                Ok(saved)
+            }
+            Err(error) => {
+                self.give_up(Some(saving));
+                Err(error)
+            }
+        }
+    }
+
+    fn write_all(&self, dir: &Path, options: &SaveOptions, saving: &mut Saving) -> Result<Saved> {
+        let mut sum = Saved::default();
+        for config in &self.job.tables {
+            let table_id = config.table_id();
+            let saved = match (self.table(table_id)?, config) {
+                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
+                    dense::write_dense(table, *len, dir, options)?
+                }
+                (Table::GlobalStep(steps), _) => dense::write_steps(steps, table_id, dir, options)?,
+                (table, _) => {
+                    let Some(rows) = table.rows() else { continue };
+                    let (saved, taken) = save::write_sparse(rows, dir, options)?;
+                    saving.taken.push((table_id, taken));
+                    saved
+                }
+            };
+            sum.row_count += saved.row_count;
+            sum.bytes += saved.bytes;
+        }
+        job::mark(dir, options.server, options.server_count, options.save_id)?;
+        Ok(sum)
+    }
+
+    /// The second phase.
+    pub(super) fn end_save(&self, save_id: u64, good: bool) {
+        let saving = lock(&self.saving).take_if(|saving| saving.save_id == save_id);
+        match saving {
+            Some(saving) if good => {
+                let (tables, server) = (self.table_ids(), self.server as u32);
+                job::remove_others(&saving.dir, &tables, server, save_id);
+            }
+            saving => self.give_up(saving),
+        }
+    }
+
+    /// Deletes what was written, and counts as changed again what was taken.
+    fn give_up(&self, saving: Option<Saving>) {
+        let Some(saving) = saving else { return };
+        job::remove(&saving.dir, &self.table_ids(), self.server as u32, saving.save_id);
+        for (table_id, taken) in &saving.taken {
+            if let Some(rows) = self.tables.get(table_id).and_then(Table::rows) {
+                rows.take_back(taken);
+            }
+        }
+    }
+
+    fn table_ids(&self) -> Vec<u32> {
+        self.tables.keys().copied().collect()
+    }
+}

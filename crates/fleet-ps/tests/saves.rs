@@ -1,0 +1,175 @@
+//! Saves of whole jobs, loaded by other numbers of servers.
+
+use crate::common::{DENSE, GEO, SPARSE, STEPS, job};
+use fleet_ps::{
+    CtrAccessor, JobTables, LocalServers, PullMode, Push, Rule, SaveFormat, SaveMode, ServerTables,
+    Servers, SparseConfig, TableConfig, rule,
+};
+use std::path::PathBuf;
+
+const CLICK: u32 = 4;
+
+/// A folder that goes with the test.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("fleet-ps-{name}-{}", std::process::id()));
+        std::fs::remove_dir_all(&path).ok();
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Rules with state: adam for the dense table, adagrad for rows, click rows.
+fn tables(server_count: usize) -> JobTables {
+    let mut job = job(server_count, 1, false);
+    for table in &mut job.tables {
+        match table {
+            TableConfig::Dense { rule, len, .. } => {
+                (*rule, *len) = (Rule::Adam(rule::Adam::default()), 11);
+            }
+            TableConfig::Sparse(config) => config.rule = Rule::Adagrad(rule::Adagrad::default()),
+            TableConfig::Geo(_) | TableConfig::GlobalStep { .. } => {}
+        }
+    }
+    let ctr = CtrAccessor { embedx_threshold: 2.0, base_threshold: 0.0, ..CtrAccessor::default() };
+    let accessor = fleet_ps::Accessor::Ctr(ctr);
+    let click = SparseConfig { accessor, shard_count: 3, ..SparseConfig::ctr(CLICK, 2) };
+    job.tables.push(TableConfig::Sparse(click));
+    job
+}
+
+fn start(server_count: usize) -> LocalServers {
+    LocalServers::new(&ServerTables::all(&tables(server_count)).unwrap(), 0).unwrap()
+}
+
+fn train(servers: &LocalServers, step: u64) {
+    let ids: Vec<u64> = (0..60).map(|at| at * 3 + step).collect();
+    let grads: Vec<f32> = (0..180).map(|at| (at % 7) as f32 - 3.0).collect();
+    servers.push_sparse(SPARSE, Push::new(&ids, &grads[..120])).unwrap();
+    servers.push_geo(GEO, &ids, &grads[..120]).unwrap();
+    servers.push_sparse(CLICK, Push::new(&ids, &grads)).unwrap();
+    servers.push_dense(DENSE, &grads[..11]).unwrap();
+    servers.push_steps(STEPS, 1).unwrap();
+}
+
+/// What a worker can see of all tables.
+fn look(servers: &LocalServers) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>, u64) {
+    let ids: Vec<u64> = (0..250).collect();
+    let rows = |table: u32, width: usize| {
+        let mut rows = vec![0.0; ids.len() * width];
+        servers.pull_sparse(table, &ids, &mut rows, PullMode::Infer).unwrap();
+        rows
+    };
+    let mut dense = vec![0.0; 11];
+    servers.pull_dense(DENSE, &mut dense).unwrap();
+    let steps = servers.push_steps(STEPS, 0).unwrap();
+    (rows(SPARSE, 2), rows(GEO, 2), rows(CLICK, 3), dense, steps)
+}
+
+#[test]
+fn a_job_goes_on_from_its_save_on_any_number_of_servers() {
+    for format in [SaveFormat::Text, SaveFormat::Binary] {
+        let folder = Folder::new("job");
+        let old = start(2);
+        (0..5).for_each(|step| train(&old, step));
+        let saved = old.save(&folder.0, SaveMode::All, format).unwrap();
+        let rows: u64 = [SPARSE, GEO, CLICK].map(|t| old.stats(t).unwrap().row_count).iter().sum();
+        assert_eq!(saved.row_count, rows + 11);
+        train(&old, 5);
+        for server_count in [1, 2, 3, 13] {
+            let new = start(server_count);
+            assert_eq!(new.load(&folder.0).unwrap(), rows + 11);
+            train(&new, 5);
+            assert!(
+                look(&new) == look(&old),
+                "{server_count} servers, {format:?}: optimizers go on too"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_server_loads_the_tables_it_is_told() {
+    let folder = Folder::new("some");
+    let old = start(1);
+    train(&old, 0);
+    old.save(&folder.0, SaveMode::All, SaveFormat::Text).unwrap();
+    let server = ServerTables::new(&tables(2), 1).unwrap();
+    assert_eq!(server.load(&folder.0, Some(&[SPARSE])).unwrap(), 30, "half of 60 rows");
+    let error = server.load(&folder.0, Some(&[77])).unwrap_err().to_string();
+    assert!(error.contains("no such table"), "{error}");
+}
+
+#[test]
+fn a_save_that_one_server_cannot_write_is_none() {
+    let folder = Folder::new("half");
+    let old = start(2);
+    train(&old, 0);
+    old.save(&folder.0, SaveMode::Base, SaveFormat::Binary).unwrap();
+    let before = look(&old);
+    train(&old, 1);
+    // Server 1 cannot put its last manifest where a folder is.
+    let obstacle = folder.0.join("004/manifest-001.2");
+    std::fs::create_dir(&obstacle).unwrap();
+    let error = old.save(&folder.0, SaveMode::Delta, SaveFormat::Binary).unwrap_err().to_string();
+    assert!(error.contains("004/manifest-001.2") && error.contains("server 1"), "{error}");
+    std::fs::remove_dir(&obstacle).unwrap();
+    let files = std::fs::read_dir(folder.0.join("004")).unwrap().count();
+    assert_eq!(files, 2 * (3 + 1), "nothing of it is left");
+    let new = start(3);
+    new.load(&folder.0).unwrap();
+    assert!(look(&new) == before, "the save before stands");
+    // What the delta had taken is in the next one.
+    let delta = Folder::new("delta");
+    let saved = old.save(&delta.0, SaveMode::Delta, SaveFormat::Binary).unwrap();
+    // Sixty rows and as many of the geo table; click rows have not gained enough.
+    assert_eq!(saved.row_count, 60 + 60 + 11);
+    new.load(&delta.0).unwrap();
+    assert!(look(&new).0 == look(&old).0);
+}
+
+#[test]
+fn saves_that_lack_something_are_refused_and_load_nothing() {
+    let folder = Folder::new("lack");
+    let new = start(1);
+    let check = |words: &str| {
+        let error = new.load(&folder.0).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("server 0"), "{error}");
+        assert_eq!(look(&new), look(&start(1)), "{words}");
+    };
+    check("there is no save in");
+    let old = start(2);
+    train(&old, 0);
+    old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    let hide = |name: &str, words: &str| {
+        let (path, away) = (folder.0.join(name), folder.0.join("away"));
+        std::fs::rename(&path, &away).unwrap();
+        check(words);
+        std::fs::rename(&away, &path).unwrap();
+    };
+    hide("saved-001.1", "expected the parts of 2 servers in save 1, got nothing of servers [1]");
+    hide("004/part-001-00002", "004/part-001-00002");
+    hide("001/manifest-000.1", "001/manifest-000.1 is missing");
+    let part = folder.0.join("001/part-001");
+    let bytes = std::fs::read(&part).unwrap();
+    std::fs::write(&part, &bytes[1..]).unwrap();
+    check("001/part-001 is torn");
+    std::fs::write(&part, &bytes).unwrap();
+    assert!(new.load(&folder.0).is_ok());
+    // Over an older save there is one again.
+    for _ in 1..4 {
+        old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    }
+    let files = std::fs::read_dir(&folder.0).unwrap().count();
+    assert_eq!(files, 5 + 2, "five tables, two marks");
+    let files = std::fs::read_dir(folder.0.join("001")).unwrap().count();
+    assert_eq!(files, 4, "two parts, two manifests");
+}
