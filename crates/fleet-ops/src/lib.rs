@@ -9,6 +9,7 @@ mod grad;
 mod registry;
 mod rules;
 mod service;
+mod tables;
 mod widen;
 
 pub mod verify;
@@ -20,6 +21,7 @@ pub mod math;
 pub mod metric;
 pub mod nn;
 pub mod optimizer;
+pub mod ps;
 pub mod tensor;
 
 pub use def::{
@@ -30,6 +32,7 @@ pub use emit::{Call, Emit, meta};
 pub use grad::GradCtx;
 pub use registry::Registry;
 pub use service::{ReduceOp, Ring, Services};
+pub use tables::{LookUp, Lookup, PushRows, Tables};
 
 /// What the file of an op needs.
 mod prelude {
@@ -324,4 +327,12 @@ pub static OPS: &[&OpDef] = &[
     &optimizer::sgd::DEF,
     &optimizer::sgd::FUSED,
     &optimizer::update_loss_scaling::DEF,
+    // ps
+    &ps::distributed_lookup_table::DEF,
+    &ps::distributed_push_sparse::DEF,
+    &ps::fake_init::DEF,
+    &ps::fetch_barrier::DEF,
+    &ps::recv::DEF,
+    &ps::send::DEF,
+    &ps::send_barrier::DEF,
 ];

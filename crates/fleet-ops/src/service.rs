@@ -1,10 +1,10 @@
 //! The way out of a program: what ops that talk to other processes are given.
 //!
 //! Ops know no sockets. Whoever makes an executor hands it [`Services`]: one [`Ring`] for each
-//! `ring_id` that the program names. A kernel looks its ring up once, when it is planned. A ring of one
+//! `ring_id` that the program names, and the [`Tables`] of the job's servers. A kernel looks its ring up once, when it is planned. A ring of one
 //! rank needs nobody: where a program was written for one rank, no service has to be given.
 
-use crate::Arg;
+use crate::{Arg, Tables};
 use fleet_base::{Error, Result};
 use fleet_ir::Op;
 use fleet_tensor::DType;
@@ -64,6 +64,7 @@ pub trait Ring: Send + Sync {
 #[derive(Clone, Default)]
 pub struct Services {
     rings: BTreeMap<i64, Arc<dyn Ring>>,
+    pub(crate) tables: Option<Arc<dyn Tables>>,
 }
 
 impl fmt::Debug for Services {
@@ -76,12 +77,18 @@ impl fmt::Debug for Services {
 impl Services {
     /// Nothing: enough for programs of one rank.
     pub const fn none() -> Services {
-        Services { rings: BTreeMap::new() }
+        Services { rings: BTreeMap::new(), tables: None }
     }
 
     /// Adds the ring that ops name by `ring_id`.
     pub fn with_ring(mut self, ring_id: i64, ring: Arc<dyn Ring>) -> Services {
         self.rings.insert(ring_id, ring);
+        self
+    }
+
+    /// Gives the program the tables of its job's parameter servers.
+    pub fn with_tables(mut self, tables: Arc<dyn Tables>) -> Services {
+        self.tables = Some(tables);
         self
     }
 

@@ -8,6 +8,7 @@
 //! [`Servers`] is all of it as a worker sees it. Nothing here knows programs or devices.
 
 mod client;
+mod communicator;
 mod dense;
 mod entry;
 mod finite;
@@ -24,6 +25,11 @@ mod stats;
 mod sync;
 
 pub use client::{Client, LocalServers, RemoteOptions, RemoteServers};
+pub use client::{Client, LocalServers};
+pub use communicator::{
+    Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats, GeoCommunicator,
+    POLL_SPAN, RateOf, Rates, SparseGrads,
+};
 pub use dense::{DenseConfig, DenseRange, DenseTable, Update, dense_range, dense_ranges};
 pub use entry::Entry;
 pub use finite::NonFinite;

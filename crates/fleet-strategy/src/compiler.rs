@@ -161,16 +161,22 @@ pub fn minimize_observed(
     refuse(&decisions)?;
     let (strategy, _) = auto::effective(&facts);
     let strategy = &strategy;
-    let applied: Vec<&dyn Strategy> = STRATEGIES
-        .iter()
-        .copied()
-        .filter(|it| {
-            let is_it = |d: &&Decision| d.strategy == it.name() && d.verdict == Verdict::Applied;
-            decisions.iter().any(|decision| is_it(&decision))
-        })
-        .collect();
+    let applied = applied(&decisions);
     let chain: Vec<&'static str> = applied.iter().map(|it| it.name()).collect();
-    let job = Job {
+    let job = Job { chain, ..begin(programs, registry, loss, optimizer, strategy, ranks) };
+    walk(job, &applied, decisions, observe)
+}
+
+/// A minimisation before its first phase.
+fn begin<'a>(
+    programs: &'a mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    strategy: &'a DistributedStrategy,
+    ranks: Ranks,
+) -> Job<'a> {
+    Job {
         programs,
         registry,
         strategy,
@@ -189,12 +195,44 @@ pub fn minimize_observed(
         notes: Vec::new(),
         encoded: Vec::new(),
         compressed: Vec::new(),
-        chain,
-    };
-    walk(job, &applied, decisions, observe)
+        chain: Vec::new(),
+    }
 }
 
-fn refuse(decisions: &[Decision]) -> Result<()> {
+/// The phases up to the gradients of one process: what goes on elsewhere than in the phases behind.
+pub(crate) fn differentiate<'a>(
+    programs: &'a mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    strategy: &'a DistributedStrategy,
+    decisions: &[Decision],
+) -> Result<Job<'a>> {
+    let applied = applied(decisions);
+    let chain = applied.iter().map(|it| it.name()).collect();
+    let alone = Ranks::new(0, 1);
+    let mut job = Job { chain, ..begin(programs, registry, loss, optimizer, strategy, alone) };
+    let run = |job: &mut Job<'_>, phase: &str, body: Phase| -> Result<()> {
+        applied.iter().rev().try_for_each(|strategy| {
+            let name = format!("{} {phase}", strategy.name());
+            pass(job, &name, &mut |_, _| {}, |job| body(*strategy, job))
+        })
+    };
+    run(&mut job, "optimizer", |s, job| s.optimizer(job))?;
+    run(&mut job, "forward", |s, job| s.forward(job))?;
+    pass(&mut job, "backward", &mut |_, _| {}, append_backward)?;
+    run(&mut job, "backward", |s, job| s.backward(job))?;
+    Ok(job)
+}
+
+fn applied(decisions: &[Decision]) -> Vec<&'static dyn Strategy> {
+    let is_applied = |name: &str| {
+        decisions.iter().any(|it| it.strategy == name && it.verdict == Verdict::Applied)
+    };
+    STRATEGIES.iter().copied().filter(|it| is_applied(it.name())).collect()
+}
+
+pub(crate) fn refuse(decisions: &[Decision]) -> Result<()> {
     let refused: Vec<&str> = decisions
         .iter()
         .filter(|decision| decision.verdict == Verdict::Refused)
@@ -212,7 +250,7 @@ type Phase = fn(&dyn Strategy, &mut Job<'_>) -> Result<()>;
 /// The phases, in order.
 fn walk(
     mut job: Job<'_>,
-    applied: &[&dyn Strategy],
+    applied: &[&'static dyn Strategy],
     decisions: Vec<Decision>,
     observe: Observer<'_>,
 ) -> Result<Plan> {
@@ -283,7 +321,8 @@ fn append_backward(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-fn update(job: &mut Job<'_>) -> Result<()> {
+/// Appends clips and updates.
+pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
     let at = ApplyAt { block: job.block, skip_update: job.skip_update, rate: job.rate };
     let optimizer = job.optimizer.clone();
     let rate = optimizer.apply_gradients_at(job.programs, job.registry, &job.grads, &at)?;

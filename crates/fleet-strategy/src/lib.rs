@@ -26,6 +26,7 @@ mod overview;
 mod problem;
 pub mod reflect;
 mod schema;
+pub mod servers;
 mod set;
 mod tables;
 mod typed;

@@ -314,6 +314,41 @@ impl OptimizerDesc {
         Ok(rate)
     }
 
+    /// The gradients as an update op would see them, clipped and regularised, as variables of their
+    /// own: what a worker sends where the update is made elsewhere.
+    pub fn finished_gradients(
+        &self,
+        programs: &mut Programs,
+        registry: &Registry,
+        params_grads: &[ParamGrad],
+    ) -> Result<Vec<ParamGrad>> {
+        let mut main = Emit::new(&mut programs.main, registry, OpRole::BACKWARD);
+        let unclipped =
+            |(param, grad): &ParamGrad| Clipped { param: *param, grad: *grad, scale: None };
+        let mut grads: Vec<Clipped> = params_grads.iter().map(unclipped).collect();
+        if let Some(clip) = &self.settings.grad_clip {
+            clip.emit(&mut main, &mut grads)?;
+        }
+        let mut finished = Vec::with_capacity(grads.len());
+        for Clipped { param, mut grad, scale } in grads {
+            if let Some(scale) = scale {
+                grad = main
+                    .named_op("elementwise_mul")?
+                    .input("X", grad)
+                    .input("Y", scale)
+                    .one("Out")?;
+            }
+            let own = main.program.var(param).param.as_ref().and_then(|it| it.regularizer);
+            if let Some(regularizer) = own.or(self.settings.weight_decay) {
+                let decay = decay(&mut main, regularizer, param)?;
+                grad = main.named_op("sum")?.inputs("X", &[grad, decay]).one("Out")?;
+            }
+            finished.push((param, grad));
+        }
+        main.append();
+        Ok(finished)
+    }
+
     fn emit_update(
         &self,
         main: &mut Emit<'_>,
@@ -364,6 +399,15 @@ impl OptimizerDesc {
         call.done().map_err(|error| error.at(format!("the update of '{name}'")))?;
         Ok(())
     }
+}
+
+/// What a regulariser adds to the gradient.
+fn decay(emit: &mut Emit<'_>, regularizer: Regularizer, param: VarId) -> Result<VarId> {
+    let (base, coeff) = match regularizer {
+        Regularizer::L2(coeff) => (param, coeff),
+        Regularizer::L1(coeff) => (emit.named_op("sign")?.input("X", param).one("Out")?, coeff),
+    };
+    emit.named_op("scale")?.input("X", base).attr("scale", coeff).one("Out")
 }
 
 /// The op that made the loss carries the loss bit, which strategies look for.

@@ -1,0 +1,96 @@
+//! Gradients of rows that `distributed_lookup_table` gave: `Ids[i]` were looked up, `Outputs@GRAD[i]` is
+//! the gradient of their rows. `Shows` and `Clicks`, one number an id or one a sample, are for tables
+//! that count them. With `use_cvm_op` gradients are multiplied by the number of samples: such tables want
+//! sums, and a mean loss gives means.
+//!
+//! The documented op has the gradients in its output slot; here what is read is an input.
+
+use super::{TABLE_ID, TRAITS, dense_floats, padding, table_of};
+use crate::PushRows;
+use crate::prelude::*;
+use crate::rules::check_row_major;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "distributed_push_sparse",
+        inputs: &[many("Ids"), many("Outputs@GRAD"), optional("Shows"), optional("Clicks")],
+        outputs: &[],
+        attrs: &[
+            TABLE_ID,
+            required("size", AttrKind::Int),
+            attr("padding_idx", Int(-1)),
+            attr("use_cvm_op", Bool(false)),
+        ],
+    },
+    infer,
+    grad: Grad::None,
+    cpu,
+    traits: TRAITS,
+};
+
+const IDS: usize = 0;
+const GRADS: usize = 1;
+const SHOWS: usize = 2;
+const CLICKS: usize = 3;
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    i.check_dtype("Ids", &[DType::I64])?;
+    dense_floats(i, "Outputs@GRAD")?;
+    dense_floats(i, "Shows")?;
+    dense_floats(i, "Clicks")?;
+    table_of(i.op)?;
+    let (ids, grads) = (i.inputs("Ids"), i.inputs("Outputs@GRAD"));
+    if ids.len() != grads.len() {
+        return Err(i
+            .error("Outputs@GRAD", "has another number of variables than 'Ids'")
+            .expected(ids.len())
+            .got(grads.len()));
+    }
+    let width = i.op.attr_int("size");
+    for (ids, grad) in ids.iter().zip(grads) {
+        let fits = match (ids.shape.numel(), grad.shape.numel()) {
+            (Some(ids), Some(grad)) => (ids as i64).saturating_mul(width) == grad as i64,
+            _ => true,
+        };
+        if !fits || width < 1 {
+            return Err(i
+                .error("Outputs@GRAD", "does not fit 'Ids'")
+                .expected(format!(
+                    "{width} numbers (attribute 'size') for each id of {}",
+                    ids.shape
+                ))
+                .got(grad.shape));
+        }
+    }
+    Ok(())
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
+    let (width, padding) = (p.op.attr_usize("size"), padding(p.op));
+    let sums = p.op.attr_bool("use_cvm_op");
+    Ok(Kernel::new(move |k| {
+        let mut scaled: Vec<Vec<f32>> = Vec::new();
+        if sums {
+            for (ids, grads) in k.inputs[IDS].iter().zip(k.inputs[GRADS]) {
+                let samples = ids.shape.dims().first().copied().unwrap_or(1) as f32;
+                scaled.push(grads.slice::<f32>().iter().map(|g| g * samples).collect());
+            }
+        }
+        let (shows, clicks) = (k.optional::<f32>(SHOWS), k.optional::<f32>(CLICKS));
+        let pushes: Vec<PushRows<'_>> = k.inputs[IDS]
+            .iter()
+            .zip(k.inputs[GRADS])
+            .enumerate()
+            .map(|(at, (ids, grads))| PushRows {
+                ids: ids.slice(),
+                grads: scaled.get(at).map_or_else(|| grads.slice(), Vec::as_slice),
+                shows,
+                clicks,
+                padding,
+            })
+            .collect();
+        tables.push_sparse(table, &pushes, width)
+    }))
+}

@@ -1,0 +1,24 @@
+//! `fake_init`: stands where a table's values were initialised that servers hold instead. `shape` is the
+//! table's; `Out` has none of its rows.
+
+use crate::prelude::*;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "fake_init",
+        inputs: &[],
+        outputs: &[one("Out")],
+        attrs: &[required("shape", AttrKind::Ints), attr("table_id", Int(0))],
+    },
+    infer: |i| {
+        let mut shape = Shape::new(i.op.attr_ints("shape"))?;
+        if shape.rank() > 0 {
+            shape.dims_mut()[0] = 0;
+        }
+        i.set("Out", DType::F32, shape);
+        Ok(())
+    },
+    grad: Grad::None,
+    cpu: |_| Ok(Kernel::new(|_| Ok(()))),
+    traits: OpTraits { effect: true, ..OpTraits::plain() },
+};

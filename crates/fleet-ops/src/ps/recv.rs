@@ -1,0 +1,61 @@
+//! `recv`: parameters from servers. `Out` are all variables of a dense table, in the table's order; each
+//! becomes the newest that the worker has received. With `is_geo` they are the worker's own copies, given
+//! as `X` too, of which `is_sparse` says whether they are rows by id: their progress goes out and that of
+//! others comes in.
+//!
+//! What GEO exchanges behind a program's back elsewhere is an op here: nobody else writes a variable
+//! while a program runs.
+
+use super::{TABLE_ID, TRAITS, dense_floats, table_of};
+use crate::prelude::*;
+use crate::rules::check_row_major;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "recv",
+        inputs: &[many("X")],
+        outputs: &[many("Out")],
+        attrs: &[
+            TABLE_ID,
+            attr("is_sparse", Int(0)),
+            attr("is_geo", Bool(false)),
+            attr("recv_varnames", Strs(&[])),
+        ],
+    },
+    infer,
+    grad: Grad::None,
+    cpu,
+    traits: OpTraits { inplace: &[("Out", "X")], ..TRAITS },
+};
+
+/// What comes is as large as what is there.
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    table_of(i.op)?;
+    dense_floats(i, "X")?;
+    for meta in i.inputs("X").to_vec() {
+        i.push("Out", meta);
+    }
+    Ok(())
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
+    let geo = p.op.attr_bool("is_geo");
+    let width = match p.op.attr_int("is_sparse") {
+        1 => Some(p.input("X").shape.product(1..p.input("X").shape.rank())),
+        _ => None,
+    };
+    Ok(Kernel::new(move |k| {
+        for (from, to) in k.inputs[0].iter().zip(k.outputs[0]) {
+            if from.ptr != to.ptr {
+                to.bytes_mut().copy_from_slice(from.bytes());
+            }
+        }
+        let mut parts: Vec<&mut [f32]> = k.outputs[0].iter().map(|arg| arg.slice_mut()).collect();
+        match geo {
+            true => tables.exchange(table, &mut parts, width),
+            false => tables.recv_dense(table, &mut parts),
+        }
+    }))
+}

@@ -1,0 +1,47 @@
+//! `send`: gradients to servers. Dense (`is_sparse` 0): `X` are the gradients of all variables of a dense
+//! table, in the table's order. Sparse (`is_sparse` 1): `X` are sparse rows of the worker's own copy of a
+//! table, which is about to change there; what is sent later is the difference (GEO).
+//! `send_varnames` is what the documents call the table's gradient.
+
+use super::{TABLE_ID, TRAITS, dense_floats, table_of};
+use crate::prelude::*;
+use crate::rules::check_row_major;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "send",
+        inputs: &[many("X")],
+        outputs: &[],
+        attrs: &[TABLE_ID, attr("is_sparse", Int(0)), attr("send_varnames", Strs(&[]))],
+    },
+    infer,
+    grad: Grad::None,
+    cpu,
+    traits: TRAITS,
+};
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    table_of(i.op)?;
+    match i.op.attr_int("is_sparse") {
+        0 => dense_floats(i, "X"),
+        1 if i.inputs("X").iter().all(|meta| meta.kind == VarKind::SparseRows) => Ok(()),
+        1 => Err(i.error("X", "is dense").expected("sparse rows where is_sparse is 1")),
+        other => Err(Error::invalid("attribute 'is_sparse' of send is wrong")
+            .expected("0 or 1")
+            .got(other)),
+    }
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
+    if p.op.attr_int("is_sparse") == 1 {
+        return Ok(Kernel::new(move |k| {
+            k.inputs[0].iter().try_for_each(|arg| tables.touch(table, arg.row_ids()))
+        }));
+    }
+    Ok(Kernel::new(move |k| {
+        let parts: Vec<&[f32]> = k.inputs[0].iter().map(|arg| arg.slice()).collect();
+        tables.send_dense(table, &parts)
+    }))
+}

@@ -1,0 +1,21 @@
+//! `send_barrier`: all gradients of the step are sent; in a synchronous job returns when those of all workers are
+//! applied.
+
+use super::TRAITS;
+use crate::prelude::*;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "send_barrier",
+        inputs: &[],
+        outputs: &[],
+        attrs: &[attr("half_async", Bool(true)), attr("trainer_id", Int(0))],
+    },
+    infer: |_| Ok(()),
+    grad: Grad::None,
+    cpu: |p| {
+        let tables = p.services.tables_of(p.op)?;
+        Ok(Kernel::new(move |_| tables.send_barrier()))
+    },
+    traits: TRAITS,
+};

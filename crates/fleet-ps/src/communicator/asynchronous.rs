@@ -1,0 +1,184 @@
+//! Async: a step waits for nobody. Gradients are queued, merged and sent by other threads; the
+//! parameters of the next step are the newest that have come by then.
+
+use super::outbox::Told;
+use super::{CommunicatorOptions, Core, Mode, lock, spawn};
+use crate::{Servers, TableConfig};
+use fleet_base::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+pub(super) struct Async {
+    newest: Arc<Newest>,
+    receiver: Option<JoinHandle<()>>,
+}
+
+/// The newest parameters that have come.
+struct Newest {
+    servers: Arc<dyn Servers>,
+    tables: BTreeMap<u32, Table>,
+    sends_before_receive: usize,
+    /// What the receiving thread is asked for, where there is one.
+    wanted: Mutex<Wanted>,
+    asked: Condvar,
+    receives_apart: bool,
+}
+
+#[derive(Default)]
+struct Wanted {
+    /// Tables to be received, with the newest gradient that is in them by now.
+    tables: BTreeMap<u32, u64>,
+    closed: bool,
+    error: Option<Error>,
+}
+
+struct Table {
+    values: Mutex<Values>,
+    /// One receives at a time, into memory of its own.
+    spare: Mutex<Vec<f32>>,
+    sends: Mutex<usize>,
+}
+
+struct Values {
+    values: Vec<f32>,
+    /// The newest of this worker's gradients that they hold.
+    holds: u64,
+}
+
+impl Async {
+    pub fn start(servers: Arc<dyn Servers>, options: CommunicatorOptions) -> Result<Async> {
+        let mut tables = BTreeMap::new();
+        for config in &servers.tables().tables {
+            let TableConfig::Dense { table_id, len, .. } = config else { continue };
+            let mut values = vec![0.0; *len];
+            servers.pull_dense(*table_id, &mut values)?;
+            let table = Table {
+                spare: Mutex::new(vec![0.0; *len]),
+                values: Mutex::new(Values { values, holds: 0 }),
+                sends: Mutex::new(0),
+            };
+            tables.insert(*table_id, table);
+        }
+        let (wanted, asked) = Default::default();
+        let newest = Arc::new(Newest {
+            servers,
+            tables,
+            sends_before_receive: options.sends_before_receive,
+            wanted,
+            asked,
+            receives_apart: options.receives_apart,
+        });
+        let receiver = match options.receives_apart {
+            false => None,
+            true => {
+                let newest = Arc::clone(&newest);
+                Some(spawn("ps-receive", move || newest.serve())?)
+            }
+        };
+        Ok(Async { newest, receiver })
+    }
+
+    /// What the sending threads call after each dense push.
+    pub fn told(&self) -> Told {
+        let newest = Arc::clone(&self.newest);
+        Some(Box::new(move |table, number, count| newest.told(table, number, count)))
+    }
+}
+
+impl Drop for Async {
+    fn drop(&mut self) {
+        lock(&self.newest.wanted).closed = true;
+        self.newest.asked.notify_all();
+        if let Some(receiver) = self.receiver.take() {
+            // A panic has been reported by its thread.
+            let _ = receiver.join();
+        }
+    }
+}
+
+impl Mode for Async {
+    fn sent(&self, core: &Core) -> Result<()> {
+        core.count_step()
+    }
+
+    fn dense(&self, core: &Core, table: u32, values: &mut [f32]) -> Result<u64> {
+        if let Some(error) = &lock(&self.newest.wanted).error {
+            return Err(error.clone());
+        }
+        let handed = lock(&core.dense_count).get(&table).copied().unwrap_or(0);
+        let found = self.newest.table(table)?;
+        let newest = lock(&found.values);
+        if newest.values.len() != values.len() {
+            return Err(Error::invalid(format!("dense table {table} has another size"))
+                .expected(newest.values.len())
+                .got(values.len()));
+        }
+        values.copy_from_slice(&newest.values);
+        Ok(handed.saturating_sub(newest.holds))
+    }
+
+    fn received(&self, _: &Core) -> Result<()> {
+        Ok(())
+    }
+
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+}
+
+impl Newest {
+    fn table(&self, table: u32) -> Result<&Table> {
+        self.tables
+            .get(&table)
+            .ok_or_else(|| Error::invalid("no such dense table in this job").got(table))
+    }
+
+    fn told(&self, table: u32, number: u64, count: usize) -> Result<()> {
+        {
+            let mut sends = lock(&self.table(table)?.sends);
+            *sends += count;
+            if *sends < self.sends_before_receive {
+                return Ok(());
+            }
+            *sends = 0;
+        }
+        if !self.receives_apart {
+            return self.receive(table, number);
+        }
+        lock(&self.wanted).tables.insert(table, number);
+        self.asked.notify_all();
+        Ok(())
+    }
+
+    fn receive(&self, table: u32, holds: u64) -> Result<()> {
+        let found = self.table(table)?;
+        let mut spare = lock(&found.spare);
+        self.servers.pull_dense(table, &mut spare)?;
+        let mut newest = lock(&found.values);
+        std::mem::swap(&mut newest.values, &mut *spare);
+        newest.holds = newest.holds.max(holds);
+        Ok(())
+    }
+
+    /// The receiving thread: each table that is asked for, however often it was.
+    fn serve(&self) {
+        let mut wanted = lock(&self.wanted);
+        loop {
+            if wanted.closed {
+                return;
+            }
+            let Some((table, holds)) = wanted.tables.pop_first() else {
+                wanted = self.asked.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(wanted);
+            let outcome = self.receive(table, holds);
+            wanted = lock(&self.wanted);
+            if let Err(error) = outcome {
+                wanted.error = Some(error);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! GEO: a worker trains by itself and exchanges differences.
+//!
+//! Every `k_steps` steps, for each table: delta = (latest - old) / workers for the rows that were touched
+//! (of a dense table: for all numbers), old += delta, and delta goes to the servers, which add it. What
+//! others changed comes back as rows: latest += row - old, old = row. So all workers come to the same
+//! table, plus what each has not sent yet.
+//!
+//! A thread of its own sends and asks; a step only takes what has come and hands over what is due. While
+//! an exchange of a table is under way the next one waits, not the step.
+
+use super::{lock, spawn};
+use crate::{Servers, TableConfig};
+use fleet_base::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// ```
+/// use fleet_ps::{
+///     GeoCommunicator, Initializer, JobTables, LocalServers, SparseConfig, TableConfig,
+/// };
+/// let initializer = Initializer::Constant(0.0);
+/// let table = TableConfig::Geo(SparseConfig { initializer, ..SparseConfig::plain(0, 1) });
+/// let tables = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![table] };
+/// let geo = GeoCommunicator::start(LocalServers::new(tables)?.worker(0)?, 1)?;
+/// let mut rows = vec![1.0, 2.0];
+/// geo.begin(0, &mut [&mut rows], Some(1))?;
+/// rows[1] = 5.0;
+/// geo.touch(0, &[1])?;
+/// geo.step(0, &mut [&mut rows], Some(1))?;
+/// geo.flush()?;
+/// assert_eq!(geo.stats().push_count, 1);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct GeoCommunicator {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    servers: Arc<dyn Servers>,
+    k_steps: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    tables: BTreeMap<u32, Table>,
+    jobs: VecDeque<Job>,
+    /// Jobs that are queued or under way.
+    open: usize,
+    closed: bool,
+    error: Option<Error>,
+    stats: super::CommunicatorStats,
+}
+
+/// A table as it was after the last exchange.
+struct Table {
+    old: Vec<f32>,
+    /// Numbers of a row; none for a dense table.
+    width: Option<usize>,
+    touched: BTreeSet<u64>,
+    steps: usize,
+    under_way: bool,
+    arrived: Vec<News>,
+}
+
+/// What goes out.
+struct Job {
+    table: u32,
+    /// Rows; none for a dense table.
+    ids: Option<Vec<u64>>,
+    delta: Vec<f32>,
+}
+
+/// What came in.
+enum News {
+    Rows(Vec<u64>, Vec<f32>),
+    All(Vec<f32>),
+}
+
+/// Rows of one push when a table is first filled.
+const FILL_ROWS: usize = 1 << 16;
+
+impl GeoCommunicator {
+    pub fn start(servers: Arc<dyn Servers>, k_steps: usize) -> Result<GeoCommunicator> {
+        if k_steps == 0 {
+            return Err(Error::invalid("k_steps of GEO is wrong").expected("at least 1").got(0));
+        }
+        let (state, changed) = Default::default();
+        let shared = Arc::new(Shared { servers, k_steps, state, changed });
+        let thread = {
+            let shared = Arc::clone(&shared);
+            spawn("ps-geo", move || shared.serve())?
+        };
+        Ok(GeoCommunicator { shared, thread: Some(thread) })
+    }
+
+    pub fn servers(&self) -> &Arc<dyn Servers> {
+        &self.shared.servers
+    }
+
+    /// Brings worker 0's copy of a table to the servers. The others begin after that.
+    pub fn fill(&self, table: u32, parts: &[&[f32]], width: Option<usize>) -> Result<()> {
+        let servers = &self.shared.servers;
+        let all = parts.concat();
+        let Some(width) = width else { return servers.set_dense(table, &all) };
+        for (at, rows) in all.chunks(FILL_ROWS * width).enumerate() {
+            let first = (at * FILL_ROWS) as u64;
+            let ids: Vec<u64> = (first..first + (rows.len() / width) as u64).collect();
+            servers.push_geo(table, &ids, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the table as the servers have it, and remembers it.
+    pub fn begin(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
+        let servers = &self.shared.servers;
+        let len = parts.iter().map(|part| part.len()).sum();
+        let mut own = Table {
+            old: vec![0.0; len],
+            width,
+            touched: BTreeSet::new(),
+            steps: 0,
+            under_way: false,
+            arrived: Vec::new(),
+        };
+        gather(parts, &mut own.old);
+        let news = match width {
+            Some(_) => {
+                let (ids, rows) = servers.pull_geo(table)?;
+                News::Rows(ids, rows)
+            }
+            None if is_dense(servers, table) => {
+                let mut all = vec![0.0; len];
+                servers.pull_dense(table, &mut all)?;
+                News::All(all)
+            }
+            None => {
+                return Err(Error::invalid("no such dense table in this job").got(table));
+            }
+        };
+        own.take_in(news, parts)?;
+        lock(&self.shared.state).tables.insert(table, own);
+        Ok(())
+    }
+
+    /// Rows that a step is about to change.
+    pub fn touch(&self, table: u32, ids: &[i64]) -> Result<()> {
+        let mut state = lock(&self.shared.state);
+        let touched = &mut state.table(table)?.touched;
+        touched.extend(ids.iter().map(|id| *id as u64));
+        Ok(())
+    }
+
+    /// A step has changed the table: takes in what others did, and hands over what is due.
+    pub fn step(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
+        let (k_steps, workers) = (self.shared.k_steps, self.shared.workers());
+        let mut state = lock(&self.shared.state);
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        let own = state.table(table)?;
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if (own.old.len(), own.width) != (len, width) {
+            return Err(Error::invalid(format!(
+                "table {table} has another shape than at the start"
+            ))
+            .expected(format!("{} numbers, rows of {:?}", own.old.len(), own.width))
+            .got(format!("{len} numbers, rows of {width:?}")));
+        }
+        for news in std::mem::take(&mut own.arrived) {
+            own.take_in(news, parts)?;
+        }
+        own.steps += 1;
+        if own.steps < k_steps || own.under_way {
+            return Ok(());
+        }
+        let job = own.due(table, parts, workers);
+        state.send(job);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until what was handed over has arrived.
+    pub fn flush(&self) -> Result<()> {
+        let mut state = lock(&self.shared.state);
+        while state.open > 0 && state.error.is_none() {
+            state = self.shared.wait(state);
+        }
+        state.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// The last exchange of a table: all that is due goes out, and what comes back is taken in.
+    pub fn end(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
+        self.flush()?;
+        {
+            let workers = self.shared.workers();
+            let mut state = lock(&self.shared.state);
+            let own = state.table(table)?;
+            own.check_width(table, width)?;
+            for news in std::mem::take(&mut own.arrived) {
+                own.take_in(news, parts)?;
+            }
+            let job = own.due(table, parts, workers);
+            state.send(job);
+            self.shared.changed.notify_all();
+        }
+        self.flush()?;
+        let mut state = lock(&self.shared.state);
+        let own = state.table(table)?;
+        for news in std::mem::take(&mut own.arrived) {
+            own.take_in(news, parts)?;
+        }
+        Ok(())
+    }
+
+    pub fn stats(&self) -> super::CommunicatorStats {
+        lock(&self.shared.state).stats
+    }
+}
+
+impl Drop for GeoCommunicator {
+    fn drop(&mut self) {
+        lock(&self.shared.state).closed = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by its thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn workers(&self) -> f32 {
+        self.servers.tables().worker_count as f32
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            let Some(job) = state.jobs.pop_front() else {
+                if state.closed {
+                    return;
+                }
+                state = self.wait(state);
+                continue;
+            };
+            drop(state);
+            let table = job.table;
+            let outcome = self.exchange(job);
+            state = lock(&self.state);
+            state.open -= 1;
+            match outcome {
+                Ok(news) => {
+                    state.stats.push_count += 1;
+                    if let Some(own) = state.tables.get_mut(&table) {
+                        own.arrived.push(news);
+                        own.under_way = false;
+                    }
+                }
+                Err(error) => {
+                    state.error.get_or_insert(error);
+                    self.changed.notify_all();
+                    return;
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    fn exchange(&self, job: Job) -> Result<News> {
+        let Job { table, ids, delta } = job;
+        if let Some(ids) = ids {
+            self.servers.push_geo(table, &ids, &delta)?;
+            let (ids, rows) = self.servers.pull_geo(table)?;
+            return Ok(News::Rows(ids, rows));
+        }
+        // The table's rule takes its gradient away.
+        let mut values: Vec<f32> = delta.iter().map(|delta| -delta).collect();
+        self.servers.push_dense(table, &values)?;
+        self.servers.pull_dense(table, &mut values)?;
+        Ok(News::All(values))
+    }
+}
+
+impl State {
+    fn table(&mut self, table: u32) -> Result<&mut Table> {
+        self.tables.get_mut(&table).ok_or_else(|| {
+            Error::invalid("this table was not begun by GEO").got(table).help("call init_worker")
+        })
+    }
+
+    fn send(&mut self, job: Job) {
+        self.stats.gradient_count += 1;
+        self.open += 1;
+        self.jobs.push_back(job);
+    }
+}
+
+impl Table {
+    fn check_width(&self, table: u32, width: Option<usize>) -> Result<()> {
+        if self.width == width {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("table {table} has another width than at the start"))
+            .expected(format!("{:?}", self.width))
+            .got(format!("{width:?}")))
+    }
+
+    /// What this worker owes; it counts as sent from here on.
+    fn due(&mut self, table: u32, parts: &[&mut [f32]], workers: f32) -> Job {
+        (self.steps, self.under_way) = (0, true);
+        let mut latest = vec![0.0; self.old.len()];
+        gather(parts, &mut latest);
+        let mut difference = |range: std::ops::Range<usize>| -> Vec<f32> {
+            let old = &mut self.old[range.clone()];
+            let share = |(latest, old): (&f32, &mut f32)| {
+                let delta = (latest - *old) / workers;
+                *old += delta;
+                delta
+            };
+            latest[range].iter().zip(old).map(share).collect()
+        };
+        let Some(width) = self.width else {
+            let len = latest.len();
+            return Job { table, ids: None, delta: difference(0..len) };
+        };
+        let rows = latest.len() / width.max(1);
+        let touched = std::mem::take(&mut self.touched);
+        let ids: Vec<u64> = touched.into_iter().filter(|id| (*id as usize) < rows).collect();
+        let delta = ids
+            .iter()
+            .flat_map(|id| difference(*id as usize * width..(*id as usize + 1) * width))
+            .collect();
+        Job { table, ids: Some(ids), delta }
+    }
+
+    /// latest += new - old, old = new.
+    fn take_in(&mut self, news: News, parts: &mut [&mut [f32]]) -> Result<()> {
+        match news {
+            News::All(values) => {
+                let mut rest = values.as_slice();
+                let mut old = self.old.as_mut_slice();
+                for part in parts {
+                    let (values, values_rest) = rest.split_at(part.len());
+                    let (own, old_rest) = old.split_at_mut(part.len());
+                    add_news(part, own, values);
+                    (rest, old) = (values_rest, old_rest);
+                }
+            }
+            News::Rows(ids, rows) => {
+                let width = self.width.unwrap_or(1).max(1);
+                let Some(table) = parts.first_mut() else { return Ok(()) };
+                for (id, row) in ids.iter().zip(rows.chunks(width)) {
+                    let count = table.len() / width;
+                    if *id >= count as u64 {
+                        return Err(Error::invalid("a row came that the worker's table has not")
+                            .expected(format!("an id below {count}"))
+                            .got(id));
+                    }
+                    let range = *id as usize * width..(*id as usize + 1) * width;
+                    let latest = &mut table[range.clone()];
+                    add_news(latest, &mut self.old[range], row);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn add_news(latest: &mut [f32], old: &mut [f32], new: &[f32]) {
+    for ((latest, old), new) in latest.iter_mut().zip(old).zip(new) {
+        *latest += new - *old;
+        *old = *new;
+    }
+}
+
+fn gather(parts: &[&mut [f32]], into: &mut [f32]) {
+    let mut at = 0;
+    for part in parts {
+        into[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+}
+
+fn is_dense(servers: &Arc<dyn Servers>, table: u32) -> bool {
+    let mut tables = servers.tables().tables.iter();
+    tables.any(|it| matches!(it, TableConfig::Dense { table_id, .. } if *table_id == table))
+}

@@ -1,0 +1,27 @@
+//! Half-async: a worker's step ends when its own gradients are applied and it has the parameters that
+//! came of them; it waits for no other worker.
+
+use super::{Core, Mode};
+use fleet_base::Result;
+
+pub(super) struct HalfAsync;
+
+impl Mode for HalfAsync {
+    fn sent(&self, core: &Core) -> Result<()> {
+        core.count_step()?;
+        core.outbox.drain()
+    }
+
+    fn dense(&self, core: &Core, table: u32, values: &mut [f32]) -> Result<u64> {
+        core.servers.pull_dense(table, values)?;
+        Ok(0)
+    }
+
+    fn received(&self, _: &Core) -> Result<()> {
+        Ok(())
+    }
+
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,310 @@
+//! A worker's traffic with the servers of its job, beside its computation.
+//!
+//! A [`Communicator`] takes gradients as a program makes them and gives it rows and parameters. What
+//! differs between the modes is one file each; the queues, the merging and the sending threads are one
+//! core (`outbox.rs`).
+//!
+//! | mode | a gradient | the end of a step | parameters |
+//! | --- | --- | --- | --- |
+//! | sync | goes out at once | waits until all workers' are applied | are pulled, all workers wait |
+//! | half-async | goes out at once | waits until this worker's are out | are pulled |
+//! | async | is queued, merged with others, sent | waits for nobody | are the newest that have come |
+//! | geo | stays here | exchanges differences every so many steps ([`GeoCommunicator`]) | |
+//!
+//! In the asynchronous modes a step waits only where a queue is full: memory must have an end.
+
+mod asynchronous;
+mod geo;
+mod half_async;
+mod look_ahead;
+mod outbox;
+mod schedule;
+mod synchronous;
+#[cfg(test)]
+mod tests;
+
+pub use geo::GeoCommunicator;
+pub use outbox::SparseGrads;
+pub use schedule::{RateOf, Rates};
+
+use crate::{PullMode, Servers};
+use fleet_base::{Error, Result};
+use look_ahead::LookAhead;
+use outbox::{Item, Outbox};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How a worker keeps step with the others; geo has a communicator of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommunicatorMode {
+    Sync,
+    HalfAsync,
+    Async,
+}
+
+/// The documented knobs, under their documented defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommunicatorOptions {
+    /// Gradients of one table that become one push, at most (`max_merge_var_num`).
+    pub merge_count_max: usize,
+    /// Gradients of one table that wait to be sent; one more waits with the step (`send_queue_size`).
+    pub queue_len_max: usize,
+    /// How often a sender waits [`POLL_SPAN`] for more to merge (`send_wait_times`).
+    pub wait_count_max: usize,
+    /// Threads that send (`thread_pool_size`).
+    pub thread_count: usize,
+    /// Parameters are received by a thread of their own, not by the one that has sent
+    /// (`independent_recv_thread`).
+    pub receives_apart: bool,
+    /// Gradients that are sent before parameters are received again
+    /// (`min_send_grad_num_before_recv`).
+    pub sends_before_receive: usize,
+}
+
+impl Default for CommunicatorOptions {
+    fn default() -> Self {
+        CommunicatorOptions {
+            merge_count_max: 1,
+            queue_len_max: 16,
+            wait_count_max: 1,
+            thread_count: 1,
+            receives_apart: false,
+            sends_before_receive: 1,
+        }
+    }
+}
+
+/// Sending threads of one worker: each is a push on the way.
+const THREAD_COUNT_MAX: usize = 64;
+/// Gradients that wait or are merged: beyond, a queue is a leak.
+const QUEUE_LEN_MAX: usize = 1 << 16;
+
+impl CommunicatorOptions {
+    pub(crate) fn check(&self) -> Result<()> {
+        for (what, value, max) in [
+            ("max_merge_var_num", self.merge_count_max, QUEUE_LEN_MAX),
+            ("send_queue_size", self.queue_len_max, QUEUE_LEN_MAX),
+            ("thread_pool_size", self.thread_count, THREAD_COUNT_MAX),
+            ("min_send_grad_num_before_recv", self.sends_before_receive, QUEUE_LEN_MAX),
+        ] {
+            if !(1..=max).contains(&value) {
+                return Err(Error::invalid(format!("{what} is out of range"))
+                    .expected(format!("1 to {max}"))
+                    .got(value));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long a sender waits for more to merge, each time.
+pub const POLL_SPAN: Duration = Duration::from_millis(10);
+
+/// What a worker's traffic was like.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CommunicatorStats {
+    /// Steps that were counted.
+    pub step_count: u64,
+    /// Gradients handed over.
+    pub gradient_count: u64,
+    /// Pushes made of them.
+    pub push_count: u64,
+    /// Seconds that steps waited because a queue was full.
+    pub blocked_seconds: f64,
+    /// Times that dense parameters were read, and how many of this worker's gradients they did not
+    /// hold yet: the sum and the largest.
+    pub read_count: u64,
+    pub staleness_sum: u64,
+    pub staleness_max: u64,
+    /// Lookups whose rows had been asked for ahead.
+    pub looked_ahead: u64,
+}
+
+impl CommunicatorStats {
+    /// This worker's gradients that the parameters of a step did not hold yet, on average.
+    pub fn staleness_mean(&self) -> f64 {
+        self.staleness_sum as f64 / self.read_count.max(1) as f64
+    }
+}
+
+/// What the modes differ in.
+trait Mode: Send + Sync {
+    /// All gradients of a step are handed over.
+    fn sent(&self, core: &Core) -> Result<()>;
+    /// Parameters for the next step; returns how many of this worker's gradients they do not hold.
+    fn dense(&self, core: &Core, table: u32, values: &mut [f32]) -> Result<u64>;
+    /// The step has its parameters.
+    fn received(&self, core: &Core) -> Result<()>;
+    /// Rows may be asked for while a step is under way.
+    fn looks_ahead(&self) -> bool;
+}
+
+/// What all modes work with.
+struct Core {
+    servers: Arc<dyn Servers>,
+    outbox: Outbox,
+    rates: Rates,
+    /// The number of the next dense gradient, by table, is one more.
+    dense_count: Mutex<std::collections::BTreeMap<u32, u64>>,
+    steps: AtomicU64,
+}
+
+/// A worker's traffic with the servers, in one of the modes with pushes.
+///
+/// ```
+/// use fleet_ps::{
+///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite, Rates,
+///     Rule, TableConfig, rule::Sgd,
+/// };
+/// let table = TableConfig::Dense {
+///     table_id: 0,
+///     len: 2,
+///     rule: Rule::Sgd(Sgd { lr: 1.0 }),
+///     non_finite: NonFinite::Refuse,
+/// };
+/// let tables = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![table] };
+/// let servers = LocalServers::new(tables)?.worker(0)?;
+/// let (mode, options) = (CommunicatorMode::HalfAsync, CommunicatorOptions::default());
+/// let communicator = Communicator::start(servers, mode, options, Rates::constant())?;
+/// communicator.push_dense(0, vec![1.0, 2.0])?;
+/// communicator.sent()?;
+/// let mut values = [0.0; 2];
+/// communicator.dense(0, &mut values)?;
+/// assert_eq!(values, [-1.0, -2.0]);
+/// communicator.flush()?;
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct Communicator {
+    // Threads of the mode and of the look-ahead end before the core's do.
+    mode: Box<dyn Mode>,
+    look_ahead: LookAhead,
+    core: Arc<Core>,
+    reads: Mutex<CommunicatorStats>,
+}
+
+impl Communicator {
+    /// Starts the threads. Dense tables must have their values by now.
+    pub fn start(
+        servers: Arc<dyn Servers>,
+        mode: CommunicatorMode,
+        options: CommunicatorOptions,
+        rates: Rates,
+    ) -> Result<Communicator> {
+        options.check()?;
+        rates.begin(&*servers)?;
+        let look_ahead = LookAhead::start(Arc::clone(&servers))?;
+        let start = |options: CommunicatorOptions, told: outbox::Told| -> Result<Arc<Core>> {
+            Ok(Arc::new(Core {
+                outbox: Outbox::start(Arc::clone(&servers), options, rates.clone(), told)?,
+                servers: Arc::clone(&servers),
+                rates: rates.clone(),
+                dense_count: Mutex::default(),
+                steps: AtomicU64::new(0),
+            }))
+        };
+        // What must be out by the end of the step gains nothing by waiting for more.
+        let prompt = CommunicatorOptions { wait_count_max: 0, ..options };
+        let (core, mode): (_, Box<dyn Mode>) = match mode {
+            CommunicatorMode::Sync => (start(prompt, None)?, Box::new(synchronous::Sync)),
+            CommunicatorMode::HalfAsync => (start(prompt, None)?, Box::new(half_async::HalfAsync)),
+            CommunicatorMode::Async => {
+                let newest = asynchronous::Async::start(Arc::clone(&servers), options)?;
+                (start(options, newest.told())?, Box::new(newest))
+            }
+        };
+        Ok(Communicator { mode, look_ahead, core, reads: Mutex::default() })
+    }
+
+    pub fn servers(&self) -> &Arc<dyn Servers> {
+        &self.core.servers
+    }
+
+    /// The rows of ids.
+    pub fn look_up(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
+        if mode == PullMode::Train && self.look_ahead.take(table, ids, rows)? {
+            self.lock().looked_ahead += 1;
+            return Ok(());
+        }
+        self.core.servers.pull_sparse(table, ids, rows, mode)
+    }
+
+    /// Asks for the rows of a coming step: a lookup of exactly these ids will find them. In the
+    /// asynchronous modes they come while the present step computes, and lack what it pushes; in the
+    /// others they are asked for when it has ended.
+    pub fn look_ahead(&self, table: u32, ids: Vec<u64>, width: usize) {
+        self.look_ahead.ask(table, ids, width, self.mode.looks_ahead());
+    }
+
+    /// Hands over gradients of rows.
+    pub fn push_sparse(&self, table: u32, grads: SparseGrads) -> Result<()> {
+        self.core.outbox.put(table, Item::Sparse(grads))
+    }
+
+    /// Hands over the gradient of a dense table.
+    pub fn push_dense(&self, table: u32, grad: Vec<f32>) -> Result<()> {
+        let number = {
+            let mut counts = lock(&self.core.dense_count);
+            let count = counts.entry(table).or_default();
+            *count += 1;
+            *count
+        };
+        self.core.outbox.put(table, Item::Dense { grad, number })
+    }
+
+    /// All gradients of this step are handed over.
+    pub fn sent(&self) -> Result<()> {
+        self.mode.sent(&self.core)?;
+        self.core.steps.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// The parameters of a dense table for the next step.
+    pub fn dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
+        let staleness = self.mode.dense(&self.core, table, values)?;
+        let mut reads = self.lock();
+        reads.read_count += 1;
+        reads.staleness_sum += staleness;
+        reads.staleness_max = reads.staleness_max.max(staleness);
+        Ok(())
+    }
+
+    /// The step has all its parameters.
+    pub fn received(&self) -> Result<()> {
+        self.mode.received(&self.core)?;
+        self.look_ahead.release();
+        Ok(())
+    }
+
+    /// Waits until everything that was handed over is applied.
+    pub fn flush(&self) -> Result<()> {
+        self.core.outbox.drain()
+    }
+
+    pub fn stats(&self) -> CommunicatorStats {
+        let sent = self.core.outbox.counts();
+        CommunicatorStats {
+            step_count: self.core.steps.load(Relaxed),
+            gradient_count: sent.taken,
+            push_count: sent.pushed,
+            blocked_seconds: sent.blocked.as_secs_f64(),
+            ..*self.lock()
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CommunicatorStats> {
+        lock(&self.reads)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread with a name, or the reason why there is none.
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(body)
+        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))
+}

@@ -1,0 +1,56 @@
+//! Rates that follow a schedule: functions of the steps of all workers.
+//!
+//! In the asynchronous modes workers report their steps every so often to a table that counts them all,
+//! and whoever reports sets the rate of that count. In the synchronous mode all are at the same step.
+
+use super::Core;
+use super::outbox::Item;
+use crate::Servers;
+use fleet_base::Result;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The factor of a table's rate at a step.
+pub type RateOf = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+
+/// The schedules of a job.
+#[derive(Clone, Default)]
+pub struct Rates {
+    /// The table that counts steps.
+    pub steps_table: Option<u32>,
+    /// Steps after which a worker reports (`lr_decay_steps`).
+    pub report_every: u32,
+    /// Tables whose rate changes.
+    pub tables: Vec<(u32, RateOf)>,
+}
+
+impl Rates {
+    /// No schedule.
+    pub fn constant() -> Rates {
+        Rates::default()
+    }
+
+    /// The rate of the first step: one worker is enough to set it.
+    pub(super) fn begin(&self, servers: &dyn Servers) -> Result<()> {
+        if servers.worker() == 0 { self.set(servers, 0) } else { Ok(()) }
+    }
+
+    pub(super) fn set(&self, servers: &dyn Servers, step: u64) -> Result<()> {
+        self.tables
+            .iter()
+            .try_for_each(|(table, rate)| servers.set_rate_scale(*table, rate(step) as f32))
+    }
+}
+
+impl Core {
+    /// A step is about to be counted; every so many are reported.
+    pub(super) fn count_step(&self) -> Result<()> {
+        let Some(table) = self.rates.steps_table else { return Ok(()) };
+        let every = u64::from(self.rates.report_every.max(1));
+        let made = self.steps.load(Relaxed) + 1;
+        match made % every {
+            0 => self.outbox.put(table, Item::Steps(every as u32)),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Sync: all workers make a step together. The servers apply the mean of what all have pushed, once,
+//! and nobody goes on before everybody has the result: as if one process had worked on the whole batch.
+
+use super::{Core, Mode};
+use crate::Arrival;
+use fleet_base::Result;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub(super) struct Sync;
+
+impl Mode for Sync {
+    fn sent(&self, core: &Core) -> Result<()> {
+        core.outbox.drain()?;
+        // All workers are at the same step, so one of them can set the rate for all.
+        if core.servers.worker() == 0 {
+            core.rates.set(&*core.servers, core.steps.load(Relaxed))?;
+        }
+        core.servers.arrive(Arrival::Sent)
+    }
+
+    fn dense(&self, core: &Core, table: u32, values: &mut [f32]) -> Result<u64> {
+        core.servers.pull_dense(table, values)?;
+        Ok(0)
+    }
+
+    fn received(&self, core: &Core) -> Result<()> {
+        core.servers.arrive(Arrival::Received)
+    }
+
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+}

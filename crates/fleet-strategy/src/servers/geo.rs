@@ -1,0 +1,81 @@
+//! GEO: every worker trains a whole model by itself; what it changed goes to the servers every so many
+//! steps, and what others changed comes back.
+//!
+//! The program is that of one process, updates and all. Behind them stand, for each sparse table, a
+//! `send` of the rows that the step touched and a `recv` that lets the exchange at the worker's copy, and
+//! a `recv` for each dense table.
+
+use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
+use super::{dense_tables, emit_recv};
+use crate::compiler;
+use crate::meta::Job;
+use fleet_base::{Error, Result};
+use fleet_ir::{OpRole, VarId};
+use fleet_nn::optimizer::{OptimizerDesc, ParamGrad, Rule};
+
+pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Result<Tables> {
+    for rule in [&job.optimizer.rule, &sparse_optimizer.rule] {
+        if !matches!(rule, Rule::Sgd(_)) {
+            return Err(Error::unsupported(
+                "GEO adds up what workers changed, which only sgd makes sense of",
+            )
+            .expected("sgd")
+            .got(rule.op())
+            .help("another mode (k_steps 0) knows other optimizers"));
+        }
+    }
+    if *sparse_optimizer != job.optimizer {
+        return Err(Error::unsupported("GEO trains rows and numbers with one optimizer")
+            .help("leave the tables' own optimizer out"));
+    }
+    let (rows, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
+        job.grads.iter().partition(|(_, grad)| job.is_sparse(*grad));
+    let mut sparse = Vec::new();
+    for (at, (param, _)) in rows.iter().enumerate() {
+        sparse.push(describe(job, *param, at as u32)?);
+    }
+    let dense = dense_tables(job, &dense, sparse.len() as u32, |_| Ok(UpdateRule::Add))?;
+    compiler::update(job)?;
+
+    let mut emit = job.emit(OpRole::RPC);
+    for (table, (param, grad)) in sparse.iter().zip(&rows) {
+        emit.named_op("send")?
+            .input("X", *grad)
+            .attr("table_id", i64::from(table.table_id))
+            .attr("is_sparse", 1)
+            .attr("send_varnames", vec![format!("{}@GRAD", table.name)])
+            .done()?;
+        emit_recv(&mut emit, table.table_id, &[*param], true, true)?;
+    }
+    for (table, pairs) in &dense {
+        let params: Vec<VarId> = pairs.iter().map(|(param, _)| *param).collect();
+        emit_recv(&mut emit, table.table_id, &params, false, true)?;
+    }
+    emit.append();
+    let dense = dense.into_iter().map(|(table, _)| table).collect();
+    Ok(Tables { sparse, dense, steps: None })
+}
+
+fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
+    let var = job.programs.main.var(param);
+    let (rows, width) = match var.shape.dims() {
+        [rows, width] if *rows >= 0 && *width > 0 => (*rows as u64, *width as usize),
+        _ => {
+            return Err(Error::invalid(format!("'{}' is no table of rows", var.name))
+                .expected("[rows, width]")
+                .got(var.shape));
+        }
+    };
+    Ok(SparseTable {
+        table_id,
+        name: var.name.clone(),
+        rows,
+        width,
+        rule: UpdateRule::Add,
+        // Worker 0 brings the rows.
+        init: RowInit::Constant(0.0),
+        seed: 0,
+        entry: String::new(),
+        class: "MemorySparseGeoTable".into(),
+    })
+}

@@ -1,0 +1,271 @@
+//! Training with parameter servers: a worker's programs, and the tables that servers hold.
+//!
+//! | mode | when | the worker's program |
+//! | --- | --- | --- |
+//! | sync | `a_sync` false | lookups, backward, pushes, `send`, `send_barrier`, `recv`, `fetch_barrier` |
+//! | half-async | as sync, [`Place::half_async`] | the same; barriers wait for this worker's pushes only |
+//! | async | `a_sync`, `k_steps` 0 | lookups, backward, pushes, `send`, `recv` of what has come |
+//! | geo | `a_sync`, `k_steps` above 0 | as in one process; then `send` of touched rows, `recv` of others' progress |
+//!
+//! Except for geo, optimizers are the servers': a worker's program has no update and no rate. Gradients
+//! are clipped and decayed before they are sent, by the dense parameters that the worker has. Embeddings
+//! with `is_sparse` or `is_distributed` become tables of rows (`remote.rs`); all other parameters are
+//! tables of numbers one after another, by name, one table for each rate that parameters ask for.
+//! Sparse tables are numbered first, then dense ones, then the count of steps where there is a schedule.
+
+mod geo;
+mod remote;
+mod tables;
+
+pub use remote::LookupSpec;
+pub use tables::{DenseTable, RowInit, SparseTable, Tables, UpdateRule};
+
+use crate::DistributedStrategy;
+use crate::compiler::{self, Decision, Verdict};
+use crate::meta::{Facts, Job, Kind, Ranks, STRATEGIES};
+use fleet_base::{Error, Result};
+use fleet_ir::{OpRole, VarId};
+use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
+use fleet_nn::{LearningRate, Programs};
+use fleet_ops::{Emit, Registry};
+
+/// How workers and servers keep step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    Sync,
+    HalfAsync,
+    Async,
+    Geo { k_steps: usize },
+}
+
+impl Exchange {
+    /// What a strategy asks for. One that chooses no mode means sync, as documented; it is for a job
+    /// that has servers to say so.
+    pub fn of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
+        let k_steps = strategy.a_sync_configs().k_steps();
+        match (strategy.a_sync(), k_steps) {
+            (false, ..=0) if half_async => Ok(Exchange::HalfAsync),
+            (false, ..=0) => Ok(Exchange::Sync),
+            (true, ..=0) => Ok(Exchange::Async),
+            (true, k_steps) => Ok(Exchange::Geo { k_steps: k_steps as usize }),
+            (false, k_steps) => Err(Error::invalid("a_sync_configs.k_steps needs a_sync")
+                .expected("a_sync true for GEO, or k_steps 0")
+                .got(format!("a_sync false, k_steps {k_steps}"))),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Exchange::Sync => "sync",
+            Exchange::HalfAsync => "half-async",
+            Exchange::Async => "async",
+            Exchange::Geo { .. } => "geo",
+        }
+    }
+
+    pub fn is_geo(self) -> bool {
+        matches!(self, Exchange::Geo { .. })
+    }
+}
+
+/// Where a worker stands in a job with servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub worker: usize,
+    pub worker_count: usize,
+    pub server_count: usize,
+    /// Without `a_sync`: workers do not wait for each other, only for their own pushes.
+    pub half_async: bool,
+}
+
+/// What became of the programs.
+#[derive(Clone, Debug)]
+pub struct ServerPlan {
+    pub exchange: Exchange,
+    pub decisions: Vec<Decision>,
+    pub chain: Vec<&'static str>,
+    pub params_grads: Vec<ParamGrad>,
+    pub tables: Tables,
+    /// Where rows are looked up: what can be fetched ahead.
+    pub lookups: Vec<LookupSpec>,
+    /// What is worth telling the user.
+    pub notes: Vec<String>,
+}
+
+impl ServerPlan {
+    pub fn chain_text(&self) -> String {
+        self.chain.join(" -> ")
+    }
+}
+
+/// Rewrites the programs of a network into those of a worker, and lists the tables of its servers.
+/// `sparse` updates the rows of sparse tables, where it is not to be `optimizer`.
+///
+/// ```
+/// use fleet_nn::prelude::*;
+/// use fleet_strategy::{DistributedStrategy, servers};
+/// let net = Net::new();
+/// let ids = net.data("ids", [-1, 26], DType::I64);
+/// let rows = ids.embedding(Embedding::new(1000, 16).sparse());
+/// let loss = rows.flatten(1).fc(1).mean().id();
+/// let strategy = DistributedStrategy::new().with_a_sync(true);
+/// let place = servers::Place { worker: 0, worker_count: 2, server_count: 1, half_async: false };
+/// let plan = net.rewrite_with(|programs, registry| {
+///     let optimizer = Sgd::new(0.1).into();
+///     servers::minimize(programs, registry, loss, &optimizer, None, &strategy, place)
+/// })?;
+/// assert_eq!(plan.exchange, servers::Exchange::Async);
+/// assert_eq!((plan.tables.sparse.len(), plan.tables.dense.len()), (1, 1));
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn minimize(
+    programs: &mut Programs,
+    registry: &'static Registry,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    sparse: Option<&OptimizerDesc>,
+    strategy: &DistributedStrategy,
+    place: Place,
+) -> Result<ServerPlan> {
+    check(place)?;
+    let exchange = Exchange::of(strategy, place.half_async)?;
+    let alone = Ranks::new(0, 1);
+    let facts = Facts { strategy, optimizer, ranks: &alone, program: &programs.main };
+    let decisions = decide(&facts);
+    compiler::refuse(&decisions)?;
+    let mut job =
+        compiler::differentiate(programs, registry, loss, optimizer, strategy, &decisions)?;
+    job.chain.insert(0, "ParameterServer");
+    let sparse = sparse.unwrap_or(optimizer);
+    let (tables, lookups) = match exchange {
+        Exchange::Geo { .. } => (geo::rewrite(&mut job, sparse)?, Vec::new()),
+        _ => remote::rewrite(&mut job, sparse, exchange, place)?,
+    };
+    verify(&job)?;
+    let mut chain = job.chain.clone();
+    chain.push(optimizer.rule.op());
+    let mut notes = vec![format!(
+        "{}: {} sparse tables, {} dense numbers",
+        exchange.name(),
+        tables.sparse.len(),
+        tables.dense.iter().map(|table| table.len).sum::<usize>()
+    )];
+    notes.append(&mut job.notes);
+    Ok(ServerPlan { exchange, decisions, chain, params_grads: job.grads, tables, lookups, notes })
+}
+
+fn check(place: Place) -> Result<()> {
+    if place.worker < place.worker_count && place.server_count > 0 {
+        return Ok(());
+    }
+    Err(Error::invalid("no such place in a job with parameter servers")
+        .expected("0 <= worker < workers, and at least one server")
+        .got(format!(
+            "worker {} of {}, {} servers",
+            place.worker, place.worker_count, place.server_count
+        )))
+}
+
+/// What changes updates or talks to other workers itself has no place where servers update.
+fn decide(facts: &Facts<'_>) -> Vec<Decision> {
+    compiler::decide(facts)
+        .into_iter()
+        .filter(|decision| decision.strategy != "RawProgram")
+        .map(|decision| {
+            let keeps = STRATEGIES
+                .iter()
+                .any(|it| it.name() == decision.strategy && it.kind() == Kind::Keeps);
+            let fits = keeps && !matches!(decision.strategy, "AMP" | "FP16AllReduce");
+            match decision.verdict {
+                Verdict::Applied if !fits => Decision {
+                    verdict: Verdict::Refused,
+                    reason: format!(
+                        "{} does not go together with parameter servers, which make the updates",
+                        decision.strategy
+                    ),
+                    ..decision
+                },
+                _ => decision,
+            }
+        })
+        .collect()
+}
+
+fn verify(job: &Job<'_>) -> Result<()> {
+    if cfg!(debug_assertions) {
+        for program in [&job.programs.main, &job.programs.startup] {
+            fleet_ops::verify::verify(program, job.registry).map_err(|error| {
+                Error::internal(format!("pass 'ParameterServer' has made a wrong program: {error}"))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Dense parameters by rate and name, as tables numbered from `first` on.
+fn dense_tables(
+    job: &Job<'_>,
+    dense: &[ParamGrad],
+    first: u32,
+    rule: impl Fn(f64) -> Result<UpdateRule>,
+) -> Result<Vec<(DenseTable, Vec<ParamGrad>)>> {
+    let main = &job.programs.main;
+    let mut by_rate: Vec<(f64, Vec<ParamGrad>)> = Vec::new();
+    let mut sorted = dense.to_vec();
+    sorted.sort_by(|a, b| main.var_name(a.0).cmp(main.var_name(b.0)));
+    for pair in sorted {
+        let rate = main.var(pair.0).param.as_ref().map_or(1.0, |param| param.learning_rate);
+        match by_rate.iter_mut().find(|(other, _)| *other == rate) {
+            Some((_, pairs)) => pairs.push(pair),
+            None => by_rate.push((rate, vec![pair])),
+        }
+    }
+    let mut tables = Vec::new();
+    for (at, (rate, pairs)) in by_rate.into_iter().enumerate() {
+        let mut params = Vec::new();
+        for (param, _) in &pairs {
+            let var = main.var(*param);
+            let len = var.shape.numel().ok_or_else(|| {
+                Error::invalid(format!("the shape of parameter '{}' is not known", var.name))
+                    .got(var.shape)
+            })?;
+            params.push((var.name.clone(), len));
+        }
+        let len = params.iter().map(|(_, len)| len).sum();
+        let table = DenseTable { table_id: first + at as u32, params, len, rule: rule(rate)? };
+        tables.push((table, pairs));
+    }
+    Ok(tables)
+}
+
+/// The names that the documents give a table's gradient.
+fn send_names(table_id: u32) -> Vec<String> {
+    vec![format!("Dense@GRAD_{table_id}")]
+}
+
+/// `recv`: parameters of a table become the newest that there are.
+fn emit_recv(
+    emit: &mut Emit<'_>,
+    table_id: u32,
+    vars: &[VarId],
+    is_sparse: bool,
+    is_geo: bool,
+) -> Result<()> {
+    emit.role = OpRole::RPC;
+    let names: Vec<String> =
+        vars.iter().map(|var| emit.program.var_name(*var).to_string()).collect();
+    emit.named_op("recv")?
+        .inputs("X", vars)
+        .outputs("Out", vars)
+        .attr("table_id", i64::from(table_id))
+        .attr("is_sparse", i64::from(is_sparse))
+        .attr("is_geo", is_geo)
+        .attr("recv_varnames", names)
+        .done()?;
+    Ok(())
+}
+
+/// A schedule is computed from the steps of all workers.
+fn has_schedule(rates: &[&LearningRate]) -> bool {
+    rates.iter().any(|rate| matches!(rate, LearningRate::Schedule(_)))
+}

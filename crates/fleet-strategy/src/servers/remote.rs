@@ -1,0 +1,396 @@
+//! Sync, half-async and async: rows are looked up at servers, gradients are pushed to them, and the
+//! parameters come back.
+//!
+//! All lookups of a table become one `distributed_lookup_table`, where the first of them was (one that
+//! needs ids which are computed later is an op of its own); the gradient ops of the lookups go, and what
+//! they read is pushed. The parameter stays as a name without a value: its rows can be read from the
+//! servers, not fetched.
+
+use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
+use super::{Exchange, Place, dense_tables, emit_recv, has_schedule, send_names};
+use crate::meta::Job;
+use fleet_base::{Error, Result};
+use fleet_ir::{OpId, OpRole, Program, VarId};
+use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
+use fleet_ops::Emit;
+use std::collections::{HashMap, HashSet};
+
+/// A lookup of a worker's program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookupSpec {
+    pub table_id: u32,
+    pub width: usize,
+    pub padding: Option<i64>,
+    /// The variables that hold the ids, by name.
+    pub ids: Vec<String>,
+    /// All of them are fed, so rows can be asked for before the step begins.
+    pub is_fed: bool,
+}
+
+pub(super) fn rewrite(
+    job: &mut Job<'_>,
+    sparse_optimizer: &OptimizerDesc,
+    exchange: Exchange,
+    place: Place,
+) -> Result<(Tables, Vec<LookupSpec>)> {
+    let remote = remote_tables(job)?;
+    let is_remote: HashSet<VarId> = remote.iter().map(|table| table.param).collect();
+    let (_, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
+        job.grads.iter().partition(|(param, _)| is_remote.contains(param));
+    refuse_unservable(job, &remote, sparse_optimizer, &dense)?;
+
+    let mut sparse = Vec::new();
+    for (at, table) in remote.iter().enumerate() {
+        sparse.push(describe(job, table, at as u32, sparse_optimizer)?);
+    }
+    let optimizer = job.optimizer.clone();
+    let dense = optimizer.finished_gradients(job.programs, job.registry, &dense)?;
+    let first = sparse.len() as u32;
+    let dense = dense_tables(job, &dense, first, |rate| UpdateRule::of(&optimizer, rate))?;
+
+    let mut lookups = Vec::new();
+    for (table, remote) in sparse.iter().zip(&remote) {
+        look_up(job, table, remote, &mut lookups)?;
+    }
+    for (table, remote) in sparse.iter().zip(&remote) {
+        push(job, table, remote)?;
+        forget(job, table, remote)?;
+    }
+    exchange_dense(job, &dense, exchange, place)?;
+
+    let dense: Vec<_> = dense.into_iter().map(|(table, _)| table).collect();
+    let rates = [&optimizer.settings.learning_rate, &sparse_optimizer.settings.learning_rate];
+    let steps = has_schedule(&rates).then_some(first + dense.len() as u32);
+    Ok((Tables { sparse, dense, steps }, lookups))
+}
+
+/// A parameter that becomes a table of rows.
+struct Remote {
+    param: VarId,
+    grad: Option<VarId>,
+    lookups: Vec<OpId>,
+    /// The gradient ops of the lookups, and sums of what they make.
+    backward: Vec<OpId>,
+    /// Gradients of what was looked up, by the variable of the ids, in the order in which they come.
+    pushed: Vec<(VarId, VarId)>,
+}
+
+fn is_lookup(name: &str) -> bool {
+    matches!(name, "lookup_table" | "lookup_table_v2")
+}
+
+/// Parameters whose lookups say that they are sparse or distributed, in the order of their first use.
+fn remote_tables(job: &Job<'_>) -> Result<Vec<Remote>> {
+    let main = &job.programs.main;
+    let grads: HashMap<VarId, VarId> = job.grads.iter().copied().collect();
+    let mut found: Vec<Remote> = Vec::new();
+    for (id, op) in main.root_ops().filter(|(_, op)| is_lookup(op.name())) {
+        let param = op.input("W")[0];
+        let wanted = op.attr_bool("is_sparse") || op.attr_bool("is_distributed");
+        // A frozen table that fits the worker stays there.
+        let is_trained = grads.contains_key(&param) || op.attr_bool("is_distributed");
+        if !wanted || !is_trained {
+            continue;
+        }
+        match found.iter_mut().find(|table| table.param == param) {
+            Some(table) => table.lookups.push(id),
+            None => found.push(Remote {
+                param,
+                grad: grads.get(&param).copied(),
+                lookups: vec![id],
+                backward: Vec::new(),
+                pushed: Vec::new(),
+            }),
+        }
+    }
+    for table in &mut found {
+        trace_backward(main, table);
+        refuse_other_uses(main, table)?;
+    }
+    Ok(found)
+}
+
+/// Finds the ops that make the table's gradient.
+fn trace_backward(main: &Program, table: &mut Remote) {
+    let mut parts: HashSet<VarId> = HashSet::new();
+    for (id, op) in main.root_ops() {
+        let is_gradient = op.name().strip_suffix("_grad").is_some_and(is_lookup)
+            && op.input("W").first() == Some(&table.param);
+        let is_sum = op.name() == "sum" && op.all_inputs().all(|var| parts.contains(&var));
+        if !is_gradient && !is_sum {
+            continue;
+        }
+        if is_gradient {
+            table.pushed.push((op.input("Ids")[0], op.input("Out@GRAD")[0]));
+        }
+        parts.extend(op.all_outputs());
+        table.backward.push(id);
+    }
+}
+
+/// A table that is also used as a matrix would have to be whole at the worker.
+fn refuse_other_uses(main: &Program, table: &Remote) -> Result<()> {
+    let own: HashSet<OpId> = table.lookups.iter().chain(&table.backward).copied().collect();
+    let parts: HashSet<VarId> =
+        table.backward.iter().flat_map(|id| main.op(*id).all_outputs()).collect();
+    let other = main.root_ops().find(|(id, op)| {
+        let uses = |var: VarId| var == table.param || parts.contains(&var);
+        !own.contains(id) && op.all_inputs().any(uses)
+    });
+    match other {
+        None => Ok(()),
+        Some((id, _)) => Err(Error::unsupported(format!(
+            "embedding '{}' is a table of rows on parameter servers, and another op needs all of it",
+            main.var_name(table.param)
+        ))
+        .got(main.describe_op(id))
+        .help("turn is_sparse and is_distributed off: a dense embedding stays with the worker")),
+    }
+}
+
+/// What rows on servers cannot have, said before anything is changed.
+fn refuse_unservable(
+    job: &Job<'_>,
+    remote: &[Remote],
+    sparse_optimizer: &OptimizerDesc,
+    dense: &[ParamGrad],
+) -> Result<()> {
+    let main = &job.programs.main;
+    let settings = &sparse_optimizer.settings;
+    for table in remote {
+        let (name, param) = (main.var_name(table.param), main.var(table.param).param.as_ref());
+        if let Some(kept) = param
+            && kept.need_clip
+            && settings.grad_clip.is_some()
+        {
+            return Err(Error::unsupported(format!(
+                "the gradient of '{name}' cannot be clipped: its rows come from several workers"
+            ))
+            .help("need_clip(false) for the table, or a dense embedding"));
+        }
+        let decays = param.and_then(|it| it.regularizer).or(settings.weight_decay);
+        if decays.is_some() {
+            return Err(Error::unsupported(format!(
+                "'{name}' cannot decay: servers see the rows that are pushed, not all"
+            ))
+            .help("no weight decay for tables on parameter servers (give them an optimizer of their own)"));
+        }
+        let dtype = main.var(table.param).dtype;
+        if dtype != fleet_tensor::DType::F32 {
+            return Err(Error::unsupported(format!("servers hold f32, and '{name}' is {dtype}")));
+        }
+    }
+    for (param, grad) in dense {
+        let var = main.var(*param);
+        if job.is_sparse(*grad) {
+            return Err(Error::unsupported(format!(
+                "'{}' has a sparse gradient and is no table of rows",
+                var.name
+            ))
+            .help("is_sparse for all lookups of an embedding, or for none"));
+        }
+        if var.dtype != fleet_tensor::DType::F32 {
+            return Err(Error::unsupported(format!(
+                "servers hold f32, and '{}' is {}",
+                var.name, var.dtype
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn describe(
+    job: &Job<'_>,
+    table: &Remote,
+    table_id: u32,
+    optimizer: &OptimizerDesc,
+) -> Result<SparseTable> {
+    let var = job.programs.main.var(table.param);
+    let op = job.programs.main.op(table.lookups[0]);
+    let rate = var.param.as_ref().map_or(1.0, |param| param.learning_rate);
+    let (init, seed) = RowInit::of(&job.programs.startup, &var.name)?;
+    Ok(SparseTable {
+        table_id,
+        name: var.name.clone(),
+        rows: var.shape.dims()[0].max(0) as u64,
+        width: var.shape.at(1),
+        rule: UpdateRule::of(optimizer, rate)?,
+        init,
+        seed,
+        entry: op.attr_str("entry").to_string(),
+        class: op.attr_str("table_class").to_string(),
+    })
+}
+
+/// Puts one lookup in the place of several.
+fn look_up(
+    job: &mut Job<'_>,
+    table: &SparseTable,
+    remote: &Remote,
+    lookups: &mut Vec<LookupSpec>,
+) -> Result<()> {
+    let main = &job.programs.main;
+    let place: HashMap<OpId, usize> =
+        main.root_ops().enumerate().map(|(at, (id, _))| (id, at)).collect();
+    let mut made_at: HashMap<VarId, usize> = HashMap::new();
+    for (at, (_, op)) in main.root_ops().enumerate() {
+        op.all_outputs().for_each(|var| _ = made_at.insert(var, at));
+    }
+    // Lookups that may be one: same form, same padding, and ids that are there by then.
+    let mut groups: Vec<Vec<OpId>> = Vec::new();
+    for id in &remote.lookups {
+        let op = main.op(*id);
+        let fits = |group: &&mut Vec<OpId>| {
+            let first = main.op(group[0]);
+            let before = made_at.get(&op.input("Ids")[0]).is_none_or(|at| *at < place[&group[0]]);
+            let same_kind = first.name() == op.name() && first.role == op.role;
+            before && same_kind && first.attr_int("padding_idx") == op.attr_int("padding_idx")
+        };
+        match groups.iter_mut().find(fits) {
+            Some(group) => group.push(*id),
+            None => groups.push(vec![*id]),
+        }
+    }
+    for group in groups {
+        lookups.push(look_up_group(job, table, &group)?);
+    }
+    Ok(())
+}
+
+fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Result<LookupSpec> {
+    let main = &mut job.programs.main;
+    let first = main.op(group[0]).clone();
+    let ids: Vec<VarId> = group.iter().map(|id| main.op(*id).input("Ids")[0]).collect();
+    let outs: Vec<VarId> = group.iter().map(|id| main.op(*id).output("Out")[0]).collect();
+    let padding = first.attr_int("padding_idx");
+    let spec = LookupSpec {
+        table_id: table.table_id,
+        width: table.width,
+        padding: Some(padding).filter(|id| *id >= 0),
+        ids: ids.iter().map(|var| main.var_name(*var).to_string()).collect(),
+        is_fed: ids.iter().all(|var| main.var(*var).is_data),
+    };
+    let mut emit = Emit::new(main, job.registry, first.role);
+    emit.device = first.device.clone();
+    emit.source = first.source.clone();
+    let new = emit
+        .named_op("distributed_lookup_table")?
+        .inputs("Ids", &ids)
+        .outputs("Outputs", &outs)
+        .attr("table_id", i64::from(table.table_id))
+        .attr("width", table.width as i64)
+        .attr("padding_idx", padding)
+        .attr("lookup_table_version", first.name())
+        .done()?;
+    let ops = main.block(Program::ROOT).ops().iter().filter_map(|id| match *id {
+        id if id == group[0] => Some(new),
+        id if group.contains(&id) => None,
+        id => Some(id),
+    });
+    let ops: Vec<OpId> = ops.collect();
+    main.set_block_ops(Program::ROOT, ops);
+    Ok(spec)
+}
+
+/// Pushes what the gradient ops of the lookups would have read.
+fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
+    let gone: HashSet<OpId> = remote.backward.iter().copied().collect();
+    job.programs.main.retain_ops(Program::ROOT, |id, _| !gone.contains(&id));
+    if remote.grad.is_none() || remote.pushed.is_empty() {
+        return Ok(());
+    }
+    let entry = job.entry_variables(&table.entry)?;
+    let padding = job.programs.main.op(remote.lookups[0]).attr_int("padding_idx");
+    let (ids, grads): (Vec<VarId>, Vec<VarId>) = remote.pushed.iter().copied().unzip();
+    let mut emit = job.emit(OpRole::BACKWARD);
+    emit.named_op("distributed_push_sparse")?
+        .inputs("Ids", &ids)
+        .inputs("Outputs@GRAD", &grads)
+        .maybe("Shows", entry.map(|(show, _)| show))
+        .maybe("Clicks", entry.map(|(_, click)| click))
+        .attr("table_id", i64::from(table.table_id))
+        .attr("size", table.width as i64)
+        .attr("padding_idx", padding)
+        .done()?;
+    emit.append();
+    Ok(())
+}
+
+/// The parameter has no value at the worker any more, in neither program.
+fn forget(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
+    let var = job.programs.main.var_mut(remote.param);
+    let shape = var.shape;
+    (var.persistable, var.param) = (false, None);
+    let startup = &mut job.programs.startup;
+    let held = startup.var_named(&table.name)?;
+    let var = startup.var_mut(held);
+    (var.persistable, var.param) = (false, None);
+    var.shape.dims_mut()[0] = 0;
+    let mut emit = Emit::new(startup, job.registry, OpRole::FORWARD);
+    let fake = emit
+        .named_op("fake_init")?
+        .output("Out", held)
+        .attr("shape", shape.to_vec())
+        .attr("table_id", i64::from(table.table_id))
+        .done()?;
+    let ops: Vec<OpId> = startup
+        .root_ops()
+        .map(|(id, op)| if op.all_outputs().any(|out| out == held) { fake } else { id })
+        .collect();
+    startup.set_block_ops(Program::ROOT, ops);
+    Ok(())
+}
+
+/// `send` for each dense table, `recv`, and the barriers of the mode.
+fn exchange_dense(
+    job: &mut Job<'_>,
+    dense: &[(super::DenseTable, Vec<ParamGrad>)],
+    exchange: Exchange,
+    place: Place,
+) -> Result<()> {
+    let barriers = exchange != Exchange::Async;
+    let half = exchange == Exchange::HalfAsync;
+    let mut emit = job.emit(OpRole::RPC);
+    for (table, pairs) in dense {
+        let grads: Vec<VarId> = pairs.iter().map(|(_, grad)| *grad).collect();
+        emit.named_op("send")?
+            .inputs("X", &grads)
+            .attr("table_id", i64::from(table.table_id))
+            .attr("is_sparse", 0)
+            .attr("send_varnames", send_names(table.table_id))
+            .done()?;
+    }
+    let barrier = |emit: &mut Emit<'_>, name: &str| -> Result<()> {
+        emit.named_op(name)?
+            .attr("half_async", half)
+            .attr("trainer_id", place.worker as i64)
+            .done()?;
+        Ok(())
+    };
+    // Without tables of numbers somebody still has to say that a step has ended.
+    if barriers || dense.is_empty() {
+        barrier(&mut emit, "send_barrier")?;
+    }
+    for (table, pairs) in dense {
+        let params: Vec<VarId> = pairs.iter().map(|(param, _)| *param).collect();
+        emit_recv(&mut emit, table.table_id, &params, false, false)?;
+    }
+    if barriers {
+        barrier(&mut emit, "fetch_barrier")?;
+    }
+    emit.append();
+    Ok(())
+}
+
+impl Job<'_> {
+    /// The variables that hold shows and clicks, where an entry names them.
+    fn entry_variables(&self, entry: &str) -> Result<Option<(VarId, VarId)>> {
+        let Some(names) = entry.strip_prefix("show_click_entry:") else { return Ok(None) };
+        let Some((show, click)) = names.split_once(':') else {
+            return Err(Error::invalid(format!("entry '{entry}' is malformed"))
+                .expected("show_click_entry:SHOW:CLICK"));
+        };
+        let main = &self.programs.main;
+        Ok(Some((main.var_named(show)?, main.var_named(click)?)))
+    }
+}
