@@ -29,6 +29,7 @@ mod job;
 mod options;
 mod rings;
 mod save;
+pub mod servers;
 mod session;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
@@ -41,6 +42,7 @@ pub use fleet_ir as ir;
 pub use fleet_nn as nn;
 pub use fleet_ops as ops;
 pub use fleet_passes::{self as passes, BuildOptions};
+pub use fleet_ps as ps;
 pub use fleet_strategy::{self as strategy, DistributedStrategy};
 pub use fleet_tensor::{DType, Element, Shape, Tensor};
 pub use fleet_topology::{self as topology, Topology};

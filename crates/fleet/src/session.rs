@@ -4,6 +4,7 @@ use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::Programs;
+use fleet_ops::Services;
 use fleet_tensor::Tensor;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -31,6 +32,11 @@ impl Session {
         executor.run(&programs.startup, &mut scope, &[], &[])?;
         let test = programs.for_test()?;
         Ok(Session { programs, scope, executor, test, steps: Arc::default() })
+    }
+
+    /// The same session, whose programs from now on have a way out.
+    pub(crate) fn with_services(self, services: Services) -> Session {
+        Session { executor: self.executor.services(services), ..self }
     }
 
     /// Runs the main program once: a training step.

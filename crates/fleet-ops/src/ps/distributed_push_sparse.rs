@@ -1,11 +1,12 @@
 //! Gradients of rows that `distributed_lookup_table` gave: `Ids[i]` were looked up, `Outputs@GRAD[i]` is
 //! the gradient of their rows. `Shows` and `Clicks`, one number an id or one a sample, are for tables
 //! that count them. With `use_cvm_op` gradients are multiplied by the number of samples: such tables want
-//! sums, and a mean loss gives means.
+//! sums, and a mean loss gives means. `padding_idx` has, for each of `Ids`, the id that is left out (-1
+//! for none); nothing is, where it is empty.
 //!
 //! The documented op has the gradients in its output slot; here what is read is an input.
 
-use super::{TABLE_ID, TRAITS, dense_floats, padding, table_of};
+use super::{TABLE_ID, TRAITS, dense_floats, table_of};
 use crate::PushRows;
 use crate::prelude::*;
 use crate::rules::check_row_major;
@@ -18,7 +19,7 @@ pub static DEF: OpDef = OpDef {
         attrs: &[
             TABLE_ID,
             required("size", AttrKind::Int),
-            attr("padding_idx", Int(-1)),
+            attr("padding_idx", Ints(&[])),
             attr("use_cvm_op", Bool(false)),
         ],
     },
@@ -46,6 +47,12 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             .expected(ids.len())
             .got(grads.len()));
     }
+    let paddings = i.op.attr_ints("padding_idx").len();
+    if paddings != 0 && paddings != ids.len() {
+        return Err(Error::invalid("attribute 'padding_idx' of distributed_push_sparse is wrong")
+            .expected(format!("a number for each of {} variables of ids", ids.len()))
+            .got(paddings));
+    }
     let width = i.op.attr_int("size");
     for (ids, grad) in ids.iter().zip(grads) {
         let fits = match (ids.shape.numel(), grad.shape.numel()) {
@@ -68,7 +75,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
-    let (width, padding) = (p.op.attr_usize("size"), padding(p.op));
+    let (width, paddings) = (p.op.attr_usize("size"), p.op.attr_ints("padding_idx").to_vec());
     let sums = p.op.attr_bool("use_cvm_op");
     Ok(Kernel::new(move |k| {
         let mut scaled: Vec<Vec<f32>> = Vec::new();
@@ -88,7 +95,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 grads: scaled.get(at).map_or_else(|| grads.slice(), Vec::as_slice),
                 shows,
                 clicks,
-                padding,
+                padding: paddings.get(at).copied().filter(|id| *id >= 0),
             })
             .collect();
         tables.push_sparse(table, &pushes, width)

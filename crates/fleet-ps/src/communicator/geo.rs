@@ -17,12 +17,13 @@ use std::thread::JoinHandle;
 
 /// ```
 /// use fleet_ps::{
-///     GeoCommunicator, Initializer, JobTables, LocalServers, SparseConfig, TableConfig,
+///     GeoCommunicator, Initializer, JobTables, LocalServers, ServerTables, SparseConfig, TableConfig,
 /// };
 /// let initializer = Initializer::Constant(0.0);
 /// let table = TableConfig::Geo(SparseConfig { initializer, ..SparseConfig::plain(0, 1) });
 /// let tables = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![table] };
-/// let geo = GeoCommunicator::start(LocalServers::new(tables)?.worker(0)?, 1)?;
+/// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);
+/// let geo = GeoCommunicator::start(servers, 1)?;
 /// let mut rows = vec![1.0, 2.0];
 /// geo.begin(0, &mut [&mut rows], Some(1))?;
 /// rows[1] = 5.0;

@@ -60,6 +60,8 @@ pub struct CommunicatorOptions {
     /// Gradients that are sent before parameters are received again
     /// (`min_send_grad_num_before_recv`).
     pub sends_before_receive: usize,
+    /// Merged gradients are averaged, not summed (`is_sgd_optimizer` off).
+    pub averages: bool,
 }
 
 impl Default for CommunicatorOptions {
@@ -71,6 +73,7 @@ impl Default for CommunicatorOptions {
             thread_count: 1,
             receives_apart: false,
             sends_before_receive: 1,
+            averages: false,
         }
     }
 }
@@ -155,7 +158,7 @@ struct Core {
 /// ```
 /// use fleet_ps::{
 ///     Communicator, CommunicatorMode, CommunicatorOptions, JobTables, LocalServers, NonFinite, Rates,
-///     Rule, TableConfig, rule::Sgd,
+///     Rule, ServerTables, TableConfig, rule::Sgd,
 /// };
 /// let table = TableConfig::Dense {
 ///     table_id: 0,
@@ -164,7 +167,7 @@ struct Core {
 ///     non_finite: NonFinite::Refuse,
 /// };
 /// let tables = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![table] };
-/// let servers = LocalServers::new(tables)?.worker(0)?;
+/// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);
 /// let (mode, options) = (CommunicatorMode::HalfAsync, CommunicatorOptions::default());
 /// let communicator = Communicator::start(servers, mode, options, Rates::constant())?;
 /// communicator.push_dense(0, vec![1.0, 2.0])?;

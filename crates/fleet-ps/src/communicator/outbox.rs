@@ -217,7 +217,7 @@ impl Shared {
     fn send(&self, table: u32, items: Vec<Item>) -> Result<()> {
         let mut sparse: Option<SparseGrads> = None;
         let mut dense: Option<(Vec<f32>, u64, usize)> = None;
-        let mut steps = 0;
+        let (mut steps, merged) = (0, items.len());
         for item in items {
             match item {
                 Item::Sparse(more) => match &mut sparse {
@@ -232,6 +232,13 @@ impl Shared {
                     }
                 },
                 Item::Steps(more) => steps += more,
+            }
+        }
+        if self.options.averages && merged > 1 {
+            let share = 1.0 / merged as f32;
+            let grads = sparse.iter_mut().map(|sum| &mut sum.grads);
+            for grads in grads.chain(dense.iter_mut().map(|(sum, ..)| sum)) {
+                grads.iter_mut().for_each(|grad| *grad *= share);
             }
         }
         if let Some(grads) = sparse {

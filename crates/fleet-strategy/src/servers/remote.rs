@@ -71,8 +71,15 @@ struct Remote {
     lookups: Vec<OpId>,
     /// The gradient ops of the lookups, and sums of what they make.
     backward: Vec<OpId>,
-    /// Gradients of what was looked up, by the variable of the ids, in the order in which they come.
-    pushed: Vec<(VarId, VarId)>,
+    /// What was looked up, in the order in which its gradients come.
+    pushed: Vec<Pushed>,
+}
+
+/// The gradient of rows.
+struct Pushed {
+    ids: VarId,
+    grad: VarId,
+    padding: i64,
 }
 
 fn is_lookup(name: &str) -> bool {
@@ -121,7 +128,11 @@ fn trace_backward(main: &Program, table: &mut Remote) {
             continue;
         }
         if is_gradient {
-            table.pushed.push((op.input("Ids")[0], op.input("Out@GRAD")[0]));
+            table.pushed.push(Pushed {
+                ids: op.input("Ids")[0],
+                grad: op.input("Out@GRAD")[0],
+                padding: op.attr_int("padding_idx"),
+            });
         }
         parts.extend(op.all_outputs());
         table.backward.push(id);
@@ -300,8 +311,9 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
         return Ok(());
     }
     let entry = job.entry_variables(&table.entry)?;
-    let padding = job.programs.main.op(remote.lookups[0]).attr_int("padding_idx");
-    let (ids, grads): (Vec<VarId>, Vec<VarId>) = remote.pushed.iter().copied().unzip();
+    let ids: Vec<VarId> = remote.pushed.iter().map(|it| it.ids).collect();
+    let grads: Vec<VarId> = remote.pushed.iter().map(|it| it.grad).collect();
+    let paddings: Vec<i64> = remote.pushed.iter().map(|it| it.padding).collect();
     let mut emit = job.emit(OpRole::BACKWARD);
     emit.named_op("distributed_push_sparse")?
         .inputs("Ids", &ids)
@@ -310,7 +322,7 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
         .maybe("Clicks", entry.map(|(_, click)| click))
         .attr("table_id", i64::from(table.table_id))
         .attr("size", table.width as i64)
-        .attr("padding_idx", padding)
+        .attr("padding_idx", paddings)
         .done()?;
     emit.append();
     Ok(())
@@ -367,8 +379,7 @@ fn exchange_dense(
             .done()?;
         Ok(())
     };
-    // Without tables of numbers somebody still has to say that a step has ended.
-    if barriers || dense.is_empty() {
+    if barriers {
         barrier(&mut emit, "send_barrier")?;
     }
     for (table, pairs) in dense {

@@ -1,0 +1,67 @@
+//! Training with parameter servers: what a worker and a server of such a job do.
+//!
+//! A network is minimised as always; what comes out is a [`ServerJob`]: a worker's programs, and the
+//! tables of its servers. A server serves them until it is told to stop; a [`Worker`] is a session whose
+//! program looks rows up and sends gradients.
+
+mod describe;
+mod port;
+mod settings;
+mod worker;
+
+pub use settings::communicator_options;
+pub use worker::{Worker, WorkerStats};
+
+use fleet_base::Result;
+use fleet_nn::optimizer::OptimizerDesc;
+use fleet_nn::{Net, Var};
+use fleet_ps::JobTables;
+use fleet_strategy::DistributedStrategy;
+pub use fleet_strategy::servers::{Exchange, Place, ServerPlan};
+
+/// What became of a network that is trained with parameter servers.
+#[derive(Clone, Debug)]
+pub struct ServerJob {
+    /// How its programs were rewritten, and which tables they use.
+    pub plan: ServerPlan,
+    pub strategy: DistributedStrategy,
+    /// The tables, as servers make them.
+    pub tables: JobTables,
+    pub place: Place,
+}
+
+impl ServerJob {
+    /// Rewrites a network into a worker's; `sparse` updates rows, where it is not to be `optimizer`.
+    ///
+    /// ```
+    /// use fleet::nn::prelude::*;
+    /// use fleet::servers::{Place, ServerJob};
+    /// use fleet::DistributedStrategy;
+    /// let net = Net::new();
+    /// let ids = net.data("ids", [-1, 26], DType::I64);
+    /// let rows = ids.sparse_embedding([1_000_000, 16]);
+    /// let loss = rows.flatten(1).fc(1).mean();
+    /// let strategy = DistributedStrategy::new().with_a_sync(true);
+    /// let place = Place { worker: 0, worker_count: 2, server_count: 3, half_async: false };
+    /// let job = ServerJob::minimize(&net, loss, &Adagrad::new(0.1).into(), None, &strategy, place)?;
+    /// assert_eq!(job.tables.tables.len(), 2);
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn minimize(
+        net: &Net,
+        loss: Var<'_>,
+        optimizer: &OptimizerDesc,
+        sparse: Option<&OptimizerDesc>,
+        strategy: &DistributedStrategy,
+        place: Place,
+    ) -> Result<ServerJob> {
+        let loss = loss.id();
+        let plan = net.rewrite_with(|programs, registry| {
+            use fleet_strategy::servers::minimize;
+            minimize(programs, registry, loss, optimizer, sparse, strategy, place)
+        })?;
+        let tables = describe::job_tables(&plan, place)?;
+        Ok(ServerJob { plan, strategy: strategy.clone(), tables, place })
+    }
+}

@@ -1,0 +1,139 @@
+//! A communicator as the tables that ops talk to.
+
+use fleet_base::{Error, Result};
+use fleet_ops::{LookUp, Lookup, PushRows, Tables};
+use fleet_ps::{Communicator, GeoCommunicator, PullMode, Servers, SparseGrads};
+use std::sync::Arc;
+
+/// The ops' side of a worker's traffic.
+pub(super) enum Traffic {
+    Pushes(Communicator),
+    Geo(GeoCommunicator),
+}
+
+impl Traffic {
+    pub fn servers(&self) -> &Arc<dyn Servers> {
+        match self {
+            Traffic::Pushes(communicator) => communicator.servers(),
+            Traffic::Geo(geo) => geo.servers(),
+        }
+    }
+
+    fn pushes(&self) -> Result<&Communicator> {
+        match self {
+            Traffic::Pushes(communicator) => Ok(communicator),
+            Traffic::Geo(_) => Err(wrong("GEO", "one of another mode")),
+        }
+    }
+
+    fn geo(&self) -> Result<&GeoCommunicator> {
+        match self {
+            Traffic::Geo(geo) => Ok(geo),
+            Traffic::Pushes(_) => Err(wrong("a mode with pushes", "one of GEO")),
+        }
+    }
+}
+
+fn wrong(expected: &str, got: &str) -> Error {
+    Error::invalid("the program was written for another mode of parameter servers")
+        .expected(format!("a program of {expected}"))
+        .got(got)
+}
+
+/// Ids as tables know them, without the one whose row is zero.
+pub(super) fn wanted<'a>(parts: impl Iterator<Item = &'a [i64]>, padding: Option<i64>) -> Vec<u64> {
+    let mut ids = Vec::new();
+    for part in parts {
+        match padding {
+            None => ids.extend(part.iter().map(|id| *id as u64)),
+            Some(padding) => {
+                ids.extend(part.iter().filter(|id| **id != padding).map(|id| *id as u64));
+            }
+        }
+    }
+    ids
+}
+
+impl Tables for Traffic {
+    fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
+        let ids = wanted(lookups.iter().map(|it| it.ids), how.padding);
+        let mode = if how.is_training { PullMode::Train } else { PullMode::Infer };
+        let communicator = self.pushes()?;
+        if let [only] = lookups
+            && ids.len() == only.ids.len()
+        {
+            return communicator.look_up(table, &ids, only.rows, mode);
+        }
+        let mut rows = vec![0.0; ids.len() * how.width];
+        communicator.look_up(table, &ids, &mut rows, mode)?;
+        let mut came = rows.chunks_exact(how.width);
+        for lookup in lookups {
+            for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_exact_mut(how.width)) {
+                match Some(*id) == how.padding {
+                    true => row.fill(0.0),
+                    false => row.copy_from_slice(came.next().unwrap_or_default()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push_sparse(&self, table: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
+        let mut all = SparseGrads::default();
+        for push in pushes {
+            let per_id = |values: &[f32], at: usize| match values.len() {
+                0 => 0.0,
+                len => values[at * len / push.ids.len().max(1)],
+            };
+            if push.padding.is_none() && push.shows.is_none() && push.clicks.is_none() {
+                all.ids.extend(push.ids.iter().map(|id| *id as u64));
+                all.grads.extend_from_slice(push.grads);
+                continue;
+            }
+            for (at, (id, grad)) in push.ids.iter().zip(push.grads.chunks_exact(width)).enumerate()
+            {
+                if Some(*id) == push.padding {
+                    continue;
+                }
+                all.ids.push(*id as u64);
+                all.grads.extend_from_slice(grad);
+                all.shows.extend(push.shows.map(|shows| per_id(shows, at)));
+                all.clicks.extend(push.clicks.map(|clicks| per_id(clicks, at)));
+            }
+        }
+        self.pushes()?.push_sparse(table, all)
+    }
+
+    fn send_dense(&self, table: u32, parts: &[&[f32]]) -> Result<()> {
+        self.pushes()?.push_dense(table, parts.concat())
+    }
+
+    fn recv_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
+        let len = parts.iter().map(|part| part.len()).sum();
+        let mut values = vec![0.0; len];
+        self.pushes()?.dense(table, &mut values)?;
+        let mut rest = values.as_slice();
+        for part in parts {
+            let (mine, others) = rest.split_at(part.len());
+            part.copy_from_slice(mine);
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn send_barrier(&self) -> Result<()> {
+        self.pushes()?.sent()
+    }
+
+    fn fetch_barrier(&self) -> Result<()> {
+        self.pushes()?.received()
+    }
+
+    fn touch(&self, table: u32, ids: &[i64]) -> Result<()> {
+        self.geo()?.touch(table, ids)
+    }
+
+    fn exchange(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
+        self.geo()?.step(table, parts, width)
+    }
+}

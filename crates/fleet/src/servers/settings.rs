@@ -1,0 +1,77 @@
+//! The knobs of a worker's traffic: from the strategy and the environment.
+
+use fleet_base::{Error, Result};
+use fleet_ps::CommunicatorOptions;
+use fleet_strategy::DistributedStrategy;
+use fleet_topology::{Env, names};
+
+/// What is assigned in `a_sync_configs`, else the `FLAGS_communicator_*` variable, else `CPU_NUM` where
+/// the documents say so, else the documented default.
+///
+/// ```
+/// use fleet::servers::communicator_options;
+/// use fleet::{DistributedStrategy, strategy::AsyncConfig, topology::Env};
+/// let env = Env::from([("CPU_NUM", "4"), ("FLAGS_communicator_send_wait_times", "7")]);
+/// let config = AsyncConfig::default().with_send_queue_size(32);
+/// let strategy = DistributedStrategy::new().with_a_sync_configs(config);
+/// let options = communicator_options(&strategy, &env)?;
+/// assert_eq!((options.merge_count_max, options.queue_len_max, options.wait_count_max), (4, 32, 7));
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn communicator_options(
+    strategy: &DistributedStrategy,
+    env: &Env,
+) -> Result<CommunicatorOptions> {
+    let config = strategy.a_sync_configs();
+    let cores = env.number::<usize>(names::CPU_NUM)?;
+    let pick = |given: Option<i32>, flag: &str, by_cores: bool, default: i32| -> Result<usize> {
+        if let Some(given) = given {
+            return usize::try_from(given)
+                .map_err(|_| Error::invalid("a number of a_sync_configs is negative").got(given));
+        }
+        let flag = env.number::<usize>(flag)?;
+        let cores = cores.filter(|_| by_cores);
+        Ok(flag.or(cores).unwrap_or(default.max(0) as usize))
+    };
+    let receives_apart = match config.independent_recv_thread {
+        Some(given) => given,
+        None => {
+            let flag = env.switch(names::FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD)?;
+            flag.unwrap_or(config.independent_recv_thread())
+        }
+    };
+    Ok(CommunicatorOptions {
+        merge_count_max: pick(
+            config.max_merge_var_num,
+            names::FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM,
+            true,
+            config.max_merge_var_num(),
+        )?,
+        queue_len_max: pick(
+            config.send_queue_size,
+            names::FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE,
+            true,
+            config.send_queue_size(),
+        )?,
+        wait_count_max: pick(
+            config.send_wait_times,
+            names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES,
+            false,
+            config.send_wait_times(),
+        )?,
+        thread_count: pick(
+            config.thread_pool_size,
+            names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE,
+            false,
+            config.thread_pool_size(),
+        )?,
+        receives_apart,
+        sends_before_receive: pick(
+            config.min_send_grad_num_before_recv,
+            names::FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV,
+            true,
+            config.min_send_grad_num_before_recv(),
+        )?,
+        averages: !env.switch(names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER)?.unwrap_or(true),
+    })
+}

@@ -1,0 +1,274 @@
+//! A worker of a job with parameter servers: a session, and its traffic.
+
+use super::ServerJob;
+use super::describe::rates;
+use super::port::{Traffic, wanted};
+use crate::{Session, exec_options};
+use fleet_base::{Error, Result};
+use fleet_exec::{ExecOptions, Executor};
+use fleet_nn::Programs;
+use fleet_ops::Services;
+use fleet_ps::{
+    Arrival, Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats,
+    GeoCommunicator, Servers,
+};
+use fleet_strategy::servers::Exchange;
+use fleet_tensor::Tensor;
+use std::sync::Arc;
+
+/// What a worker's traffic was like.
+pub type WorkerStats = CommunicatorStats;
+
+/// A worker: its session runs steps, its traffic goes on beside them.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::servers::{Place, ServerJob, Worker};
+/// use fleet::DistributedStrategy;
+/// use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
+/// use std::sync::Arc;
+///
+/// let net = Net::new();
+/// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
+/// let rows = ids.sparse_embedding([1000, 8]);
+/// let loss = rows.flatten(1).fc(1).mse_loss(y, Reduction::Mean);
+/// let (strategy, optimizer) = (DistributedStrategy::new(), Adagrad::new(0.1).into());
+/// let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
+/// let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place)?;
+///
+/// let servers = ServerTables::all(&job.tables)?;
+/// let servers = Arc::new(LocalServers::new(&servers, 0)?);
+/// let options = CommunicatorOptions::default();
+/// let mut worker =
+///     Worker::start(servers, net.build()?, &job, ExecOptions::default(), options)?;
+/// let ids = Tensor::from_slice(&[7i64, 900, 7, 3], [2, 2])?;
+/// let y = Tensor::from_slice(&[1.0f32, -1.0], [2, 1])?;
+/// for _ in 0..200 {
+///     worker.run(&[("ids", &ids), ("y", &y)], &[])?;
+/// }
+/// let out = worker.run(&[("ids", &ids), ("y", &y)], &[&loss.name()])?;
+/// assert!(out[0].item::<f32>()? < 0.05);
+/// worker.stop()?;
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub struct Worker {
+    pub session: Session,
+    traffic: Arc<Traffic>,
+    job: ServerJob,
+    stopped: bool,
+}
+
+impl Worker {
+    /// Runs the startup program, brings the parameters of worker 0 to the servers and takes them from
+    /// there, with all workers, and starts the traffic.
+    pub fn start(
+        servers: Arc<dyn Servers>,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+        traffic: CommunicatorOptions,
+    ) -> Result<Worker> {
+        if *servers.tables() != job.tables {
+            return Err(Error::invalid("the servers hold other tables than the program uses")
+                .help("servers and workers must be given the same network and strategy"));
+        }
+        let options = exec_options(&job.strategy, options);
+        let mut session = Session::with_executor(programs, Executor::new(options))?;
+        let traffic = match job.plan.exchange {
+            Exchange::Geo { k_steps } => {
+                let geo = GeoCommunicator::start(servers, k_steps)?;
+                meet_geo(&geo, job, &mut session)?;
+                Traffic::Geo(geo)
+            }
+            exchange => {
+                meet(&*servers, job, &mut session)?;
+                let mode = match exchange {
+                    Exchange::Sync => CommunicatorMode::Sync,
+                    Exchange::HalfAsync => CommunicatorMode::HalfAsync,
+                    Exchange::Async | Exchange::Geo { .. } => CommunicatorMode::Async,
+                };
+                let every = job.strategy.a_sync_configs().lr_decay_steps();
+                let rates = rates(&job.plan, every.max(1) as u32);
+                Traffic::Pushes(Communicator::start(servers, mode, traffic, rates)?)
+            }
+        };
+        let traffic = Arc::new(traffic);
+        let services = Services::none().with_tables(traffic.clone());
+        Ok(Worker {
+            session: session.with_services(services),
+            traffic,
+            job: job.clone(),
+            stopped: false,
+        })
+    }
+
+    pub fn job(&self) -> &ServerJob {
+        &self.job
+    }
+
+    /// The servers, for what programs do not ask.
+    pub fn servers(&self) -> &Arc<dyn Servers> {
+        self.traffic.servers()
+    }
+
+    /// A training step.
+    pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
+        let out = self.session.run(feed, fetch)?;
+        if let (Exchange::Async, Traffic::Pushes(communicator)) =
+            (self.job.plan.exchange, &*self.traffic)
+        {
+            // No op of the program says so: nobody waits for the end of a step.
+            communicator.sent()?;
+        }
+        Ok(out)
+    }
+
+    /// The forward part; ids that nobody knows read as they would start, and get no row.
+    pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
+        self.session.evaluate(feed, fetch)
+    }
+
+    /// Says what the next step will be fed, before this one runs: its rows are asked for while this one
+    /// computes (in the modes that wait for nobody), or as soon as it has ended. A step that is fed
+    /// something else is right all the same.
+    pub fn look_ahead(&self, next: &[(&str, &Tensor)]) -> Result<()> {
+        let Traffic::Pushes(communicator) = &*self.traffic else { return Ok(()) };
+        for lookup in self.job.plan.lookups.iter().filter(|lookup| lookup.is_fed) {
+            let mut parts = Vec::new();
+            for name in &lookup.ids {
+                match next.iter().find(|(fed, _)| fed == name) {
+                    Some((_, tensor)) => parts.push(tensor.as_slice::<i64>()?),
+                    None => break,
+                }
+            }
+            if parts.len() == lookup.ids.len() {
+                let ids = wanted(parts.into_iter(), lookup.padding);
+                communicator.look_ahead(lookup.table_id, ids, lookup.width);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns when all workers that have not stopped have called it.
+    pub fn barrier(&self) -> Result<()> {
+        self.servers().arrive(Arrival::Received)
+    }
+
+    /// Waits until what this worker has sent is applied, and takes the newest parameters.
+    pub fn flush(&mut self) -> Result<()> {
+        match &*self.traffic {
+            Traffic::Pushes(communicator) => {
+                communicator.flush()?;
+                pull(&**communicator.servers(), &self.job, &mut self.session)
+            }
+            Traffic::Geo(geo) => end_geo(geo, &self.job, &mut self.session),
+        }
+    }
+
+    pub fn stats(&self) -> WorkerStats {
+        match &*self.traffic {
+            Traffic::Pushes(communicator) => communicator.stats(),
+            Traffic::Geo(geo) => geo.stats(),
+        }
+    }
+
+    /// Sends what is left and says goodbye; the last worker stops the servers. The session keeps the
+    /// parameters.
+    pub fn stop(&mut self) -> Result<()> {
+        if self.stopped {
+            return Ok(());
+        }
+        self.flush()?;
+        self.stopped = true;
+        let servers = self.servers();
+        if servers.finish()? {
+            servers.stop()?;
+        }
+        Ok(())
+    }
+}
+
+/// The parameters of a dense table, from the scope.
+fn gather(session: &Session, params: &[(String, usize)]) -> Result<Vec<f32>> {
+    let mut all = Vec::new();
+    for (name, _) in params {
+        all.extend_from_slice(session.scope.tensor(name)?.as_slice::<f32>()?);
+    }
+    Ok(all)
+}
+
+fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) -> Result<()> {
+    let mut rest = values;
+    for (name, len) in params {
+        let (own, others) = rest.split_at((*len).min(rest.len()));
+        let shape = *session.scope.tensor(name)?.shape();
+        session.scope.assign(name, &Tensor::from_slice(own, shape)?)?;
+        rest = others;
+    }
+    Ok(())
+}
+
+/// Worker 0 brings the parameters; all take them.
+fn meet(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
+    servers.arrive(Arrival::Received)?;
+    if servers.worker() == 0 {
+        for table in &job.plan.tables.dense {
+            servers.set_dense(table.table_id, &gather(session, &table.params)?)?;
+        }
+    }
+    servers.arrive(Arrival::Received)?;
+    pull(servers, job, session)?;
+    servers.arrive(Arrival::Received)
+}
+
+fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
+    for table in &job.plan.tables.dense {
+        let mut values = vec![0.0; table.len];
+        servers.pull_dense(table.table_id, &mut values)?;
+        scatter(session, &table.params, &values)?;
+    }
+    Ok(())
+}
+
+/// A worker's own copies of all tables: (table, parameters, numbers of a row).
+type Copies = Vec<(u32, Vec<(String, usize)>, Option<usize>)>;
+
+fn copies(job: &ServerJob) -> Copies {
+    let tables = &job.plan.tables;
+    let sparse = tables.sparse.iter().map(|table| {
+        let len = table.rows as usize * table.width;
+        (table.table_id, vec![(table.name.clone(), len)], Some(table.width))
+    });
+    let dense = tables.dense.iter().map(|table| (table.table_id, table.params.clone(), None));
+    sparse.chain(dense).collect()
+}
+
+fn meet_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
+    let servers = geo.servers();
+    servers.arrive(Arrival::Received)?;
+    if servers.worker() == 0 {
+        for (table, params, width) in copies(job) {
+            geo.fill(table, &[&gather(session, &params)?], width)?;
+        }
+    }
+    servers.arrive(Arrival::Received)?;
+    for (table, params, width) in copies(job) {
+        let mut values = gather(session, &params)?;
+        if servers.worker() != 0 {
+            // The rows come as news on top of what is remembered.
+            values.fill(0.0);
+        }
+        geo.begin(table, &mut [&mut values], width)?;
+        scatter(session, &params, &values)?;
+    }
+    servers.arrive(Arrival::Received)
+}
+
+fn end_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
+    for (table, params, width) in copies(job) {
+        let mut values = gather(session, &params)?;
+        geo.end(table, &mut [&mut values], width)?;
+        scatter(session, &params, &values)?;
+    }
+    Ok(())
+}

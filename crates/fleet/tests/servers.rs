@@ -1,0 +1,360 @@
+//! Training with parameter servers, workers and servers in this process: synchronous training is that of
+//! one process on the whole batch, and the other modes are what their formulas say.
+
+use fleet::DistributedStrategy;
+use fleet::nn::optimizer::OptimizerDesc;
+use fleet::prelude::*;
+use fleet::ps::{CommunicatorOptions, LocalServers, PullMode, ServerTables};
+use fleet::rng::Sequence;
+use fleet::servers::{Exchange, Place, ServerJob, Worker};
+use std::sync::Arc;
+
+const ROWS: i64 = 40;
+const DIM: i64 = 4;
+/// Samples of one worker's batch.
+const BATCH: usize = 6;
+const IDS: usize = 3;
+
+struct Model {
+    net: Net,
+    loss: String,
+}
+
+/// Two lookups of one table and numbers beside them, which end in one number.
+fn network() -> Net {
+    Net::new()
+}
+
+fn build(net: &Net) -> fleet::nn::Var<'_> {
+    let ids = net.data("ids", [-1, IDS as i64], DType::I64);
+    let more = net.data("more", [-1, 1], DType::I64);
+    let x = net.data("x", [-1, 2], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let table = || {
+        let attr = ParamAttr::from("table").init(Init::Constant(0.25));
+        Embedding::new(ROWS, DIM).sparse().weight(attr)
+    };
+    let rows = ids.embedding(table()).flatten(1);
+    let row = more.embedding(table().padding_idx(0)).flatten(1);
+    let hidden = net.concat(&[rows, row, x], 1).fc(Fc::new(5).act(Act::Tanh));
+    hidden.fc(1).mse_loss(y, Reduction::Mean)
+}
+
+fn model(minimize: impl FnOnce(&Net, fleet::nn::Var<'_>)) -> Model {
+    let net = network();
+    let loss = build(&net);
+    let name = loss.name();
+    minimize(&net, loss);
+    Model { net, loss: name }
+}
+
+/// The samples of a step: those of all workers, one after another.
+struct Samples {
+    ids: Vec<i64>,
+    more: Vec<i64>,
+    x: Vec<f32>,
+    y: Vec<f32>,
+}
+
+fn samples(step: u64, count: usize) -> Samples {
+    let mut rng = Sequence::new(7, step);
+    let ids = (0..count * IDS).map(|_| rng.below(ROWS as u64) as i64).collect();
+    let more = (0..count).map(|_| rng.below(4) as i64).collect();
+    let mut number = || rng.below(2001) as f32 / 1000.0 - 1.0;
+    let x = (0..count * 2).map(|_| number()).collect();
+    let y = (0..count).map(|_| number()).collect();
+    Samples { ids, more, x, y }
+}
+
+impl Samples {
+    fn part(&self, range: std::ops::Range<usize>) -> [(&'static str, Tensor); 4] {
+        let count = range.len() as i64;
+        let cut = |per: usize| range.start * per..range.end * per;
+        [
+            ("ids", Tensor::from_slice(&self.ids[cut(IDS)], [count, IDS as i64]).unwrap()),
+            ("more", Tensor::from_slice(&self.more[range.clone()], [count, 1]).unwrap()),
+            ("x", Tensor::from_slice(&self.x[cut(2)], [count, 2]).unwrap()),
+            ("y", Tensor::from_slice(&self.y[range.clone()], [count, 1]).unwrap()),
+        ]
+    }
+}
+
+fn fed<'a>(part: &'a [(&'static str, Tensor); 4]) -> Vec<(&'static str, &'a Tensor)> {
+    part.iter().map(|(name, tensor)| (*name, tensor)).collect()
+}
+
+const PARAMS: [&str; 4] = ["fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0"];
+
+/// What training left: the parameters, and the table.
+#[derive(Debug, PartialEq)]
+struct Trained {
+    params: Vec<Vec<f32>>,
+    table: Vec<f32>,
+}
+
+fn alone(optimizer: &OptimizerDesc, steps: u64, count: usize) -> Trained {
+    let model = model(|net, loss| _ = net.minimize(loss, optimizer.clone()).unwrap());
+    let mut session = Session::new(model.net.build().unwrap(), ExecOptions::threads(1)).unwrap();
+    for step in 0..steps {
+        let part = samples(step, count).part(0..count);
+        session.run(&fed(&part), &[&model.loss]).unwrap();
+    }
+    let value =
+        |name: &str| session.scope.tensor(name).unwrap().as_slice::<f32>().unwrap().to_vec();
+    Trained { params: PARAMS.iter().map(|name| value(name)).collect(), table: value("table") }
+}
+
+#[derive(Clone)]
+struct Case {
+    optimizer: OptimizerDesc,
+    strategy: DistributedStrategy,
+    servers: usize,
+    workers: usize,
+    half_async: bool,
+    options: CommunicatorOptions,
+    looks_ahead: bool,
+}
+
+impl Case {
+    fn new(optimizer: impl Into<OptimizerDesc>, strategy: DistributedStrategy) -> Case {
+        Case {
+            optimizer: optimizer.into(),
+            strategy,
+            servers: 2,
+            workers: 2,
+            half_async: false,
+            options: CommunicatorOptions::default(),
+            looks_ahead: true,
+        }
+    }
+
+    /// Trains, every worker in a thread of its own; what each has in the end.
+    fn train(&self, steps: u64) -> Vec<Trained> {
+        let place = |worker| Place {
+            worker,
+            worker_count: self.workers,
+            server_count: self.servers,
+            half_async: self.half_async,
+        };
+        let job = |worker| {
+            let mut job = None;
+            let made = model(|net, loss| {
+                let place = place(worker);
+                let optimizer = &self.optimizer;
+                let made =
+                    ServerJob::minimize(net, loss, optimizer, None, &self.strategy, place).unwrap();
+                job = Some(made);
+            });
+            (made, job.unwrap())
+        };
+        let servers = ServerTables::all(&job(0).1.tables).unwrap();
+        std::thread::scope(|scope| {
+            let run = |worker| {
+                let (model, job) = job(worker);
+                let client = Arc::new(LocalServers::new(&servers, worker).unwrap());
+                let programs = model.net.build().unwrap();
+                let options = ExecOptions::threads(1);
+                let mut worker =
+                    Worker::start(client, programs, &job, options, self.options).unwrap();
+                self.run(&mut worker, &model.loss, steps)
+            };
+            let threads: Vec<_> =
+                (0..self.workers).map(|worker| scope.spawn(move || run(worker))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn run(&self, worker: &mut Worker, loss: &str, steps: u64) -> Trained {
+        let own = worker.job().place.worker;
+        let count = BATCH * self.workers;
+        let part = |step| samples(step, count).part(own * BATCH..(own + 1) * BATCH);
+        for step in 0..steps {
+            if self.looks_ahead {
+                worker.look_ahead(&fed(&part(step + 1))).unwrap();
+            }
+            worker.run(&fed(&part(step)), &[loss]).unwrap();
+        }
+        worker.flush().unwrap();
+        worker.barrier().unwrap();
+        worker.flush().unwrap();
+        let table = match worker.job().plan.exchange {
+            Exchange::Geo { .. } => scope_value(worker, "table"),
+            _ => {
+                let ids: Vec<u64> = (0..ROWS as u64).collect();
+                let mut rows = vec![0.0; (ROWS * DIM) as usize];
+                worker.servers().pull_sparse(0, &ids, &mut rows, PullMode::Train).unwrap();
+                rows
+            }
+        };
+        let params = PARAMS.iter().map(|name| scope_value(worker, name)).collect();
+        worker.stop().unwrap();
+        Trained { params, table }
+    }
+}
+
+fn scope_value(worker: &Worker, name: &str) -> Vec<f32> {
+    worker.session.scope.tensor(name).unwrap().as_slice::<f32>().unwrap().to_vec()
+}
+
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn check_near(got: &Trained, want: &Trained, limit: f32, what: &str) {
+    let params = got.params.iter().zip(&want.params).map(|(a, b)| difference(a, b));
+    let params = params.fold(0.0, f32::max);
+    let table = difference(&got.table, &want.table);
+    assert!(params < limit && table < limit, "{what}: parameters {params}, table {table}");
+}
+
+#[test]
+fn synchronous_workers_train_as_one_process_on_the_whole_batch() {
+    let optimizers: [(&str, OptimizerDesc); 3] = [
+        ("sgd", Sgd::new(0.1).into()),
+        ("momentum", Momentum::new(0.05, 0.9).into()),
+        ("adagrad", Adagrad::new(0.1).initial_accumulator_value(0.1).into()),
+    ];
+    for (name, optimizer) in optimizers {
+        for (servers, workers) in [(1, 1), (2, 2), (3, 3), (1, 4)] {
+            let want = alone(&optimizer, 12, BATCH * workers);
+            let strategy = DistributedStrategy::new().with_a_sync(false);
+            let case = Case { servers, workers, ..Case::new(optimizer.clone(), strategy) };
+            for got in case.train(12) {
+                check_near(
+                    &got,
+                    &want,
+                    2e-6,
+                    &format!("{name}, {servers} servers, {workers} workers"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn schedules_run_on_the_servers() {
+    let rate = LrSchedule::exponential(0.2, 0.8);
+    let optimizer: OptimizerDesc = Sgd::new(rate).into();
+    let want = alone(&optimizer, 8, BATCH * 2);
+    let case = Case::new(optimizer, DistributedStrategy::new());
+    case.train(8).iter().for_each(|got| check_near(got, &want, 2e-6, "sync with a schedule"));
+}
+
+#[test]
+fn gradients_are_clipped_and_decayed_before_they_are_sent() {
+    let optimizer: OptimizerDesc =
+        Sgd::new(0.1).weight_decay(fleet::nn::Regularizer::L2(0.1)).into();
+    let rows: OptimizerDesc = Sgd::new(0.1).into();
+    let net = network();
+    let loss = build(&net);
+    let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
+    let strategy = DistributedStrategy::new();
+    let error = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap_err();
+    assert!(error.to_string().contains("'table' cannot decay"), "{error}");
+
+    let net = network();
+    let loss = build(&net);
+    let job = ServerJob::minimize(&net, loss, &optimizer, Some(&rows), &strategy, place).unwrap();
+    let name = loss.name();
+    let servers = ServerTables::all(&job.tables).unwrap();
+    let client = Arc::new(LocalServers::new(&servers, 0).unwrap());
+    let options = CommunicatorOptions::default();
+    let programs = net.build().unwrap();
+    let mut worker =
+        Worker::start(client, programs, &job, ExecOptions::threads(1), options).unwrap();
+
+    let net = network();
+    let loss = build(&net);
+    let (table, rest) = net.backward(loss).unwrap().partition(|name| name == "table");
+    net.apply_gradients(rows, table).unwrap();
+    net.apply_gradients(optimizer, rest).unwrap();
+    let mut session = Session::new(net.build().unwrap(), ExecOptions::threads(1)).unwrap();
+    for step in 0..6 {
+        let part = samples(step, BATCH).part(0..BATCH);
+        let a = worker.run(&fed(&part), &[&name]).unwrap()[0].item::<f32>().unwrap();
+        let b = session.run(&fed(&part), &[&name]).unwrap()[0].item::<f32>().unwrap();
+        assert!((a - b).abs() < 1e-6, "step {step}: {a} and {b}");
+    }
+    worker.stop().unwrap();
+}
+
+/// With one worker nobody else changes anything, and half-async is sync.
+#[test]
+fn half_asynchronous_alone_is_synchronous() {
+    let optimizer: OptimizerDesc = Momentum::new(0.05, 0.9).into();
+    let want = alone(&optimizer, 10, BATCH);
+    let strategy = DistributedStrategy::new().with_a_sync(false);
+    let case = Case { workers: 1, half_async: true, ..Case::new(optimizer, strategy) };
+    check_near(&case.train(10)[0], &want, 2e-6, "half-async");
+}
+
+/// With sgd sums do not depend on their order, so what asynchronous workers have pushed is what they
+/// have trained, whatever came when: gradients of constants are the same in any order.
+#[test]
+fn asynchronous_workers_lose_nothing() {
+    for options in [
+        CommunicatorOptions::default(),
+        CommunicatorOptions { merge_count_max: 4, thread_count: 3, ..Default::default() },
+        CommunicatorOptions { receives_apart: true, queue_len_max: 1, ..Default::default() },
+    ] {
+        let strategy = DistributedStrategy::new().with_a_sync(true);
+        let net = Net::new();
+        let ids = net.data("ids", [-1, 1], DType::I64);
+        let x = net.data("x", [-1, 1], DType::F32);
+        let attr = ParamAttr::from("table").init(Init::Constant(0.0));
+        let rows = ids.embedding(Embedding::new(10, 1).sparse().weight(attr));
+        let loss = (rows.flatten(1) + x.fc(Fc::new(1))).sum();
+        let optimizer: OptimizerDesc = Sgd::new(0.5).into();
+        let place = Place { worker: 0, worker_count: 2, server_count: 2, half_async: false };
+        let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap();
+        let servers = &ServerTables::all(&job.tables).unwrap();
+        let programs = net.build().unwrap();
+        let bias = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..2)
+                .map(|worker| {
+                    let (job, programs) = (&job, programs.clone());
+                    scope.spawn(move || {
+                        let client = Arc::new(LocalServers::new(servers, worker).unwrap());
+                        let exec = ExecOptions::threads(1);
+                        let mut worker =
+                            Worker::start(client, programs, job, exec, options).unwrap();
+                        let ids = Tensor::from_slice(&[3i64, 3, 8], [3, 1]).unwrap();
+                        let x = Tensor::from_slice(&[0.0f32; 3], [3, 1]).unwrap();
+                        for _ in 0..20 {
+                            worker.run(&[("ids", &ids), ("x", &x)], &[]).unwrap();
+                        }
+                        worker.flush().unwrap();
+                        worker.barrier().unwrap();
+                        worker.flush().unwrap();
+                        let mut rows = [0.0; 2];
+                        worker
+                            .servers()
+                            .pull_sparse(0, &[3, 8], &mut rows, PullMode::Infer)
+                            .unwrap();
+                        let bias = scope_value(&worker, "fc_0.b_0")[0];
+                        let stats = worker.stats();
+                        assert_eq!((stats.step_count, stats.gradient_count), (20, 40));
+                        worker.stop().unwrap();
+                        (rows, bias)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        // 2 workers, 20 steps, gradient 1 for each time an id was seen.
+        assert_eq!(bias, [([-40.0, -20.0], -60.0); 2], "{options:?}");
+    }
+}
+
+/// One worker's GEO: what it changed comes to the servers whole.
+#[test]
+fn geo_alone_is_local_training() {
+    let optimizer: OptimizerDesc = Sgd::new(0.1).into();
+    let want = alone(&optimizer, 9, BATCH);
+    for k_steps in [1, 4] {
+        let strategy = DistributedStrategy::new().use_geo(k_steps);
+        let case = Case { workers: 1, ..Case::new(optimizer.clone(), strategy) };
+        check_near(&case.train(9)[0], &want, 2e-6, "geo");
+    }
+}
