@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     if args.first().is_some_and(|first| first == BUILTINS.argument) {
         // The hidden argument takes the place of the program's name.
         let command = DemoCommand::parse_from(args);
-        return Output::run(|out| demo::run(&command.demo, &Fleet::collective()?, out));
+        return Output::run(|out| demo::run(&command.demo, &Fleet::from_env()?, out));
     }
     ExitCode::from(fleet_launch::main(args, &Env::process(), &BUILTINS))
 }

@@ -71,7 +71,7 @@ impl Job {
 
     fn run(self, begun: Instant) -> Result<u8> {
         if self.program.is_builtin {
-            refuse_builtin_with_servers(&self.options)?;
+            refuse_builtin_with_heter(&self.options)?;
         }
         let mut ports = SystemPorts::new(self.options.start_port);
         let members = several::members(&self.options, &self.env, &self.machine, &mut ports)?;
@@ -351,15 +351,13 @@ fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &s
     )
 }
 
-/// Demos have nothing to do for servers until they are connected to them.
-fn refuse_builtin_with_servers(options: &Options) -> Result<()> {
-    if options.mode == Mode::Collective {
+/// No built-in job has a part for heterogeneous workers.
+fn refuse_builtin_with_heter(options: &Options) -> Result<()> {
+    if options.mode != Mode::PsHeter {
         return Ok(());
     }
-    let (servers, workers) = (options.ps.servers.len(), options.ps.workers.len());
-    Err(Error::unsupported("built-in jobs do not train with parameter servers yet")
-        .expected("workers alone: fleetrun --nproc_per_node N demo:NAME")
-        .got(format!("{} and {}", counted(Role::Server, servers), counted(Role::Worker, workers))))
+    Err(Error::unsupported("built-in jobs have no part for heterogeneous workers")
+        .expected("servers and workers: fleetrun --server_num N --worker_num M demo:wide_deep"))
 }
 
 /// Signals arrive as events, from a thread of their own.

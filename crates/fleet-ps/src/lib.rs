@@ -25,7 +25,6 @@ mod stats;
 mod sync;
 
 pub use client::{Client, LocalServers, RemoteOptions, RemoteServers};
-pub use client::{Client, LocalServers};
 pub use communicator::{
     Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats, GeoCommunicator,
     POLL_SPAN, RateOf, Rates, SparseGrads,

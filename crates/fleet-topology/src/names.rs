@@ -9,6 +9,8 @@ pub enum Reader {
     RoleMaker,
     /// `fleetrun`.
     Launcher,
+    /// A worker of parameter servers, for its traffic.
+    Worker,
     /// It is written for users' scripts.
     Script,
     /// Nobody yet: a documented name whose part of Fleet is not there.
@@ -361,50 +363,50 @@ pub const VARIABLES: &[Variable] = &[
         CPU_NUM,
         "",
         "Threads of a process; by default as many as the machine has cores",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
     row(
         FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM,
         "CPU_NUM, else 1",
         "Gradients merged into one push",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
     row(
         FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE,
         "CPU_NUM, else 1",
         "Length of the queue of gradients per variable",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
     row(
         FLAGS_COMMUNICATOR_SEND_WAIT_TIMES,
         "5",
         "Empty looks into the queue before what is there is sent",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
-    row(FLAGS_COMMUNICATOR_THREAD_POOL_SIZE, "5", "Threads that send", &[Reader::Nobody]),
+    row(FLAGS_COMMUNICATOR_THREAD_POOL_SIZE, "5", "Threads that send", &[Reader::Worker]),
     row(
         FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD,
         "1",
         "Parameters are fetched by a thread of their own",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
     row(
         FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV,
         "CPU_NUM",
         "Gradients sent between two fetches of parameters",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
     row(
         FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER,
         "1",
         "The optimizer is plain SGD, so that updates may be merged",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
     row(
         FLAGS_RPC_DEADLINE,
         "",
         "Milliseconds after which a call to a server has failed",
-        &[Reader::Nobody],
+        &[Reader::Worker],
     ),
     // Written by strategies, for scripts that look.
     row(

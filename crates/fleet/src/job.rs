@@ -8,6 +8,7 @@
 //! all others, which says who it was and what was waiting.
 
 use crate::rings::GroupRing;
+use crate::servers::{Place, ServerJob};
 use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, ReduceOp, World};
@@ -20,7 +21,7 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Services;
 use fleet_strategy::{DistributedStrategy, Plan, Ranks, RingSpec};
-use fleet_topology::{Env, Topology};
+use fleet_topology::{Env, Mode, Topology};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -85,6 +86,8 @@ impl Fleet {
     pub fn init(topology: Topology) -> Result<Fleet> {
         let link = match topology.worker_num() {
             1 => None,
+            // These meet at their servers.
+            _ if topology.mode() == Mode::ParameterServer => None,
             _ => Some(Link::connect(&topology).map_err(|error| {
                 error.at(format!("rank {} of {}", topology.rank(), topology.worker_num()))
             })?),
@@ -110,7 +113,18 @@ impl Fleet {
 
     /// Returns when all workers have called it.
     pub fn barrier_worker(&self) -> Result<()> {
-        self.link.as_ref().map_or(Ok(()), |link| link.everyone.barrier("barrier_worker"))
+        self.group()?.map_or(Ok(()), |link| link.everyone.barrier("barrier_worker"))
+    }
+
+    /// The way to the other workers; none for a worker alone.
+    fn group(&self) -> Result<Option<&Link>> {
+        if self.link.is_none() && self.worker_num() > 1 {
+            return Err(Error::unsupported(
+                "workers of parameter servers have no group of their own",
+            )
+            .help("they meet at the servers: Worker::barrier"));
+        }
+        Ok(self.link.as_ref())
     }
 
     pub fn util(&self) -> Util<'_> {
@@ -126,6 +140,8 @@ impl Fleet {
         DistributedOptimizer {
             fleet: self,
             optimizer: optimizer.into(),
+            rows: None,
+            half_async: false,
             strategy: strategy.clone(),
         }
     }
@@ -346,10 +362,40 @@ impl Drop for Link {
 pub struct DistributedOptimizer<'f> {
     fleet: &'f Fleet,
     optimizer: OptimizerDesc,
+    /// What updates rows on parameter servers, where it is another.
+    rows: Option<OptimizerDesc>,
+    half_async: bool,
     strategy: DistributedStrategy,
 }
 
 impl DistributedOptimizer<'_> {
+    /// On parameter servers, rows of tables are updated by this one.
+    pub fn rows(mut self, optimizer: impl Into<OptimizerDesc>) -> Self {
+        self.rows = Some(optimizer.into());
+        self
+    }
+
+    /// On parameter servers and without `a_sync`: workers do not wait for each other.
+    pub fn half_async(mut self, on: bool) -> Self {
+        self.half_async = on;
+        self
+    }
+
+    /// Makes the network one that trains with parameter servers: `Fleet::init_worker` runs it, and
+    /// `Fleet::init_server` holds its tables.
+    #[track_caller]
+    pub fn minimize_on_servers(&self, net: &Net, loss: Var<'_>) -> Result<ServerJob> {
+        let place = Place { half_async: self.half_async, ..self.fleet.place()? };
+        let (optimizer, rows) = (&self.optimizer, self.rows.as_ref());
+        let job = ServerJob::minimize(net, loss, optimizer, rows, &self.strategy, place)?;
+        if self.fleet.is_first_worker() && !self.fleet.topology().is_non_distributed() {
+            let (workers, servers) = (place.worker_count, place.server_count);
+            eprintln!("fleet: {workers} workers, {servers} servers, {}", job.plan.chain_text());
+            job.plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
+        }
+        Ok(job)
+    }
+
     /// Makes the network one that trains on all ranks: backward pass, communication, update.
     /// [`Fleet::session`] runs it.
     #[track_caller]
@@ -383,7 +429,7 @@ impl Util<'_> {
     /// Sums (or takes the maximum, ...) of every worker's numbers, on every worker.
     pub fn all_reduce(&self, input: &[f64], op: ReduceOp) -> Result<Vec<f64>> {
         let mut out = input.to_vec();
-        if let Some(link) = &self.0.link {
+        if let Some(link) = self.0.group()? {
             link.everyone.all_reduce("util.all_reduce", &mut out, op)?;
         }
         Ok(out)
@@ -391,7 +437,7 @@ impl Util<'_> {
 
     /// Every worker's numbers, in order of ranks.
     pub fn all_gather(&self, input: &[f64]) -> Result<Vec<Vec<f64>>> {
-        let Some(link) = &self.0.link else { return Ok(vec![input.to_vec()]) };
+        let Some(link) = self.0.group()? else { return Ok(vec![input.to_vec()]) };
         let mut all = vec![0.0; input.len() * self.0.worker_num()];
         link.everyone.all_gather("util.all_gather", input, &mut all)?;
         Ok(all.chunks(input.len().max(1)).map(<[f64]>::to_vec).collect())

@@ -237,7 +237,7 @@ fn schedules_run_on_the_servers() {
     let rate = LrSchedule::exponential(0.2, 0.8);
     let optimizer: OptimizerDesc = Sgd::new(rate).into();
     let want = alone(&optimizer, 8, BATCH * 2);
-    let case = Case::new(optimizer, DistributedStrategy::new());
+    let case = Case::new(optimizer, DistributedStrategy::new().with_a_sync(false));
     case.train(8).iter().for_each(|got| check_near(got, &want, 2e-6, "sync with a schedule"));
 }
 
@@ -249,7 +249,7 @@ fn gradients_are_clipped_and_decayed_before_they_are_sent() {
     let net = network();
     let loss = build(&net);
     let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
-    let strategy = DistributedStrategy::new();
+    let strategy = DistributedStrategy::new().with_a_sync(false);
     let error = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap_err();
     assert!(error.to_string().contains("'table' cannot decay"), "{error}");
 

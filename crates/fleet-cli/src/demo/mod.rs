@@ -10,6 +10,7 @@ mod lenet;
 mod producer;
 mod progress;
 mod resnet;
+mod servers;
 mod train;
 mod wide_deep;
 mod word2vec;
@@ -140,6 +141,9 @@ impl Size {
 
 /// Trains, as this worker's part of the job.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
+    if fleet.topology().mode() == fleet::topology::Mode::ParameterServer {
+        return servers::run(args, fleet, out);
+    }
     let strategy = args.strategy()?;
     let has_strategy = args.strategy.is_some();
     let size = Size { samples: args.samples, workers: fleet.worker_num(), has_strategy };

@@ -13,11 +13,11 @@ use std::time::Instant;
 /// What was done.
 pub struct Trained {
     /// By all workers, in this run.
-    samples: f64,
-    seconds: f64,
-    workers: usize,
+    pub samples: f64,
+    pub seconds: f64,
+    pub workers: usize,
     /// Samples that an earlier run had done.
-    before: f64,
+    pub before: f64,
 }
 
 impl Trained {

@@ -7,8 +7,8 @@ use fleet::prelude::*;
 use fleet_base::text;
 use std::sync::Arc;
 
-const BATCH: usize = 1024;
-const SAMPLES: u64 = 1_500_000;
+pub const BATCH: usize = 1024;
+pub const SAMPLES: u64 = 1_500_000;
 const TESTED: usize = 200_000;
 /// The learning rate of rows: a row is in few of a batch's samples, and its gradient small.
 const TABLE_RATE: f64 = 6.0;

@@ -71,11 +71,37 @@ fn a_demo_trains_by_a_strategy() {
     place.run("demo:lenet --strategy nothing.prototxt").check(1, &["nothing.prototxt"]);
 }
 
+/// Every mode of parameter servers, as real processes, through the same command as the documents'.
 #[test]
-fn what_is_not_there_yet_is_said() {
+fn a_demo_trains_on_parameter_servers() {
     let place = Place::new("demo_servers", "");
-    let said = place.run("--server_num=1 --worker_num=2 demo:wide_deep");
-    said.check(1, &["do not train with parameter servers yet", "1 server and 2 workers"]);
+    let write = |text: &str| std::fs::write(place.path("job.prototxt"), text).unwrap();
+    for (mode, strategy, servers, workers) in [
+        ("sync", "a_sync: false\na_sync_configs { k_steps: 0 }", 2, 2),
+        ("async", "a_sync: true\na_sync_configs { k_steps: 0 max_merge_var_num: 2 }", 1, 2),
+        ("geo", "a_sync: true\na_sync_configs { k_steps: 4 }", 3, 1),
+    ] {
+        write(strategy);
+        let said = place.run(&format!(
+            "--server_num={servers} --worker_num={workers} --log_overwrite demo:wide_deep \
+             --samples 8192 --strategy job.prototxt"
+        ));
+        said.check(0, &[]);
+        for part in [mode, "trained   8.19 k samples", "samples/s", "AUC", "traffic"] {
+            assert!(said.out.contains(part), "'{part}' of {mode} is not in:\n{}", said.out);
+        }
+        let log = place.read("log/serverlog.0");
+        assert!(log.contains("tables at 127.0.0.1:"), "{log}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let place = Place::new("demo_refused", "");
+    let said = place.run("--server_num=1 --worker_num=1 demo:lenet --samples 64");
+    assert_ne!(said.code, Some(0));
+    let log = place.read("log/workerlog.0");
+    assert!(log.contains("only demo:wide_deep has tables for parameter servers"), "{log}");
     place.run("demo:lenet --sample 3").check(2, &["--samples"]);
 }
 

@@ -1,1 +1,168 @@
+//! Communicators over servers of this process.
 
+use super::*;
+use crate::TableConfig;
+use crate::rule::Sgd;
+use crate::{Initializer, JobTables, LocalServers, NonFinite, Rule, ServerTables, SparseConfig};
+
+const DENSE: u32 = 1;
+const SPARSE: u32 = 0;
+
+fn job(workers: usize, geo: bool) -> JobTables {
+    let config = SparseConfig {
+        rule: Rule::Sgd(Sgd { lr: 1.0 }),
+        initializer: Initializer::Constant(0.0),
+        ..SparseConfig::plain(SPARSE, 1)
+    };
+    let rows = if geo { TableConfig::Geo(config) } else { TableConfig::Sparse(config) };
+    let dense = TableConfig::Dense {
+        table_id: DENSE,
+        len: 3,
+        rule: Rule::Sgd(Sgd { lr: 1.0 }),
+        non_finite: NonFinite::Refuse,
+    };
+    JobTables { server_count: 2, worker_count: workers, sync: false, tables: vec![rows, dense] }
+}
+
+fn workers(job: &JobTables) -> Vec<Arc<dyn Servers>> {
+    let servers = ServerTables::all(job).unwrap();
+    let worker =
+        |worker| -> Arc<dyn Servers> { Arc::new(LocalServers::new(&servers, worker).unwrap()) };
+    (0..job.worker_count).map(worker).collect()
+}
+
+fn asynchronous(options: CommunicatorOptions) -> Communicator {
+    let servers = workers(&job(1, false)).remove(0);
+    Communicator::start(servers, CommunicatorMode::Async, options, Rates::constant()).unwrap()
+}
+
+#[test]
+fn merged_gradients_are_summed_or_averaged() {
+    for (averages, want) in [(false, [-6.0, -4.0]), (true, [-2.0, -4.0 / 3.0])] {
+        let options = CommunicatorOptions {
+            merge_count_max: 3,
+            // Long enough for all three to be there on any machine, and not waited for.
+            wait_count_max: 10_000,
+            averages,
+            ..CommunicatorOptions::default()
+        };
+        let communicator = asynchronous(options);
+        for grad in [1.0, 2.0, 3.0] {
+            let grads = if grad == 2.0 { vec![2.0, 2.0] } else { vec![grad, 0.0] };
+            let grads = SparseGrads {
+                ids: vec![5, 6],
+                grads: if grad == 3.0 { vec![3.0, 2.0] } else { grads },
+                ..SparseGrads::default()
+            };
+            communicator.push_sparse(SPARSE, grads).unwrap();
+        }
+        communicator.flush().unwrap();
+        let mut rows = [0.0; 2];
+        communicator.look_up(SPARSE, &[5, 6], &mut rows, PullMode::Train).unwrap();
+        assert!((rows[0] - want[0]).abs() < 1e-6 && (rows[1] - want[1]).abs() < 1e-6, "{rows:?}");
+        let stats = communicator.stats();
+        assert_eq!(stats.gradient_count, 3);
+        assert!((1..=3).contains(&stats.push_count));
+    }
+}
+
+#[test]
+fn parameters_come_after_so_many_gradients_and_say_what_they_lack() {
+    let options = CommunicatorOptions { sends_before_receive: 4, ..CommunicatorOptions::default() };
+    let communicator = asynchronous(options);
+    let mut values = [9.0; 3];
+    for step in 1..=4 {
+        communicator.push_dense(DENSE, vec![1.0; 3]).unwrap();
+        communicator.flush().unwrap();
+        communicator.dense(DENSE, &mut values).unwrap();
+        assert_eq!(values, if step < 4 { [0.0; 3] } else { [-4.0; 3] });
+    }
+    let stats = communicator.stats();
+    assert_eq!((stats.read_count, stats.staleness_sum, stats.staleness_max), (4, 6, 3));
+    assert_eq!(stats.staleness_mean(), 1.5);
+}
+
+#[test]
+fn what_went_wrong_is_said_by_a_later_call() {
+    let communicator = asynchronous(CommunicatorOptions::default());
+    communicator.push_dense(DENSE, vec![f32::NAN; 3]).unwrap();
+    let error = communicator.flush().unwrap_err().to_string();
+    assert!(error.contains("dense table 1"), "{error}");
+    assert!(communicator.push_dense(DENSE, vec![1.0; 3]).is_err());
+}
+
+#[test]
+fn rows_that_were_asked_for_are_found_and_others_are_pulled() {
+    let communicator = asynchronous(CommunicatorOptions::default());
+    communicator.look_ahead(SPARSE, vec![1, 2], 1);
+    let mut rows = [1.0; 2];
+    communicator.look_up(SPARSE, &[2, 1], &mut rows, PullMode::Train).unwrap();
+    assert_eq!((rows, communicator.stats().looked_ahead), ([0.0; 2], 0));
+    communicator.look_ahead(SPARSE, vec![1, 2], 2);
+    for _ in 0..3 {
+        communicator.look_up(SPARSE, &[9, 8], &mut rows, PullMode::Infer).unwrap();
+    }
+}
+
+#[test]
+fn senseless_knobs_are_refused() {
+    let servers = workers(&job(1, false)).remove(0);
+    for (options, name) in [
+        (CommunicatorOptions { queue_len_max: 0, ..Default::default() }, "send_queue_size"),
+        (CommunicatorOptions { merge_count_max: 0, ..Default::default() }, "max_merge_var_num"),
+        (CommunicatorOptions { thread_count: 1000, ..Default::default() }, "thread_pool_size"),
+    ] {
+        let started = Communicator::start(
+            servers.clone(),
+            CommunicatorMode::Async,
+            options,
+            Rates::constant(),
+        );
+        let Err(error) = started else { panic!("{name} is taken") };
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    assert!(GeoCommunicator::start(servers, 0).is_err());
+}
+
+/// Two workers, one after the other, against the formulas: delta = (latest - old) / 2, old += delta;
+/// latest += new - old, old = new.
+#[test]
+fn geo_follows_its_formulas() {
+    let job = job(2, true);
+    let all = workers(&job);
+    let geo: Vec<GeoCommunicator> =
+        all.iter().map(|it| GeoCommunicator::start(it.clone(), 2).unwrap()).collect();
+    geo[0].fill(SPARSE, &[&[10.0, 20.0, 30.0]], Some(1)).unwrap();
+    geo[0].fill(DENSE, &[&[1.0], &[2.0, 3.0]], None).unwrap();
+    let mut rows = [vec![10.0, 20.0, 30.0], vec![0.0; 3]];
+    let mut dense = [vec![1.0, 2.0, 3.0], vec![0.0; 3]];
+    for worker in 0..2 {
+        geo[worker].begin(SPARSE, &mut [&mut rows[worker]], Some(1)).unwrap();
+        geo[worker].begin(DENSE, &mut [&mut dense[worker]], None).unwrap();
+    }
+    assert_eq!((&rows[1], &dense[1]), (&rows[0], &dense[0]));
+
+    let mut step = |worker: usize, id: usize, by: f32| {
+        geo[worker].touch(SPARSE, &[id as i64]).unwrap();
+        rows[worker][id] += by;
+        dense[worker][2] += by;
+        geo[worker].step(SPARSE, &mut [&mut rows[worker]], Some(1)).unwrap();
+        geo[worker].step(DENSE, &mut [&mut dense[worker]], None).unwrap();
+        geo[worker].flush().unwrap();
+        (rows[worker].clone(), dense[worker][2])
+    };
+    // The first step is kept, the second sends half of both.
+    assert_eq!(step(0, 1, 4.0), (vec![10.0, 24.0, 30.0], 7.0));
+    assert_eq!(step(0, 1, 4.0), (vec![10.0, 28.0, 30.0], 11.0));
+    // Servers: row 1 is 24, the number is 7. Worker 1 sends (8 - 0) / 2 of row 1 in turn.
+    step(1, 1, 8.0);
+    step(1, 0, 0.0);
+    // Server: row 1 is 28; worker 1 had 28 with old 24, and takes in 28 - 24; the number is 7 + 4.
+    assert_eq!(step(1, 0, 0.0), (vec![10.0, 32.0, 30.0], 15.0));
+    // Worker 0 had sent 4 of its 8 and asks again when it exchanges next.
+    step(0, 2, 0.0);
+    let (now, number) = step(0, 2, 0.0);
+    assert_eq!((now, number), (vec![10.0, 28.0, 30.0], 11.0));
+    let (now, number) = step(0, 2, 0.0);
+    assert_eq!((now, number), (vec![10.0, 32.0, 30.0], 15.0));
+}

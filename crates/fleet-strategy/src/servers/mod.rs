@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | sync | `a_sync` false | lookups, backward, pushes, `send`, `send_barrier`, `recv`, `fetch_barrier` |
 //! | half-async | as sync, [`Place::half_async`] | the same; barriers wait for this worker's pushes only |
-//! | async | `a_sync`, `k_steps` 0 | lookups, backward, pushes, `send`, `recv` of what has come |
+//! | async | `a_sync` (the default), `k_steps` 0 or not assigned | lookups, backward, pushes, `send`, `recv` of what has come |
 //! | geo | `a_sync`, `k_steps` above 0 | as in one process; then `send` of touched rows, `recv` of others' progress |
 //!
 //! Except for geo, optimizers are the servers': a worker's program has no update and no rate. Gradients
@@ -39,8 +39,7 @@ pub enum Exchange {
 }
 
 impl Exchange {
-    /// What a strategy asks for. One that chooses no mode means sync, as documented; it is for a job
-    /// that has servers to say so.
+    /// What a strategy asks for; one in which nothing is assigned means async, `a_sync`'s default.
     pub fn of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
         let k_steps = strategy.a_sync_configs().k_steps();
         match (strategy.a_sync(), k_steps) {

@@ -5,10 +5,12 @@
 //! program looks rows up and sends gradients.
 
 mod describe;
+mod life;
 mod port;
 mod settings;
 mod worker;
 
+pub use life::Server;
 pub use settings::communicator_options;
 pub use worker::{Worker, WorkerStats};
 

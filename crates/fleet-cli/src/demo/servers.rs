@@ -1,0 +1,182 @@
+//! Demos on parameter servers: `fleetrun --server_num=1 --worker_num=2 demo:wide_deep`.
+//!
+//! Synchronous workers divide each batch. In the other modes every worker takes batches of its own, of
+//! full size, and all together as many samples as one process would: what is trained is alike, whoever
+//! does it.
+
+use super::producer::Share;
+use super::progress::Progress;
+use super::{Batch, Demo, DemoArgs, Size, Which, number, producer, train::Trained, wide_deep};
+use crate::output::{Output, Stop};
+use fleet::servers::{Exchange, Worker};
+use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Tensor};
+use fleet_base::text;
+use fleet_topology::{Env, names};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// This process's part of the job: a server serves, a worker trains.
+pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
+    let Which::WideDeep = args.model else {
+        return Err(Error::unsupported("only demo:wide_deep has tables for parameter servers")
+            .help(
+                "the other demos train without --server_num: fleetrun --nproc_per_node N demo:NAME",
+            )
+            .into());
+    };
+    if args.checkpoint.is_some() {
+        return Err(
+            Error::unsupported("--checkpoint is not there with parameter servers yet").into()
+        );
+    }
+    let strategy = args.strategy()?;
+    let plan = Work::plan(args, fleet, &strategy)?;
+    let demo = wide_deep::demo(&plan.size)?;
+    let Some(optimizer) = &demo.optimizer else {
+        return Err(Error::internal("the demo has no optimizer to distribute").into());
+    };
+    let optimizer = fleet.distributed_optimizer(optimizer.clone(), &strategy);
+    let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
+    if fleet.is_server() {
+        let server = fleet.init_server(&job)?;
+        let count = job.tables.tables.len();
+        out.line(format!(
+            "serves {count} tables at {}, {}",
+            server.address(),
+            plan.exchange.name()
+        ))?;
+        out.flush()?;
+        server.run();
+        return Ok(());
+    }
+    let options = ExecOptions::threads(usize::from(args.threads));
+    let mut worker = fleet.init_worker(demo.net.build()?, &job, options)?;
+    let dense: usize = job.plan.tables.dense.iter().map(|table| table.len).sum();
+    out.line(&demo.title)?;
+    out.line(format!(
+        "wide_deep: {}, {} parameters and rows of {} on {} servers, batches of {} for each of {} workers",
+        plan.exchange.name(),
+        text::count(dense as f64),
+        job.plan.tables.sparse.iter().map(|table| table.width).max().unwrap_or(0),
+        fleet.server_num().max(1),
+        plan.share.rows,
+        fleet.worker_num(),
+    ))?;
+    let trained = train(&demo, &plan, fleet, &mut worker, out)?;
+    if fleet.is_first_worker() {
+        summary(demo, &trained, &mut worker, out)?;
+    }
+    // Servers stay until the first worker has asked them for its test.
+    worker.barrier()?;
+    Ok(worker.stop()?)
+}
+
+/// Who does what.
+struct Work {
+    exchange: Exchange,
+    /// How the demo is to be made.
+    size: Size,
+    /// Steps of this worker.
+    steps: u64,
+    share: Share,
+    /// Samples of a step of all workers.
+    samples: usize,
+}
+
+impl Work {
+    fn plan(args: &DemoArgs, fleet: &Fleet, strategy: &DistributedStrategy) -> Result<Work, Stop> {
+        let exchange = Exchange::of(strategy, false)?;
+        let (workers, own) =
+            (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
+        let whole = Size { samples: args.samples, workers, has_strategy: true };
+        let (batch, steps) = whole.of(wide_deep::BATCH, wide_deep::SAMPLES);
+        if exchange == Exchange::Sync {
+            let rows = batch / workers;
+            let share = Share { rows, stride: batch as u64, first: (own * rows) as u64 };
+            return Ok(Work { exchange, size: whole, steps, share, samples: batch });
+        }
+        let batch = wide_deep::BATCH;
+        let (stride, first) = ((batch * workers) as u64, (own * batch) as u64);
+        let all = args.samples.unwrap_or(wide_deep::SAMPLES);
+        let steps = all.div_ceil(stride);
+        // A schedule runs on the steps of all workers, in GEO on a worker's own.
+        let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
+        let size = Size { samples: Some(scheduled * batch as u64), workers: 1, has_strategy: true };
+        let share = Share { rows: batch, stride, first };
+        Ok(Work { exchange, size, steps, share, samples: batch * workers })
+    }
+}
+
+fn train(
+    demo: &Demo,
+    work: &Work,
+    fleet: &Fleet,
+    worker: &mut Worker,
+    out: &mut Output,
+) -> Result<Trained, Stop> {
+    let mut fetch = vec![demo.loss.as_str()];
+    fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
+    let score = demo.score.as_ref().map(|(name, _)| *name);
+    let live = Env::process().text(names::FLEET_PROGRESS).map(PathBuf::from);
+    let workers = fleet.worker_num();
+    let mut progress = Progress::new(0, work.steps, work.samples, score, workers, live);
+    // What this worker has found: workers that wait for nobody have nobody to ask.
+    let mean = |values: &[f64]| Ok(values.to_vec());
+    worker.barrier()?;
+    let begin = Instant::now();
+    let mut step = |number_of: u64, batch: &Batch, worker: &mut Worker, out: &mut Output| {
+        let found = worker.run(&fed(batch), &fetch)?;
+        let score = found.get(1).map(number).transpose()?;
+        progress.step(number_of, number(&found[0])?, score, mean, out)
+    };
+    // One step behind the data, so that the next step's rows can be asked for.
+    let mut held: Option<Batch> = None;
+    producer::run(&*demo.source, &work.share, 0..work.steps, |number_of, batch| {
+        worker.look_ahead(&fed(batch))?;
+        match held.replace(copy(batch)?) {
+            Some(before) => step(number_of - 1, &before, worker, out),
+            None => Ok(()),
+        }
+    })?;
+    if let Some(last) = held {
+        step(work.steps, &last, worker, out)?;
+    }
+    worker.flush()?;
+    worker.barrier()?;
+    let seconds = begin.elapsed().as_secs_f64();
+    // What the others have sent since.
+    worker.flush()?;
+    Ok(Trained { samples: work.samples as f64 * work.steps as f64, seconds, workers, before: 0.0 })
+}
+
+fn copy(batch: &Batch) -> fleet::Result<Batch> {
+    batch.iter().map(|(name, tensor)| Ok((*name, tensor.try_clone()?))).collect()
+}
+
+fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
+    batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
+}
+
+fn summary(
+    demo: Demo,
+    trained: &Trained,
+    worker: &mut Worker,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let stats = worker.stats();
+    let (what, found) = (demo.test)(&mut worker.session)?;
+    let mut fact = |what: &str, found: &str| out.line(format!("{what:<10}{found}"));
+    fact("trained", &trained.amount())?;
+    fact("speed", &trained.speed())?;
+    fact(what, &found)?;
+    let traffic = format!(
+        "{} gradients in {} pushes, {:.2} s waited; parameters lacked {:.1} of the worker's own \
+         gradients on average, {} at most",
+        stats.gradient_count,
+        stats.push_count,
+        stats.blocked_seconds,
+        stats.staleness_mean(),
+        stats.staleness_max
+    );
+    fact("traffic", &traffic)
+}

@@ -1,0 +1,165 @@
+//! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
+//! `init_worker`.
+
+use super::{Place, ServerJob, Worker, communicator_options};
+use crate::Fleet;
+use fleet_base::{Error, Result};
+use fleet_exec::ExecOptions;
+use fleet_net::calls::CallOptions;
+use fleet_net::{Log, Token, resolve};
+use fleet_nn::Programs;
+use fleet_ps::{LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer};
+use fleet_topology::{Env, Mode, Topology, names};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Fleet {
+    /// A process of whatever job the environment says: one with parameter servers where it names them
+    /// (`PADDLE_PSERVERS_IP_PORT_LIST`), else a collective one.
+    pub fn from_env() -> Result<Fleet> {
+        match Env::process().text(names::PADDLE_PSERVERS_IP_PORT_LIST) {
+            Some(_) => Fleet::parameter_server(),
+            None => Fleet::collective(),
+        }
+    }
+
+    /// A server or a worker of a job with parameter servers, as the environment says. A process that
+    /// nobody launched is worker 0 of 1, with a server in the same process.
+    ///
+    /// ```
+    /// use fleet::prelude::*;
+    /// use fleet::{DistributedStrategy, Fleet};
+    ///
+    /// let fleet = Fleet::parameter_server()?;
+    /// let net = Net::new();
+    /// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
+    /// let loss = ids.sparse_embedding([1000, 8]).flatten(1).fc(1).mse_loss(y, Reduction::Mean);
+    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
+    /// let job = optimizer.minimize_on_servers(&net, loss)?;
+    /// if fleet.is_server() {
+    ///     fleet.init_server(&job)?.run();
+    ///     return Ok(());
+    /// }
+    /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
+    /// let ids = Tensor::from_slice(&[7i64, 900, 7, 3], [2, 2])?;
+    /// let y = Tensor::from_slice(&[1.0f32, -1.0], [2, 1])?;
+    /// worker.run(&[("ids", &ids), ("y", &y)], &[])?;
+    /// worker.stop()?;
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn parameter_server() -> Result<Fleet> {
+        Fleet::init(Topology::parameter_server(&Env::process())?)
+    }
+
+    pub fn is_server(&self) -> bool {
+        self.topology().is_server()
+    }
+
+    pub fn is_worker(&self) -> bool {
+        self.topology().is_worker()
+    }
+
+    pub fn server_num(&self) -> usize {
+        self.topology().server_num()
+    }
+
+    /// Where this process stands; a server takes worker 0's view.
+    pub(crate) fn place(&self) -> Result<Place> {
+        let topology = self.topology();
+        if topology.mode() != Mode::ParameterServer {
+            return Err(Error::invalid("this job has no parameter servers")
+                .expected("a process of a parameter-server job")
+                .help("Fleet::parameter_server, and fleetrun --server_num N --worker_num M"));
+        }
+        Ok(Place {
+            worker: if topology.is_worker() { topology.rank() } else { 0 },
+            worker_count: topology.worker_num(),
+            // A process that nobody launched has its server with it.
+            server_count: topology.server_num().max(1),
+            half_async: false,
+        })
+    }
+
+    /// Makes this server's part of the tables, and listens.
+    pub fn init_server(&self, job: &ServerJob) -> Result<Server> {
+        let topology = self.topology();
+        let endpoint = topology.endpoint().filter(|_| topology.is_server()).ok_or_else(|| {
+            Error::invalid("this process is no server")
+                .got(topology.role())
+                .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
+        })?;
+        let tables = Arc::new(ServerTables::new(&job.tables, topology.rank())?);
+        let address = (endpoint.host.as_str(), endpoint.port);
+        let options = CallOptions::default();
+        let server = TableServer::bind(address, tables, &self.job_token()?, options, Log::stderr())
+            .map_err(|error| error.at(format!("server {}", topology.rank())))?;
+        Ok(Server(server))
+    }
+
+    /// Connects to all servers, waits for those that are not there yet, and starts a worker. What the
+    /// environment says about traffic is what the strategy leaves open.
+    pub fn init_worker(
+        &self,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+    ) -> Result<Worker> {
+        if !self.is_worker() {
+            return Err(Error::invalid("this process is no worker").got(self.topology().role()));
+        }
+        let env = Env::process();
+        let traffic = communicator_options(&job.strategy, &env)?;
+        let num_threads = match options.num_threads {
+            0 => self.cores_share(),
+            given => given,
+        };
+        let options = ExecOptions { num_threads, ..options };
+        let servers = self.servers(job, &env)?;
+        Worker::start(servers, programs, job, options, traffic)
+            .map_err(|error| error.at(format!("worker {}", self.topology().rank())))
+    }
+
+    fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
+        let topology = self.topology();
+        if topology.server_num() == 0 {
+            let servers = ServerTables::all(&job.tables)?;
+            return Ok(Arc::new(LocalServers::new(&servers, topology.rank())?));
+        }
+        let endpoints = topology.server_endpoints().iter();
+        let addresses: Vec<SocketAddr> =
+            endpoints.map(|endpoint| resolve(&endpoint.to_string())).collect::<Result<_>>()?;
+        let mut options = RemoteOptions::default();
+        if let Some(deadline_ms) = env.number::<u64>(names::FLAGS_RPC_DEADLINE)? {
+            options.deadline = Duration::from_millis(deadline_ms);
+        }
+        let deadline = options.deadline;
+        let token = self.job_token()?;
+        let remote =
+            RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
+        Ok(Arc::new(remote.with_patience(deadline)))
+    }
+
+    fn job_token(&self) -> Result<Token> {
+        let token = self.topology().job().token.as_ref().ok_or_else(|| {
+            Error::invalid("servers and workers of this job have no common secret")
+                .expected("FLEET_TOKEN, the same in every process")
+                .help("start the job with fleetrun, which makes one")
+        })?;
+        Token::from_text(token.reveal())
+    }
+}
+
+/// A server that listens.
+pub struct Server(TableServer);
+
+impl Server {
+    pub fn address(&self) -> SocketAddr {
+        self.0.address()
+    }
+
+    /// Serves until the last worker has stopped.
+    pub fn run(self) {
+        self.0.run();
+    }
+}
