@@ -50,6 +50,14 @@ impl Strategy for Amp {
                     .into(),
             );
         }
+        // Its default is true, and is not taken for a wish.
+        if configs.use_pure_fp16() && configs.use_fp16_guard == Some(true) {
+            return Applies::Refused(
+                "use_fp16_guard is not there: regions of a program cannot be marked for fp16; without \
+                 it, use_pure_fp16 takes in every op that can compute in fp16"
+                    .into(),
+            );
+        }
         if configs.use_pure_fp16() && configs.use_pure_bf16() {
             return Applies::Refused("use_pure_fp16 and use_pure_bf16 do not go together".into());
         }

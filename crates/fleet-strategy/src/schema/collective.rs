@@ -51,7 +51,8 @@ message! {
         custom_black_varnames(9): repeated string;
         /// Parameters and all ops in 16 bits.
         use_pure_fp16(10): optional bool = false;
-        /// With `use_pure_fp16`: only ops under the guard.
+        /// With `use_pure_fp16`: only ops under the guard. Assigned true it is refused, since regions
+        /// cannot be marked; the default takes in every op.
         use_fp16_guard(11): optional bool = true;
         /// The optimizer computes in 16 bits.
         use_optimizer_fp16(12): optional bool = false;

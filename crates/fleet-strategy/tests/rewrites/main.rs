@@ -2,6 +2,8 @@
 
 mod buckets;
 mod chains;
+mod combinations;
 mod numbers;
 mod programs;
+mod wire;
 mod world;

@@ -123,12 +123,14 @@ pub fn train_rank(
         let out = executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], fetch)?;
         fetched.push(out.iter().flat_map(numbers).collect());
     }
-    let names: Vec<String> = scope.names().map(str::to_string).collect();
-    let kept = names.into_iter().map(|name| {
-        let tensor = scope.tensor(&name)?;
-        Ok((name, numbers(&tensor)))
-    });
-    Ok(Trained { kept: kept.collect::<Result<_>>()?, fetched })
+    Trained::of(&scope, fetched)
+}
+
+impl Trained {
+    pub fn of(scope: &Scope, fetched: Vec<Vec<f32>>) -> Result<Trained> {
+        let kept = scope.names().map(|name| Ok((name.to_string(), numbers(&scope.tensor(name)?))));
+        Ok(Trained { kept: kept.collect::<Result<_>>()?, fetched })
+    }
 }
 
 fn numbers(tensor: &Tensor) -> Vec<f32> {

@@ -1,0 +1,321 @@
+//! Every pair of strategies and the documented longer chains: each computes what it should, or is
+//! refused with a reason.
+//!
+//! Three things are held for each combination that works:
+//! * ranks that are all fed the same batch compute what one rank computes on it;
+//! * ranks that share a batch compute what one rank computes on the whole, where the mathematics is
+//!   linear in the gradients;
+//! * lanes beside compute change no bit.
+
+use crate::world::{BATCH, Trained, assert_close, batch, parameters, rewritten, services};
+use fleet_base::Result;
+use fleet_exec::{ExecOptions, Executor, Scope};
+use fleet_nn::prelude::*;
+use fleet_strategy::{
+    AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, LambConfig, LarsConfig,
+    LocalSgdConfig, Ranks,
+};
+use fleet_tensor::Tensor;
+use fleet_testkit::local;
+
+const STEPS: usize = 6;
+
+const SWITCHES: [&str; 13] = [
+    "amp",
+    "bf16",
+    "pure",
+    "recompute",
+    "gm",
+    "lars",
+    "lamb",
+    "localsgd",
+    "adaptive",
+    "dgc",
+    "fp16",
+    "syncbn",
+    "levels",
+];
+
+/// The documented chains of three and more, and some that the documented implementation drops.
+const LONGER: [&str; 14] = [
+    "amp+recompute+lars",
+    "amp+gm+recompute",
+    "recompute+gm+lars",
+    "lamb+recompute+amp",
+    "amp+gm+lamb",
+    "amp+gm+recompute+lars",
+    "amp+gm+recompute+lamb",
+    "fp16+recompute+lars",
+    "fp16+amp+gm",
+    "fp16+gm+levels",
+    "amp+recompute+syncbn",
+    "amp+recompute+localsgd",
+    "dgc+recompute+syncbn",
+    "amp+gm+recompute+syncbn+levels",
+];
+
+/// What cannot be, and what is said.
+const REFUSED: [(&str, &str, &str); 12] = [
+    ("localsgd", "adaptive", "they set the same interval"),
+    ("gm", "localsgd", "both decide in which steps ranks meet"),
+    ("gm", "adaptive", "both decide in which steps ranks meet"),
+    ("dgc", "amp", "its gradients are scaled"),
+    ("dgc", "bf16", "its gradients are scaled"),
+    ("dgc", "pure", "its gradients are scaled"),
+    ("dgc", "fp16", "both choose how gradients travel"),
+    ("dgc", "lars", "both replace Momentum"),
+    ("dgc", "gm", "both keep gradients for later steps"),
+    ("dgc", "localsgd", "it sends no gradients"),
+    ("dgc", "adaptive", "it sends no gradients"),
+    ("pure", "bf16", "do not go together"),
+];
+
+/// Left out with a warning, for the sake of the optimizer that the other one needs.
+const LEFT_OUT: [(&str, &str); 4] =
+    [("lamb", "localsgd"), ("lamb", "adaptive"), ("lamb", "dgc"), ("lamb", "lars")];
+
+struct Combination {
+    text: String,
+    strategy: DistributedStrategy,
+    optimizer: OptimizerDesc,
+}
+
+impl Combination {
+    fn of(text: &str) -> Combination {
+        let mut combination = Combination {
+            text: text.to_string(),
+            strategy: DistributedStrategy::new(),
+            optimizer: Momentum::new(0.05, 0.9).into(),
+        };
+        let mut amp = AmpConfig::default().with_init_loss_scaling(256.0);
+        let mut half = false;
+        for switch in text.split('+') {
+            let strategy = combination.strategy;
+            combination.strategy = match switch {
+                "amp" | "bf16" | "pure" => {
+                    half = true;
+                    amp = match switch {
+                        "bf16" => amp.with_use_pure_bf16(true),
+                        "pure" => amp.with_use_pure_fp16(true),
+                        _ => amp,
+                    };
+                    strategy
+                }
+                "recompute" => strategy.use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]),
+                "gm" => strategy.use_gradient_merge(2),
+                "lars" => strategy.use_lars(LarsConfig::default().with_lars_coeff(0.1)),
+                "lamb" => {
+                    combination.optimizer = Adam::new(0.01).into();
+                    strategy.use_lamb(LambConfig::default())
+                }
+                // Ranks meet in every step.
+                "localsgd" => strategy.use_localsgd(LocalSgdConfig::default().with_begin_step(100)),
+                "adaptive" => strategy
+                    .use_adaptive_localsgd(AdaptiveLocalSgdConfig::default().with_begin_step(100)),
+                // Dense till the end: its compressed form has closed forms of its own.
+                "dgc" => strategy.use_dgc(DgcConfig::default().with_rampup_begin_step(100)),
+                "fp16" => strategy.with_fp16_allreduce(true),
+                "syncbn" => strategy.with_sync_batch_norm(true),
+                "levels" => strategy
+                    .with_use_hierarchical_allreduce(true)
+                    .with_hierarchical_allreduce_inter_nranks(2),
+                other => panic!("no switch {other}"),
+            };
+        }
+        if half {
+            combination.strategy = combination.strategy.use_amp(amp);
+        }
+        combination
+    }
+
+    fn has(&self, switch: &str) -> bool {
+        self.text.split('+').any(|it| it == switch)
+    }
+
+    /// Two layers of which one is large enough to be compressed, over numbers.
+    fn network(&self) -> fn(&Net) -> fleet_ir::VarId {
+        fn inputs(net: &Net) -> (Var<'_>, Var<'_>) {
+            (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32))
+        }
+        fn plain(net: &Net) -> fleet_ir::VarId {
+            let (x, y) = inputs(net);
+            let hidden = x.fc(Fc::new(128).act(Act::Tanh)).fc(Fc::new(128).act(Act::Tanh));
+            hidden.fc(1).mse_loss(y, Reduction::Mean).id()
+        }
+        fn normed(net: &Net) -> fleet_ir::VarId {
+            let (x, y) = inputs(net);
+            let hidden = x.fc(Fc::new(128).act(Act::Tanh)).batch_norm(BatchNorm::new());
+            let hidden = hidden.fc(Fc::new(128).act(Act::Tanh));
+            hidden.fc(1).mse_loss(y, Reduction::Mean).id()
+        }
+        if self.has("syncbn") { normed } else { plain }
+    }
+
+    /// How far roundings may lead apart.
+    fn tolerance(&self) -> f32 {
+        match () {
+            _ if self.has("bf16") => 5e-2,
+            _ if self.has("amp") || self.has("pure") => 1e-2,
+            _ if self.has("fp16") => 5e-3,
+            _ if self.has("lamb") => 1e-3,
+            _ => 2e-5,
+        }
+    }
+
+    fn train(&self, count: usize, sequential: bool, feed: Feed) -> Result<Vec<Trained>> {
+        let network = self.network();
+        let outcomes = local::run(count, |rank, world| {
+            let ranks = Ranks::new(rank, count);
+            let (programs, plan) = rewritten(network, &self.optimizer, &self.strategy, ranks)?;
+            let mut options = ExecOptions::threads(1);
+            options.build.enable_sequential_execution = sequential;
+            let mut executor = Executor::new(options).services(services(world, &plan, rank));
+            let mut scope = Scope::new();
+            executor.run(&programs.startup, &mut scope, &[], &[])?;
+            for step in 0..STEPS {
+                let (x, y) = feed(step, rank, count)?;
+                executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[])?;
+            }
+            Trained::of(&scope, Vec::new())
+        });
+        outcomes.into_iter().collect()
+    }
+}
+
+type Feed = fn(usize, usize, usize) -> Result<(Tensor, Tensor)>;
+
+/// Every rank the same rows.
+fn alike(step: usize, _: usize, _: usize) -> Result<(Tensor, Tensor)> {
+    batch(step, 0, 3)
+}
+
+fn check(text: &str) {
+    let combination = Combination::of(text);
+    let refused = REFUSED.iter().find(|(a, b, _)| combination.has(a) && combination.has(b));
+    let both = |feed: Feed, count: usize| combination.train(count, false, feed);
+    let ranks = both(alike, 2);
+    if let Some((.., reason)) = refused {
+        let error = ranks.err().unwrap_or_else(|| panic!("{text} works")).to_string();
+        assert!(error.contains(reason), "{text}: {error}");
+        return;
+    }
+    let tolerance = combination.tolerance();
+    let compare = |ranks: &[Trained], alone: &Trained, what: &str| {
+        for rank in ranks {
+            assert_close(&parameters(&rank.kept), &parameters(&alone.kept), tolerance, what);
+            assert_eq!(parameters(&rank.kept), parameters(&ranks[0].kept), "{what}");
+        }
+    };
+    let ranks = ranks.unwrap_or_else(|error| panic!("{text}: {error}"));
+    let alone = both(alike, 1).unwrap();
+    compare(&ranks, &alone[0], &format!("{text}, the same batch"));
+    // Norms of a rank's own gradients are not those of the mean.
+    let meets = combination.has("localsgd") || combination.has("adaptive");
+    if !(meets && combination.has("lars")) {
+        let whole = both(batch, 1).unwrap();
+        for count in [2, 4] {
+            let ranks = both(batch, count).unwrap();
+            compare(&ranks, &whole[0], &format!("{text}, {count} parts of a batch"));
+        }
+    }
+    let sequential = combination.train(2, true, alike).unwrap();
+    for (beside, one) in ranks.iter().zip(&sequential) {
+        assert!(beside.kept == one.kept, "{text}: lanes");
+    }
+}
+
+#[test]
+fn every_strategy_alone() {
+    SWITCHES.iter().for_each(|switch| check(switch));
+}
+
+#[test]
+fn every_pair() {
+    for (at, first) in SWITCHES.iter().enumerate() {
+        for second in &SWITCHES[at + 1..] {
+            let left_out = LEFT_OUT.iter().any(|(a, b)| {
+                let pair = [*first, *second];
+                pair.contains(a) && pair.contains(b)
+            });
+            // Two forms of one switch.
+            let forms =
+                ["amp", "bf16", "pure"].contains(first) && ["bf16", "pure"].contains(second);
+            match (left_out, forms && *first == "amp") {
+                (true, _) => check_left_out(first, second),
+                (_, true) => {}
+                _ => check(&format!("{first}+{second}")),
+            }
+        }
+    }
+}
+
+#[test]
+fn documented_longer_chains() {
+    LONGER.iter().for_each(|text| check(text));
+}
+
+/// With the optimizer of the one, the other is left out, and that is said.
+fn check_left_out(first: &str, second: &str) {
+    let combination = Combination::of(&format!("{first}+{second}"));
+    let (network, ranks) = (combination.network(), Ranks::new(0, 2));
+    let made = rewritten(network, &combination.optimizer, &combination.strategy, ranks);
+    let (_, plan) = made.unwrap();
+    let dropped = plan.decisions.iter().filter(|it| it.verdict == fleet_strategy::Verdict::Dropped);
+    let reasons: Vec<&str> = dropped.map(|it| it.reason.as_str()).collect();
+    assert_eq!(reasons.len(), 1, "{first}+{second}: {reasons:?}");
+    assert!(reasons[0].contains("the optimizer is adam"), "{reasons:?}");
+}
+
+/// An infinity on one rank in one step: every rank leaves the step out, the scale shrinks, and training
+/// goes on.
+#[test]
+fn an_overflow_on_one_rank_is_one_on_all() {
+    fn feed(step: usize, rank: usize, count: usize) -> Result<(Tensor, Tensor)> {
+        let (x, mut y) = batch(step, rank, count)?;
+        if (step, rank) == (1, 1) {
+            y.as_mut_slice::<f32>()?[0] = f32::INFINITY;
+        }
+        Ok((x, y))
+    }
+    assert_eq!(BATCH % 2, 0);
+    for text in ["amp", "amp+gm", "amp+recompute", "amp+lars", "amp+lamb", "amp+fp16", "pure+gm"] {
+        let mut combination = Combination::of(text);
+        let amp = combination.strategy.amp_configs().clone();
+        let amp = amp.with_decr_every_n_nan_or_inf(1).with_decr_ratio(0.5);
+        combination.strategy.amp_configs = Some(amp);
+        let ranks = combination.train(2, false, feed).unwrap();
+        for rank in &ranks {
+            assert_eq!(rank.kept["loss_scaling_0"], [128.0], "{text}");
+            assert_eq!(parameters(&rank.kept), parameters(&ranks[0].kept), "{text}");
+            let finite = |values: &Vec<f32>| values.iter().all(|value| value.is_finite());
+            assert!(rank.kept.values().all(finite), "{text}");
+        }
+        let start = rewritten_start(&combination);
+        assert_ne!(parameters(&ranks[0].kept), parameters(&start.kept), "{text}: it goes on");
+    }
+}
+
+fn rewritten_start(combination: &Combination) -> Trained {
+    let ranks = Ranks::new(0, 1);
+    let network = combination.network();
+    let (programs, _) =
+        rewritten(network, &combination.optimizer, &combination.strategy, ranks).unwrap();
+    let mut scope = Scope::new();
+    let mut executor = Executor::new(ExecOptions::threads(1));
+    executor.run(&programs.startup, &mut scope, &[], &[]).unwrap();
+    Trained::of(&scope, Vec::new()).unwrap()
+}
+
+/// Regions for pure half precision cannot be marked: asking for them is refused.
+#[test]
+fn fp16_guard_is_refused() {
+    let guarded = |guard: bool| {
+        let amp = AmpConfig::default().with_use_pure_fp16(true).with_use_fp16_guard(guard);
+        let mut combination = Combination::of("amp");
+        combination.strategy.amp_configs = Some(amp);
+        combination.train(1, false, batch)
+    };
+    let error = guarded(true).err().expect("refused").to_string();
+    assert!(error.contains("use_fp16_guard"), "{error}");
+    assert!(guarded(false).is_ok());
+}
