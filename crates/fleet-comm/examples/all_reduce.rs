@@ -14,6 +14,7 @@ use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};
 use fleet_net::{
     Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
 };
+use fleet_tensor::{Buffer, DType};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -126,7 +127,8 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
             ..GroupOptions::default()
         },
     )?;
-    let mut data = vec![0.0f32; setup.bytes / 4];
+    // As training holds its gradients: whole lines, huge pages where the system gives them.
+    let mut data = Buffer::zeroed(setup.bytes)?;
     let or = |name: &str, default: usize| {
         flag(args, name)
             .map_or(Ok(default), |text| number(&text))
@@ -140,8 +142,11 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
         let begin = Instant::now();
         for _ in 0..calls {
             match setup.memory {
-                true => data.iter_mut().for_each(|x| *x += 1.0),
-                false => group.all_reduce("x", &mut data, ReduceOp::Sum)?,
+                true => data.as_mut_slice().iter_mut().for_each(|x| *x = x.wrapping_add(1)),
+                false => {
+                    let data = &mut [data.as_mut_slice()];
+                    group.all_reduce_bytes("x", DType::F32, data, ReduceOp::Sum)?;
+                }
             }
         }
         if setup.memory {

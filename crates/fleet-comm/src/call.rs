@@ -314,7 +314,7 @@ impl<'a> Pieces<'a> {
     pub(crate) unsafe fn read(&self, cursor: &mut Cursor, start: usize, bytes: usize, to: *mut u8) {
         // SAFETY: the pieces are borrowed for this call; the rest is promised by the caller.
         self.each(cursor, start, bytes, |piece, offset, len| unsafe {
-            std::ptr::copy_nonoverlapping(piece, to.add(offset), len);
+            fleet_kernels::copy::copy(piece, to.add(offset), len);
         });
     }
 
@@ -329,7 +329,7 @@ impl<'a> Pieces<'a> {
     ) {
         // SAFETY: as for `read`.
         self.each(cursor, start, bytes, |piece, offset, len| unsafe {
-            std::ptr::copy_nonoverlapping(from.add(offset), piece, len);
+            fleet_kernels::copy::copy(from.add(offset), piece, len);
         });
     }
 }

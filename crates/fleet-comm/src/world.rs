@@ -32,8 +32,7 @@ pub struct GroupOptions {
     pub silence: Duration,
     /// Whether ranks of a host share memory.
     pub shared_memory: bool,
-    /// How long a wait polls before it sleeps. Without it: a moment where every rank of the host has a
-    /// core, not at all where they outnumber the cores.
+    /// How long a wait looks for news before it sleeps; it sleeps sooner when others want its core.
     pub spin: Option<Duration>,
     /// Bytes of a chunk in shared memory.
     pub slot_bytes: Option<usize>,
@@ -223,13 +222,13 @@ impl Open<'_> {
     fn tuning(&self, ranks: usize) -> Tuning {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = ranks > cores;
-        let spin = match crowded {
-            true => Duration::ZERO,
-            false => Duration::from_micros(50),
-        };
+        // Longer than what the ranks of a step are apart; it costs only time that nobody wants.
+        const POLL: Duration = Duration::from_millis(2);
         Tuning {
-            spin: self.options.spin.unwrap_or(spin),
-            yields: if crowded { 8 } else { 0 },
+            poll: self.options.spin.unwrap_or(POLL),
+            // Where ranks share cores the awaited one may need this core.
+            looks: if crowded { 1 } else { 64 },
+            offers: if crowded { 8 } else { 2 },
             small_bytes_max: self
                 .options
                 .small_bytes_max

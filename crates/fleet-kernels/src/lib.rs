@@ -10,6 +10,7 @@ pub mod binary;
 pub mod cast;
 pub mod chain;
 pub mod conv;
+pub mod copy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;

@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 /// What may be set by those who measure.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuning {
-    /// How long a wait spins before it sleeps; zero where ranks outnumber cores.
-    pub spin: Duration,
-    /// How often a wait gives up its core before it sleeps, where it does not spin.
-    pub yields: u32,
+    /// How long a wait looks before it sleeps, when nobody else wants its core.
+    pub poll: Duration,
+    /// Looks between two offers of the core to others.
+    pub looks: u32,
+    /// A wait sleeps after this many offers that somebody took.
+    pub offers: u32,
     /// A call up to this many bytes goes in one step.
     pub small_bytes_max: usize,
     /// A peer that is stopped for longer than this is an error.
@@ -128,6 +130,10 @@ impl Engine {
         self.wait_longer(flag, target, limits, peer, waiting)
     }
 
+    /// Looks while that costs nobody anything, then sleeps. To wake a thread takes longer than most waits,
+    /// but a core that is burnt looking may be the one that the awaited rank, or the own computation,
+    /// needs: so the core is offered to others between looks, and how long the offer takes tells whether
+    /// there are any.
     #[cold]
     fn wait_longer(
         &self,
@@ -137,25 +143,23 @@ impl Engine {
         peer: usize,
         waiting: &dyn Fn() -> String,
     ) -> Result<()> {
-        if !self.tuning.spin.is_zero() {
-            let begin = Instant::now();
-            loop {
-                for _ in 0..SPINS {
-                    if flag.reached(target) {
-                        return Ok(());
-                    }
-                    std::hint::spin_loop();
+        let begin = Instant::now();
+        let mut now = begin;
+        let mut taken = 0;
+        while now - begin < self.tuning.poll && taken < self.tuning.offers {
+            for _ in 0..self.tuning.looks {
+                if flag.reached(target) {
+                    return Ok(());
                 }
-                if begin.elapsed() >= self.tuning.spin {
-                    break;
-                }
+                std::hint::spin_loop();
             }
-        }
-        for _ in 0..self.tuning.yields {
+            let offered = Instant::now();
+            std::thread::yield_now();
             if flag.reached(target) {
                 return Ok(());
             }
-            std::thread::yield_now();
+            now = Instant::now();
+            taken += u32::from(now - offered >= TAKEN_MIN);
         }
         self.sleep(flag, target, limits, peer, waiting)
     }
@@ -249,8 +253,8 @@ impl Drop for Engine {
     }
 }
 
-/// Polls between two looks at the clock.
-const SPINS: u32 = 64;
+/// An offer of the core that comes back sooner was not taken: a system call, and nothing else ran.
+const TAKEN_MIN: Duration = Duration::from_micros(5);
 /// A sleeping wait looks at the reasons to give up this often.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 

@@ -1,17 +1,28 @@
 //! Reductions of much data: cut into chunks, each chunk into one slice a rank. A rank writes the others'
 //! slices of a chunk to its slot, folds its own slice from all slots (its own part straight from the
-//! user's memory), and the results go back the same way. Chunks overlap: while a chunk's results are
-//! read the next one is folded and the one after that is written.
+//! user's memory), and the results go back. Chunks overlap: while a chunk's results are read the next
+//! one is folded and the one after that is written.
 //!
 //! The stream of steps is in(0), in(1), out(0), in(2), out(1), ..., out(last).
+//!
+//! **In place.** What a chunk costs is lines of memory that go from one core's cache to another's. Few
+//! ranks hand a result back in the place of its operand, in the slot of the rank that wants it: the line
+//! is in the cache of who folds already, and comes back to its owner, who reads and later overwrites it.
+//! With two ranks that is half the traffic of results in slots of their own (measured, two cores of a
+//! Xeon, 100 MB: 7.5 GB/s in place of 4.4). With many ranks it would be one write for each of them,
+//! where a slot that all read is written once.
 
 use super::engine::Run;
 use crate::call::{Cursor, Pieces, ReduceOp, fold_bytes, part};
 use fleet_base::Result;
+use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
 
 /// Slices begin on cache lines of the slot.
 const GRAIN_BYTES: usize = 64;
+/// Up to here results go back in place: measured with 2 ranks on 2 cores (1.7 times as fast) and 4 on 2
+/// (1.4 times).
+const IN_PLACE_RANKS_MAX: usize = 4;
 
 impl Run<'_> {
     /// Into every rank's data, or into that of `root` alone.
@@ -33,6 +44,7 @@ impl Run<'_> {
             chunk_bytes,
             chunks,
             first,
+            in_place: self.engine.size <= IN_PLACE_RANKS_MAX,
             fill: Cursor::default(),
             fold: Cursor::default(),
             drain: Cursor::default(),
@@ -60,6 +72,7 @@ struct Large<'a> {
     chunk_bytes: usize,
     chunks: usize,
     first: u32,
+    in_place: bool,
     fill: Cursor,
     fold: Cursor,
     drain: Cursor,
@@ -100,17 +113,34 @@ impl Large<'_> {
         Ok(())
     }
 
-    /// Folds the own slice into the data and the slot of the way out.
+    /// Folds the own slice into the data, and hands the result to those who want it.
     fn fold(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
         let (step_in, step_out) = (self.step_in(chunk), self.step_out(chunk));
-        let out = run.free_slot(step_out)?;
+        let out = match self.in_place {
+            true => None,
+            false => Some(run.free_slot(step_out)?),
+        };
         run.all_slots(step_in)?;
         let (start, bytes) = self.chunk(chunk);
-        let rank = run.engine.rank;
-        let (from, to) = part(bytes, run.engine.size, rank, GRAIN_BYTES);
+        let (rank, size) = (run.engine.rank, run.engine.size);
+        let (from, to) = part(bytes, size, rank, GRAIN_BYTES);
         let keeps = self.writes_out(rank);
-        let gives = self.root != Some(rank);
-        let (dtype, op) = (self.dtype, self.op.fold(run.engine.size));
+        let (dtype, op) = (self.dtype, self.op.fold(size));
+        // Who gets the result in which place; without `out`, where the operand of each was.
+        let mut takers = [std::ptr::null_mut::<u8>(); IN_PLACE_RANKS_MAX];
+        let mut count = 0;
+        let mut take = |place: *mut u8| {
+            takers[count] = place;
+            count += 1;
+        };
+        match out {
+            Some(_) if self.root == Some(rank) => {}
+            Some(out) => take(out),
+            None => (0..size)
+                .filter(|peer| *peer != rank && self.writes_out(*peer))
+                .for_each(|peer| take(run.engine.pointers[peer].cast_mut())),
+        }
+        let takers = &takers[..count];
         let slots = &mut run.engine.pointers;
         let mut walked = 0;
         self.data.each(&mut self.fold, start + from, to - from, |piece, offset, len| {
@@ -119,16 +149,15 @@ impl Large<'_> {
             }
             walked = offset + from;
             slots[rank] = piece;
-            // SAFETY: inside the slot of the way out, as long as a chunk.
-            let given = unsafe { out.add(walked) };
-            let (to, copy) = match (keeps, gives) {
-                (true, true) => (piece, Some(given)),
-                (true, false) => (piece, None),
-                (false, _) => (given, None),
-            };
-            // SAFETY: the slots of the step are published and not consumed, the own slot of the way
-            // out is free, and the piece is the caller's; the output is an input or apart.
-            unsafe { fold_bytes(dtype, op, slots, to, copy, len) };
+            let mut given = takers.iter().map(|taker| taker.wrapping_add(walked));
+            let to = if keeps { piece } else { given.next().unwrap_or(piece) };
+            // SAFETY: the slots of the step are published and not consumed, those of the takers are
+            // free or an operand, and the piece is the caller's; an output is an input or apart.
+            unsafe { fold_bytes(dtype, op, slots, to, given.next(), len) };
+            for more in given {
+                // SAFETY: as above; what was just written is in the cache.
+                unsafe { copy(to, more, len) };
+            }
         });
         run.publish(step_out);
         run.consume(step_in);
@@ -137,22 +166,27 @@ impl Large<'_> {
 
     /// Reads the others' results.
     fn drain(&mut self, run: &mut Run<'_>, chunk: usize) -> Result<()> {
-        let step = self.step_out(chunk);
+        let (step_in, step_out) = (self.step_in(chunk), self.step_out(chunk));
         let (start, bytes) = self.chunk(chunk);
-        if self.writes_out(run.engine.rank) {
+        let rank = run.engine.rank;
+        if self.writes_out(rank) {
             for peer in 0..run.engine.size {
-                if peer == run.engine.rank {
+                if peer == rank {
                     continue;
                 }
-                let slot = run.slot_of(peer, step)?;
+                let theirs = run.slot_of(peer, step_out)?;
+                let slot = match self.in_place {
+                    true => run.engine.segment.slot(rank, step_in).cast_const(),
+                    false => theirs,
+                };
                 let (from, to) = part(bytes, run.engine.size, peer, GRAIN_BYTES);
-                // SAFETY: the slot is published and not consumed.
+                // SAFETY: the peer has published its results and nobody has consumed them.
                 unsafe {
                     self.data.write(&mut self.drain, start + from, to - from, slot.add(from));
                 }
             }
         }
-        run.consume(step);
+        run.consume(step_out);
         Ok(())
     }
 }

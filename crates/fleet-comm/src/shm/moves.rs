@@ -4,6 +4,7 @@
 use super::engine::Run;
 use crate::call::{Cursor, Piece, Pieces, ReduceOp, fold_bytes};
 use fleet_base::{Error, Result};
+use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
 
 impl Run<'_> {
@@ -94,9 +95,9 @@ impl Run<'_> {
                 let (start, bytes) = span(rank, chunk);
                 // SAFETY: the slot is free and as long as a chunk; blocks are the caller's.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(own.add(start), slot, bytes);
+                    copy(own.add(start), slot, bytes);
                     if own != own_out {
-                        std::ptr::copy_nonoverlapping(own.add(start), own_out.add(start), bytes);
+                        copy(own.add(start), own_out.add(start), bytes);
                     }
                 }
             },
@@ -108,7 +109,7 @@ impl Run<'_> {
                     // SAFETY: the slot is published; blocks follow each other in the output.
                     unsafe {
                         if peer != rank {
-                            std::ptr::copy_nonoverlapping(slot, block.add(start), bytes);
+                            copy(slot, block.add(start), bytes);
                         }
                         block = block.add(counts[peer]);
                     }
@@ -141,7 +142,7 @@ impl Run<'_> {
                     // SAFETY: blocks of the input, parts of the free slot.
                     unsafe {
                         let from = input.start.add(peer * block + start);
-                        std::ptr::copy_nonoverlapping(from, slot.add(peer * part_bytes), bytes);
+                        copy(from, slot.add(peer * part_bytes), bytes);
                     }
                 }
             },
@@ -200,7 +201,7 @@ impl Run<'_> {
                     // SAFETY: the own part of a published slot.
                     unsafe {
                         let from = slot.add(rank * part_bytes);
-                        std::ptr::copy_nonoverlapping(from, output.start.add(start), bytes);
+                        copy(from, output.start.add(start), bytes);
                     }
                 }
                 Ok(())
@@ -226,7 +227,7 @@ impl Run<'_> {
             |chunk, slot| {
                 let (start, bytes) = span(chunk);
                 // SAFETY: the free slot is as long as a chunk.
-                unsafe { std::ptr::copy_nonoverlapping(input.start.add(start), slot, bytes) };
+                unsafe { copy(input.start.add(start), slot, bytes) };
             },
             |run, chunk, step| {
                 let Some(output) = output.filter(|_| rank == root) else { return Ok(()) };
@@ -270,11 +271,11 @@ impl Run<'_> {
                     unsafe {
                         if peer != rank {
                             let to = slot.add(peer * part_bytes);
-                            std::ptr::copy_nonoverlapping(from.add(start), to, bytes);
+                            copy(from.add(start), to, bytes);
                         } else if chunk == 0 {
                             let skip: usize = receives[..rank].iter().sum();
                             let to = output.start.add(skip);
-                            std::ptr::copy_nonoverlapping(from, to, sends[rank]);
+                            copy(from, to, sends[rank]);
                         }
                         place += sends[peer];
                         from = input.start.add(place);
@@ -291,7 +292,7 @@ impl Run<'_> {
                         unsafe {
                             let from = slot.add(rank * part_bytes);
                             let to = output.start.add(place + start);
-                            std::ptr::copy_nonoverlapping(from, to, bytes);
+                            copy(from, to, bytes);
                         }
                     }
                     place += receives[peer];

@@ -4,6 +4,7 @@ use super::engine::Engine;
 use super::segment::PAIR_SLOTS;
 use crate::call::{Call, Kind, Piece, Signature, Work};
 use fleet_base::{Error, Result};
+use fleet_kernels::copy::copy;
 use fleet_net::Limits;
 
 impl Engine {
@@ -30,7 +31,7 @@ impl Engine {
             unsafe {
                 self.segment.pair_signature(self.rank, to, step).write(own.encode());
                 let slot = self.segment.pair_slot(self.rank, to, step);
-                std::ptr::copy_nonoverlapping(data.start.add(start), slot, bytes);
+                copy(data.start.add(start), slot, bytes);
             }
             step = step.wrapping_add(1);
             self.segment.pair_filled(self.rank, to).publish(step);
@@ -61,7 +62,7 @@ impl Engine {
             // SAFETY: as above; both sides agree on the size.
             unsafe {
                 let slot = self.segment.pair_slot(from, self.rank, step);
-                std::ptr::copy_nonoverlapping(slot, into.start.add(start), bytes);
+                copy(slot, into.start.add(start), bytes);
             }
             step = next;
             self.segment.pair_consumed(from, self.rank).publish(step);
