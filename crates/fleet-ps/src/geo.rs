@@ -74,6 +74,22 @@ impl GeoTable {
         }
     }
 
+    /// What each worker has not seen yet.
+    pub(crate) fn changed(&self) -> Vec<Vec<u64>> {
+        let list = |changed: &Mutex<HashSet<u64>>| {
+            let ids = changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            ids.iter().copied().collect()
+        };
+        self.changed.iter().map(list).collect()
+    }
+
+    pub(crate) fn set_changed(&self, changed: Vec<Vec<u64>>) -> Result<()> {
+        for (worker, ids) in changed.into_iter().enumerate() {
+            *self.of(worker)? = ids.into_iter().collect();
+        }
+        Ok(())
+    }
+
     fn of(&self, worker: usize) -> Result<MutexGuard<'_, HashSet<u64>>> {
         match self.changed.get(worker) {
             Some(changed) => Ok(changed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),

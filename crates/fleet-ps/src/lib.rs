@@ -37,7 +37,7 @@ pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
-pub use server::{ServerTables, TableServer};
+pub use server::{Durability, Flush, ServerTables, TableServer};
 pub use servers::{JobTables, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,

@@ -47,6 +47,14 @@ struct Point {
     round: u64,
 }
 
+/// What a barrier is at one moment, for who keeps it in a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BarrierImage {
+    pub rounds: [u64; 2],
+    pub arrived: [Vec<u32>; 2],
+    pub finished: Vec<u32>,
+}
+
 impl BarrierTable {
     pub fn new(trainer_count: u32) -> Result<BarrierTable> {
         if trainer_count == 0 {
@@ -121,6 +129,27 @@ impl BarrierTable {
         }
         self.changed.notify_all();
         Ok(points.finished.len() as u32 == self.trainer_count)
+    }
+
+    pub(crate) fn image(&self) -> BarrierImage {
+        let points = self.lock();
+        let list = |set: &BTreeSet<u32>| set.iter().copied().collect();
+        BarrierImage {
+            rounds: [points.sent.round, points.received.round],
+            arrived: [list(&points.sent.arrived), list(&points.received.arrived)],
+            finished: list(&points.finished),
+        }
+    }
+
+    pub(crate) fn restore(&self, image: BarrierImage) {
+        let [sent, received] = image.arrived;
+        let point =
+            |arrived: Vec<u32>, round| Point { arrived: arrived.into_iter().collect(), round };
+        *self.lock() = Points {
+            sent: point(sent, image.rounds[0]),
+            received: point(received, image.rounds[1]),
+            finished: image.finished.into_iter().collect(),
+        };
     }
 
     fn check(&self, trainer: u32) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Servers and workers over real sockets.
 
 mod common;
+mod durable;
 mod remote;
 mod saves;
 mod trouble;

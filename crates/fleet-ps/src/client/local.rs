@@ -5,7 +5,6 @@ use crate::ServerTables;
 use crate::server::Caller;
 use fleet_base::{Error, Result};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A worker whose servers are in this process. Requests take the same bytes and the same way through
 /// the tables as over a network.
@@ -34,9 +33,6 @@ pub struct Local {
     caller: Caller,
 }
 
-/// Clients of this process are numbered, wherever their servers came from.
-static CLIENTS: AtomicU64 = AtomicU64::new(0);
-
 impl Client<Local> {
     /// Worker `worker` of the job whose servers these are ([`ServerTables::all`]).
     pub fn new(servers: &[Arc<ServerTables>], worker: usize) -> Result<LocalServers> {
@@ -50,7 +46,7 @@ impl Client<Local> {
                 .expected(format!("{} servers of one job in their order", job.server_count))
                 .got(format!("{} servers", servers.len())));
         }
-        let client = CLIENTS.fetch_add(1, Ordering::Relaxed);
+        let client = fleet_net::random_number()?;
         let local = Local { servers: servers.to_vec(), caller: Caller { worker, client } };
         Client::over(job, worker, local)
     }

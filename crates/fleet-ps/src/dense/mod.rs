@@ -4,5 +4,5 @@ mod placement;
 mod table;
 
 pub use placement::{DenseRange, dense_range, dense_ranges};
-pub(crate) use table::DenseImage;
 pub use table::{DenseConfig, DenseTable, Update};
+pub(crate) use table::{DenseImage, DenseRuntime};

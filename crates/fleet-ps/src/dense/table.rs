@@ -61,6 +61,16 @@ pub(crate) struct DenseImage {
     pub shape: StateShape,
 }
 
+/// All that a dense table is at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DenseRuntime {
+    pub rate_scale: f32,
+    pub push_count: u64,
+    pub values: Vec<f32>,
+    pub state: Vec<f32>,
+    pub sum: Vec<f32>,
+}
+
 /// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that all
 /// share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +189,29 @@ impl DenseTable {
         let shape = DenseImage::empty(&self.config.rule, 0).shape;
         let inner = self.lock();
         DenseImage { values: inner.values.clone(), state: inner.state.clone(), shape }
+    }
+
+    pub(crate) fn runtime(&self) -> DenseRuntime {
+        let inner = self.lock();
+        DenseRuntime {
+            rate_scale: inner.rate_scale,
+            push_count: inner.push_count,
+            values: inner.values.clone(),
+            state: inner.state.clone(),
+            sum: inner.sum.clone(),
+        }
+    }
+
+    pub(crate) fn set_runtime(&self, runtime: DenseRuntime) -> Result<()> {
+        self.check_len("values", runtime.values.len())?;
+        let mut inner = self.lock();
+        let lens = (runtime.state.len(), runtime.sum.len());
+        if lens != (inner.state.len(), inner.sum.len()) {
+            return Err(self.error("what was kept of a table does not fit it"));
+        }
+        (inner.values, inner.state, inner.sum) = (runtime.values, runtime.state, runtime.sum);
+        (inner.rate_scale, inner.push_count) = (runtime.rate_scale, runtime.push_count);
+        Ok(())
     }
 
     /// Overwrites parameters and state.

@@ -6,7 +6,7 @@ use crate::Record;
 use fleet_base::Result;
 use std::io::{self, Write};
 
-pub(super) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> {
+pub(crate) fn write(out: &mut impl Write, record: Record<'_>) -> io::Result<()> {
     match record {
         Record::Row { id, unseen_days, changed, values } => {
             out.write_all(&id.to_le_bytes())?;

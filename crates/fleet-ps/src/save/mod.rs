@@ -12,7 +12,7 @@
 //! meanwhile. A load reads the parts of all servers, checks every byte before it touches the table,
 //! and takes the ids that belong to its server: the number of servers may change.
 
-mod binary;
+pub(crate) mod binary;
 pub(crate) mod dense;
 pub(crate) mod job;
 mod load;

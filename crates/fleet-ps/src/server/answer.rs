@@ -128,7 +128,6 @@ impl ServerTables {
             Method::Shrink => {
                 let days = (head.word != DAYS_DEFAULT).then_some(head.word);
                 let days = days.map(|days| u8::try_from(days).unwrap_or(u8::MAX));
-                let _alone = lock(&self.keeping);
                 answer.extend(self.rows(head.table)?.shrink(days)?.to_le_bytes());
                 Ok(())
             }

@@ -44,7 +44,45 @@ const ENTRIES_MAX: usize = 1024;
 /// Clients that are remembered: those of many starts of many workers.
 const CLIENTS_MAX: usize = 1 << 20;
 
+/// What clients may still ask for again, for who keeps it in a file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LedgerImage {
+    pub pages: Vec<PageImage>,
+}
+
+/// One client's part.
+#[derive(Clone, Debug)]
+pub(crate) struct PageImage {
+    pub client: u64,
+    pub done: u64,
+    pub answers: Vec<(u64, Result<Vec<u8>>)>,
+}
+
 impl Ledger {
+    /// Answers as they are now; what is being done is not among them.
+    pub fn image(&self) -> LedgerImage {
+        let clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
+        let page = |(number, client): (&u64, &Arc<Client>)| {
+            let page = client.lock();
+            let answers = page.entries.iter().filter_map(|(seq, entry)| match entry {
+                Entry::Running => None,
+                Entry::Done(result) => Some((*seq, result.clone())),
+            });
+            PageImage { client: *number, done: page.done, answers: answers.collect() }
+        };
+        LedgerImage { pages: clients.iter().map(page).collect() }
+    }
+
+    pub fn restore(&self, image: LedgerImage) {
+        let mut clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
+        for page in image.pages {
+            let entries = page.answers.into_iter().map(|(seq, result)| (seq, Entry::Done(result)));
+            let page_of = Page { done: page.done, entries: entries.collect() };
+            let client = Client { page: Mutex::new(page_of), changed: Condvar::new() };
+            clients.insert(page.client, Arc::new(client));
+        }
+    }
+
     /// Runs `change` unless the request ran before; its answer is the same every time.
     pub fn once(
         &self,

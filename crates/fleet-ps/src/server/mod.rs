@@ -5,25 +5,30 @@
 //! change something carry a number and run once (`ledger.rs`).
 
 mod answer;
+mod durable;
+mod image;
 mod ledger;
 mod listen;
+mod log;
 mod pending;
 mod save;
 
+pub use durable::Durability;
 pub(crate) use ledger::Caller;
 pub use listen::TableServer;
 pub(crate) use listen::hello;
+pub use log::Flush;
 
-use crate::message::{Head, Method};
+use crate::message::{Body, Head, Method};
 use crate::{
-    BarrierTable, DenseConfig, DenseTable, GeoTable, GlobalStep, JobTables, SparseTable,
-    TableConfig, Update, dense_range,
+    BarrierTable, DenseConfig, DenseTable, Entry, GeoTable, GlobalStep, JobTables, PullMode,
+    SparseTable, TableConfig, Update, dense_range,
 };
 use fleet_base::{Error, Result};
 use ledger::Ledger;
 use pending::Pending;
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// What one server has of the tables of a job.
 ///
@@ -47,7 +52,12 @@ pub struct ServerTables {
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     ledger: Ledger,
-    /// One save, load or shrink at a time.
+    /// Held shared by what changes tables; exclusively where a snapshot of all of them is cut.
+    gate: RwLock<()>,
+    keeper: Option<Arc<durable::Keeper>>,
+    /// No other process works in the folder while it is locked.
+    folder_lock: Option<std::fs::File>,
+    /// One save, load, shrink or snapshot at a time.
     keeping: Mutex<()>,
     saving: Mutex<Option<save::Saving>>,
     stopped: Mutex<bool>,
@@ -79,6 +89,9 @@ impl ServerTables {
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
             ledger: Ledger::default(),
+            gate: RwLock::new(()),
+            keeper: None,
+            folder_lock: None,
             keeping: Mutex::new(()),
             saving: Mutex::new(None),
             stopped: Mutex::new(false),
@@ -87,7 +100,7 @@ impl ServerTables {
     }
 
     /// All servers of a job.
-    pub fn all(job: &JobTables) -> Result<Vec<std::sync::Arc<ServerTables>>> {
+    pub fn all(job: &JobTables) -> Result<Vec<Arc<ServerTables>>> {
         (0..job.server_count).map(|server| ServerTables::new(job, server).map(Into::into)).collect()
     }
 
@@ -138,12 +151,83 @@ impl ServerTables {
         }
         let method = Method::parse(method)?;
         let (head, body) = Head::decode(request)?;
+        let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
+            let _alone = (method == Method::Shrink).then(|| lock(&self.keeping));
+            return self.run(caller, method, (head, body), answer, || Ok(()));
+        };
+        keeper.wait_for_room()?;
+        // Shrinking takes long, and a snapshot must not be cut in the middle of it.
+        let alone = (method == Method::Shrink).then(|| lock(&self.keeping));
+        let result = {
+            let _open = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let append = || keeper.append(caller, method as u8, request);
+            self.run(caller, method, (head, body), answer, append)
+        };
+        drop(alone);
+        keeper.commit()?;
+        result
+    }
+
+    /// Does a request; `first` runs before anything is changed, and not when it was done before.
+    fn run(
+        &self,
+        caller: Caller,
+        method: Method,
+        (head, body): (Head, Body<'_>),
+        answer: &mut Vec<u8>,
+        first: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         if !method.changes() {
+            first()?;
             return self.read(caller, method, head, body, answer);
         }
         self.ledger.once(caller, (head.seq, head.done), answer, |answer| {
+            first()?;
             self.change(caller, method, head, body, answer)
-        })
+        })?;
+        // What files did to the tables is not in the log.
+        let outside = matches!(method, Method::Load | Method::EndSave);
+        match &self.keeper {
+            Some(_) if method == Method::Load => self.snapshot_now(),
+            Some(keeper) if outside => {
+                keeper.want_snapshot();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what a log says.
+    fn replay(&self, record: &log::Record) -> Result<()> {
+        let method = Method::parse(record.method)?;
+        let parts = Head::decode(&record.request)?;
+        self.run(record.caller, method, parts, &mut Vec::new(), || Ok(()))
+    }
+
+    /// Whether a server that is started again must hear of a request: files are in no log, and a pull
+    /// matters where an id is admitted when it was pulled often enough.
+    fn is_logged(&self, method: Method, head: Head) -> bool {
+        match method {
+            Method::Save | Method::EndSave | Method::Load => false,
+            Method::PullSparse => {
+                let rows = self.tables.get(&head.table).and_then(Table::rows);
+                head.word == PullMode::Train as u32
+                    && rows.is_some_and(|t| matches!(t.config().entry, Entry::CountFilter(_)))
+            }
+            method => method.changes(),
+        }
+    }
+}
+
+impl Drop for ServerTables {
+    fn drop(&mut self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.close();
+        }
+        if let Some(lock) = self.folder_lock.take() {
+            // The next server may begin, even if a process that was forked meanwhile has the file too.
+            let _ = lock.unlock();
+        }
     }
 }
 

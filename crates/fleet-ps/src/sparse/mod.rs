@@ -190,6 +190,10 @@ impl SparseTable {
         Ok(())
     }
 
+    pub(crate) fn rate_scale(&self) -> f32 {
+        f32::from_bits(self.rate_scale.load(Relaxed))
+    }
+
     /// Reads the rows of `ids`, in their order, into `out`.
     pub fn pull(&self, ids: &[u64], out: &mut [f32], mode: PullMode) -> Result<()> {
         let width = self.pull_width();

@@ -1,0 +1,412 @@
+//! Everything a server has, in one file: what a server that is started again begins with.
+//!
+//! Numbers and lists one after the other, little-endian, rows as in a binary save, at last a checksum.
+//! The file is written beside its name and gets it when it is whole.
+
+use super::ledger::{LedgerImage, PageImage};
+use super::pending::{Held, Pending};
+use super::{ServerTables, Table, lock};
+use crate::dense::DenseRuntime;
+use crate::message::{Number, bytes_of};
+use crate::save::binary;
+use crate::sparse::Snapshot;
+use crate::sync::BarrierImage;
+use crate::{Record, SaveMode, SparseTable};
+use fleet_base::file::AtomicFile;
+use fleet_base::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+/// A server at one moment: small things copied, rows still to be read.
+pub(super) struct Image<'a> {
+    barrier: BarrierImage,
+    ledger: LedgerImage,
+    tables: Vec<(u32, TableImage<'a>)>,
+}
+
+enum TableImage<'a> {
+    Dense(DenseRuntime),
+    Sparse { rate_scale: f32, pending: Pending, rows: Snapshot<'a> },
+    Geo { changed: Vec<Vec<u64>>, rows: Snapshot<'a> },
+    GlobalStep(u64),
+}
+
+const MAGIC: &[u8; 8] = b"FLEETPS1";
+/// Ends the rows of a table: no kind of record.
+const ROWS_END: u8 = 255;
+/// A list in an image is shorter; a longer one is a damaged file.
+const LIST_MAX: u64 = 1 << 40;
+
+impl ServerTables {
+    /// Takes the image, while nobody changes anything.
+    pub(super) fn image(&self) -> Image<'_> {
+        let rows = |table: &SparseTable| -> f32 { table.rate_scale() };
+        let tables = self.tables.iter().map(|(id, table)| {
+            let image = match table {
+                Table::Dense(table) => TableImage::Dense(table.runtime()),
+                Table::Sparse { rows: table, pending } => TableImage::Sparse {
+                    rate_scale: rows(table),
+                    pending: lock(pending).clone(),
+                    rows: table.snapshot(SaveMode::All, || ()).0,
+                },
+                Table::Geo(geo) => TableImage::Geo {
+                    changed: geo.changed(),
+                    rows: geo.rows().snapshot(SaveMode::All, || ()).0,
+                },
+                Table::GlobalStep(steps) => TableImage::GlobalStep(steps.count()),
+            };
+            (*id, image)
+        });
+        let tables = tables.collect();
+        Image { barrier: self.barrier.image(), ledger: self.ledger.image(), tables }
+    }
+
+    /// Fills empty tables from a file.
+    pub(super) fn load_image(&self, path: &Path) -> Result<()> {
+        let mut input = In::open(path)?;
+        let read = self.read_image(&mut input);
+        // A damaged file is told as such, whatever else was wrong with what it said.
+        input.end(path)?;
+        read.map_err(|error| error.at(path.display()))
+    }
+
+    fn read_image(&self, input: &mut In) -> Result<()> {
+        self.barrier.restore(BarrierImage {
+            rounds: [input.u64()?, input.u64()?],
+            arrived: [input.list()?, input.list()?],
+            finished: input.list()?,
+        });
+        let mut ledger = LedgerImage::default();
+        for _ in 0..input.u64()? {
+            let (client, done) = (input.u64()?, input.u64()?);
+            let mut answers = Vec::new();
+            for _ in 0..input.u64()? {
+                answers.push((input.u64()?, input.outcome()?));
+            }
+            ledger.pages.push(PageImage { client, done, answers });
+        }
+        self.ledger.restore(ledger);
+        for _ in 0..input.u64()? {
+            let id = input.u64()? as u32;
+            match self.table(id)? {
+                Table::Dense(table) => table.set_runtime(DenseRuntime {
+                    rate_scale: input.f32()?,
+                    push_count: input.u64()?,
+                    values: input.list()?,
+                    state: input.list()?,
+                    sum: input.list()?,
+                })?,
+                Table::Sparse { rows, pending } => {
+                    rows.set_rate_scale(input.f32()?)?;
+                    let mut held = Pending::default();
+                    for _ in 0..input.u64()? {
+                        held.pushes.push(input.held()?);
+                    }
+                    *lock(pending) = held;
+                    input.rows(rows)?;
+                }
+                Table::Geo(geo) => {
+                    let changed = (0..input.u64()?).map(|_| input.list()).collect::<Result<_>>()?;
+                    geo.set_changed(changed)?;
+                    input.rows(geo.rows())?;
+                }
+                Table::GlobalStep(steps) => steps.restore(input.u64()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Image<'_> {
+    /// Writes the file; rows are read while others change them.
+    pub fn write(self, path: &Path) -> Result<()> {
+        let file = AtomicFile::create(path)?;
+        let mut out =
+            Out { inner: BufWriter::with_capacity(1 << 20, file), sum: crc32fast::Hasher::new() };
+        self.write_to(&mut out).map_err(|error| Error::io("write", path, &error))?;
+        let sum = out.sum.finalize();
+        let mut inner = out.inner;
+        inner.write_all(&sum.to_le_bytes()).map_err(|error| Error::io("write", path, &error))?;
+        let file = inner.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
+        file.commit()
+    }
+
+    fn write_to(self, out: &mut Out) -> std::io::Result<()> {
+        out.write_all(MAGIC)?;
+        let BarrierImage { rounds, arrived, finished } = &self.barrier;
+        rounds.iter().try_for_each(|round| out.u64(*round))?;
+        arrived.iter().try_for_each(|list| out.list(list))?;
+        out.list(finished)?;
+        out.u64(self.ledger.pages.len() as u64)?;
+        for page in &self.ledger.pages {
+            out.u64(page.client)?;
+            out.u64(page.done)?;
+            out.u64(page.answers.len() as u64)?;
+            for (seq, outcome) in &page.answers {
+                out.u64(*seq)?;
+                out.outcome(outcome)?;
+            }
+        }
+        out.u64(self.tables.len() as u64)?;
+        for (id, table) in self.tables {
+            out.u64(u64::from(id))?;
+            match table {
+                TableImage::Dense(dense) => {
+                    out.write_all(&dense.rate_scale.to_le_bytes())?;
+                    out.u64(dense.push_count)?;
+                    out.list(&dense.values)?;
+                    out.list(&dense.state)?;
+                    out.list(&dense.sum)?;
+                }
+                TableImage::Sparse { rate_scale, pending, rows } => {
+                    out.write_all(&rate_scale.to_le_bytes())?;
+                    out.u64(pending.pushes.len() as u64)?;
+                    pending.pushes.iter().try_for_each(|held| out.held(held))?;
+                    out.rows(rows)?;
+                }
+                TableImage::Geo { changed, rows } => {
+                    out.u64(changed.len() as u64)?;
+                    changed.iter().try_for_each(|ids| out.list(ids))?;
+                    out.rows(rows)?;
+                }
+                TableImage::GlobalStep(steps) => out.u64(steps)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Out {
+    inner: BufWriter<AtomicFile>,
+    sum: crc32fast::Hasher,
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.sum.update(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl Out {
+    fn u64(&mut self, number: u64) -> std::io::Result<()> {
+        self.write_all(&number.to_le_bytes())
+    }
+
+    fn list<T: Number>(&mut self, list: &[T]) -> std::io::Result<()> {
+        self.u64(list.len() as u64)?;
+        self.write_all(&bytes_of(list))
+    }
+
+    fn option<T: Number>(&mut self, list: &Option<Vec<T>>) -> std::io::Result<()> {
+        self.u64(u64::from(list.is_some()))?;
+        list.iter().try_for_each(|list| self.list(list))
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.u64(bytes.len() as u64)?;
+        self.write_all(bytes)
+    }
+
+    fn outcome(&mut self, outcome: &Result<Vec<u8>>) -> std::io::Result<()> {
+        match outcome {
+            Ok(answer) => {
+                self.u64(0)?;
+                self.bytes(answer)
+            }
+            Err(error) => {
+                let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
+                self.u64(1 + kind as u64)?;
+                self.bytes(error.to_string().as_bytes())
+            }
+        }
+    }
+
+    fn held(&mut self, held: &Held) -> std::io::Result<()> {
+        self.u64(held.worker)?;
+        self.u64(held.seq)?;
+        self.list(&held.ids)?;
+        self.list(&held.grads)?;
+        self.option(&held.shows)?;
+        self.option(&held.clicks)?;
+        self.option(&held.slots)
+    }
+
+    fn rows(&mut self, mut rows: Snapshot<'_>) -> std::io::Result<()> {
+        while rows.next_shard(|record| binary::write(self, record))? {}
+        rows.end();
+        self.u64(0)?;
+        self.write_all(&[ROWS_END, 0])
+    }
+}
+
+const KINDS: [ErrorKind; 6] = [
+    ErrorKind::Invalid,
+    ErrorKind::Unsupported,
+    ErrorKind::Unavailable,
+    ErrorKind::Exhausted,
+    ErrorKind::Numeric,
+    ErrorKind::Internal,
+];
+
+struct In {
+    inner: BufReader<File>,
+    sum: crc32fast::Hasher,
+    /// Bytes before the checksum that were not read yet.
+    left: u64,
+}
+
+impl In {
+    fn open(path: &Path) -> Result<In> {
+        let failed = |error: &std::io::Error| Error::io("read", path, error);
+        let file = File::open(path).map_err(|error| failed(&error))?;
+        let size = file.metadata().map_err(|error| failed(&error))?.len();
+        let inner = BufReader::with_capacity(1 << 20, file);
+        let left = size.saturating_sub(4);
+        let mut input = In { inner, sum: crc32fast::Hasher::new(), left };
+        let mut magic = [0; 8];
+        input.fill(&mut magic)?;
+        match magic == *MAGIC {
+            true => Ok(input),
+            false => Err(Error::invalid(format!("{} is no snapshot of a server", path.display()))),
+        }
+    }
+
+    /// Reads what is left and compares the checksum.
+    fn end(mut self, path: &Path) -> Result<()> {
+        let mut bytes = [0; 4096];
+        while self.left > 0 {
+            let count = self.left.min(bytes.len() as u64) as usize;
+            self.fill(&mut bytes[..count])?;
+        }
+        let mut sum = [0; 4];
+        let read = self.inner.read_exact(&mut sum);
+        if read.is_err() || u32::from_le_bytes(sum) != self.sum.finalize() {
+            return Err(Error::invalid(format!("{} is damaged", path.display()))
+                .help("remove this server's folder and load a save"));
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
+        if self.left < bytes.len() as u64 {
+            return Err(Error::invalid("a snapshot of a server ends too soon"));
+        }
+        self.inner
+            .read_exact(bytes)
+            .map_err(|error| Error::unavailable(format!("cannot read a snapshot: {error}")))?;
+        self.left -= bytes.len() as u64;
+        self.sum.update(bytes);
+        Ok(())
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        let mut bytes = [0; 8];
+        self.fill(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn f32(&mut self) -> Result<f32> {
+        let mut bytes = [0; 4];
+        self.fill(&mut bytes)?;
+        Ok(f32::from_le_bytes(bytes))
+    }
+
+    fn bytes(&mut self, count: u64, width: usize) -> Result<Vec<u8>> {
+        let bytes = count.saturating_mul(width as u64);
+        if bytes > self.left || bytes > LIST_MAX {
+            return Err(Error::invalid("a snapshot of a server ends too soon"));
+        }
+        let mut list = vec![0; bytes as usize];
+        self.fill(&mut list)?;
+        Ok(list)
+    }
+
+    fn list<T: Number + FromBytes>(&mut self) -> Result<Vec<T>> {
+        let count = self.u64()?;
+        Ok(T::from_bytes(&self.bytes(count, size_of::<T>())?))
+    }
+
+    fn option<T: Number + FromBytes>(&mut self) -> Result<Option<Vec<T>>> {
+        (self.u64()? != 0).then(|| self.list()).transpose()
+    }
+
+    fn outcome(&mut self) -> Result<Result<Vec<u8>>> {
+        let kind = self.u64()?;
+        let count = self.u64()?;
+        let bytes = self.bytes(count, 1)?;
+        Ok(match kind.checked_sub(1) {
+            None => Ok(bytes),
+            Some(kind) => {
+                let kind = KINDS.get(kind as usize).copied().unwrap_or(ErrorKind::Internal);
+                Err(Error::new(kind, String::from_utf8_lossy(&bytes)))
+            }
+        })
+    }
+
+    fn held(&mut self) -> Result<Held> {
+        Ok(Held {
+            worker: self.u64()?,
+            seq: self.u64()?,
+            ids: self.list()?,
+            grads: self.list()?,
+            shows: self.option()?,
+            clicks: self.option()?,
+            slots: self.option()?,
+        })
+    }
+
+    fn rows(&mut self, table: &SparseTable) -> Result<()> {
+        let mut values = vec![0.0f32; table.row_len()];
+        let mut bytes = vec![0; values.len() * 4];
+        loop {
+            let mut head = [0; 10];
+            self.fill(&mut head)?;
+            let [a, b, c, d, e, f, g, h, kind, unseen_days] = head;
+            let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+            match kind {
+                0 | 2 => {
+                    self.fill(&mut bytes)?;
+                    crate::message::copy_f32s(&bytes, &mut values);
+                    let (changed, values) = (kind == 2, &values[..]);
+                    table.restore(Record::Row { id, unseen_days, changed, values })?;
+                }
+                1 => {
+                    let mut count = [0; 4];
+                    self.fill(&mut count)?;
+                    let count = u32::from_le_bytes(count);
+                    table.restore(Record::Waiting { id, count })?;
+                }
+                ROWS_END => return Ok(()),
+                _ => return Err(Error::invalid("a snapshot of a server holds an unknown record")),
+            }
+        }
+    }
+}
+
+/// Numbers out of little-endian bytes.
+trait FromBytes: Sized {
+    fn from_bytes(bytes: &[u8]) -> Vec<Self>;
+}
+
+macro_rules! from_bytes {
+    ($($t:ty)*) => {$(
+        impl FromBytes for $t {
+            fn from_bytes(bytes: &[u8]) -> Vec<$t> {
+                let number = |chunk: &[u8]| {
+                    let mut bytes = [0; size_of::<$t>()];
+                    bytes.copy_from_slice(chunk);
+                    <$t>::from_le_bytes(bytes)
+                };
+                bytes.chunks_exact(size_of::<$t>()).map(number).collect()
+            }
+        }
+    )*};
+}
+from_bytes!(u32 u64 f32);

@@ -1,0 +1,313 @@
+//! Servers that are started again: in this process, and killed in the middle of their work.
+
+use crate::common::{DENSE, GEO, SPARSE, STEPS, job, options, pull};
+use crate::saves::Folder;
+use fleet_base::Error;
+use fleet_net::calls::CallOptions;
+use fleet_net::{Log, Token};
+use fleet_ps::{
+    Arrival, Durability, Entry, Flush, JobTables, LocalServers, PullMode, Push, RemoteServers,
+    SaveFormat, SaveMode, ServerTables, Servers, TableConfig, TableServer,
+};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+fn start(job: &JobTables, folder: &Folder) -> Arc<ServerTables> {
+    ServerTables::durable(job, 0, Durability::in_folder(&folder.0)).unwrap()
+}
+
+fn own_folder(folder: &Folder) -> std::path::PathBuf {
+    folder.0.join("server-000")
+}
+
+fn train(worker: &LocalServers, step: u64) {
+    let ids = [step, 1000];
+    worker.push_sparse(SPARSE, Push::new(&ids, &[0.5; 4])).unwrap();
+    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+    worker.push_geo(GEO, &ids, &[1.0; 4]).unwrap();
+    worker.push_steps(STEPS, 1).unwrap();
+}
+
+/// What steps 0 to `steps` come to.
+fn check(worker: &LocalServers, steps: u64) {
+    let mut rows = [0.0; 4];
+    worker.pull_sparse(SPARSE, &[0, 1000], &mut rows, PullMode::Infer).unwrap();
+    let all = 1.0 - 0.25 * steps as f32;
+    assert_eq!(rows, [0.75, 0.75, all, all], "{steps} steps");
+    let mut values = [0.0; 5];
+    worker.pull_dense(DENSE, &mut values).unwrap();
+    assert_eq!(values, [-0.25 * steps as f32; 5]);
+    assert_eq!(worker.push_steps(STEPS, 0).unwrap(), steps);
+}
+
+#[test]
+fn a_server_that_is_started_again_has_everything() {
+    for flush in [Flush::Kernel, Flush::Disk] {
+        let (folder, job) = (Folder::new("again"), job(1, 2, false));
+        let durability = Durability { flush, ..Durability::in_folder(&folder.0) };
+        let mut steps = 0;
+        for start in 0..6 {
+            let server = ServerTables::durable(&job, 0, durability.clone()).unwrap();
+            let second = ServerTables::durable(&job, 0, durability.clone()).map(drop).unwrap_err();
+            assert!(second.to_string().contains("another process works in"), "{second}");
+            let worker = LocalServers::new(std::slice::from_ref(&server), 0).unwrap();
+            if start > 0 {
+                check(&worker, steps);
+            }
+            worker.set_rate_scale(SPARSE, 1.0).unwrap();
+            for _ in 0..10 {
+                train(&worker, steps);
+                steps += 1;
+            }
+            // With and without a snapshot, and pushes behind it.
+            if start % 2 == 0 {
+                server.snapshot_now().unwrap();
+                train(&worker, steps);
+                steps += 1;
+            }
+        }
+        let other = LocalServers::new(&[start(&job, &folder)], 1).unwrap();
+        let (ids, rows) = other.pull_geo(GEO).unwrap();
+        assert_eq!(ids.len() as u64, steps + 1, "what the other worker changed, and no more");
+        assert_eq!(rows[rows.len() - 2..], [1.0 + steps as f32; 2], "id 1000");
+        let names: Vec<_> = std::fs::read_dir(own_folder(&folder))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(names.len(), 4, "lock, job, the last snapshot and its log: {names:?}");
+    }
+}
+
+/// A log that breaks off at any byte loses the request that it breaks off in, and nothing else.
+#[test]
+fn a_torn_log_loses_what_was_not_acknowledged() {
+    let (folder, job) = (Folder::new("torn"), job(1, 1, false));
+    {
+        let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+        (0..3).for_each(|_| worker.push_dense(DENSE, &[2.0; 5]).unwrap());
+    }
+    let path = own_folder(&folder).join("log-0");
+    let bytes = std::fs::read(&path).unwrap();
+    let record = bytes.len() / 3;
+    for length in 0..=bytes.len() {
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+        let mut values = [0.0; 5];
+        worker.pull_dense(DENSE, &mut values).unwrap();
+        assert_eq!(values, [-((length / record) as f32); 5]);
+        worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+        drop(worker);
+        let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+        worker.pull_dense(DENSE, &mut values).unwrap();
+        assert_eq!(values, [-((length / record) as f32) - 1.0; 5], "what follows is read again");
+    }
+}
+
+#[test]
+fn a_barrier_survives_with_what_waits_for_it() {
+    let (folder, job) = (Folder::new("barrier"), job(1, 2, true));
+    for snapshot in [false, true] {
+        let impatient = |number: usize, server: &Arc<ServerTables>| {
+            let worker = LocalServers::new(std::slice::from_ref(server), number).unwrap();
+            worker.with_patience(Duration::from_millis(1))
+        };
+        let before = {
+            let server = start(&job, &folder);
+            let worker = impatient(0, &server);
+            let mut row = [0.0; 2];
+            worker.pull_sparse(SPARSE, &[7], &mut row, PullMode::Train).unwrap();
+            worker.push_sparse(SPARSE, Push::new(&[7], &[2.0; 2])).unwrap();
+            worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+            assert!(worker.arrive(Arrival::Sent).is_err(), "alone");
+            if snapshot {
+                server.snapshot_now().unwrap();
+            }
+            row[0]
+        };
+        let server = start(&job, &folder);
+        let worker = impatient(1, &server);
+        worker.push_sparse(SPARSE, Push::new(&[7], &[4.0; 2])).unwrap();
+        worker.push_dense(DENSE, &[4.0; 5]).unwrap();
+        worker.arrive(Arrival::Sent).unwrap();
+        let mut row = [0.0; 2];
+        worker.pull_sparse(SPARSE, &[7], &mut row, PullMode::Train).unwrap();
+        assert_eq!(row, [before - 1.5; 2], "the mean of both");
+    }
+}
+
+/// An id that was admitted by pulls is admitted again, and pushes to it count.
+#[test]
+fn admissions_are_remembered() {
+    let (folder, mut job) = (Folder::new("entry"), job(1, 1, false));
+    if let TableConfig::Sparse(config) = &mut job.tables[0] {
+        config.entry = Entry::CountFilter(2);
+    }
+    let mut row = [0.0; 2];
+    {
+        let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+        for _ in 0..2 {
+            worker.pull_sparse(SPARSE, &[3], &mut row, PullMode::Train).unwrap();
+        }
+        worker.push_sparse(SPARSE, Push::new(&[3], &[1.0; 2])).unwrap();
+    }
+    let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+    worker.pull_sparse(SPARSE, &[3], &mut row, PullMode::Infer).unwrap();
+    assert_eq!(row, [0.5; 2]);
+}
+
+#[test]
+fn what_a_load_brought_survives_and_another_job_is_refused() {
+    let (folder, saved, job) = (Folder::new("loaded"), Folder::new("saved"), job(1, 1, false));
+    let old = LocalServers::new(&ServerTables::all(&job).unwrap(), 0).unwrap();
+    (0..4).for_each(|step| train(&old, step));
+    old.save(&saved.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    LocalServers::new(&[start(&job, &folder)], 0).unwrap().load(&saved.0).unwrap();
+    check(&LocalServers::new(&[start(&job, &folder)], 0).unwrap(), 4);
+    let mut other = job.clone();
+    other.tables.remove(0);
+    let error = ServerTables::durable(&other, 0, Durability::in_folder(&folder.0)).map(drop);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("a server's folder is of another job"), "{error}");
+    let snapshot = own_folder(&folder).join("snapshot-1");
+    let mut bytes = std::fs::read(&snapshot).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&snapshot, bytes).unwrap();
+    let error = ServerTables::durable(&job, 0, Durability::in_folder(&folder.0)).map(drop);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("snapshot-1 is damaged"), "{error}");
+}
+
+/// A log that may hold little: snapshots keep it short, and pushes go on.
+#[test]
+fn a_short_log_is_kept_short() {
+    let (folder, job) = (Folder::new("short"), job(1, 1, false));
+    let durability = Durability { log_bytes_max: 4000, ..Durability::in_folder(&folder.0) };
+    let worker =
+        LocalServers::new(&[ServerTables::durable(&job, 0, durability.clone()).unwrap()], 0);
+    let worker = worker.unwrap();
+    for step in 0..300 {
+        train(&worker, step);
+        let logs: u64 = std::fs::read_dir(own_folder(&folder))
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().metadata().ok())
+            .map(|file| file.len())
+            .sum();
+        assert!(logs < 200_000, "{logs} bytes");
+    }
+    drop(worker);
+    // The thread that writes snapshots may hold the tables a moment longer.
+    let again = std::iter::repeat_with(|| {
+        std::thread::sleep(Duration::from_millis(5));
+        ServerTables::durable(&job, 0, durability.clone())
+    });
+    let server = again.flatten().next().unwrap();
+    check(&LocalServers::new(&[server], 0).unwrap(), 300);
+}
+
+const FOLDER: &str = "FLEET_PS_TEST_FOLDER";
+const TOKEN: &str = "FLEET_PS_TEST_TOKEN";
+
+/// The entry of the server processes. Without a folder it is the test that none was given by accident.
+#[test]
+fn child() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let token = Token::from_text(&std::env::var(TOKEN).unwrap()).unwrap();
+    // Snapshots all the time: a kill meets one in every stage.
+    let durability =
+        Durability { snapshot_every: Duration::from_millis(10), ..Durability::in_folder(folder) };
+    let tables = ServerTables::durable(&job(1, 2, false), 0, durability).unwrap();
+    let options = CallOptions::default();
+    let server = TableServer::bind("127.0.0.1:0", tables, &token, options, Log::silent()).unwrap();
+    println!("\naddress {}", server.address());
+    server.run();
+}
+
+/// A server process, killed when it is dropped.
+struct Process(Child);
+
+impl Process {
+    fn start(folder: &Folder, token: &Token) -> (Process, SocketAddr) {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "durable::child", "--nocapture"])
+            .env(FOLDER, &folder.0)
+            .env(TOKEN, token.to_text())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut process = Process(child);
+        let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let address = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("address ").map(|address| address.parse().unwrap()));
+        (process, address.expect("the server said no address"))
+    }
+
+    fn kill(&mut self) {
+        // SIGKILL.
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may be dead already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
+    const KILLS: u64 = 5;
+    const PUSHES: u64 = 120;
+    let (folder, token) = (Folder::new("killed"), Token::generate().unwrap());
+    let (mut process, address) = Process::start(&folder, &token);
+    let current = Arc::new(Mutex::new(address));
+    let (log, lines) = Log::collect();
+    let workers: Vec<RemoteServers> = (0..2)
+        .map(|worker| {
+            let current = current.clone();
+            let resolve = move |_| Ok::<_, Error>(*current.lock().unwrap());
+            let options = fleet_ps::RemoteOptions { log: log.clone(), ..options() };
+            RemoteServers::connect_with(&job(1, 2, false), worker, resolve, &token, options)
+                .unwrap()
+        })
+        .collect();
+    let pushed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for worker in workers.iter().chain(&workers) {
+            let pushed = &pushed;
+            scope.spawn(move || {
+                for step in 0..PUSHES * KILLS / 4 {
+                    worker.push_sparse(SPARSE, Push::new(&[step, 1000], &[0.5; 4])).unwrap();
+                    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+                    pushed.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for kill in 1..KILLS {
+            while pushed.load(Ordering::SeqCst) < kill * PUSHES {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            process.kill();
+            let (next, address) = Process::start(&folder, &token);
+            process = next;
+            *current.lock().unwrap() = address;
+        }
+    });
+    let all = PUSHES * KILLS;
+    assert_eq!(pushed.load(Ordering::SeqCst), all);
+    let total = 1.0 - 0.25 * all as f32;
+    assert_eq!(pull(&workers[0], &[1000, 5]), [total, total, 0.0, 0.0]);
+    assert_eq!(crate::common::dense(&workers[1]), [-0.25 * all as f32; 5]);
+    let lines = lines().join("\n");
+    assert!(lines.contains("waits for server 0") && lines.contains("is back after"), "{lines}");
+    workers[0].stop().unwrap();
+}
