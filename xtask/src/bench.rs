@@ -57,7 +57,7 @@ const MLP_PEER: &[PeerScript] =
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
 
-const BENCHES: [Bench; 23] = [
+const BENCHES: [Bench; 26] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -117,6 +117,14 @@ const BENCHES: [Bench; 23] = [
         unit: "rows/s",
         peers: &[],
         target: Some(5e6),
+    },
+    Bench { name: "ps/rpc_pull_rows_per_pair_3e6", unit: "rows/s", peers: &[], target: Some(3e6) },
+    Bench { name: "ps/rpc_push_rows_per_pair_3e6", unit: "rows/s", peers: &[], target: Some(3e6) },
+    Bench {
+        name: "ps/durability_cost",
+        unit: "of the speed without",
+        peers: &[],
+        target: Some(0.9),
     },
     Bench { name: "ps/table_payload_percent_of_held", unit: "%", peers: &[], target: Some(80.0) },
 ];

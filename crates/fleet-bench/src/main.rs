@@ -6,6 +6,7 @@ mod bert4;
 mod data;
 mod ddp;
 mod measure;
+mod ps_rpc;
 mod ps_table;
 mod resnet50;
 mod wide_deep;
@@ -25,6 +26,9 @@ fn main() -> ExitCode {
             "ps/table_pull_rows_per_core_1e7" => ps_table::pull(&options),
             "ps/table_push_rows_per_core_5e6" => ps_table::push(&options),
             "ps/table_payload_percent_of_held" => ps_table::memory(&options),
+            "ps/rpc_pull_rows_per_pair_3e6" => ps_rpc::pull(&options),
+            "ps/rpc_push_rows_per_pair_3e6" => ps_rpc::push(&options),
+            "ps/durability_cost" => ps_rpc::durability(&options),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
             "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),
             "ddp/mlp_weak_scaling" => ddp::weak_scaling(&options, "mlp"),
