@@ -106,6 +106,11 @@ impl Kind {
         }
     }
 
+    /// The kind that has this number on the wire.
+    pub(crate) fn numbered(number: u8) -> Option<Kind> {
+        Kind::ALL.get((number as usize).checked_sub(1)?).copied()
+    }
+
     /// Whether one rank plays a special part.
     pub(crate) const fn is_rooted(self) -> bool {
         matches!(self, Kind::Reduce | Kind::Broadcast | Kind::Scatter | Kind::Gather)
@@ -167,7 +172,7 @@ impl Signature {
         };
         (label.len as usize <= LABEL_BYTES_MAX).then_some(Signature {
             sequence: word(0),
-            kind: *Kind::ALL.get((bytes[8] as usize).checked_sub(1)?)?,
+            kind: Kind::numbered(bytes[8])?,
             dtype: *DType::ALL.get((bytes[9] as usize).checked_sub(1)?)?,
             op,
             root: (word(8) >> 32) as u32,

@@ -4,6 +4,7 @@ use crate::backend::{Backend, Bounds};
 use crate::call::{Call, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
 use crate::recorder::Recorder;
+use crate::watch::{Progress, Watch};
 use crate::world::{GroupOptions, World};
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Member};
@@ -32,6 +33,10 @@ struct Shared {
     recorder: Recorder,
     core: Mutex<Core>,
     lane: Lane,
+    /// Where nobody looks for deadlocks: none.
+    progress: Option<Arc<Progress>>,
+    /// After the progress: the thread that looks ends with the last group.
+    _watch: Option<Arc<Watch>>,
 }
 
 struct Core {
@@ -67,8 +72,10 @@ impl Group {
         backend: Box<dyn Backend>,
         abort: Abort,
         options: GroupOptions,
+        watch: Option<Arc<Watch>>,
     ) -> Group {
         let size = ranks.len();
+        let progress = watch.as_ref().map(|watch| watch.add(name, ranks, &abort, options.deadlock));
         Group(Arc::new(Shared {
             name: name.into(),
             rank,
@@ -87,6 +94,8 @@ impl Group {
                 fault: None,
             }),
             lane: Lane::default(),
+            progress,
+            _watch: watch,
         }))
     }
 
@@ -511,7 +520,14 @@ impl Group {
         let signature = core.sign(&head);
         let record = shared.recorder.begin(&shared.name, shared.rank, signature);
         let bounds = Bounds { span: shared.options.timeout, abort: shared.abort.clone() };
-        let result = core.backend.run(&mut Call { signature, work }, &bounds);
+        if let Some(progress) = &shared.progress {
+            progress.begin(signature);
+        }
+        let mut result = core.backend.run(&mut Call { signature, work }, &bounds);
+        if let Some(progress) = &shared.progress {
+            progress.end();
+            result = result.map_err(|error| progress.judge(error));
+        }
         shared.recorder.end(record, result.is_err());
         result.map_err(|error| self.fail(&mut core, error))
     }

@@ -38,6 +38,7 @@ mod handle;
 mod mesh;
 mod recorder;
 mod shm;
+mod watch;
 mod world;
 
 pub use call::{Kind, LABEL_BYTES_MAX, ReduceOp};

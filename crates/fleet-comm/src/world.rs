@@ -6,10 +6,11 @@ use crate::mesh::choose::Algorithm;
 use crate::mesh::{Hierarchical, OverMesh};
 use crate::recorder::Recorder;
 use crate::shm::{self, Local, Tuning};
+use crate::watch::Watch;
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Deadline, Fabric, Limits, Member, MemoryStore, Store};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// This process in its job: what groups are made from.
@@ -19,6 +20,8 @@ pub struct World {
     store: Arc<dyn Store>,
     abort: Abort,
     recorder: Recorder,
+    /// Lives as long as a group does.
+    watch: Arc<Mutex<Weak<Watch>>>,
 }
 
 /// What may be chosen for a group; the same on all its ranks.
@@ -30,6 +33,9 @@ pub struct GroupOptions {
     pub timeout_open: Duration,
     /// A peer that is stopped for longer than this is an error.
     pub silence: Duration,
+    /// Ranks that wait for each other in different groups for this long, while their processes compute
+    /// nothing, are an error. Zero: nobody looks.
+    pub deadlock: Duration,
     /// Whether ranks of a host share memory.
     pub shared_memory: bool,
     /// How long a wait looks for news before it sleeps; it sleeps sooner when others want its core.
@@ -62,6 +68,7 @@ impl Default for GroupOptions {
             timeout: Duration::from_secs(30 * 60),
             timeout_open: Duration::from_secs(10 * 60),
             silence: Duration::from_secs(30),
+            deadlock: Duration::from_secs(60),
             shared_memory: true,
             spin: None,
             slot_bytes: None,
@@ -75,7 +82,8 @@ impl Default for GroupOptions {
 impl World {
     /// `abort` ends everything that waits; heartbeats fire it when a peer is gone.
     pub fn new(fabric: Arc<dyn Fabric>, store: Arc<dyn Store>, abort: Abort) -> World {
-        World { fabric, store, abort, recorder: Recorder::new(None) }
+        let (recorder, watch) = (Recorder::new(None), Arc::default());
+        World { fabric, store, abort, recorder, watch }
     }
 
     /// Ranks that are threads of this process, each with its world.
@@ -119,7 +127,26 @@ impl World {
             error.at(format!("opening group '{name}', rank {rank} of {}", members.len()))
         })?;
         let Open { members: people, abort, .. } = open;
-        Ok(Group::new(self.clone(), name, rank, members, people, backend, abort, options.clone()))
+        let watch = match members.len() > 1 && !options.deadlock.is_zero() {
+            true => Some(self.watch(options.deadlock)?),
+            false => None,
+        };
+        let (world, options) = (self.clone(), options.clone());
+        Ok(Group::new(world, name, rank, members, people, backend, abort, options, watch))
+    }
+
+    fn watch(&self, span: Duration) -> Result<Arc<Watch>> {
+        // Nothing panics under this lock.
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = watch.upgrade() {
+            return Ok(running);
+        }
+        let fabric = self.fabric.clone();
+        let started =
+            Watch::start(self.rank(), self.store.clone(), span, move |rank| fabric.member(rank))?;
+        let started = Arc::new(started);
+        *watch = Arc::downgrade(&started);
+        Ok(started)
     }
 }
 

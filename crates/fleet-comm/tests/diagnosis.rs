@@ -120,19 +120,25 @@ fn a_rank_that_leaves_is_named() {
 
 #[test]
 fn a_deadline_ends_a_wait() {
-    let options = GroupOptions { timeout: Duration::from_millis(100), ..Default::default() };
-    let gate = std::sync::Barrier::new(2);
-    let results = each_rank(2, &options, |group, _| {
-        let result = match group.rank() {
-            0 => group.all_reduce("x", &mut [0.0f32; 7], ReduceOp::Sum),
-            _ => Ok(()),
-        };
-        gate.wait();
-        result
-    });
-    let text = results[0].as_ref().expect_err("nobody came").to_string();
-    assert!(text.contains("the deadline passed while waiting for rank 1"), "{text}");
-    assert!(text.contains("ranks that had joined: 0; not: 1"), "{text}");
+    for (shared_memory, waited_for, joined) in [
+        (true, "rank 1 (host", "ranks that had joined: 0; not: 1"),
+        (false, "from rank 1 (host", "ranks that had joined: 0; not heard of: 1"),
+    ] {
+        let timeout = Duration::from_millis(100);
+        let options = GroupOptions { timeout, shared_memory, ..Default::default() };
+        let gate = std::sync::Barrier::new(2);
+        let results = each_rank(2, &options, |group, _| {
+            let result = match group.rank() {
+                0 => group.all_reduce("x", &mut [0.0f32; 7], ReduceOp::Sum),
+                _ => Ok(()),
+            };
+            gate.wait();
+            result
+        });
+        let text = results[0].as_ref().expect_err("nobody came").to_string();
+        assert!(text.contains("the deadline passed while waiting for"), "{text}");
+        assert!(text.contains(waited_for) && text.contains(joined), "{text}");
+    }
 }
 
 #[test]

@@ -46,7 +46,11 @@ fn work(rank: usize, ranks: usize, address: &str, what: &str) -> Result<()> {
     let fabric = TcpFabric::start(&store, &token, tcp, &limits)?;
     let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
     let all: Vec<usize> = (0..ranks).collect();
-    let options = GroupOptions { silence: Duration::from_secs(1), ..GroupOptions::default() };
+    let options = GroupOptions {
+        silence: Duration::from_secs(1),
+        deadlock: Duration::from_secs(if what.starts_with("cross") { 1 } else { 60 }),
+        ..GroupOptions::default()
+    };
     // The store's connection is there from here on.
     let before = usage();
     let group = world.group("world", &all, &options)?;
@@ -67,6 +71,12 @@ fn work(rank: usize, ranks: usize, address: &str, what: &str) -> Result<()> {
             let mut more = [0.0f32; 5];
             let label = if rank == 1 { "other" } else { "same" };
             group.all_reduce(label, &mut more, ReduceOp::Sum)
+        }
+        "cross" | "cross-mesh" => {
+            let options = GroupOptions { shared_memory: what == "cross", ..options };
+            let (a, b) = (world.group("a", &all, &options)?, world.group("b", &all, &options)?);
+            let own = if rank == 1 { &b } else { &a };
+            own.all_reduce("mine", &mut [0.0f32; 5], ReduceOp::Sum)
         }
         _ => loop {
             group.all_reduce("again", &mut data, ReduceOp::Max)?;
@@ -194,6 +204,24 @@ fn processes_that_differ_are_told() {
     for rank in 0..3 {
         let text = job.end(rank);
         assert!(text.contains("'other'") && text.contains("'same'"), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn ranks_that_wait_in_different_groups_are_told() {
+    for what in ["cross", "cross-mesh"] {
+        let mut job = Job::start(2, what);
+        let begin = Instant::now();
+        for rank in [0, 1] {
+            let text = job.end(rank);
+            let call = "all_reduce #0 'mine' (sum f32 x 5) of group";
+            assert!(text.contains("failed: ranks wait for each other"), "rank {rank}: {text}");
+            for part in [format!("{call} 'a'"), format!("{call} 'b' and waits for rank 0")] {
+                assert!(text.contains(&part), "{what}, rank {rank}: {text}");
+            }
+            assert!(text.contains(&format!("pid {}) is in", job.pid(1 - rank))), "{text}");
+        }
+        assert!(begin.elapsed() < WAIT_MAX);
     }
 }
 

@@ -117,6 +117,7 @@ impl Step<'_> {
             )?;
             heard = heard.merge(&Heard::decode(&theirs));
             reach *= 2;
+            self.joined.set(reach.min(size));
         }
         match heard.other {
             None => Ok(()),

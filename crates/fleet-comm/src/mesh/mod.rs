@@ -27,6 +27,7 @@ use fleet_base::{Error, Result};
 use fleet_kernels::fold::FoldOp;
 use fleet_net::{Limits, Mesh, Transfer};
 use fleet_tensor::DType;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,14 +55,15 @@ impl Backend for OverMesh {
             return Err(Error::unavailable(format!("the mesh of group '{}' is closed", self.name)));
         };
         let limits = mesh.limits(bounds.span, &bounds.abort);
-        let step = Step { mesh: &**mesh, limits: &limits, group: &self.name };
+        let step = Step::new(&**mesh, &limits, &self.name);
         let result = step.run(call, self.algorithm).map_err(|error| {
             error.at(format!(
-                "{} in group '{}', rank {} of {}",
+                "{} in group '{}', rank {} of {}{}",
                 call.signature,
                 self.name,
                 mesh.rank(),
-                mesh.size()
+                mesh.size(),
+                step.who_had_joined(call.signature.kind)
             ))
         });
         if result.is_err() {
@@ -73,7 +75,7 @@ impl Backend for OverMesh {
     fn refuse(&mut self, error: &Error, bounds: &Bounds) {
         if let Some(mesh) = self.mesh.take() {
             let limits = mesh.limits(bounds.span, &bounds.abort);
-            let step = Step { mesh: &*mesh, limits: &limits, group: &self.name };
+            let step = Step::new(&*mesh, &limits, &self.name);
             // The others get the claim as their error; what comes back is known here.
             let _ = step.agree(&Claim::refusal(error));
         }
@@ -85,6 +87,8 @@ pub(crate) struct Step<'a> {
     pub mesh: &'a dyn Mesh,
     pub limits: &'a Limits,
     pub group: &'a str,
+    /// Ranks that are known to be in the call: this one and those before it, around the ring.
+    joined: Cell<usize>,
 }
 
 /// A part of one step of an algorithm; offsets are bytes of `data`.
@@ -117,7 +121,28 @@ pub(crate) struct Folding {
     pub comes_first: bool,
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
+    fn new(mesh: &'a dyn Mesh, limits: &'a Limits, group: &'a str) -> Step<'a> {
+        Step { mesh, limits, group, joined: Cell::new(1) }
+    }
+
+    /// For errors; nothing for calls between two ranks.
+    fn who_had_joined(&self, kind: Kind) -> String {
+        let (rank, size, joined) = (self.rank(), self.size(), self.joined.get());
+        if matches!(kind, Kind::Send | Kind::Recv) {
+            return String::new();
+        }
+        if joined == size {
+            return " (all ranks had joined)".to_string();
+        }
+        let known = |other: &usize| (rank + size - other) % size < joined;
+        let list = |is_in: bool| {
+            let ranks = (0..size).filter(|other| known(other) == is_in);
+            ranks.map(|rank| rank.to_string()).collect::<Vec<_>>().join(" ")
+        };
+        format!(" (ranks that had joined: {}; not heard of: {})", list(true), list(false))
+    }
+
     pub fn rank(&self) -> usize {
         self.mesh.rank()
     }

@@ -28,3 +28,4 @@ pub(crate) use engine::{Engine, Tuning};
 pub(crate) use join::{Local, join};
 pub(crate) use pair::check_pair;
 pub(crate) use segment::LOCAL_RANKS_MAX;
+pub(crate) use sys::cpu_time;

@@ -166,6 +166,14 @@ mod linux {
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
     }
 
+    /// What this process has computed so far.
+    pub(crate) fn cpu_time() -> Option<Duration> {
+        let mut span = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: one place to write to, which lives as long as the call.
+        let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut span) };
+        (code == 0).then(|| Duration::new(span.tv_sec as u64, span.tv_nsec as u32))
+    }
+
     /// A process that can be asked whether it lives.
     pub(crate) struct Process {
         pid: u32,
@@ -248,6 +256,10 @@ mod other {
 
     pub(crate) fn futex_wait(_: &AtomicU32, _: u32, _: Duration) {}
     pub(crate) fn futex_wake(_: &AtomicU32) {}
+
+    pub(crate) fn cpu_time() -> Option<Duration> {
+        None
+    }
 
     pub(crate) struct Process;
 
