@@ -4,6 +4,7 @@
 //! whose number of values changes).
 
 use crate::block::{Block, Column, Values};
+use crate::lines::Skipped;
 use crate::slot::{Schema, Slot, SlotForm, SlotKind};
 use fleet_base::{Error, Result};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
@@ -16,8 +17,21 @@ enum Form {
     Dense,
     /// This many for each slot; what a record lacks is filled up.
     Padded { width: usize, pad: f64, truncate: bool },
+    /// As many as the longest of the batch, rounded up.
+    Longest { pad: f64 },
     /// As many as there are: values `[total, 1]` and offsets.
     Ragged,
+}
+
+impl Form {
+    /// What missing values become, and whether the first of too many are taken.
+    fn padding(&self) -> Option<(f64, bool)> {
+        match self {
+            Form::Padded { pad, truncate, .. } => Some((*pad, *truncate)),
+            Form::Longest { pad } => Some((*pad, false)),
+            Form::Dense | Form::Ragged => None,
+        }
+    }
 }
 
 /// One input of a program, and the slots that fill it.
@@ -73,6 +87,13 @@ impl Input {
     /// As [`Input::padded`]; of more values, the first are taken.
     pub fn padded_or_cut(mut self, width: usize, pad: f64) -> Input {
         self.form = Some(Form::Padded { width, pad, truncate: true });
+        self
+    }
+
+    /// As many values as the longest record of the batch has, rounded up to a multiple of 8, so that a
+    /// program is planned for few shapes; records that have fewer are filled up with `pad`.
+    pub fn padded_to_longest(mut self, pad: f64) -> Input {
+        self.form = Some(Form::Longest { pad });
         self
     }
 }
@@ -156,10 +177,14 @@ fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
     if matches!(form, Form::Padded { width: 0, .. }) {
         return Err(Error::invalid("an input is padded to 0 values"));
     }
+    if matches!(form, Form::Longest { .. }) && chosen.len() > 1 {
+        return Err(Error::invalid("only one slot can be padded to its longest record")
+            .help("give slots that lie side by side a width: Input::padded"));
+    }
     let widths: Vec<usize> = match form {
         Form::Padded { width, .. } => vec![width; chosen.len()],
         Form::Dense => chosen.iter().filter_map(|slot| slot.width()).collect(),
-        Form::Ragged => vec![0],
+        Form::Ragged | Form::Longest { .. } => vec![0],
     };
     let shape = match (&first.form, &form) {
         (SlotForm::Dense(shape), Form::Dense) if chosen.len() == 1 => shape.clone(),
@@ -287,10 +312,16 @@ fn fill_fixed<B: AsRef<Block>>(
     rows: &[RowRef],
     tensor: &mut Tensor,
 ) -> Result<()> {
-    reshape(tensor, input.dtype, rows.len(), &input.shape)?;
-    let total: usize = input.widths.iter().sum();
+    let longest = match input.form {
+        Form::Longest { .. } => Some(longest(input.slots[0], blocks, rows)),
+        _ => None,
+    };
+    let rest = longest.as_ref().map_or(&input.shape[..], std::slice::from_ref);
+    reshape(tensor, input.dtype, rows.len(), rest)?;
+    let total: usize = longest.unwrap_or(input.widths.iter().sum());
     let mut start = 0;
     for (&slot, &width) in input.slots.iter().zip(&input.widths) {
+        let width = longest.unwrap_or(width);
         let column = |row: &RowRef| blocks[row.block as usize].as_ref().column(slot);
         let place = Place { start, width, total, form: &input.form };
         let outcome = match (schema.slots()[slot].kind, input.dtype) {
@@ -316,6 +347,17 @@ fn fill_fixed<B: AsRef<Block>>(
     Ok(())
 }
 
+/// The width that takes every record of a batch.
+fn longest<B: AsRef<Block>>(slot: usize, blocks: &[B], rows: &[RowRef]) -> usize {
+    let count = |row: &RowRef| {
+        blocks[row.block as usize].as_ref().column(slot).range(row.row as usize).len()
+    };
+    rows.iter().map(count).max().unwrap_or(0).max(1).next_multiple_of(LONGEST_STEP)
+}
+
+/// What the width of inputs that follow their longest record is a multiple of.
+const LONGEST_STEP: usize = 8;
+
 /// The part of an input's rows that one slot fills.
 struct Place<'a> {
     start: usize,
@@ -338,14 +380,14 @@ impl Place<'_> {
             let column = column(row);
             let mut from = &values(column)[column.range(row.row as usize)];
             let out = &mut out[self.start..self.start + self.width];
-            if let Form::Padded { pad, truncate, .. } = self.form {
+            if let Some((pad, truncate)) = self.form.padding() {
                 if from.len() > self.width {
                     if !truncate {
                         return Err(from.len());
                     }
                     from = &from[..self.width];
                 }
-                out[from.len()..].fill(T::from_pad(*pad));
+                out[from.len()..].fill(T::from_pad(pad));
             }
             for (to, value) in out.iter_mut().zip(from) {
                 *to = convert(*value);
@@ -426,6 +468,11 @@ fn fill_ragged<B: AsRef<Block>>(
 pub trait BatchSource: Send {
     /// Fills the batch with the next records; false at the end.
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool>;
+
+    /// Lines that were skipped; complete at the end.
+    fn skipped(&self) -> Skipped {
+        Skipped::default()
+    }
 }
 
 #[cfg(test)]
@@ -465,6 +512,7 @@ mod tests {
                 Input::new("words", ["words"]),
                 Input::new("padded", ["words"]).padded(5, -1.0),
                 Input::new("cut", ["words"]).padded_or_cut(2, 0.0),
+                Input::new("longest", ["words"]).padded_to_longest(-1.0),
                 Input::new("x", ["x"]),
                 Input::new("both", ["x", "weights"]).padded(4, 9.0),
                 Input::new("label", ["label"]).dtype(DType::F32),
@@ -479,13 +527,16 @@ mod tests {
         assert_eq!(batch.offsets("words").unwrap(), [0, 3, 4]);
         assert_eq!(ids("padded"), [0, 1, 2, -1, -1, 0, -1, -1, -1, -1]);
         assert_eq!(ids("cut"), [0, 1, 0, 0]);
+        assert_eq!(batch.tensor("longest").unwrap().shape().to_string(), "[2, 8]");
+        assert_eq!(ids("longest")[..4], [0, 1, 2, -1]);
+        assert_eq!(ids("longest")[8..10], [0, -1]);
         assert_eq!(batch.tensor("x").unwrap().shape().to_string(), "[2, 2, 2]");
         assert_eq!(
             floats("both"),
             [2., 2., 2., 2., 0.5, 9., 9., 9., 0., 0., 0., 0., 0.5, 9., 9., 9.]
         );
         assert_eq!(floats("label"), [0.0, 0.0]);
-        assert_eq!(batch.feeds().len(), 6);
+        assert_eq!(batch.feeds().len(), 7);
     }
 
     #[test]
@@ -497,6 +548,8 @@ mod tests {
         assert!(message(Input::new("a", ["words", "x"])).contains("one kind"));
         assert!(message(Input::new("a", ["words", "label"])).contains("side by side"));
         assert!(message(Input::new("a", ["x"]).dtype(DType::I64)).contains("i64"));
+        let both = Input::new("a", ["words", "label"]).padded_to_longest(0.0);
+        assert!(message(both).contains("longest record"));
         assert!(message(Input::new("a", Vec::<String>::new())).contains("at least one slot"));
         let narrow = layout(Input::new("a", ["words"]).padded(2, 0.0)).unwrap();
         let error = Batch::new(&narrow).fill(&[&block], &rows(&[0, 3])).unwrap_err().to_string();

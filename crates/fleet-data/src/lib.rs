@@ -18,14 +18,15 @@ mod loader;
 mod make;
 mod multislot;
 mod pipe;
+mod prefetch;
 mod slot;
 pub mod synth;
 
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
 pub use dataset::{
-    DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, MemoryReader, QueueDataset,
-    QueueReader, RecordFormat, TextFiles, sum_over,
+    Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, MemoryReader,
+    QueueDataset, QueueReader, RecordFormat, TextFiles, sum_over,
 };
 pub use files::{file_shard, glob};
 pub use formats::{Criteo, CriteoHash, Csv, CsvColumn, JsonLines, LibSvm, hash_bucket};
@@ -35,4 +36,5 @@ pub use loader::{Cursor, Loader, LoaderOptions, Samples};
 pub use make::{Made, Make, MakeFormat, MakeKind};
 pub use multislot::{MultiSlot, MultiSlotWriter};
 pub use pipe::open_piped;
+pub use prefetch::Prefetch;
 pub use slot::{Schema, Slot, SlotForm, SlotKind};

@@ -127,6 +127,11 @@ impl Fleet {
         Ok(self.link.as_ref())
     }
 
+    /// The group of all workers; a worker alone has none.
+    pub(crate) fn workers(&self) -> Result<Option<&Group>> {
+        Ok(self.group()?.map(|link| &link.everyone))
+    }
+
     pub fn util(&self) -> Util<'_> {
         Util(self)
     }

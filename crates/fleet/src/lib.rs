@@ -25,7 +25,12 @@
 //! ```
 
 mod checkpoints;
+mod dataset_run;
+mod exchange;
+mod feed_layout;
 mod job;
+pub mod metrics;
+mod numbers;
 mod options;
 mod rings;
 mod save;
@@ -33,6 +38,9 @@ pub mod servers;
 mod session;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
+pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_from_dataset};
+pub use exchange::WorkerExchange;
+pub use feed_layout::{feed_layout, slots_of};
 pub use fleet_base::{Error, ErrorKind, Result, rng};
 pub use fleet_comm::ReduceOp;
 pub use fleet_data as data;

@@ -1,6 +1,8 @@
 //! A session: a model's programs, the scope that they run on, and an executor.
 
+use crate::dataset_run::{DatasetReport, DatasetRun, run_counted, run_from_dataset};
 use fleet_base::Result;
+use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::Programs;
@@ -48,6 +50,26 @@ impl Session {
     /// Counts the training steps of this session.
     pub(crate) fn step_count(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.steps)
+    }
+
+    /// Trains on one pass of a dataset.
+    pub fn train_from_dataset(
+        &mut self,
+        dataset: &dyn Dataset,
+        run: DatasetRun<'_>,
+    ) -> Result<DatasetReport> {
+        let Session { programs, scope, executor, steps, .. } = self;
+        run_counted(executor, &programs.main, scope, dataset, run, steps)
+    }
+
+    /// Runs the forward part, as for inference, on one pass of a dataset: nothing is updated but what
+    /// metrics count.
+    pub fn infer_from_dataset(
+        &mut self,
+        dataset: &dyn Dataset,
+        run: DatasetRun<'_>,
+    ) -> Result<DatasetReport> {
+        run_from_dataset(&mut self.executor, &self.test, &mut self.scope, dataset, run)
     }
 
     /// Runs the forward part as for inference: no dropout, running statistics, no update.

@@ -2,7 +2,7 @@
 
 use super::exchange::Exchange;
 use super::shuffle;
-use super::{DatasetOptions, check_files, lost_thread, no_files};
+use super::{Dataset, DatasetOptions, boxed, check_files, check_threads, lost_thread, no_files};
 use crate::batch::{Batch, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
@@ -217,10 +217,30 @@ impl InMemoryDataset {
                     order: Arc::clone(&self.order),
                     rest: range.start as usize..range.end as usize,
                     batch_size: self.options.batch_size,
+                    stride: self.options.batch_size,
                     drop_last: self.options.drop_last,
                 })
             })
             .collect()
+    }
+
+    /// Readers that take batches by turns: reader r of n has batches r, r + n, .. of the order.
+    fn turns(&self, count: usize) -> Result<Vec<MemoryReader>> {
+        check_threads(count)?;
+        if !self.loaded {
+            return Err(Error::invalid("nothing is in memory").help("load_into_memory comes first"));
+        }
+        let (batch_size, total) = (self.options.batch_size, self.order.len());
+        Ok((0..count.min(total.div_ceil(batch_size)))
+            .map(|turn| MemoryReader {
+                blocks: Arc::clone(&self.blocks),
+                order: Arc::clone(&self.order),
+                rest: turn * batch_size..total,
+                batch_size,
+                stride: count.min(total.div_ceil(batch_size)) * batch_size,
+                drop_last: self.options.drop_last,
+            })
+            .collect())
     }
 
     /// Fills a batch with records by their place in the present order.
@@ -235,17 +255,30 @@ impl InMemoryDataset {
     }
 }
 
+impl Dataset for InMemoryDataset {
+    fn layout(&self) -> &Arc<crate::BatchLayout> {
+        &self.options.layout
+    }
+
+    /// The batches, whatever the number of threads, are those of the records' order.
+    fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
+        self.turns(if threads == 0 { self.options.threads } else { threads }).map(boxed)
+    }
+}
+
 /// Hands out a part of the records.
 pub struct MemoryReader {
     blocks: Arc<Vec<Block>>,
     order: Arc<Vec<RowRef>>,
     rest: Range<usize>,
     batch_size: usize,
+    /// From the start of a batch to that of the next.
+    stride: usize,
     drop_last: bool,
 }
 
 impl MemoryReader {
-    /// Records that are still to come.
+    /// Records up to the end of this reader's part.
     pub fn remaining(&self) -> usize {
         self.rest.len()
     }
@@ -264,7 +297,7 @@ impl BatchSource for MemoryReader {
         }
         let start = self.rest.start;
         batch.fill(&self.blocks, &self.order[start..start + count])?;
-        self.rest.start += count;
+        self.rest.start = (start + self.stride).min(self.rest.end);
         Ok(true)
     }
 }

@@ -11,7 +11,7 @@ pub use memory::{InMemoryDataset, MemoryReader};
 pub use queue::{QueueDataset, QueueReader};
 pub(crate) use shuffle::stable_hash;
 
-use crate::batch::BatchLayout;
+use crate::batch::{BatchLayout, BatchSource};
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};
 use crate::multislot::MultiSlot;
 use crate::pipe::open_piped;
@@ -77,6 +77,29 @@ impl RecordFormat for TextFiles {
     }
 }
 
+/// What training reads batches from.
+pub trait Dataset {
+    /// The inputs of its batches.
+    fn layout(&self) -> &Arc<BatchLayout>;
+
+    /// One pass over the records, shared out among at most `threads` threads; 0: as many as the
+    /// options say. Batches are to be taken from the sources in turn.
+    fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>>;
+}
+
+fn boxed<S: BatchSource + 'static>(sources: Vec<S>) -> Vec<Box<dyn BatchSource>> {
+    sources.into_iter().map(|source| Box::new(source) as Box<dyn BatchSource>).collect()
+}
+
+fn check_threads(threads: usize) -> Result<()> {
+    if threads == 0 || threads > THREADS_MAX {
+        return Err(Error::invalid("number of reader threads is out of range")
+            .expected(format!("1 to {THREADS_MAX}"))
+            .got(threads));
+    }
+    Ok(())
+}
+
 /// What a dataset is made of.
 #[derive(Clone)]
 pub struct DatasetOptions {
@@ -119,12 +142,7 @@ impl DatasetOptions {
                 .expected(format!("1 to {BATCH_MAX}"))
                 .got(self.batch_size));
         }
-        if self.threads == 0 || self.threads > THREADS_MAX {
-            return Err(Error::invalid("number of reader threads is out of range")
-                .expected(format!("1 to {THREADS_MAX}"))
-                .got(self.threads));
-        }
-        Ok(())
+        check_threads(self.threads)
     }
 }
 

@@ -2,7 +2,7 @@
 //! reader takes batches. Reader r of n gets files r, r + n, .. in their order, so that what it hands
 //! out does not depend on the speed of threads.
 
-use super::{DatasetOptions, check_files, lost_thread, no_files};
+use super::{Dataset, DatasetOptions, boxed, check_files, check_threads, lost_thread, no_files};
 use crate::batch::{Batch, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
@@ -61,16 +61,32 @@ impl QueueDataset {
     /// Starts to read: as many readers as threads, but no more than files. Each is for one thread
     /// that trains.
     pub fn readers(&self) -> Result<Vec<QueueReader>> {
+        self.start(self.options.threads)
+    }
+
+    fn start(&self, threads: usize) -> Result<Vec<QueueReader>> {
+        check_threads(threads)?;
         if self.files.is_empty() {
             return Err(no_files());
         }
-        let count = self.options.threads.min(self.files.len());
+        let count = threads.min(self.files.len());
         (0..count)
             .map(|reader| {
                 let files = self.files.iter().skip(reader).step_by(count).cloned().collect();
                 QueueReader::start(self.options.clone(), files)
             })
             .collect()
+    }
+}
+
+impl Dataset for QueueDataset {
+    fn layout(&self) -> &std::sync::Arc<crate::BatchLayout> {
+        &self.options.layout
+    }
+
+    /// Starts to read; source r of n gets files r, r + n, ..
+    fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
+        self.start(if threads == 0 { self.options.threads } else { threads }).map(boxed)
     }
 }
 
@@ -96,11 +112,6 @@ impl QueueReader {
         let skipped = Skipped::default();
         Ok(QueueReader { full: Some(full), empty, thread: Some(thread), rows: Vec::new(), skipped })
     }
-
-    /// Lines that were skipped; complete at the end.
-    pub fn skipped(&self) -> &Skipped {
-        &self.skipped
-    }
 }
 
 impl BatchSource for QueueReader {
@@ -118,6 +129,10 @@ impl BatchSource for QueueReader {
         // The thread may have ended; the block is then not needed any more.
         let _ = self.empty.try_send(block);
         Ok(true)
+    }
+
+    fn skipped(&self) -> Skipped {
+        self.skipped.clone()
     }
 }
 

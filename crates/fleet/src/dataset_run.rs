@@ -1,0 +1,318 @@
+//! One pass of a dataset through a program: `train_from_dataset` and `infer_from_dataset`.
+//!
+//! Reader threads make batches ahead, in tensors that the plan reads where they lie; the step runs on
+//! all of the executor's compute threads. Steps follow each other, so that a pass gives the same
+//! numbers on any number of threads: what other systems win by threads that race on the parameters,
+//! is won here inside the step.
+
+use crate::Fleet;
+use crate::numbers::shown;
+use fleet_base::{Error, Result};
+use fleet_comm::ReduceOp;
+use fleet_data::{Batch, BatchSource, Dataset, Prefetch, Skipped};
+use fleet_exec::{Executor, Scope};
+use fleet_ir::Program;
+use fleet_tensor::Tensor;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How a dataset goes through a program.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::DatasetRun;
+/// use fleet::data::{DatasetOptions, InMemoryDataset, TextFiles};
+/// # let path = std::env::temp_dir().join(format!("dataset-run-{}", std::process::id()));
+/// # std::fs::write(&path, "1 0.5 1 1.0\n1 1.5 1 3.0\n1 -1 1 -2.0\n").unwrap();
+/// let net = Net::new();
+/// let (x, y) = (net.data("x", [-1, 1], DType::F32), net.data("y", [-1, 1], DType::F32));
+/// let loss = x.fc(1).mse_loss(y, Reduction::Mean);
+/// net.minimize(loss, Sgd::new(0.1))?;
+/// let loss = loss.name();
+/// let mut session = Session::new(net.build()?, ExecOptions::default())?;
+///
+/// let schema = fleet::slots_of(&session.programs.main, &["x", "y"])?;
+/// let files = TextFiles::multi_slot(&schema);
+/// let mut dataset = InMemoryDataset::new(DatasetOptions { batch_size: 2, ..DatasetOptions::new(files)? })?;
+/// dataset.set_filelist([path.clone()])?;
+/// dataset.load_into_memory()?;
+/// let run = DatasetRun::new().fetch("loss", &loss).print_period(1).print(|line| eprintln!("{line}"));
+/// let report = session.train_from_dataset(&dataset, run)?;
+/// assert_eq!((report.batches, report.records), (2, 3)); // the last, smaller batch counts
+/// let report = session.infer_from_dataset(&dataset, DatasetRun::new().fetch("loss", &loss))?;
+/// assert!(report.last[0].1.item::<f32>()? >= 0.0);
+/// # std::fs::remove_file(&path).unwrap();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub struct DatasetRun<'a> {
+    threads: usize,
+    ahead: usize,
+    fetch: Vec<(String, String)>,
+    print_period: u64,
+    print: Box<dyn FnMut(&str) + 'a>,
+    debug: bool,
+    handler: Option<Handler<'a>>,
+    workers: Option<&'a Fleet>,
+}
+
+struct Handler<'a> {
+    period: Duration,
+    call: Box<dyn FnMut(&Fetched<'_>) -> Result<()> + 'a>,
+}
+
+/// What a fetch handler sees.
+#[derive(Debug)]
+pub struct Fetched<'a> {
+    /// Batches that are done.
+    pub batches: u64,
+    pub records: u64,
+    /// Labels and values of the fetch list.
+    pub values: &'a [(String, Tensor)],
+}
+
+/// What a pass did.
+#[derive(Debug, Default)]
+pub struct DatasetReport {
+    pub batches: u64,
+    pub records: u64,
+    pub seconds: f64,
+    /// Of these, how many training stood still for want of a batch.
+    pub starved_seconds: f64,
+    /// Records of batches that were left, because another worker had none ([`DatasetRun::together`]).
+    pub records_left: u64,
+    /// Bad lines that a streaming dataset skipped.
+    pub skipped: Skipped,
+    /// Labels and values of the fetch list after the last batch; empty when there was none.
+    pub last: Vec<(String, Tensor)>,
+}
+
+impl Default for DatasetRun<'_> {
+    fn default() -> Self {
+        DatasetRun {
+            threads: 0,
+            ahead: DOUBLE_BUFFER,
+            fetch: Vec::new(),
+            print_period: PRINT_PERIOD,
+            print: Box::new(|line| println!("{line}")),
+            debug: false,
+            handler: None,
+            workers: None,
+        }
+    }
+}
+
+impl<'a> DatasetRun<'a> {
+    /// As many threads as the dataset's options say, nothing fetched.
+    pub fn new() -> DatasetRun<'a> {
+        DatasetRun::default()
+    }
+
+    /// Threads that make batches; 0 takes the dataset's number.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Batches that each thread keeps ready beside the one in use; 1 is a double buffer.
+    pub fn ahead(mut self, batches: usize) -> Self {
+        self.ahead = batches;
+        self
+    }
+
+    /// Fetches a variable after each batch; `info` is what it is called where it is shown.
+    pub fn fetch(mut self, info: &str, variable: &str) -> Self {
+        self.fetch.push((info.to_string(), variable.to_string()));
+        self
+    }
+
+    /// Prints what is fetched after every `batches` batches (100); 0: never.
+    pub fn print_period(mut self, batches: u64) -> Self {
+        self.print_period = batches;
+        self
+    }
+
+    /// Where lines go instead of to the standard output.
+    pub fn print(mut self, print: impl FnMut(&str) + 'a) -> Self {
+        self.print = Box::new(print);
+        self
+    }
+
+    /// Prints at the end how fast it went, and how long training waited for data.
+    pub fn debug(mut self, debug: bool) -> Self {
+        self.debug = debug;
+        self
+    }
+
+    /// Gives what is fetched to a closure after the first batch that ends a period, and after the last
+    /// one; its error ends the pass.
+    pub fn handler(
+        mut self,
+        period: Duration,
+        call: impl FnMut(&Fetched<'_>) -> Result<()> + 'a,
+    ) -> Self {
+        self.handler = Some(Handler { period, call: Box::new(call) });
+        self
+    }
+
+    /// Ends the pass on all workers once one of them has no more batches. Programs that talk at every
+    /// step need as many steps on every worker, and shards are seldom of one size.
+    pub fn together(mut self, fleet: &'a Fleet) -> Self {
+        self.workers = Some(fleet);
+        self
+    }
+}
+
+/// Runs one pass of a dataset through a program.
+pub fn run_from_dataset(
+    executor: &mut Executor,
+    program: &Program,
+    scope: &mut Scope,
+    dataset: &dyn Dataset,
+    run: DatasetRun<'_>,
+) -> Result<DatasetReport> {
+    run_counted(executor, program, scope, dataset, run, &AtomicU64::new(0))
+}
+
+/// The same, where somebody counts the steps.
+pub(crate) fn run_counted(
+    executor: &mut Executor,
+    program: &Program,
+    scope: &mut Scope,
+    dataset: &dyn Dataset,
+    run: DatasetRun<'_>,
+    steps: &AtomicU64,
+) -> Result<DatasetReport> {
+    check_inputs(program, dataset)?;
+    let mut batches = Prefetch::start(dataset.sources(run.threads)?, dataset.layout(), run.ahead)?;
+    let mut pass = Pass::new(run);
+    let names: Vec<String> = pass.run.fetch.iter().map(|(_, name)| name.clone()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (mut batch, mut out) = (Batch::new(dataset.layout()), Vec::new());
+    while pass.next(&mut batches, &mut batch)? {
+        steps.fetch_add(1, Relaxed);
+        executor.run_into(program, scope, &batch.feeds(), &names, &mut out).map_err(|error| {
+            error.at(format!("batch {} of the dataset", pass.report.batches + 1))
+        })?;
+        pass.after_step(batch.len() as u64, &mut out)?;
+    }
+    pass.end(&batches)
+}
+
+/// A pass under way.
+struct Pass<'a> {
+    run: DatasetRun<'a>,
+    report: DatasetReport,
+    begin: Instant,
+    handled: Instant,
+    /// Batches that the handler has seen.
+    seen: u64,
+}
+
+impl<'a> Pass<'a> {
+    fn new(run: DatasetRun<'a>) -> Pass<'a> {
+        let now = Instant::now();
+        Pass { run, report: DatasetReport::default(), begin: now, handled: now, seen: 0 }
+    }
+
+    /// Whether there is a batch, here and on the workers that go together.
+    fn next(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<bool> {
+        let begin = Instant::now();
+        let outcome = batches.next_batch(batch);
+        self.report.starved_seconds += begin.elapsed().as_secs_f64();
+        let Some(fleet) = self.run.workers else { return outcome };
+        // An error here must not leave the others waiting: they are told that there is no batch.
+        let mine = f64::from(u8::from(matches!(outcome, Ok(true))));
+        let all = fleet.util().all_reduce(&[mine], ReduceOp::Min);
+        let more = outcome?;
+        let together = all?[0] > 0.0;
+        if more && !together {
+            self.report.records_left += batch.len() as u64;
+            while batches.next_batch(batch)? {
+                self.report.records_left += batch.len() as u64;
+            }
+        }
+        Ok(together)
+    }
+
+    fn after_step(&mut self, records: u64, out: &mut Vec<Tensor>) -> Result<()> {
+        self.report.batches += 1;
+        self.report.records += records;
+        let period = self.run.print_period;
+        let prints =
+            period > 0 && self.report.batches.is_multiple_of(period) && !self.run.fetch.is_empty();
+        let handles =
+            self.run.handler.as_ref().is_some_and(|it| self.handled.elapsed() >= it.period);
+        self.keep(out);
+        if prints {
+            let line = self.line();
+            (self.run.print)(&line);
+        }
+        if handles { self.handle() } else { Ok(()) }
+    }
+
+    /// Swaps what was fetched with the tensors of the step before, which are written over next.
+    fn keep(&mut self, out: &mut [Tensor]) {
+        if self.report.last.is_empty() {
+            let labels = self.run.fetch.iter().map(|(info, _)| (info.clone(), Tensor::empty()));
+            self.report.last = labels.collect();
+        }
+        for ((_, last), fetched) in self.report.last.iter_mut().zip(out) {
+            std::mem::swap(last, fetched);
+        }
+    }
+
+    fn line(&self) -> String {
+        let mut line = format!("batch {}", self.report.batches);
+        for (info, value) in &self.report.last {
+            // Writing to a string cannot fail.
+            let _ = write!(line, ", {info}: {}", shown(value));
+        }
+        line
+    }
+
+    fn handle(&mut self) -> Result<()> {
+        let Some(handler) = &mut self.run.handler else { return Ok(()) };
+        (self.handled, self.seen) = (Instant::now(), self.report.batches);
+        let DatasetReport { batches, records, last, .. } = &self.report;
+        (handler.call)(&Fetched { batches: *batches, records: *records, values: last })
+    }
+
+    fn end(mut self, batches: &Prefetch) -> Result<DatasetReport> {
+        if self.seen < self.report.batches {
+            self.handle()?;
+        }
+        self.report.seconds = self.begin.elapsed().as_secs_f64();
+        self.report.skipped = batches.skipped();
+        if self.run.debug {
+            let DatasetReport { batches, records, seconds, starved_seconds, .. } = &self.report;
+            let line = format!(
+                "{batches} batches, {records} records in {seconds:.1} s ({:.0} a second); waited \
+                 {starved_seconds:.1} s for data",
+                *records as f64 / seconds.max(f64::MIN_POSITIVE)
+            );
+            (self.run.print)(&line);
+        }
+        Ok(self.report)
+    }
+}
+
+/// Every input of the program must be filled, before threads are started.
+fn check_inputs(program: &Program, dataset: &dyn Dataset) -> Result<()> {
+    let given: Vec<&str> = dataset.layout().names().collect();
+    let missing = program.vars().find(|(_, var)| var.is_data && !given.contains(&&*var.name));
+    match missing {
+        None => Ok(()),
+        Some((_, var)) => {
+            let hint = fleet_base::text::did_you_mean(&var.name, given.iter().copied());
+            Err(Error::invalid(format!("the dataset has nothing for input '{}'{hint}", var.name))
+                .expected(format!("{}{}", var.dtype, var.shape))
+                .got(format!("batches of {}", given.join(", ")))
+                .help("give the dataset a layout with this input: feed_layout, BatchLayout::new"))
+        }
+    }
+}
+
+/// A batch ready beside the one in use.
+const DOUBLE_BUFFER: usize = 1;
+const PRINT_PERIOD: u64 = 100;

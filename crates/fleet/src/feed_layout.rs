@@ -1,0 +1,118 @@
+//! What a program is fed, from what records hold: slots from a program's inputs, and a batch's layout
+//! from both.
+
+use fleet_base::{Error, Result, text};
+use fleet_data::{BatchLayout, Input, Schema, Slot, SlotForm, SlotKind};
+use fleet_ir::{Program, Var, VarId};
+use fleet_tensor::DType;
+use std::sync::Arc;
+
+/// The slots of records that fill these inputs of a program, in this order (`use_var`): integers from
+/// slots of ids, floats from slots of floats; an input of ragged rows from a ragged slot, every other
+/// from a dense one of its shape.
+///
+/// ```
+/// use fleet::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 13], DType::F32);
+/// net.data_lod("C1", [-1, 1], DType::I64, 1);
+/// # x.fc(1);
+/// let schema = fleet::slots_of(&net.build()?.main, &["x", "C1"])?;
+/// assert_eq!(schema.slots()[0].width(), Some(13));
+/// assert_eq!(schema.slots()[1].width(), None);
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn slots_of(program: &Program, inputs: &[&str]) -> Result<Arc<Schema>> {
+    let slots: Result<Vec<Slot>> = inputs.iter().map(|name| slot_of(program, name)).collect();
+    Schema::new(slots?)
+}
+
+fn slot_of(program: &Program, name: &str) -> Result<Slot> {
+    let (_, var) = input(program, name)?;
+    let kind = match var.dtype {
+        DType::I64 => SlotKind::Ids,
+        DType::F32 => SlotKind::Floats,
+        other => {
+            return Err(Error::invalid(format!("input '{name}' cannot be filled from records"))
+                .expected("int64 or float32")
+                .got(other)
+                .help("cast in the program, or lay out the batch by hand (BatchLayout)"));
+        }
+    };
+    if var.lod_level > 0 {
+        return Ok(Slot::new(name, kind, SlotForm::Ragged));
+    }
+    let size = |dim: &i64| {
+        usize::try_from(*dim).map_err(|_| {
+            Error::invalid(format!("input '{name}' has a dimension of unknown size"))
+                .got(var.shape)
+                .help("only the first may be unknown; ragged rows are an input with lod_level 1")
+        })
+    };
+    let shape: Result<Vec<usize>> = var.shape.dims().iter().skip(1).map(size).collect();
+    Ok(Slot::new(name, kind, SlotForm::Dense(shape?)))
+}
+
+/// The batches that a program takes, from records of a schema: for each input of the program the slot
+/// of its name.
+///
+/// A ragged slot goes into an input of ragged rows as it is, into one of fixed width padded to that
+/// width, and into one of unknown width padded to the longest record of the batch. The padding is the
+/// `padding_idx` of the table that looks the input up (whose row is zero, so that a sum over rows pools
+/// what is there), and 0 elsewhere.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::data::{Schema, Slot};
+/// let net = Net::new();
+/// let words = net.data("words", [-1, -1], DType::I64);
+/// let rows = words.embedding(Embedding::new(100, 4).padding_idx(0));
+/// let pooled = rows.reduce_sum([1], false); // [batch, 4]
+/// # pooled.fc(1);
+/// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_ids("label", [1])])?;
+/// let layout = fleet::feed_layout(&net.build()?.main, &schema)?;
+/// assert_eq!(layout.names().collect::<Vec<_>>(), ["words"]);
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn feed_layout(program: &Program, schema: &Arc<Schema>) -> Result<Arc<BatchLayout>> {
+    let mut inputs = Vec::new();
+    for (id, var) in program.vars().filter(|(_, var)| var.is_data) {
+        let slot = &schema.slots()[schema
+            .index(&var.name)
+            .map_err(|error| error.at(format!("input '{}' of the program", var.name)))?];
+        let input = Input::new(&var.name, [&var.name]).dtype(var.dtype);
+        inputs.push(match (&slot.form, var.lod_level) {
+            (SlotForm::Ragged, 0) => padded(program, id, var, input)?,
+            _ => input,
+        });
+    }
+    BatchLayout::new(schema, inputs)
+}
+
+fn padded(program: &Program, id: VarId, var: &Var, input: Input) -> Result<Input> {
+    let pad = padding_of(program, id) as f64;
+    match var.shape.dims() {
+        [_, -1] => Ok(input.padded_to_longest(pad)),
+        [_, width] => Ok(input.padded(*width as usize, pad)),
+        _ => Err(Error::invalid(format!("a ragged slot does not fill input '{}'", var.name))
+            .expected("two dimensions, the batch and the values of a record")
+            .got(var.shape)),
+    }
+}
+
+/// The id whose row the tables that look a variable up keep at zero.
+fn padding_of(program: &Program, id: VarId) -> i64 {
+    let lookups = program
+        .root_ops()
+        .map(|(_, op)| op)
+        .filter(|op| op.attr("padding_idx").is_some() && op.all_inputs().any(|input| input == id));
+    lookups.map(|op| op.attr_int("padding_idx")).find(|row| *row >= 0).unwrap_or(0)
+}
+
+fn input<'p>(program: &'p Program, name: &str) -> Result<(VarId, &'p Var)> {
+    let inputs = || program.vars().filter(|(_, var)| var.is_data);
+    inputs().find(|(_, var)| var.name == name).ok_or_else(|| {
+        let hint = text::did_you_mean(name, inputs().map(|(_, var)| var.name.as_str()));
+        Error::invalid(format!("the program takes no input '{name}'{hint}"))
+    })
+}
