@@ -58,8 +58,10 @@ pub struct DatasetRun<'a> {
 
 struct Handler<'a> {
     period: Duration,
-    call: Box<dyn FnMut(&Fetched<'_>) -> Result<()> + 'a>,
+    call: Box<Call<'a>>,
 }
+
+type Call<'a> = dyn FnMut(&Fetched<'_>) -> Result<()> + 'a;
 
 /// What a fetch handler sees.
 #[derive(Debug)]
@@ -235,7 +237,7 @@ impl<'a> Pass<'a> {
         Ok(together)
     }
 
-    fn after_step(&mut self, records: u64, out: &mut Vec<Tensor>) -> Result<()> {
+    fn after_step(&mut self, records: u64, out: &mut [Tensor]) -> Result<()> {
         self.report.batches += 1;
         self.report.records += records;
         let period = self.run.print_period;
