@@ -145,6 +145,21 @@ fn spawn(role: &str) -> Command {
 
 #[test]
 fn kill_9_is_known_to_all() {
+    // The promise is 5 s, on a machine that lets the survivors run: one try of a few must keep it.
+    const PROMISE: Duration = Duration::from_secs(5);
+    const TRIES: usize = 4;
+    let mut spans = Vec::new();
+    while spans.len() < TRIES {
+        spans.push(span_of_a_death());
+        if spans.last().is_some_and(|span| *span < PROMISE) {
+            return;
+        }
+    }
+    panic!("nobody knew in time: {spans:?}");
+}
+
+/// Kills a rank of four, and gives the time until the others know.
+fn span_of_a_death() -> Duration {
     let mut job = Job::start(4, Vigilance::default());
     let pid = job.children[2].id();
     job.signal(2, Signal::KILL);
@@ -155,8 +170,7 @@ fn kill_9_is_known_to_all() {
         let words = format!("rank 2 (host {}, pid {pid}) died", host::name());
         assert!(error.starts_with(&words), "{error}");
     }
-    // The promise is 5 s; the rest is for a machine that has other work.
-    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+    start.elapsed()
 }
 
 #[test]
