@@ -9,6 +9,7 @@
 
 mod batch;
 mod block;
+mod data_loader;
 mod dataset;
 mod files;
 mod formats;
@@ -24,6 +25,9 @@ pub mod synth;
 
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
+pub use data_loader::{
+    Batches, DataLoader, DataLoaderOptions, Feed, FeedBatch, Field, FieldSample, Part,
+};
 pub use dataset::{
     Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, MemoryReader,
     QueueDataset, QueueReader, RecordFormat, TextFiles, sum_over,

@@ -10,7 +10,9 @@ use crate::batch::Batch;
 use crate::dataset::InMemoryDataset;
 use fleet_base::rng::Sequence;
 use fleet_base::{Error, Result};
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -103,6 +105,46 @@ impl Cursor {
             }),
             _ => Err(Error::invalid("bytes are no cursor of a loader").got(bytes.len())),
         }
+    }
+}
+
+impl fmt::Display for Cursor {
+    /// As a word for a checkpoint's entries; [`Cursor::from_str`] reads it.
+    ///
+    /// ```
+    /// use fleet_data::Cursor;
+    /// let cursor = Cursor { epoch: 3, taken: 1024, seed: 7, sample_count: 60_000 };
+    /// assert_eq!(cursor.to_string(), "epoch=3,taken=1024,seed=7,sample_count=60000");
+    /// assert_eq!(cursor.to_string().parse::<Cursor>()?, cursor);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cursor { epoch, taken, seed, sample_count } = self;
+        write!(f, "epoch={epoch},taken={taken},seed={seed},sample_count={sample_count}")
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Cursor> {
+        let wrong = || {
+            Error::invalid("text is no cursor of a loader")
+                .expected("epoch=..,taken=..,seed=..,sample_count=..")
+                .got(format!("'{text}'"))
+        };
+        let mut rest = text.split(',');
+        let mut number = |key: &str| -> Result<u64> {
+            let value = rest.next().and_then(|word| word.strip_prefix(key)?.strip_prefix('='));
+            value.and_then(|value| value.parse().ok()).ok_or_else(wrong)
+        };
+        let cursor = Cursor {
+            epoch: number("epoch")?,
+            taken: number("taken")?,
+            seed: number("seed")?,
+            sample_count: number("sample_count")?,
+        };
+        if rest.next().is_some() { Err(wrong()) } else { Ok(cursor) }
     }
 }
 
@@ -471,6 +513,8 @@ mod tests {
             // What was made ahead does not count, and all workers agree.
             assert!(cursors.iter().all(|cursor| *cursor == cursors[0]));
             let cursor = Cursor::from_bytes(&cursors[0]).unwrap();
+            assert_eq!(cursor.to_string().parse::<Cursor>().unwrap(), cursor);
+            assert!("epoch=1,taken=x".parse::<Cursor>().is_err());
             assert_eq!(cursor.taken, 15 * before as u64);
             for rank in 0..after {
                 let mut loader = Loader::new(samples.clone(), options(rank, after, 1)).unwrap();

@@ -1,0 +1,687 @@
+//! Batches from generators: code of the user that yields samples, lists of samples, or whole batches.
+//!
+//! A generator is made anew for each pass, by a closure that is told which part of the work it is to
+//! do: with several threads each has a generator of its own, and batches are taken from them in turn,
+//! so that the order never depends on their speed. A generator may go on for ever.
+
+use fleet_base::{Error, Result};
+use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// One input of a program, as samples hold it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Feed {
+    name: String,
+    dtype: DType,
+    /// Of one sample.
+    shape: Vec<usize>,
+    scale: f32,
+    shift: f32,
+}
+
+impl Feed {
+    /// An input whose samples have this shape (without the batch).
+    pub fn new(name: &str, dtype: DType, shape: impl Into<Vec<usize>>) -> Feed {
+        Feed { name: name.to_string(), dtype, shape: shape.into(), scale: 1.0, shift: 0.0 }
+    }
+
+    /// Bytes that fill an `f32` input become `byte * scale + shift`, when their batch is assembled and
+    /// not before: until then a sample takes a quarter of the memory.
+    pub fn scaled(mut self, scale: f32, shift: f32) -> Feed {
+        (self.scale, self.shift) = (scale, shift);
+        self
+    }
+
+    fn width(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// What a sample has for one input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Field {
+    Floats(Vec<f32>),
+    Ids(Vec<i64>),
+    Bytes(Vec<u8>),
+}
+
+impl From<Vec<f32>> for Field {
+    fn from(values: Vec<f32>) -> Self {
+        Field::Floats(values)
+    }
+}
+
+impl From<Vec<i64>> for Field {
+    fn from(values: Vec<i64>) -> Self {
+        Field::Ids(values)
+    }
+}
+
+impl From<Vec<u8>> for Field {
+    fn from(values: Vec<u8>) -> Self {
+        Field::Bytes(values)
+    }
+}
+
+impl From<f32> for Field {
+    fn from(value: f32) -> Self {
+        Field::Floats(vec![value])
+    }
+}
+
+impl From<i64> for Field {
+    fn from(value: i64) -> Self {
+        Field::Ids(vec![value])
+    }
+}
+
+impl Field {
+    fn len(&self) -> usize {
+        match self {
+            Field::Floats(values) => values.len(),
+            Field::Ids(values) => values.len(),
+            Field::Bytes(values) => values.len(),
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Field::Floats(_) => "floats",
+            Field::Ids(_) => "ids",
+            Field::Bytes(_) => "bytes",
+        }
+    }
+}
+
+/// A field for each input.
+pub type FieldSample = Vec<Field>;
+
+/// Which share of a pass a generator yields: sample `index`, `index + count`, .., for example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub index: usize,
+    pub count: usize,
+}
+
+/// How a loader works ahead.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataLoaderOptions {
+    /// Make batches in threads, ahead of who takes them. Otherwise each is made when it is asked for.
+    pub use_double_buffer: bool,
+    /// Batches that each thread keeps ready.
+    pub capacity: usize,
+    /// Generators, each in a thread of its own.
+    pub threads: usize,
+}
+
+impl Default for DataLoaderOptions {
+    /// One thread, two batches ready.
+    fn default() -> Self {
+        DataLoaderOptions { use_double_buffer: true, capacity: 2, threads: 1 }
+    }
+}
+
+/// The tensors of a batch, ready to be fed.
+#[derive(Debug, Default)]
+pub struct FeedBatch {
+    names: Option<Arc<Vec<Feed>>>,
+    tensors: Vec<Tensor>,
+}
+
+impl FeedBatch {
+    pub fn new() -> FeedBatch {
+        FeedBatch::default()
+    }
+
+    /// Names and tensors, as an executor is fed.
+    pub fn feeds(&self) -> Vec<(&str, &Tensor)> {
+        let names = self.names.iter().flat_map(|feeds| feeds.iter());
+        names.map(|feed| feed.name.as_str()).zip(&self.tensors).collect()
+    }
+
+    /// The tensors in the order of the feed list.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// Samples.
+    pub fn len(&self) -> usize {
+        self.tensors.first().map_or(0, |tensor| tensor.shape().at(0))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Hands out the batches of generators.
+///
+/// ```
+/// use fleet_data::{DataLoader, DataLoaderOptions, Feed, FeedBatch};
+/// use fleet_tensor::DType;
+/// let feeds = [Feed::new("image", DType::F32, [4]).scaled(1.0 / 255.0, 0.0), Feed::new("label", DType::I64, [1])];
+/// let mut loader = DataLoader::from_generator(feeds, DataLoaderOptions::default())?;
+/// loader.set_sample_generator(2, false, |_part| {
+///     (0..5i64).map(|n| Ok(vec![vec![255u8 * (n % 2) as u8; 4].into(), n.into()]))
+/// })?;
+///
+/// // As an iterator of one pass ..
+/// let sizes: Result<Vec<usize>, _> = loader.batches()?.map(|batch| batch.map(|it| it.len())).collect();
+/// assert_eq!(sizes?, [2, 2, 1]);
+///
+/// // .. or with start and reset; a batch is filled again and again.
+/// let mut batch = FeedBatch::new();
+/// for _pass in 0..2 {
+///     loader.start()?;
+///     while loader.next(&mut batch)? {
+///         assert!(batch.feeds()[0].1.as_slice::<f32>()?.iter().all(|pixel| [0.0, 1.0].contains(pixel)));
+///     }
+///     loader.reset();
+/// }
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct DataLoader {
+    feeds: Arc<Vec<Feed>>,
+    options: DataLoaderOptions,
+    make: Option<Arc<Make>>,
+    pass: Option<Pass>,
+    taken: u64,
+}
+
+/// Fills the next batch; false at the end.
+type Fill = Box<dyn FnMut(&mut FeedBatch) -> Result<bool>>;
+type Make = dyn Fn(Part) -> Fill + Send + Sync;
+
+impl DataLoader {
+    /// A loader of these inputs, in the order in which samples have their fields.
+    pub fn from_generator(
+        feeds: impl IntoIterator<Item = Feed>,
+        options: DataLoaderOptions,
+    ) -> Result<DataLoader> {
+        let feeds: Vec<Feed> = feeds.into_iter().collect();
+        if feeds.is_empty() {
+            return Err(Error::invalid("a loader has no inputs to fill"));
+        }
+        for (name, value, max) in [
+            ("capacity", options.capacity, CAPACITY_MAX),
+            ("threads", options.threads, THREADS_MAX),
+        ] {
+            if value == 0 || value > max {
+                return Err(Error::invalid(format!("{name} of a loader is out of range"))
+                    .expected(format!("1 to {max}"))
+                    .got(value));
+            }
+        }
+        for feed in &feeds {
+            if !matches!(feed.dtype, DType::F32 | DType::I64 | DType::U8) {
+                return Err(Error::unsupported(format!(
+                    "samples do not fill input '{}'",
+                    feed.name
+                ))
+                .expected("f32, i64 or u8")
+                .got(feed.dtype)
+                .help("yield whole batches (set_batch_generator), or cast in the program"));
+            }
+            if feed.shape.len() >= RANK_MAX {
+                return Err(Error::unsupported(format!(
+                    "input '{}' has too many dimensions",
+                    feed.name
+                ))
+                .got(feed.shape.len() + 1));
+            }
+        }
+        Ok(DataLoader { feeds: Arc::new(feeds), options, make: None, pass: None, taken: 0 })
+    }
+
+    /// Batches of `batch_size` samples that `reader` yields one by one; the last may be smaller, or be
+    /// dropped.
+    pub fn set_sample_generator<I>(
+        &mut self,
+        batch_size: usize,
+        drop_last: bool,
+        reader: impl Fn(Part) -> I + Send + Sync + 'static,
+    ) -> Result<()>
+    where
+        I: Iterator<Item = Result<FieldSample>> + 'static,
+    {
+        if batch_size == 0 || batch_size > BATCH_MAX {
+            return Err(Error::invalid("batch size is out of range")
+                .expected(format!("1 to {BATCH_MAX}"))
+                .got(batch_size));
+        }
+        self.set_sample_list_generator(move |part| {
+            let mut samples = reader(part);
+            std::iter::from_fn(move || {
+                let list: Result<Vec<FieldSample>> = samples.by_ref().take(batch_size).collect();
+                match list {
+                    Ok(list) if list.is_empty() || (drop_last && list.len() < batch_size) => None,
+                    list => Some(list),
+                }
+            })
+        });
+        Ok(())
+    }
+
+    /// Batches of the lists of samples that `reader` yields.
+    pub fn set_sample_list_generator<I>(
+        &mut self,
+        reader: impl Fn(Part) -> I + Send + Sync + 'static,
+    ) where
+        I: Iterator<Item = Result<Vec<FieldSample>>> + 'static,
+    {
+        let feeds = Arc::clone(&self.feeds);
+        self.set(move |part| {
+            let (mut lists, feeds) = (reader(part), Arc::clone(&feeds));
+            Box::new(move |batch| match lists.next() {
+                None => Ok(false),
+                Some(list) => assemble(&feeds, &list?, batch).map(|()| true),
+            })
+        });
+    }
+
+    /// The batches that `reader` yields: a tensor for each input.
+    pub fn set_batch_generator<I>(&mut self, reader: impl Fn(Part) -> I + Send + Sync + 'static)
+    where
+        I: Iterator<Item = Result<Vec<Tensor>>> + 'static,
+    {
+        let feeds = Arc::clone(&self.feeds);
+        self.set(move |part| {
+            let (mut batches, feeds) = (reader(part), Arc::clone(&feeds));
+            Box::new(move |batch| {
+                let Some(tensors) = batches.next() else { return Ok(false) };
+                let tensors = tensors?;
+                check_batch(&feeds, &tensors)?;
+                batch.tensors = tensors;
+                Ok(true)
+            })
+        });
+    }
+
+    fn set(&mut self, make: impl Fn(Part) -> Fill + Send + Sync + 'static) {
+        self.reset();
+        self.make = Some(Arc::new(make));
+    }
+
+    /// Begins a pass.
+    pub fn start(&mut self) -> Result<()> {
+        self.start_behind(0)
+    }
+
+    /// Begins a pass behind its first `batches` batches, which are made and left out: those that a
+    /// resumed job has had, as [`DataLoader::taken`] has counted them.
+    pub fn start_behind(&mut self, batches: u64) -> Result<()> {
+        if self.pass.is_some() {
+            return Err(Error::invalid("the loader has been started already")
+                .help("reset comes first, also at the end of a pass"));
+        }
+        let Some(make) = &self.make else {
+            return Err(Error::invalid("the loader has no generator")
+                .help("set_sample_generator, set_sample_list_generator or set_batch_generator"));
+        };
+        self.pass = Some(Pass::start(make, &self.options)?);
+        self.taken = 0;
+        let mut batch = FeedBatch::new();
+        while self.taken < batches {
+            if !self.next(&mut batch)? {
+                let error = Error::invalid("the generators end before the place to go on from");
+                return Err(error.expected(format!("{batches} batches")).got(self.taken));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the pass, wherever it is.
+    pub fn reset(&mut self) {
+        self.pass = None;
+    }
+
+    /// Batches of this pass that have been handed out, whatever was made ahead: with the number of the
+    /// pass, what a checkpoint keeps.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Swaps the next batch in; false at the end of the pass.
+    pub fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
+        let Some(pass) = &mut self.pass else {
+            return Err(Error::invalid("the loader has not been started").help("start comes first"));
+        };
+        let more = pass.next(batch)?;
+        if more {
+            batch.names = Some(Arc::clone(&self.feeds));
+            self.taken += 1;
+        }
+        Ok(more)
+    }
+
+    /// One pass as an iterator; resets the loader when it is dropped.
+    pub fn batches(&mut self) -> Result<Batches<'_>> {
+        self.start()?;
+        Ok(Batches { loader: self, ended: false })
+    }
+}
+
+/// One pass of a [`DataLoader`]; ends after an error.
+pub struct Batches<'l> {
+    loader: &'l mut DataLoader,
+    ended: bool,
+}
+
+impl Iterator for Batches<'_> {
+    type Item = Result<FeedBatch>;
+
+    fn next(&mut self) -> Option<Result<FeedBatch>> {
+        if self.ended {
+            return None;
+        }
+        let mut batch = FeedBatch::new();
+        match self.loader.next(&mut batch) {
+            Ok(true) => Some(Ok(batch)),
+            outcome => {
+                self.ended = true;
+                outcome.err().map(Err)
+            }
+        }
+    }
+}
+
+impl Drop for Batches<'_> {
+    fn drop(&mut self) {
+        self.loader.reset();
+    }
+}
+
+/// The sources of a pass that have not ended, the next one to take from in front.
+struct Pass(VecDeque<Source>);
+
+enum Source {
+    Here(Fill),
+    Thread {
+        full: Receiver<Result<FeedBatch>>,
+        empty: SyncSender<FeedBatch>,
+        thread: JoinHandle<()>,
+    },
+}
+
+impl Pass {
+    fn start(make: &Arc<Make>, options: &DataLoaderOptions) -> Result<Pass> {
+        let mut pass = Pass(VecDeque::new());
+        for index in 0..options.threads {
+            let part = Part { index, count: options.threads };
+            pass.0.push_back(match options.use_double_buffer {
+                false => Source::Here(make(part)),
+                true => thread(Arc::clone(make), part, options.capacity)?,
+            });
+        }
+        Ok(pass)
+    }
+
+    fn next(&mut self, batch: &mut FeedBatch) -> Result<bool> {
+        while let Some(mut source) = self.0.pop_front() {
+            let more = match &mut source {
+                Source::Here(fill) => fill(batch)?,
+                Source::Thread { full, empty, .. } => match full.recv() {
+                    Err(_) => false,
+                    Ok(made) => {
+                        // A thread that has ended needs no memory.
+                        let _ = empty.try_send(std::mem::replace(batch, made?));
+                        true
+                    }
+                },
+            };
+            if more {
+                self.0.push_back(source);
+                return Ok(true);
+            }
+            end(source)?;
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        for source in self.0.drain(..) {
+            // Whoever stops in the middle has no use for a panic of the threads.
+            let _ = end(source);
+        }
+    }
+}
+
+fn thread(make: Arc<Make>, part: Part, capacity: usize) -> Result<Source> {
+    let (send, full) = sync_channel(capacity - 1);
+    // The batch in use and one on its way back come on top.
+    let (empty, take_empty) = sync_channel::<FeedBatch>(capacity + 1);
+    let work = move || {
+        let mut fill = make(part);
+        loop {
+            let mut batch = take_empty.try_recv().unwrap_or_default();
+            let made = match fill(&mut batch) {
+                Ok(true) => Ok(batch),
+                Ok(false) => return,
+                Err(error) => Err(error),
+            };
+            let last = made.is_err();
+            if send.send(made).is_err() || last {
+                return;
+            }
+        }
+    };
+    let name = format!("fleet-generator-{}", part.index);
+    let thread = std::thread::Builder::new()
+        .name(name)
+        .spawn(work)
+        .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+    Ok(Source::Thread { full, empty, thread })
+}
+
+/// Stops a source; the panic of a generator is an error.
+fn end(source: Source) -> Result<()> {
+    let Source::Thread { full, empty, thread } = source else { return Ok(()) };
+    drop((full, empty));
+    thread.join().map_err(|_| Error::invalid("a generator of a loader panicked"))
+}
+
+/// Samples side by side in the batch's tensors, which are used again where they fit.
+fn assemble(feeds: &[Feed], samples: &[FieldSample], batch: &mut FeedBatch) -> Result<()> {
+    batch.tensors.resize_with(feeds.len(), Tensor::empty);
+    for (at, sample) in samples.iter().enumerate() {
+        if sample.len() != feeds.len() {
+            return Err(Error::invalid(format!(
+                "sample {at} of a batch has a wrong number of fields"
+            ))
+            .expected(feeds.len())
+            .got(sample.len()));
+        }
+    }
+    for (index, (feed, tensor)) in feeds.iter().zip(&mut batch.tensors).enumerate() {
+        let mut dims = vec![samples.len() as i64];
+        dims.extend(feed.shape.iter().map(|size| *size as i64));
+        let shape = Shape::new(&dims)?;
+        if tensor.dtype() != feed.dtype || *tensor.shape() != shape {
+            *tensor = Tensor::zeros(feed.dtype, shape)?;
+        }
+        for (at, sample) in samples.iter().enumerate() {
+            place(feed, &sample[index], tensor, at).map_err(|error| {
+                error.at(format!("sample {at} of a batch, input '{}'", feed.name))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a sample's field to its row.
+fn place(feed: &Feed, field: &Field, tensor: &mut Tensor, row: usize) -> Result<()> {
+    let width = feed.width();
+    if field.len() != width {
+        return Err(Error::invalid("a field has a wrong number of values")
+            .expected(format!("{width} ({:?})", feed.shape))
+            .got(field.len()));
+    }
+    let rows = row * width..(row + 1) * width;
+    match (field, feed.dtype) {
+        (Field::Floats(from), DType::F32) => tensor.as_mut_slice()?[rows].copy_from_slice(from),
+        (Field::Ids(from), DType::I64) => tensor.as_mut_slice()?[rows].copy_from_slice(from),
+        (Field::Bytes(from), DType::U8) => tensor.as_mut_slice()?[rows].copy_from_slice(from),
+        (Field::Bytes(from), DType::F32) => {
+            let to = tensor.as_mut_slice::<f32>()?[rows].iter_mut();
+            to.zip(from).for_each(|(to, byte)| *to = f32::from(*byte) * feed.scale + feed.shift);
+        }
+        (other, dtype) => {
+            return Err(Error::invalid("a field holds values of another type")
+                .expected(dtype)
+                .got(other.kind()));
+        }
+    }
+    Ok(())
+}
+
+fn check_batch(feeds: &[Feed], tensors: &[Tensor]) -> Result<()> {
+    if tensors.len() != feeds.len() {
+        return Err(Error::invalid("a batch has a wrong number of tensors")
+            .expected(feeds.len())
+            .got(tensors.len()));
+    }
+    for (feed, tensor) in feeds.iter().zip(tensors) {
+        let shape: Vec<i64> = feed.shape.iter().map(|size| *size as i64).collect();
+        let fits = tensor.shape().dims().get(1..).is_some_and(|rest| rest == shape);
+        if tensor.dtype() != feed.dtype || !fits {
+            return Err(Error::invalid(format!("a batch does not fit input '{}'", feed.name))
+                .expected(format!("{} of a batch of {:?}", feed.dtype, feed.shape))
+                .got(format!("{}{}", tensor.dtype(), tensor.shape())));
+        }
+    }
+    Ok(())
+}
+
+/// Batches of more samples than this are meant as a pass over everything.
+const BATCH_MAX: usize = 1 << 24;
+/// More batches ahead only take memory.
+const CAPACITY_MAX: usize = 1024;
+const THREADS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn feeds() -> [Feed; 2] {
+        [Feed::new("x", DType::F32, [2]).scaled(0.5, 1.0), Feed::new("n", DType::I64, [1])]
+    }
+
+    fn sample(n: i64) -> FieldSample {
+        vec![vec![n as u8, 1].into(), n.into()]
+    }
+
+    /// Samples of a part: its index, index + count, ..
+    fn loader(options: DataLoaderOptions, total: i64, drop_last: bool) -> DataLoader {
+        let mut loader = DataLoader::from_generator(feeds(), options).unwrap();
+        let reader =
+            move |part: Part| (part.index as i64..total).step_by(part.count).map(|n| Ok(sample(n)));
+        loader.set_sample_generator(3, drop_last, reader).unwrap();
+        loader
+    }
+
+    fn ids(batch: &FeedBatch) -> Vec<i64> {
+        batch.tensors()[1].to_vec().unwrap()
+    }
+
+    #[test]
+    fn passes_are_the_same_with_and_without_threads() {
+        for threads in 1..=3 {
+            let run = |use_double_buffer: bool, capacity: usize| -> Vec<Vec<i64>> {
+                let options = DataLoaderOptions { use_double_buffer, capacity, threads };
+                let mut loader = loader(options, 20, false);
+                let first: Vec<_> = loader.batches().unwrap().map(|it| ids(&it.unwrap())).collect();
+                let mut batch = FeedBatch::new();
+                let mut second = Vec::new();
+                loader.start().unwrap();
+                assert!(loader.start().is_err());
+                while loader.next(&mut batch).unwrap() {
+                    assert_eq!(batch.feeds()[0].0, "x");
+                    let x: Vec<f32> = batch.tensors()[0].to_vec().unwrap();
+                    assert_eq!(x[0], ids(&batch)[0] as f32 * 0.5 + 1.0);
+                    second.push(ids(&batch));
+                }
+                assert!(!loader.next(&mut batch).unwrap());
+                loader.reset();
+                assert!(loader.next(&mut batch).is_err());
+                assert_eq!(first, second);
+                first
+            };
+            let here = run(false, 1);
+            assert_eq!(here, run(true, 1));
+            assert_eq!(here, run(true, 4));
+            let mut all: Vec<i64> = here.concat();
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..20), "{threads} threads");
+        }
+    }
+
+    #[test]
+    fn a_pass_goes_on_behind_what_was_taken() {
+        let mut whole = loader(DataLoaderOptions { threads: 2, ..Default::default() }, 31, true);
+        let all: Vec<_> = whole.batches().unwrap().map(|it| ids(&it.unwrap())).collect();
+        assert!(all.iter().all(|batch| batch.len() == 3));
+        let mut batch = FeedBatch::new();
+        whole.start().unwrap();
+        (0..4).for_each(|_| assert!(whole.next(&mut batch).unwrap()));
+        let taken = whole.taken();
+        assert_eq!(taken, 4);
+        let mut resumed = loader(DataLoaderOptions { threads: 2, ..Default::default() }, 31, true);
+        resumed.start_behind(taken).unwrap();
+        let mut rest = Vec::new();
+        while resumed.next(&mut batch).unwrap() {
+            rest.push(ids(&batch));
+        }
+        assert_eq!(rest, all[4..]);
+        resumed.reset();
+        assert!(resumed.start_behind(100).unwrap_err().to_string().contains("100 batches"));
+    }
+
+    #[test]
+    fn generators_may_go_on_for_ever_and_yield_lists_or_batches() {
+        let mut loader = DataLoader::from_generator(feeds(), DataLoaderOptions::default()).unwrap();
+        loader.set_sample_list_generator(|_| (0..).map(|n| Ok(vec![sample(n % 50); 2])));
+        let sizes: Vec<usize> =
+            loader.batches().unwrap().take(10).map(|batch| batch.unwrap().len()).collect();
+        assert_eq!(sizes, [2; 10]);
+        let tensors = |n: i64| -> Result<Vec<Tensor>> {
+            Ok(vec![Tensor::zeros(DType::F32, [n, 2])?, Tensor::zeros(DType::I64, [n, 1])?])
+        };
+        loader.set_batch_generator(move |_| (1..4).map(tensors));
+        let sizes: Vec<usize> = loader.batches().unwrap().map(|it| it.unwrap().len()).collect();
+        assert_eq!(sizes, [1, 2, 3]);
+        loader.set_batch_generator(|_| std::iter::once(Ok(vec![Tensor::empty()])));
+        assert!(loader.batches().unwrap().next().unwrap().is_err());
+    }
+
+    #[test]
+    fn mistakes_of_generators_are_errors() {
+        let message = |sample: Result<FieldSample>| {
+            let mut loader =
+                DataLoader::from_generator(feeds(), DataLoaderOptions::default()).unwrap();
+            let reader = move |_| std::iter::once(sample.clone());
+            loader.set_sample_generator(1, false, reader).unwrap();
+            let error = loader.batches().unwrap().next().unwrap().unwrap_err();
+            error.to_string()
+        };
+        assert!(message(Ok(vec![7i64.into()])).contains("wrong number of fields"));
+        let wrong = message(Ok(vec![vec![1.0f32; 3].into(), 7i64.into()]));
+        assert!(
+            wrong.contains("expected 2 ([2]), got 3") && wrong.contains("input 'x'"),
+            "{wrong}"
+        );
+        assert!(message(Ok(vec![vec![1i64; 2].into(), 7i64.into()])).contains("got ids"));
+        assert_eq!(message(Err(Error::invalid("the file is gone"))), "the file is gone");
+        let mut empty = DataLoader::from_generator(feeds(), DataLoaderOptions::default()).unwrap();
+        assert!(empty.start().unwrap_err().to_string().contains("no generator"));
+        assert!(empty.set_sample_generator(0, false, |_| std::iter::empty()).is_err());
+        let none = DataLoaderOptions { capacity: 0, ..Default::default() };
+        assert!(DataLoader::from_generator(feeds(), none).is_err());
+        let halves = [Feed::new("x", DType::F16, [1])];
+        assert!(DataLoader::from_generator(halves, DataLoaderOptions::default()).is_err());
+    }
+}
