@@ -3,6 +3,7 @@
 use crate::bind::{Binding, copy_out};
 use crate::lanes::{Lanes, RunContext};
 use crate::plan::{Plan, PlanRequest, PlanSummary, StepKind};
+use crate::spill::FileSpill;
 use crate::trace::{Times, Trace};
 use crate::{Device, ExecOptions, Scope};
 use fleet_base::{Error, Result, text};
@@ -12,6 +13,7 @@ use fleet_ops::{Meta, Registry, Services};
 use fleet_tensor::{Buffer, DType, Shape, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 /// Runs programs fast.
 ///
@@ -26,6 +28,7 @@ pub struct Executor {
     plans: HashMap<u128, Planned>,
     runs: u64,
     services: Services,
+    spill: Arc<FileSpill>,
 }
 
 struct Planned {
@@ -48,6 +51,7 @@ impl Executor {
     /// An executor that knows other ops than the standard ones.
     pub fn with_registry(options: ExecOptions, registry: &'static Registry) -> Executor {
         let pool = Pool::new(options.thread_count());
+        let spill = Arc::new(FileSpill::new(options.offload_folder.as_deref()));
         Executor {
             registry,
             pool,
@@ -56,7 +60,8 @@ impl Executor {
             lanes: Lanes::default(),
             plans: HashMap::new(),
             runs: 0,
-            services: Services::none(),
+            services: Services::none().with_spill(spill.clone()),
+            spill,
         }
     }
 
@@ -64,7 +69,7 @@ impl Executor {
     /// programs of one rank run.
     pub fn services(mut self, services: Services) -> Executor {
         self.plans.clear();
-        self.services = services;
+        self.services = services.with_spill(self.spill.clone());
         self
     }
 

@@ -6,12 +6,14 @@ use crate::Scope;
 use crate::bind::copy_out;
 use crate::flat::CONDITIONAL;
 use crate::lanes::first_non_finite;
+use crate::spill::FileSpill;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
 use fleet_ops::{Arg, InferCtx, KernelCtx, Meta, PrepareCtx, Registry, RowsArg, Services};
 use fleet_tensor::{Buffer, Layout, Tensor};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Runs programs plainly.
 pub struct Interpreter {
@@ -53,13 +55,13 @@ impl Interpreter {
             registry,
             pool: Pool::new(1),
             check_nan_inf: false,
-            services: Services::none(),
+            services: Services::none().with_spill(Arc::new(FileSpill::new(None))),
         }
     }
 
     /// As [`Executor::services`](crate::Executor::services).
     pub fn services(mut self, services: Services) -> Interpreter {
-        self.services = services;
+        self.services = services.with_spill(Arc::new(FileSpill::new(None)));
         self
     }
 

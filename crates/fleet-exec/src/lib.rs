@@ -16,6 +16,7 @@ mod memory;
 mod options;
 mod plan;
 mod scope;
+mod spill;
 mod trace;
 
 pub use executor::Executor;

@@ -1,6 +1,7 @@
 //! How to run.
 
 use fleet_passes::BuildOptions;
+use std::path::PathBuf;
 
 /// Options of an [`Executor`](crate::Executor).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,9 @@ pub struct ExecOptions {
     /// Measure the time of each op (see [`Executor::profile`](crate::Executor::profile) and
     /// [`Executor::trace`](crate::Executor::trace)).
     pub profile: bool,
+    /// Where the file is that holds what leaves the arena (recompute with offload); none is the system's
+    /// folder of temporary files.
+    pub offload_folder: Option<PathBuf>,
     pub device: Device,
 }
 
@@ -40,6 +44,7 @@ impl Default for ExecOptions {
             build: BuildOptions::default(),
             check_nan_inf: false,
             profile: false,
+            offload_folder: None,
             device: Device::Cpu,
         }
     }

@@ -24,6 +24,9 @@ use std::ops::Range;
 /// Lanes that a plan may have; ops name theirs by a small number.
 pub(crate) const LANES_MAX: usize = 16;
 
+/// Counted as what leaves the arena.
+const OFFLOAD_STORE: &str = "offload_store";
+
 /// Numbers about a plan, for people and tests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanSummary {
@@ -33,6 +36,8 @@ pub struct PlanSummary {
     /// Temporaries if nothing were shared.
     pub arena_bytes_unshared: usize,
     pub scratch_bytes: usize,
+    /// What leaves the arena for a file in the course of a run.
+    pub offload_bytes: usize,
     /// Variables that live in the scope.
     pub persistable_bytes: usize,
     pub feed_bytes: usize,
@@ -304,10 +309,11 @@ impl<'a> Builder<'a> {
         (reads, op.all_outputs().collect())
     }
 
-    /// What another lane touches stays until the end: that lane may be late.
+    /// What the lane of a ring touches stays until the end: that lane may be late. Values that leave the
+    /// arena do so for its sake: who takes their memory waits until they are out.
     fn keep_for_side_lanes(&mut self, end: usize) {
         for at in 0..self.flat.len() {
-            if self.lane_key(&self.flat[at]) == LaneKey::Compute {
+            if !matches!(self.lane_key(&self.flat[at]), LaneKey::Ring(_)) {
                 continue;
             }
             let touched: Vec<VarId> = match &self.flat[at] {
@@ -599,6 +605,9 @@ impl<'a> Builder<'a> {
         let cost = (def.traits.cost)(&CostCtx { op, inputs, outputs });
         plan.summary.flops += cost.flops;
         plan.summary.bytes_moved += cost.bytes;
+        if op.name() == OFFLOAD_STORE {
+            plan.summary.offload_bytes += inputs.iter().flatten().map(Meta::bytes).sum::<usize>();
+        }
         let prepare = PrepareCtx {
             op,
             inputs,

@@ -31,7 +31,7 @@ pub use def::{
 pub use emit::{Call, Emit, meta};
 pub use grad::GradCtx;
 pub use registry::Registry;
-pub use service::{ReduceOp, Ring, Services};
+pub use service::{ReduceOp, Ring, Services, Spill};
 pub use tables::{LookUp, Lookup, PushRows, Tables};
 
 /// What the file of an op needs.
@@ -74,6 +74,8 @@ pub static OPS: &[&OpDef] = &[
     &comm::send_recv::SEND,
     // control
     &control::conditional_block::DEF,
+    &control::offload::FETCH,
+    &control::offload::STORE,
     // math
     &math::arg_extreme::ARG_MAX,
     &math::arg_extreme::ARG_MIN,

@@ -60,11 +60,21 @@ pub trait Ring: Send + Sync {
     fn abort(&self, reason: &str);
 }
 
+/// Where values wait that have left the arena: numbered slots, each holding what was written last.
+///
+/// One lane writes and reads, in the order of the program.
+pub trait Spill: Send + Sync {
+    fn write(&self, slot: u64, bytes: &[u8]) -> Result<()>;
+    /// Reads a whole slot, which holds as many bytes.
+    fn read(&self, slot: u64, bytes: &mut [u8]) -> Result<()>;
+}
+
 /// What a program may use besides memory.
 #[derive(Clone, Default)]
 pub struct Services {
     rings: BTreeMap<i64, Arc<dyn Ring>>,
     pub(crate) tables: Option<Arc<dyn Tables>>,
+    spill: Option<Arc<dyn Spill>>,
 }
 
 impl fmt::Debug for Services {
@@ -77,7 +87,7 @@ impl fmt::Debug for Services {
 impl Services {
     /// Nothing: enough for programs of one rank.
     pub const fn none() -> Services {
-        Services { rings: BTreeMap::new(), tables: None }
+        Services { rings: BTreeMap::new(), tables: None, spill: None }
     }
 
     /// Adds the ring that ops name by `ring_id`.
@@ -90,6 +100,19 @@ impl Services {
     pub fn with_tables(mut self, tables: Arc<dyn Tables>) -> Services {
         self.tables = Some(tables);
         self
+    }
+
+    /// Gives the program a store for values that leave the arena; executors bring their own.
+    pub fn with_spill(mut self, spill: Arc<dyn Spill>) -> Services {
+        self.spill = Some(spill);
+        self
+    }
+
+    pub(crate) fn spill_of(&self, op: &Op) -> Result<Arc<dyn Spill>> {
+        self.spill.clone().ok_or_else(|| {
+            Error::invalid(format!("{} needs a store, which was not given", op.name()))
+                .help("executors bring one; others are given it by Services::with_spill")
+        })
     }
 
     pub fn rings(&self) -> impl Iterator<Item = (i64, &Arc<dyn Ring>)> {

@@ -30,6 +30,7 @@ pub mod gradient_merge;
 pub mod lamb;
 pub mod lars;
 pub mod local_sgd;
+mod offload;
 pub mod recompute;
 pub mod sync_batch_norm;
 

@@ -7,10 +7,12 @@
 //! same numbers again, since those are functions of their seed, stream and step: results are the same
 //! to the bit.
 //!
+//! With `enable_offload` checkpoints wait in a file in between (see `offload.rs`).
+//!
 //! Without checkpoints the pass chooses its own: about as many as the square root of the places where
 //! one value alone crosses, evenly spaced.
 
-use super::{Applies, Facts, Job, Kind, Strategy};
+use super::{Applies, Facts, Job, Kind, Strategy, offload};
 use crate::DistributedStrategy;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
@@ -33,11 +35,6 @@ impl Strategy for Recompute {
 
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         let configs = facts.strategy.recompute_configs();
-        if configs.enable_offload() {
-            return Applies::Refused(
-                "enable_offload is not there yet: activations cannot leave the arena".into(),
-            );
-        }
         let known = |name: &&String| facts.program.find_var(name).is_none();
         if let Some(missing) = configs.checkpoints.iter().find(known) {
             return Applies::Refused(format!(
@@ -68,6 +65,11 @@ impl Strategy for Recompute {
         };
         let segments = cut(main, &forward, &checkpoints);
         let replayed = replay(main, &forward, &segments, &checkpoints)?;
+        if job.strategy.recompute_configs().enable_offload() {
+            let count = offload::apply(main, job.registry, &checkpoints)?;
+            job.notes.push(format!("offload: {count} checkpoints wait outside of the arena"));
+        }
+        let main = &job.programs.main;
         let shown: Vec<&str> = checkpoints.iter().map(|var| main.var_name(*var)).collect();
         job.notes
             .push(format!("recompute: {replayed} ops run again, checkpoints {}", shown.join(", ")));

@@ -7,9 +7,9 @@ message! {
     RecomputeConfig = "RecomputeConfig" {
         /// Names of the variables that are kept; between two of them everything is computed again.
         checkpoints(1): repeated string;
-        /// Checkpoints wait in host memory until the backward pass needs them.
+        /// Checkpoints wait in a file until the backward pass needs them.
         enable_offload(2): optional bool = false;
-        /// The shape of every checkpoint, needed for offload.
+        /// The shape of every checkpoint, which Paddle needs for offload; Fleet knows it.
         checkpoint_shape(3): repeated[packed = "false"] int32;
         /// Let the tuner choose the checkpoints.
         enable_tuning(4): optional bool = false, ignored "there is no tuner";

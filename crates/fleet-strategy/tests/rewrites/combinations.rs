@@ -37,7 +37,8 @@ const SWITCHES: [&str; 13] = [
 ];
 
 /// The documented chains of three and more, and some that the documented implementation drops.
-const LONGER: [&str; 14] = [
+const LONGER: [&str; 15] = [
+    "amp+gm+offload",
     "amp+recompute+lars",
     "amp+gm+recompute",
     "recompute+gm+lars",
@@ -102,6 +103,12 @@ impl Combination {
                     strategy
                 }
                 "recompute" => strategy.use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]),
+                "offload" => {
+                    let mut strategy = strategy.use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]);
+                    let configs = strategy.recompute_configs().clone().with_enable_offload(true);
+                    strategy.recompute_configs = Some(configs);
+                    strategy
+                }
                 "gm" => strategy.use_gradient_merge(2),
                 "lars" => strategy.use_lars(LarsConfig::default().with_lars_coeff(0.1)),
                 "lamb" => {

@@ -1,9 +1,10 @@
 //! What training at several ranks computes, against one rank on the whole batch or a closed form.
 
 use crate::world::{
-    Network, STEPS, Trained, assert_close, batch, mlp, parameters, train, train_at, train_rank,
+    Network, STEPS, Trained, assert_close, batch, mlp, parameters, rewritten, train, train_at,
+    train_rank,
 };
-use fleet_exec::ExecOptions;
+use fleet_exec::{Device, ExecOptions, Executor, Scope};
 use fleet_nn::prelude::*;
 use fleet_passes::BuildOptions;
 use fleet_strategy::{
@@ -175,6 +176,87 @@ fn recompute_changes_no_bit() {
         let again = train(network, &momentum(), &strategy, 1, STEPS, &[]);
         assert_close(&again[0].kept, &plain[0].kept, 1e-5, "recompute");
     }
+}
+
+/// Eight layers with dropout and batch norm between: something to keep, and to leave.
+fn deep(net: &Net) -> fleet_ir::VarId {
+    let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
+    fn layer(x: Var<'_>) -> Var<'_> {
+        x.fc(Fc::new(64).act(Act::Tanh)).dropout(0.2).fc(64)
+    }
+    let hidden = layer(x).batch_norm(BatchNorm::new());
+    layer(layer(layer(layer(hidden)))).fc(1).mse_loss(y, Reduction::Mean).id()
+}
+
+fn deep_checkpoints(offload: bool) -> DistributedStrategy {
+    let names = ["fc_1.tmp_1", "fc_3.tmp_1", "fc_5.tmp_1", "fc_7.tmp_1"];
+    let mut strategy = DistributedStrategy::new().use_recompute(names);
+    let configs = strategy.recompute_configs().clone().with_enable_offload(offload);
+    strategy.recompute_configs = Some(configs);
+    strategy
+}
+
+/// Checkpoints that wait in a file come back as they were, by executor and interpreter, with lanes and
+/// without, and the arena is smaller for it.
+#[test]
+fn offload_changes_no_bit_and_frees_memory() {
+    let bits = train_as(BuildOptions::none(), deep, &DistributedStrategy::new());
+    let lanes = BuildOptions { enable_sequential_execution: false, ..BuildOptions::none() };
+    let inplace = BuildOptions { enable_inplace: true, ..lanes.clone() };
+    for build in [BuildOptions::none(), lanes, inplace] {
+        let away = train_as(build, deep, &deep_checkpoints(true));
+        assert!(away.kept == bits.kept);
+    }
+    let ranks = train(deep, &momentum(), &deep_checkpoints(true), 2, STEPS, &[]);
+    let kept = train(deep, &momentum(), &deep_checkpoints(false), 2, STEPS, &[]);
+    assert!(ranks[0].kept == kept[0].kept && ranks[1].kept == kept[1].kept);
+
+    let planned = |strategy: &DistributedStrategy| {
+        let (programs, plan) = rewritten(deep, &momentum(), strategy, Ranks::new(0, 1)).unwrap();
+        let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(1) };
+        let (mut scope, mut executor) = (Scope::new(), Executor::new(ExecOptions::threads(1)));
+        executor.run(&programs.startup, &mut scope, &[], &[]).unwrap();
+        let feed = [("x", DType::F32, [4096, 6].into()), ("y", DType::F32, [4096, 1].into())];
+        let summary = Executor::new(options).plan(&programs.main, &scope, &feed, &[]).unwrap();
+        (summary, plan.notes)
+    };
+    let (all, _) = planned(&DistributedStrategy::new());
+    let (again, _) = planned(&deep_checkpoints(false));
+    let (away, notes) = planned(&deep_checkpoints(true));
+    assert!(again.arena_bytes < all.arena_bytes * 3 / 4, "{all:?} {again:?}");
+    let checkpoint = 4096 * 64 * 4;
+    assert!(away.arena_bytes + checkpoint / 2 <= again.arena_bytes, "{again:?} {away:?}");
+    assert_eq!((again.offload_bytes, away.offload_bytes), (0, 3 * checkpoint));
+    assert!(notes.iter().any(|note| note.starts_with("offload: 3 checkpoints")), "{notes:?}");
+}
+
+/// Fetched one segment ahead: the last when the backward pass begins, each other when the one behind it
+/// is first used.
+#[test]
+fn offloaded_checkpoints_are_fetched_ahead() {
+    let strategy = deep_checkpoints(true);
+    let (programs, _) = rewritten(deep, &momentum(), &strategy, Ranks::new(0, 1)).unwrap();
+    let main = &programs.main;
+    let mut seen = Vec::new();
+    for (_, op) in main.root_ops() {
+        match op.name() {
+            "offload_store" => seen.push(format!("store {}", op.attr_int("slot"))),
+            "offload_fetch" => seen.push(format!("fetch {}", op.attr_int("slot"))),
+            _ => {
+                let names = op.all_inputs().map(|var| main.var_name(var));
+                for slot in names.filter_map(|name| name.split("@Fetch_").nth(1)) {
+                    let used = format!("use {slot}");
+                    if op.role.is_backward() && !seen.contains(&used) {
+                        seen.push(used);
+                    }
+                }
+            }
+        }
+    }
+    let expected = [
+        "store 0", "store 1", "store 2", "fetch 2", "fetch 1", "use 2", "fetch 0", "use 1", "use 0",
+    ];
+    assert_eq!(seen, expected);
 }
 
 /// Half precision stays near single precision, at one rank and at two, and the scale moves as it

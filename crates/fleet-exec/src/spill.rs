@@ -1,0 +1,147 @@
+//! A file as the store of what leaves the arena.
+//!
+//! The file is made at the first write and has no name from then on (where the system allows that), so
+//! nothing is left of it however the process ends. A slot keeps its place and grows only when something
+//! larger comes: a steady step allocates nothing. What is written goes through the system's cache of
+//! pages, which gives way when memory is short; a folder in memory (tmpfs) saves nothing.
+
+use fleet_base::{Error, Result};
+use fleet_ops::Spill;
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// One file for one executor.
+pub(crate) struct FileSpill {
+    folder: PathBuf,
+    opened: Mutex<Opened>,
+}
+
+#[derive(Default)]
+struct Opened {
+    file: Option<File>,
+    /// Of a file that could not lose its name while it is open.
+    path: Option<PathBuf>,
+    slots: HashMap<u64, Region>,
+    end: u64,
+}
+
+/// Bytes that a slot may hold, and those that it does hold.
+#[derive(Clone, Copy)]
+struct Region {
+    offset: u64,
+    room: u64,
+    bytes: u64,
+}
+
+impl FileSpill {
+    /// In `folder`, or where the system keeps temporary files.
+    pub fn new(folder: Option<&Path>) -> FileSpill {
+        let folder = folder.map_or_else(std::env::temp_dir, Path::to_path_buf);
+        FileSpill { folder, opened: Mutex::default() }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Opened) -> std::io::Result<T>) -> Result<T> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if opened.file.is_none() {
+            opened.open(&self.folder)?;
+        }
+        act(&mut opened).map_err(|error| {
+            Error::io("use", &self.folder, &error).help(
+                "recompute offload writes there; ExecOptions::offload_folder names another folder",
+            )
+        })
+    }
+}
+
+/// Tells the files of one process apart.
+static FILES: AtomicU64 = AtomicU64::new(0);
+
+impl Opened {
+    fn open(&mut self, folder: &Path) -> Result<()> {
+        let number = FILES.fetch_add(1, Relaxed);
+        let path = folder.join(format!(".fleet-offload-{}-{number}", std::process::id()));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        self.file = Some(file.map_err(|error| {
+            Error::io("create", &path, &error)
+                .help("ExecOptions::offload_folder names another folder")
+        })?);
+        if fs::remove_file(&path).is_err() {
+            self.path = Some(path);
+        }
+        Ok(())
+    }
+
+    fn seek(&mut self, offset: u64) -> std::io::Result<&mut File> {
+        let file = self.file.as_mut().ok_or(std::io::ErrorKind::NotFound)?;
+        file.seek(SeekFrom::Start(offset))?;
+        Ok(file)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            self.file = None;
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Spill for FileSpill {
+    fn write(&self, slot: u64, bytes: &[u8]) -> Result<()> {
+        let size = bytes.len() as u64;
+        self.with(|opened| {
+            let held = opened.slots.get(&slot).copied().filter(|region| region.room >= size);
+            let region = match held {
+                Some(region) => Region { bytes: size, ..region },
+                None => {
+                    let offset = opened.end;
+                    opened.end += size;
+                    Region { offset, room: size, bytes: size }
+                }
+            };
+            opened.slots.insert(slot, region);
+            opened.seek(region.offset)?.write_all(bytes)
+        })
+    }
+
+    fn read(&self, slot: u64, bytes: &mut [u8]) -> Result<()> {
+        let region = self.with(|opened| Ok(opened.slots.get(&slot).copied()))?;
+        let region =
+            region.filter(|region| region.bytes == bytes.len() as u64).ok_or_else(|| {
+                let held = region.map_or(0, |region| region.bytes);
+                Error::internal(format!("slot {slot} of the offload file holds another value"))
+                    .expected(format!("{} bytes", bytes.len()))
+                    .got(format!("{held} bytes"))
+            })?;
+        self.with(|opened| opened.seek(region.offset)?.read_exact(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_hold_what_was_written_last() {
+        let spill = FileSpill::new(None);
+        spill.write(0, &[1, 2, 3]).unwrap();
+        spill.write(7, &[9; 10]).unwrap();
+        spill.write(0, &[4, 5]).unwrap();
+        let mut two = [0; 2];
+        spill.read(0, &mut two).unwrap();
+        assert_eq!(two, [4, 5]);
+        spill.write(0, &[6; 20]).unwrap();
+        let mut ten = [0; 10];
+        spill.read(7, &mut ten).unwrap();
+        assert_eq!(ten, [9; 10]);
+        assert!(spill.read(0, &mut ten).is_err() && spill.read(3, &mut ten).is_err());
+        let nowhere = FileSpill::new(Some(Path::new("/nonexistent")));
+        let error = nowhere.write(0, &[1]).unwrap_err().to_string();
+        assert!(error.contains("offload_folder"), "{error}");
+    }
+}
