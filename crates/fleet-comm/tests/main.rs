@@ -3,6 +3,8 @@
 mod common;
 mod diagnosis;
 #[cfg(target_os = "linux")]
+mod namespaces;
+#[cfg(target_os = "linux")]
 mod processes;
 mod reference;
 mod simulated;

@@ -144,6 +144,31 @@ fn reductions_over_a_mesh() {
     }
 }
 
+/// More than one round of the direct algorithm, on one host and on several.
+#[test]
+fn rounds_over_a_mesh() {
+    const LENGTH: usize = 2_300_001;
+    for hosts in [&["one", "one"][..], &["one", "one", "one"], &["one", "two", "three"]] {
+        let algorithm = Algorithm::Direct;
+        let options = GroupOptions { shared_memory: false, algorithm, ..options() };
+        let ranks = hosts.len() as i64;
+        ok(each_rank_on(hosts, &options, |group, _| {
+            let own = group.rank() as i64;
+            let value = |i: usize, rank: i64| (i % 8_191) as i64 * (rank + 1) - 3;
+            let sum = |i: usize| (0..ranks).map(|rank| value(i, rank)).sum::<i64>();
+            let mut data: Vec<i64> = (0..LENGTH).map(|i| value(i, own)).collect();
+            group.all_reduce("whole", &mut data, ReduceOp::Sum)?;
+            assert!(data.iter().enumerate().all(|(i, x)| *x == sum(i)));
+            let small = |i: usize, rank: i64| (i % 31) as f32 + rank as f32;
+            let total = |i: usize| (0..ranks).map(|rank| small(i, rank)).sum::<f32>();
+            let mut data: Vec<bf16> = (0..LENGTH).map(|i| bf16::from_f32(small(i, own))).collect();
+            group.all_reduce("half", &mut data, ReduceOp::Sum)?;
+            assert!(data.iter().enumerate().all(|(i, x)| *x == bf16::from_f32(total(i))));
+            Ok(())
+        }));
+    }
+}
+
 #[test]
 fn every_algorithm_over_a_mesh() {
     for algorithm in Algorithm::ALL {

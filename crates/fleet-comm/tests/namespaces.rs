@@ -1,0 +1,186 @@
+//! Two ranks in network namespaces of their own, with a cable between them: the nearest to two machines
+//! that one machine has. Where namespaces cannot be made the test says so and is over.
+
+use fleet_base::Result;
+use fleet_comm::{GroupOptions, ReduceOp, World};
+use fleet_net::{
+    Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
+};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Set in processes that are ranks: rank, address of the store or of where to host it.
+const RANK: &str = "FLEET_COMM_TEST_NAMESPACE_RANK";
+const TOKEN: &str = "FLEET_COMM_TEST_TOKEN";
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// How long a collective may take after the cable is cut.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+#[test]
+fn rank_in_a_namespace() {
+    let Ok(text) = std::env::var(RANK) else { return };
+    let (rank, address) = text.split_once(' ').expect("two words");
+    match work(rank.parse().expect("a rank"), address) {
+        Ok(()) => println!("\nended well"),
+        Err(error) => println!("\nfailed: {}", error.to_string().replace('\n', " | ")),
+    }
+}
+
+fn work(rank: usize, address: &str) -> Result<()> {
+    let limits = Limits::within(WAIT_MAX);
+    let token = Token::from_text(&std::env::var(TOKEN).unwrap_or_default())?;
+    let _server;
+    let address = if rank == 0 {
+        let server = StoreServer::bind(address, &token, Vigilance::default(), Log::silent())?;
+        let bound = server.address();
+        println!("\nstore {bound}");
+        _server = server;
+        bound
+    } else {
+        address.parse().expect("an address")
+    };
+    let store = StoreClient::connect(address, &token, &limits)?;
+    let fabric =
+        TcpFabric::start(&store, &token, TcpOptions::new("job", rank, 2).store(address), &limits)?;
+    println!("\nlistens on {}", fabric.address().ip());
+    let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
+    let options =
+        GroupOptions { shared_memory: false, timeout: TIMEOUT, ..GroupOptions::default() };
+    let group = world.group("world", &[0, 1], &options)?;
+    let mut data: Vec<f32> = (0..1_000_000).map(|i| (i % 97) as f32 + rank as f32).collect();
+    group.all_reduce("first", &mut data, ReduceOp::Sum)?;
+    assert!(data.iter().enumerate().all(|(i, x)| *x == 2.0 * (i % 97) as f32 + 1.0));
+    println!("\nready");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).expect("a line");
+    group.all_reduce("after the cut", &mut data, ReduceOp::Sum)
+}
+
+/// Two namespaces with a cable; gone when dropped.
+struct Cable {
+    names: [String; 2],
+}
+
+const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+
+impl Cable {
+    /// An error is the reason why there can be none here.
+    fn lay() -> std::result::Result<Cable, String> {
+        let names = [0, 1].map(|end| format!("fleet-test-{}-{end}", std::process::id()));
+        let cable = Cable { names };
+        let [a, b] = &cable.names;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&[
+            "-n", a, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", b,
+        ])?;
+        for (name, address) in cable.names.iter().zip(ADDRESSES) {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "cable"])?;
+            ip(&["-n", name, "link", "set", "cable", "up"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        Ok(cable)
+    }
+
+    fn cut(&self) {
+        ip(&["-n", &self.names[1], "link", "set", "cable", "down"]).expect("the cable is ours");
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // It may never have been made.
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(args: &[&str]) -> std::result::Result<(), String> {
+    let output = Command::new("ip").args(args).output();
+    let output = output.map_err(|error| format!("no program ip: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+struct Rank {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Rank {
+    fn start(namespace: &str, rank: usize, address: &str, token: &Token) -> Rank {
+        let program = std::env::current_exe().expect("this program");
+        let mut child = Command::new("ip")
+            .args(["netns", "exec", namespace])
+            .arg(program)
+            .args(["--exact", "namespaces::rank_in_a_namespace", "--nocapture"])
+            .env(RANK, format!("{rank} {address}"))
+            .env(TOKEN, token.to_text())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        Rank { input: child.stdin.take(), child, output }
+    }
+
+    /// The rest of the next line that begins so.
+    fn expect(&mut self, start: &str) -> String {
+        let mut seen = String::new();
+        loop {
+            let mut line = String::new();
+            let bytes = self.output.read_line(&mut line).expect("text");
+            if let Some(rest) = line.strip_prefix(start) {
+                return rest.trim().to_string();
+            }
+            assert!(bytes > 0, "no line '{start}': {seen}");
+            seen += &line;
+        }
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // Most have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn two_machines_and_a_cable() {
+    let cable = match Cable::lay() {
+        Ok(cable) => cable,
+        Err(why) => {
+            println!("skipped: no network namespaces here: {why}");
+            return;
+        }
+    };
+    let token = Token::generate().expect("random bytes");
+    let host = format!("{}:0", ADDRESSES[0]);
+    let mut first = Rank::start(&cable.names[0], 0, &host, &token);
+    let address = first.expect("store ");
+    let mut ranks = [first, Rank::start(&cable.names[1], 1, &address, &token)];
+    for (rank, interface) in ranks.iter_mut().zip(ADDRESSES) {
+        // The interface is the one by which the store is reached, also where the store is at home.
+        assert_eq!(rank.expect("listens on "), interface);
+        rank.expect("ready");
+    }
+    cable.cut();
+    for rank in &mut ranks {
+        let mut input = rank.input.take().expect("a pipe");
+        input.write_all(b"go on\n").expect("the rank waits");
+    }
+    for (number, rank) in ranks.iter_mut().enumerate() {
+        let text = rank.expect("failed: ");
+        let other = 1 - number;
+        assert!(text.contains(&format!("from rank {other} (host")), "rank {number}: {text}");
+        assert!(text.contains("'after the cut'") && text.contains("not heard of"), "{text}");
+    }
+}
