@@ -7,7 +7,7 @@
 use super::{Caller, lock};
 use fleet_base::{Error, Result};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -36,7 +36,6 @@ struct Writer {
     len: u64,
     /// Bytes of all files since the server started.
     written: u64,
-    record: Vec<u8>,
 }
 
 #[derive(Default)]
@@ -71,8 +70,7 @@ impl Log {
             .open(&path)
             .and_then(|file| file.set_len(len).map(|()| file))
             .map_err(|error| Error::io("open", &path, &error))?;
-        let record = Vec::new();
-        let writer = Writer { file: Arc::new(file), number, len, written: 0, record };
+        let writer = Writer { file: Arc::new(file), number, len, written: 0 };
         Ok(Log {
             folder: folder.to_path_buf(),
             flush,
@@ -89,21 +87,21 @@ impl Log {
 
     /// Writes a request; what fails leaves no trace.
     pub fn append(&self, caller: Caller, method: u8, request: &[u8]) -> Result<()> {
-        let mut writer = lock(&self.writer);
-        let Writer { file, len, written, record, number } = &mut *writer;
         if request.len() > REQUEST_BYTES_MAX {
             return Err(Error::exhausted("a request is too long for the log").got(request.len()));
         }
-        record.clear();
-        record.extend((request.len() as u32).to_le_bytes());
-        record.extend([0; 4]);
-        record.extend(caller.client.to_le_bytes());
-        record.extend((caller.worker as u32).to_le_bytes());
-        record.extend([method, 0, 0, 0]);
-        record.extend(request);
-        let sum = crc32fast::hash(&record[8..]);
-        record[4..8].copy_from_slice(&sum.to_le_bytes());
-        if let Err(error) = (&**file).write_all(record) {
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&(request.len() as u32).to_le_bytes());
+        header[8..16].copy_from_slice(&caller.client.to_le_bytes());
+        header[16..20].copy_from_slice(&(caller.worker as u32).to_le_bytes());
+        header[20] = method;
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&header[8..]);
+        sum.update(request);
+        header[4..8].copy_from_slice(&sum.finalize().to_le_bytes());
+        let mut writer = lock(&self.writer);
+        let Writer { file, len, written, number } = &mut *writer;
+        if let Err(error) = write_parts(file, &mut [IoSlice::new(&header), IoSlice::new(request)]) {
             // Half a record would hide all that come after it.
             let cut = file.set_len(*len);
             let failed = Error::io("write", &path(&self.folder, *number), &error);
@@ -112,8 +110,9 @@ impl Log {
                 Err(_) => failed.help("the log is damaged; stop this server and start it again"),
             });
         }
-        *len += record.len() as u64;
-        *written += record.len() as u64;
+        let bytes = (HEADER_BYTES + request.len()) as u64;
+        *len += bytes;
+        *written += bytes;
         Ok(())
     }
 
@@ -167,6 +166,19 @@ impl Log {
         (writer.file, writer.number, writer.len) = (Arc::new(file), number, 0);
         Ok(number)
     }
+}
+
+/// Writes all of `parts` without joining them.
+fn write_parts(mut file: &File, mut parts: &mut [IoSlice<'_>]) -> std::io::Result<()> {
+    while parts.iter().any(|part| !part.is_empty()) {
+        match file.write_vectored(parts) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(count) => IoSlice::advance_slices(&mut parts, count),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Visits the records of a log; returns how many of its bytes are good, and how many there are.
