@@ -97,8 +97,15 @@ fn push_batch(worker: &RemoteServers, ids: &[u64], grads: &mut [f32]) -> Result<
     worker.push_sparse(0, Push::new(ids, grads))
 }
 
-/// Pushes to a server with a log against pushes to one without, in turn: the share of the speed that is
-/// left. Also while a snapshot is written.
+/// What a training step asks, without its compute: the batch is pulled, and pushed.
+fn pull_and_push(worker: &RemoteServers, ids: &[u64], numbers: &mut [f32]) -> Result<()> {
+    worker.pull_sparse(0, ids, numbers, PullMode::Train)?;
+    numbers.fill(1e-3);
+    push_batch(worker, ids, numbers)
+}
+
+/// Batches pulled from and pushed to a server with a log against one without, in turn: the share of the
+/// speed that is left. Also while a snapshot is written.
 pub fn durability(options: &Options) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-bench-ps-{}", std::process::id()));
     let outcome = durability_in(options, &folder);
@@ -115,8 +122,8 @@ fn durability_in(options: &Options, folder: &std::path::Path) -> Result<()> {
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for step in 0..warmup + steps {
         let rates = [
-            plain.step(&batches, options.threads, &push_batch)?,
-            kept.step(&batches, options.threads, &push_batch)?,
+            plain.step(&batches, options.threads, &pull_and_push)?,
+            kept.step(&batches, options.threads, &pull_and_push)?,
         ];
         if step >= warmup {
             without.push(rates[0]);
@@ -128,7 +135,7 @@ fn durability_in(options: &Options, folder: &std::path::Path) -> Result<()> {
     let snapshot = std::thread::spawn(move || tables.snapshot_now());
     let mut during = Vec::new();
     while !snapshot.is_finished() {
-        during.push(kept.step(&batches, options.threads, &push_batch)?);
+        during.push(kept.step(&batches, options.threads, &pull_and_push)?);
     }
     snapshot.join().unwrap_or_else(|_| Err(fleet::Error::internal("a snapshot panicked")))?;
     let span = begin.elapsed();
