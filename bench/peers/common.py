@@ -31,6 +31,8 @@ def options(batch_size, steps, warmup):
                         help="rule of the embedding table (wide & deep only)")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
                         help="torch.compile on or off instead of the faster of the two")
+    parser.add_argument("--bf16", action="store_true",
+                        help="mixed precision in bfloat16 (BERT only)")
     parser.add_argument("--ranks", type=int, default=2, help="processes (data parallel only)")
     parser.add_argument("--model", choices=["mlp", "resnet50"], default="mlp",
                         help="network (data parallel only)")

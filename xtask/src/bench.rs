@@ -80,6 +80,12 @@ const BENCHES: [Bench; 26] = [
         target: None,
     },
     Bench {
+        name: "train/bert4_bf16",
+        unit: "samples/s",
+        peers: &[PeerScript { framework: "torch", path: "torch/bert4.py", args: &["--bf16"] }],
+        target: None,
+    },
+    Bench {
         name: "train/resnet50",
         unit: "samples/s",
         peers: &[peer("torch", "torch/resnet50.py"), peer("paddle", "paddle/resnet50.py")],

@@ -65,7 +65,8 @@ adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=
 
 
 def step(batch):
-    loss = run_model(*batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.bf16):
+        loss = run_model(*batch)
     adamw.zero_grad(set_to_none=True)
     loss.backward()
     adamw.step()
@@ -73,4 +74,4 @@ def step(batch):
 
 shape = (args.batch_size, LENGTH)
 batches = [(torch.randint(VOCABULARY, shape), torch.randint(CLASSES, shape)) for _ in range(8)]
-common.measure("train/bert4", args, step, batches)
+common.measure("train/bert4_bf16" if args.bf16 else "train/bert4", args, step, batches)

@@ -4,13 +4,15 @@
 use crate::measure::{Options, measure};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
+use fleet::{DistributedStrategy, Fleet};
 
 const BATCH: i64 = 8;
 const LENGTH: i64 = 128;
 const WORDS: u64 = 1024;
 const CLASSES: u64 = 128;
 
-pub fn run(options: &Options) -> Result<()> {
+/// With `half`, products in bf16 (AMP).
+pub fn run(options: &Options, half: bool) -> Result<()> {
     let net = Net::new();
     let config = BertConfig {
         vocabulary: WORDS as i64,
@@ -23,8 +25,17 @@ pub fn run(options: &Options) -> Result<()> {
         ..BertConfig::base()
     };
     let model = bert_tokens(&net, &config, CLASSES as i64);
-    net.minimize(model.loss, AdamW::new(1e-4).coeff(0.01))?;
-    let mut session = Session::new(net.build()?, options.exec())?;
+    let optimizer = AdamW::new(1e-4).coeff(0.01);
+    let mut session = if half {
+        let mut strategy = DistributedStrategy::new().with_amp(true);
+        strategy.amp_configs_mut().set_use_pure_bf16(true);
+        let fleet = Fleet::collective()?;
+        let job = fleet.distributed_optimizer(optimizer, &strategy).minimize(&net, model.loss)?;
+        fleet.session(net.build()?, &job, options.exec())?
+    } else {
+        net.minimize(model.loss, optimizer)?;
+        Session::new(net.build()?, options.exec())?
+    };
     let mut rng = fleet::rng::Sequence::new(1, 1);
     let mut batches = Vec::new();
     for _ in 0..8 {

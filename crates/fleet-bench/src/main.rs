@@ -20,7 +20,8 @@ fn main() -> ExitCode {
         match options.name.as_str() {
             "train/wide_deep_sgd" => wide_deep::run(&options, wide_deep::TableRule::Sgd),
             "train/wide_deep_adagrad" => wide_deep::run(&options, wide_deep::TableRule::Adagrad),
-            "train/bert4" => bert4::run(&options),
+            "train/bert4" => bert4::run(&options, false),
+            "train/bert4_bf16" => bert4::run(&options, true),
             "train/resnet50" => resnet50::run(&options),
             "data/multislot_parse_vs_500MBps" => data::multislot_parse(&options),
             "ps/table_pull_rows_per_core_1e7" => ps_table::pull(&options),

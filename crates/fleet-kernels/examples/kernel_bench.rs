@@ -1,11 +1,12 @@
 //! Prints what the heavy kernels reach on this machine: GFLOP/s of matrix products, and the time of
 //! every convolution of ResNet-50, for 1 and 2 threads.
 //!
-//! `cargo run --release -p fleet-kernels --example kernel_bench [gemm|conv] [batch]`
+//! `cargo run --release -p fleet-kernels --example kernel_bench [gemm|bf16|conv] [batch]`
 
 use fleet_kernels::conv::{Backward, Conv2d, Forward};
 use fleet_kernels::gemm::{Epilogue, Gemm, PackedB, pack_b, packed_b_len};
 use fleet_kernels::pool::Pool;
+use half::bf16;
 use std::time::Instant;
 
 fn main() {
@@ -13,6 +14,9 @@ fn main() {
     let pools = [Pool::new(1), Pool::new(2)];
     if wanted.is_empty() || wanted == "gemm" {
         gemm(&pools);
+    }
+    if wanted.is_empty() || wanted == "bf16" {
+        bf16_products(&pools);
     }
     if wanted.is_empty() || wanted == "conv" {
         let batches = match std::env::args().nth(2).and_then(|batch| batch.parse().ok()) {
@@ -175,6 +179,36 @@ fn gemm(pools: &[Pool]) {
     line(pools, "tn 400x1x2048", Gemm::tn(400, 1, 2048), false);
     line(pools, "nn 2048x400x1", Gemm::nn(2048, 400, 1), false);
     line(pools, "nn 8x4096x4096", Gemm::nn(8, 4096, 4096), false);
+}
+
+/// The same product in f32 and in bf16, where the machine has a unit for bf16.
+fn bf16_products(pools: &[Pool]) {
+    println!("GFLOP/s, 1 and 2 threads: f32, then bf16");
+    for (m, n, k) in [(1024, 768, 768), (1024, 3072, 768), (1024, 768, 3072), (2048, 400, 429)] {
+        let all = [("nn", Gemm::nn(m, n, k)), ("nt", Gemm::nt(m, k, n)), ("tn", Gemm::tn(k, n, m))];
+        for (kind, gemm) in all {
+            let name = format!("{kind} {}x{}x{}", gemm.m, gemm.n, gemm.k);
+            line(pools, &name, gemm, false);
+            if !gemm.is_bf16_native() {
+                println!("{name} bf16: this machine has no unit for it");
+                continue;
+            }
+            let numbers = |len: usize| -> Vec<bf16> {
+                (0..len).map(|i| bf16::from_f32((i * 7919 % 1000) as f32 / 500.0 - 1.0)).collect()
+            };
+            let [a, b, c] = gemm.lens();
+            let (a, b, mut c) = (numbers(a), numbers(b), numbers(c));
+            print!("{:<28}", format!("{name} bf16"));
+            for pool in pools {
+                let mut scratch = Aligned::new(gemm.scratch_len_bf16(pool.threads()));
+                let time = seconds(|| {
+                    gemm.run_bf16(pool, &a, &b, &mut c, &mut scratch, &Epilogue::NONE);
+                });
+                print!(" {:>9.1}", gemm.flops() / time * 1e-9);
+            }
+            println!();
+        }
+    }
 }
 
 fn line(pools: &[Pool], name: &str, gemm: Gemm, packed: bool) {

@@ -394,6 +394,25 @@ pub fn bias_activation_grad(
     }
 }
 
+/// As [`bias_activation_grad`], turning `dy` into `dx` in its place.
+pub fn bias_activation_grad_inplace(
+    pool: &Pool,
+    op: Unary,
+    saved: &[f32],
+    dy: &mut [f32],
+    dbias: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let columns = dbias.len();
+    assert!(columns > 0 && dy.len().is_multiple_of(columns), "not a whole number of rows");
+    assert_eq!(saved.len(), dy.len(), "saved values and gradient differ in length");
+    let (rows, at) = (dy.len() / columns, dy.as_mut_ptr());
+    // SAFETY: slices of this length; `dx` equals `dy`, which is exclusive.
+    unsafe {
+        bias_activation_grad_raw(pool, Some(op), saved.as_ptr(), at, at, rows, dbias, scratch);
+    }
+}
+
 /// The column sums of `dy`, `[rows, columns]`: the gradient of a bias.
 pub fn bias_grad(pool: &Pool, dy: &[f32], dbias: &mut [f32], scratch: &mut [f32]) {
     let columns = dbias.len();

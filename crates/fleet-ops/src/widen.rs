@@ -12,6 +12,11 @@ pub(crate) fn has_half(p: &PrepareCtx<'_>) -> bool {
     p.inputs.iter().chain(p.outputs).flatten().any(|meta| is_half(meta.dtype))
 }
 
+/// Whether all operands are bf16, which some machines multiply by themselves.
+pub(crate) fn is_bf16(p: &PrepareCtx<'_>) -> bool {
+    p.inputs.iter().chain(p.outputs).flatten().all(|meta| meta.dtype == DType::BF16)
+}
+
 /// The kernel that `cpu` makes for f32, run over copies of the f16 and bf16 operands.
 pub(crate) fn through_f32(
     p: &PrepareCtx<'_>,

@@ -20,13 +20,17 @@
 //! assert_eq!(c, [1.0, 3.0, 3.0, 7.0]);
 //! ```
 
+mod bf16;
 mod block;
 mod gemv;
 mod pack;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use crate::micro::{Isa, PANEL};
+pub use bf16::{Factor, Narrow};
 pub use pack::{PackedB, pack_b, pack_b_transposed, packed_b_len};
 
 use crate::pool::Pool;

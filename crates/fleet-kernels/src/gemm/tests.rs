@@ -234,3 +234,65 @@ fn a_nan_survives_relu() {
         assert!(c[..3].iter().all(|value| value.is_nan()) && c[3..] == [2.0; 3], "{isa:?}: {c:?}");
     }
 }
+
+/// The machine's bf16 unit, where it has one, against sums in f64.
+#[test]
+fn bf16_products_by_the_unit_are_right() {
+    let mut rng = Sequence::new(7, 7);
+    let shapes = [
+        (32, 32, 32),
+        (33, 47, 65),
+        (17, 300, 40),
+        (150, 20, 513),
+        (128, 256, 512),
+        (160, 290, 1030),
+        (2, 600, 77),
+    ];
+    for (m, n, k) in shapes {
+        for which in 0..4 {
+            let gemm = orientation(which, m, n, k);
+            if !gemm.is_bf16_native() {
+                eprintln!("not tested: this machine has no unit for bf16");
+                return;
+            }
+            for (alpha, beta) in [(1.0, 0.0), (0.5, 1.0)] {
+                check_bf16(gemm.alpha(alpha).beta(beta), &mut rng);
+            }
+        }
+    }
+}
+
+fn check_bf16(gemm: Gemm, rng: &mut Sequence) {
+    use half::bf16;
+    let narrow = |x: Vec<f32>| -> Vec<bf16> { x.into_iter().map(bf16::from_f32).collect() };
+    let wide = |x: &[bf16]| -> Vec<f32> { x.iter().map(|x| x.to_f32()).collect() };
+    let [a_len, b_len, c_len] = gemm.lens();
+    let (a, b) = (narrow(numbers(rng, a_len)), narrow(numbers(rng, b_len)));
+    let c = numbers(rng, c_len);
+    let bias = numbers(rng, gemm.n);
+    for relu in [false, true] {
+        let epilogue = Epilogue { bias: Some(&bias), relu, ..Epilogue::NONE };
+        let wanted = expected(&gemm, &wide(&a), &wide(&b), &c, &epilogue);
+        let mut first: Option<Vec<f32>> = None;
+        for threads in [1, 2, 3] {
+            let pool = Pool::new(threads);
+            let mut scratch = vec![f32::NAN; gemm.scratch_len_bf16(threads)];
+            let mut out = c.clone();
+            gemm.run_bf16(&pool, &a, &b, &mut out, &mut scratch, &epilogue);
+            for (at, value, slack) in &wanted {
+                let got = f64::from(out[*at]);
+                assert!((got - value).abs() <= *slack, "{gemm:?}: at {at} {value}, got {got}");
+            }
+            let first = first.get_or_insert_with(|| out.clone());
+            assert_eq!(*first, out, "{gemm:?}: depends on threads");
+        }
+        if gemm.beta == 0.0 {
+            let pool = Pool::new(2);
+            let mut scratch = vec![f32::NAN; gemm.scratch_len_bf16(2)];
+            let mut out = vec![bf16::NAN; c_len];
+            gemm.run_bf16(&pool, &a, &b, &mut out, &mut scratch, &epilogue);
+            let rounded: Vec<bf16> = narrow(first.expect("there were threads"));
+            assert_eq!(out, rounded, "{gemm:?}: rounded once");
+        }
+    }
+}

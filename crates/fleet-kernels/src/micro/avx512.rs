@@ -240,7 +240,7 @@ unsafe fn transpose_16(
 /// Rows become columns: pairs, fours, then whole quarters are exchanged.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose_registers(lines: [__m512; 16]) -> [__m512; 16] {
+pub(super) fn transpose_registers(lines: [__m512; 16]) -> [__m512; 16] {
     let mut pairs = lines;
     for i in 0..8 {
         pairs[2 * i] = _mm512_unpacklo_ps(lines[2 * i], lines[2 * i + 1]);

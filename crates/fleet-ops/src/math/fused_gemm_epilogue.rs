@@ -2,8 +2,8 @@
 //! `elementwise_add` and an activation.
 //!
 //! `activation` is "" or one of relu, tanh, sigmoid (whose gradients read Out) and gelu (whose
-//! gradient reads the optional output PreAct, the value before it). f32, halves through f32. Bias and
-//! relu are applied to a tile of the product while it is in registers; the gradient of the
+//! gradient reads the optional output PreAct, the value before it). f32; bf16 where the machine has a
+//! unit for it (sums, bias and activation in f32); other halves through f32. Bias and relu are applied to a tile of the product while it is in registers; the gradient of the
 //! activation and that of the bias are one sweep over Out@GRAD. With `x_is_relu` X@GRAD is that of the
 //! input of the relu that made X: a pass moves the relu's gradient here from the layer before, whose
 //! sweep it saves.
@@ -12,10 +12,16 @@ use crate::math::matmul::{mul_shape, mul_sizes};
 use crate::math::unary::named;
 use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, wants};
-use crate::widen::{has_half, through_f32};
-use fleet_kernels::chain::{bias_activation_grad, bias_activation_grad_scratch_len, bias_grad};
-use fleet_kernels::elementwise::{Saved, Unary, unary, unary_grad, unary_inplace};
+use crate::widen::{has_half, is_bf16, through_f32};
+use fleet_kernels::cast::cast;
+use fleet_kernels::chain::{
+    bias_activation_grad, bias_activation_grad_inplace, bias_activation_grad_scratch_len, bias_grad,
+};
+use fleet_kernels::elementwise::{
+    Saved, Unary, unary, unary_grad, unary_grad_inplace, unary_inplace,
+};
 use fleet_kernels::gemm::{Epilogue, Gemm};
+use fleet_tensor::bf16;
 
 const X: usize = 0;
 const Y: usize = 1;
@@ -94,11 +100,14 @@ fn cost(ctx: &CostCtx<'_>) -> Cost {
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (m, n, depth) = mul_sizes(p);
+    if is_bf16(p) && Gemm::nn(m, n, depth).is_bf16_native() {
+        return cpu_bf16(p);
+    }
     if has_half(p) {
         return through_f32(p, cpu);
     }
     check_row_major(p)?;
-    let (m, n, depth) = mul_sizes(p);
     let (gemm, op) = (Gemm::nn(m, n, depth), activation(p.op)?);
     let scratch = gemm.scratch_len(p.threads);
     // The relu rides on the product. Other functions cost enough to be worth a sweep of their own,
@@ -123,6 +132,43 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 }
             }
         }
+        Ok(())
+    })
+    .scratch::<f32>(scratch))
+}
+
+/// Sums in f32, to which bias and activation are applied before anything is rounded.
+fn cpu_bf16(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (m, n, depth) = mul_sizes(p);
+    let (gemm, op) = (Gemm::nn(m, n, depth), activation(p.op)?);
+    let wide = op.filter(|op| *op != Unary::Relu || !p.outputs[1].is_empty());
+    let relu = op.is_some() && wide.is_none();
+    let sums_len = if wide.is_some() { m * n } else { 0 };
+    let scratch = n + sums_len + gemm.scratch_len_bf16(p.threads);
+    Ok(Kernel::new(move |k| {
+        let (x, y, out) = (k.input::<bf16>(X), k.input::<bf16>(Y), k.output::<bf16>(0));
+        let (bias, scratch) = k.scratch::<f32>().split_at_mut(n);
+        let (sums, scratch) = scratch.split_at_mut(sums_len);
+        let bias = k.optional::<bf16>(BIAS).map(|from| {
+            cast(k.pool, from, bias);
+            &*bias
+        });
+        let epilogue = Epilogue { bias, relu, ..Epilogue::NONE };
+        let pre = k.optional_output::<bf16>(1);
+        let Some(op) = wide else {
+            gemm.run_bf16(k.pool, x, y, out, scratch, &epilogue);
+            if let Some(pre) = pre {
+                pre.copy_from_slice(out);
+            }
+            return Ok(());
+        };
+        gemm.run_bf16(k.pool, x, y, sums, scratch, &epilogue);
+        if let Some(pre) = pre {
+            cast(k.pool, sums, pre);
+        }
+        unary_inplace(k.pool, op, sums);
+        cast(k.pool, sums, out);
         Ok(())
     })
     .scratch::<f32>(scratch))
@@ -156,14 +202,10 @@ fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    const DOUT: usize = 5;
-    if has_half(p) {
-        return through_f32(p, grad_cpu);
-    }
-    check_row_major(p)?;
-    let (m, n, depth) = mul_sizes(p);
-    let op = activation(p.op)?;
+const DOUT: usize = 5;
+
+/// The input that the gradient of the activation reads.
+fn saved_input(p: &PrepareCtx<'_>, op: Option<Unary>) -> Result<usize> {
     let saved = match op.map(|op| op.saved()) {
         Some(Saved::Output) => 3,
         Some(Saved::Input) => 4,
@@ -176,7 +218,22 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             p.op.spec.inputs[saved].name
         )));
     }
-    let (to_x, to_y) = (Gemm::nt(m, depth, n), Gemm::tn(depth, n, m));
+    Ok(saved)
+}
+
+fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let (m, n, depth) = mul_sizes(p);
+    let sides = [Gemm::nt(m, depth, n), Gemm::tn(depth, n, m)];
+    if is_bf16(p) && sides.iter().all(Gemm::is_bf16_native) {
+        return grad_cpu_bf16(p, sides);
+    }
+    if has_half(p) {
+        return through_f32(p, grad_cpu);
+    }
+    check_row_major(p)?;
+    let op = activation(p.op)?;
+    let saved = saved_input(p, op)?;
+    let [to_x, to_y] = sides;
     let gemm_scratch = to_x.scratch_len(p.threads).max(to_y.scratch_len(p.threads));
     let bias_scratch = bias_activation_grad_scratch_len(m, n);
     // The gradient before the activation, where there is one.
@@ -205,4 +262,70 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         Ok(())
     })
     .scratch::<f32>(pre_len + gemm_scratch.max(bias_scratch)))
+}
+
+/// The gradient before the activation is made in f32 and rounded once; the products take it from there.
+fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> {
+    check_row_major(p)?;
+    let (m, n, _) = mul_sizes(p);
+    let op = activation(p.op)?;
+    let saved = saved_input(p, op)?;
+    let gemm_scratch = to_x.scratch_len_bf16(p.threads).max(to_y.scratch_len_bf16(p.threads));
+    let bias_scratch = bias_activation_grad_scratch_len(m, n);
+    let wide = op.is_some() || !p.outputs[2].is_empty();
+    // In f32: the gradient, what the activation saved, the gradient of the bias; then, in bf16, the
+    // gradient before the activation.
+    let len = if wide { m * n } else { 0 };
+    let lens = [len, if op.is_some() { len } else { 0 }, n, len.div_ceil(2)];
+    let x_is_relu = p.op.attr_bool("x_is_relu");
+    Ok(Kernel::new(move |k| {
+        let (x, y, dout) = (k.input::<bf16>(X), k.input::<bf16>(Y), k.input::<bf16>(DOUT));
+        let (grad, rest) = k.scratch::<f32>().split_at_mut(lens[0]);
+        let (saved_wide, rest) = rest.split_at_mut(lens[1]);
+        let (bias_sums, rest) = rest.split_at_mut(lens[2]);
+        let (rounded, scratch) = rest.split_at_mut(lens[3]);
+        if wide {
+            cast(k.pool, dout, grad);
+        }
+        if op.is_some() {
+            cast(k.pool, k.input::<bf16>(saved), saved_wide);
+        }
+        let dbias = k.optional_output::<bf16>(2);
+        match (&dbias, op) {
+            (Some(_), Some(op)) => {
+                bias_activation_grad_inplace(k.pool, op, saved_wide, grad, bias_sums, scratch);
+            }
+            (Some(_), None) => bias_grad(k.pool, grad, bias_sums, scratch),
+            (None, Some(op)) => unary_grad_inplace(k.pool, op, saved_wide, grad),
+            (None, None) => {}
+        }
+        if let Some(dbias) = dbias {
+            cast(k.pool, bias_sums, dbias);
+        }
+        let pre: &[bf16] = match op {
+            Some(_) => {
+                // SAFETY: as many bf16 as fit, and any bits are a bf16.
+                let rounded = unsafe {
+                    std::slice::from_raw_parts_mut(rounded.as_mut_ptr().cast::<bf16>(), len)
+                };
+                cast(k.pool, grad, rounded);
+                rounded
+            }
+            None => dout,
+        };
+        if let Some(dx) = k.optional_output::<bf16>(0) {
+            to_x.run_bf16(k.pool, pre, y, dx, scratch, &Epilogue::NONE);
+            if x_is_relu {
+                let dead = |(dx, x): (&mut bf16, &bf16)| {
+                    *dx = if *x > bf16::ZERO { *dx } else { bf16::ZERO }
+                };
+                dx.iter_mut().zip(x).for_each(dead);
+            }
+        }
+        if let Some(dy) = k.optional_output::<bf16>(1) {
+            to_y.run_bf16(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
+        }
+        Ok(())
+    })
+    .scratch::<f32>(lens.iter().sum::<usize>() + gemm_scratch.max(bias_scratch)))
 }

@@ -1,14 +1,15 @@
 //! Matrix products. `mul` flattens its operands to matrices; `matmul_v2` multiplies the last two
 //! dimensions, batched, the others broadcast.
 //!
-//! f32 (halves through f32). A product is planned as a short list of GEMM calls: batch dimensions that
+//! f32; bf16 where the machine has a unit for it; other halves through f32. A product is planned as a short list of GEMM calls: batch dimensions that
 //! fit two strides go into one call, a weight without batch dimensions is one flat product, and the
 //! gradient of a broadcast operand is summed by calls that add to their result.
 
 use crate::prelude::*;
 use crate::rules::{check_row_major, flat, grads_like, same_dim};
-use crate::widen::{has_half, through_f32};
-use fleet_kernels::gemm::{Batch, Epilogue, Gemm};
+use crate::widen::{has_half, is_bf16, through_f32};
+use fleet_kernels::gemm::{Batch, Factor, Gemm};
+use fleet_tensor::{Element, bf16};
 
 const X: usize = 0;
 const Y: usize = 1;
@@ -238,36 +239,49 @@ pub(crate) fn mul_sizes(p: &PrepareCtx<'_>) -> (usize, usize, usize) {
 }
 
 fn mul_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, mul_cpu);
-    }
-    check_row_major(p)?;
     let (m, n, k) = mul_sizes(p);
     let gemm = Gemm::nn(m, n, k);
-    let scratch = gemm.scratch_len(p.threads);
+    match () {
+        () if is_bf16(p) && gemm.is_bf16_native() => mul_kernel::<bf16>(p, gemm),
+        () if has_half(p) => through_f32(p, mul_cpu),
+        () => mul_kernel::<f32>(p, gemm),
+    }
+}
+
+fn mul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, gemm: Gemm) -> Result<Kernel> {
+    check_row_major(p)?;
+    let scratch = T::scratch_len(&gemm, p.threads);
     Ok(Kernel::new(move |k| {
-        let (x, y, out) = (k.input(X), k.input(Y), k.output(0));
-        gemm.run(k.pool, x, y, out, k.scratch(), &Epilogue::NONE);
+        let (x, y, out) = (k.input::<T>(X), k.input(Y), k.output(0));
+        T::run(&gemm, k.pool, x, y, out, k.scratch());
         Ok(())
     })
     .scratch::<f32>(scratch))
 }
 
 fn mul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, mul_grad_cpu);
-    }
-    check_row_major(p)?;
     let (m, n, k) = mul_sizes(p);
-    let (to_x, to_y) = (Gemm::nt(m, k, n), Gemm::tn(k, n, m));
-    let scratch = to_x.scratch_len(p.threads).max(to_y.scratch_len(p.threads));
+    let sides = [Gemm::nt(m, k, n), Gemm::tn(k, n, m)];
+    match () {
+        () if is_bf16(p) && sides.iter().all(Gemm::is_bf16_native) => {
+            mul_grad_kernel::<bf16>(p, sides)
+        }
+        () if has_half(p) => through_f32(p, mul_grad_cpu),
+        () => mul_grad_kernel::<f32>(p, sides),
+    }
+}
+
+fn mul_grad_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, sides: [Gemm; 2]) -> Result<Kernel> {
+    check_row_major(p)?;
+    let [to_x, to_y] = sides;
+    let scratch = T::scratch_len(&to_x, p.threads).max(T::scratch_len(&to_y, p.threads));
     Ok(Kernel::new(move |k| {
-        let (x, y, dout) = (k.input::<f32>(X), k.input::<f32>(Y), k.input::<f32>(DOUT));
+        let (x, y, dout) = (k.input::<T>(X), k.input::<T>(Y), k.input::<T>(DOUT));
         if let Some(dx) = k.optional_output(0) {
-            to_x.run(k.pool, dout, y, dx, k.scratch(), &Epilogue::NONE);
+            T::run(&to_x, k.pool, dout, y, dx, k.scratch());
         }
         if let Some(dy) = k.optional_output(1) {
-            to_y.run(k.pool, x, dout, dy, k.scratch(), &Epilogue::NONE);
+            T::run(&to_y, k.pool, x, dout, dy, k.scratch());
         }
         Ok(())
     })
@@ -322,17 +336,21 @@ impl Calls {
         Calls(calls)
     }
 
-    fn scratch_len(&self, threads: usize) -> usize {
-        self.0.iter().map(|(gemm, _)| gemm.scratch_len(threads)).max().unwrap_or(0)
+    fn is_bf16_native(&self) -> bool {
+        self.0.iter().all(|(gemm, _)| gemm.is_bf16_native())
     }
 
-    fn run(&self, k: &KernelCtx<'_>, a: &[f32], b: &[f32], c: &mut [f32]) {
+    fn scratch_len<T: Factor>(&self, threads: usize) -> usize {
+        self.0.iter().map(|(gemm, _)| T::scratch_len(gemm, threads)).max().unwrap_or(0)
+    }
+
+    fn run<T: Factor + Default>(&self, k: &KernelCtx<'_>, a: &[T], b: &[T], c: &mut [T]) {
         if self.0.is_empty() {
-            c.fill(0.0);
+            c.fill(T::default());
         }
         for (gemm, at) in &self.0 {
             let (a, b, c) = (&a[at[0]..], &b[at[1]..], &mut c[at[2]..]);
-            gemm.run(k.pool, a, b, c, k.scratch(), &Epilogue::NONE);
+            T::run(gemm, k.pool, a, b, c, k.scratch());
         }
     }
 }
@@ -466,35 +484,51 @@ impl Product {
 }
 
 fn matmul_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, matmul_cpu);
-    }
-    check_row_major(p)?;
     let calls = Product::new(p).forward();
-    let scratch = calls.scratch_len(p.threads);
+    match () {
+        () if is_bf16(p) && calls.is_bf16_native() => matmul_kernel::<bf16>(p, calls),
+        () if has_half(p) => through_f32(p, matmul_cpu),
+        () => matmul_kernel::<f32>(p, calls),
+    }
+}
+
+fn matmul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, calls: Calls) -> Result<Kernel> {
+    check_row_major(p)?;
+    let scratch = calls.scratch_len::<T>(p.threads);
     Ok(Kernel::new(move |k| {
-        calls.run(k, k.input(X), k.input(Y), k.output(0));
+        calls.run::<T>(k, k.input(X), k.input(Y), k.output(0));
         Ok(())
     })
     .scratch::<f32>(scratch))
 }
 
 fn matmul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
-    if has_half(p) {
-        return through_f32(p, matmul_grad_cpu);
-    }
-    check_row_major(p)?;
     let product = Product::new(p);
     let sides = [product.to_x(), product.to_y()];
-    let scratch = sides.iter().map(|side| side.0.scratch_len(p.threads)).max().unwrap_or(0);
+    match () {
+        () if is_bf16(p) && sides.iter().all(|side| side.0.is_bf16_native()) => {
+            matmul_grad_kernel::<bf16>(p, sides)
+        }
+        () if has_half(p) => through_f32(p, matmul_grad_cpu),
+        () => matmul_grad_kernel::<f32>(p, sides),
+    }
+}
+
+/// `sides`: the calls to X@GRAD and to Y@GRAD, and whether Out@GRAD is their A.
+fn matmul_grad_kernel<T: Element + Factor>(
+    p: &PrepareCtx<'_>,
+    sides: [(Calls, bool); 2],
+) -> Result<Kernel> {
+    check_row_major(p)?;
+    let scratch = sides.iter().map(|side| side.0.scratch_len::<T>(p.threads)).max().unwrap_or(0);
     Ok(Kernel::new(move |k| {
-        let dout = k.input::<f32>(DOUT);
+        let dout = k.input::<T>(DOUT);
         for (slot, other) in [(0, Y), (1, X)] {
             let Some(out) = k.optional_output(slot) else { continue };
             let (calls, dout_first) = &sides[slot];
-            let other = k.input::<f32>(other);
+            let other = k.input::<T>(other);
             let (a, b) = if *dout_first { (dout, other) } else { (other, dout) };
-            calls.run(k, a, b, out);
+            calls.run::<T>(k, a, b, out);
         }
         Ok(())
     })

@@ -1,0 +1,135 @@
+//! Products of bf16 by the machine's own unit: bf16 in, sums in f32, rounded once on the way out.
+//!
+//! Where there is no such unit, callers widen to f32 and use the other product. The results differ by
+//! the order of additions, and numbers below 2^-126 count as zero here.
+
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
+use super::{Epilogue, Gemm};
+use crate::cast::narrow;
+use crate::pool::Pool;
+use half::bf16;
+
+/// Multiplications from which packing is earned back.
+const WORK_MIN: usize = 1 << 15;
+
+/// What A and B are made of.
+pub trait Factor: Copy + Send + Sync {
+    /// As [`Gemm::scratch_len`].
+    fn scratch_len(gemm: &Gemm, threads: usize) -> usize;
+    /// As [`Gemm::run`].
+    fn run(gemm: &Gemm, pool: &Pool, a: &[Self], b: &[Self], c: &mut [Self], scratch: &mut [f32]);
+}
+
+impl Factor for f32 {
+    fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
+        gemm.scratch_len(threads)
+    }
+    fn run(gemm: &Gemm, pool: &Pool, a: &[f32], b: &[f32], c: &mut [f32], scratch: &mut [f32]) {
+        gemm.run(pool, a, b, c, scratch, &Epilogue::NONE);
+    }
+}
+
+/// Only for products of [`Gemm::is_bf16_native`].
+impl Factor for bf16 {
+    fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
+        gemm.scratch_len_bf16(threads)
+    }
+    fn run(gemm: &Gemm, pool: &Pool, a: &[bf16], b: &[bf16], c: &mut [bf16], scratch: &mut [f32]) {
+        gemm.run_bf16(pool, a, b, c, scratch, &Epilogue::NONE);
+    }
+}
+
+/// What C is made of.
+pub trait Narrow: Copy + Send + Sync {
+    fn of(value: f32) -> Self;
+    fn wide(self) -> f32;
+}
+
+impl Narrow for bf16 {
+    #[inline(always)]
+    fn of(value: f32) -> bf16 {
+        narrow(value)
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Narrow for f32 {
+    #[inline(always)]
+    fn of(value: f32) -> f32 {
+        value
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+impl Gemm {
+    /// Whether [`Gemm::run_bf16`] may be called: the machine has the unit, and this product is one
+    /// that it is good for.
+    pub fn is_bf16_native(&self) -> bool {
+        tiles::is_available()
+            && self.batch.len() == 1
+            && self.m > 1
+            && self.n > 1
+            && self.k > 1
+            && self.flops() >= 2.0 * WORK_MIN as f64
+    }
+
+    /// Floats of scratch that [`Gemm::run_bf16`] needs.
+    pub fn scratch_len_bf16(&self, threads: usize) -> usize {
+        tiles::scratch_len(self, threads)
+    }
+
+    /// As [`Gemm::run`], from bf16 to bf16 or f32.
+    ///
+    /// # Panics
+    /// If a slice is too short, or the product is not one of [`Gemm::is_bf16_native`].
+    pub fn run_bf16<C: Narrow>(
+        &self,
+        pool: &Pool,
+        a: &[bf16],
+        b: &[bf16],
+        c: &mut [C],
+        scratch: &mut [f32],
+        epilogue: &Epilogue<'_>,
+    ) {
+        assert!(self.is_bf16_native(), "gemm: no unit for this product in bf16");
+        self.hold(a.len(), b.len(), c.len(), epilogue);
+        assert!(
+            scratch.len() >= self.scratch_len_bf16(pool.threads()),
+            "gemm: scratch is too short"
+        );
+        tiles::run(self, pool, a, b, c, scratch, epilogue);
+    }
+}
+
+/// Machines without the unit.
+#[cfg(not(target_arch = "x86_64"))]
+mod tiles {
+    use super::*;
+
+    pub fn is_available() -> bool {
+        false
+    }
+
+    pub fn scratch_len(_: &Gemm, _: usize) -> usize {
+        0
+    }
+
+    pub fn run<C: Narrow>(
+        _: &Gemm,
+        _: &Pool,
+        _: &[bf16],
+        _: &[bf16],
+        _: &mut [C],
+        _: &mut [f32],
+        _: &Epilogue<'_>,
+    ) {
+        unreachable!("asked before whether the unit is there");
+    }
+}

@@ -1,0 +1,262 @@
+//! The blocked product in AMX tiles.
+//!
+//! Both sides are packed into tiles (rows of A read in place are half as fast: they meet in a few sets
+//! of the caches), C is cut into blocks by shape, and a block makes its sums 32 x 32 at a time.
+
+use super::bf16::Narrow;
+use super::block::{finish_row, mask_row};
+use super::{Epilogue, Gemm, RowPart};
+use crate::micro::amx::{self, BLOCK, Block, TERMS, TILE, TILE_LEN, Tiles};
+use crate::micro::{LINE, cut_aligned};
+use crate::pool::{Pool, Shareable};
+use half::bf16;
+
+pub(super) use crate::micro::amx::is_available;
+
+/// Terms summed before sums go to memory: a strip of A is then 32 KB and stays in L1.
+const K_BLOCK: usize = 512;
+/// Rows and columns of a block of C: packed B for it (over a block of K) is 256 KB of L2.
+const M_BLOCK: usize = 128;
+const N_BLOCK: usize = 256;
+/// Rows or columns (in strips of 16) that one task packs.
+const STRIPS_PER_TASK: usize = 4;
+/// How a product is cut; a function of its shape alone.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Tiles of terms.
+    k_tiles: usize,
+    /// Strips of 16 rows and of 16 columns.
+    m_strips: usize,
+    n_strips: usize,
+    m_blocks: usize,
+    n_blocks: usize,
+}
+
+impl Cut {
+    fn new(gemm: &Gemm) -> Cut {
+        Cut {
+            k_tiles: gemm.k.div_ceil(TERMS),
+            m_strips: gemm.m.div_ceil(TILE),
+            n_strips: gemm.n.div_ceil(TILE),
+            m_blocks: gemm.m.div_ceil(M_BLOCK),
+            n_blocks: gemm.n.div_ceil(N_BLOCK),
+        }
+    }
+
+    /// bf16 of each packed side.
+    fn a_len(&self) -> usize {
+        self.m_strips * self.k_tiles * TILE_LEN
+    }
+
+    fn b_len(&self) -> usize {
+        self.n_strips * self.k_tiles * TILE_LEN
+    }
+
+    /// Floats of sums that a worker keeps: one 32 x 32 block, or all of its block of C where K is long.
+    fn sums_len(&self, gemm: &Gemm) -> usize {
+        if gemm.k <= K_BLOCK { BLOCK * BLOCK } else { M_BLOCK * N_BLOCK }
+    }
+}
+
+/// Floats of scratch that [`run`] needs.
+pub(super) fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
+    let cut = Cut::new(gemm);
+    (cut.a_len() + cut.b_len()).div_ceil(2) + threads * cut.sums_len(gemm) + LINE
+}
+
+/// The unit is there, all lengths were checked, and the product is no batch.
+pub(super) fn run<C: Narrow>(
+    gemm: &Gemm,
+    pool: &Pool,
+    a: &[bf16],
+    b: &[bf16],
+    c: &mut [C],
+    scratch: &mut [f32],
+    epilogue: &Epilogue<'_>,
+) {
+    let cut = Cut::new(gemm);
+    let packed_len = (cut.a_len() + cut.b_len()).div_ceil(2);
+    let (packed, rest) = cut_aligned(scratch, packed_len);
+    let sums_len = cut.sums_len(gemm);
+    let sums = Shareable::new(&mut rest[..pool.threads() * sums_len]);
+    let packed: *mut u16 = packed.as_mut_ptr().cast();
+    let call = Call {
+        gemm,
+        cut,
+        a: a.as_ptr().cast(),
+        b: b.as_ptr().cast(),
+        packed_a: packed,
+        packed_b: packed.wrapping_add(cut.a_len()),
+        c: Shareable::new(c),
+        epilogue,
+    };
+    let a_tasks = cut.m_strips.div_ceil(STRIPS_PER_TASK);
+    let b_tasks = cut.n_strips.div_ceil(STRIPS_PER_TASK);
+    pool.run(a_tasks + b_tasks, |task| match task.checked_sub(a_tasks) {
+        None => call.pack_a(task * STRIPS_PER_TASK),
+        Some(task) => call.pack_b(task * STRIPS_PER_TASK),
+    });
+    pool.run_with_worker(cut.m_blocks * cut.n_blocks, |task, worker| {
+        // SAFETY: each worker has sums of its own.
+        let sums = unsafe { sums.slice(worker * sums_len, sums_len) };
+        call.block(task % cut.m_blocks, task / cut.m_blocks, sums);
+    });
+}
+
+/// One call: everything that tasks share.
+struct Call<'a, C> {
+    gemm: &'a Gemm,
+    cut: Cut,
+    a: *const u16,
+    b: *const u16,
+    packed_a: *mut u16,
+    packed_b: *mut u16,
+    c: Shareable<C>,
+    epilogue: &'a Epilogue<'a>,
+}
+
+// SAFETY: the sides are only read, and each task writes its own strips and its own block of C.
+unsafe impl<C: Send + Sync> Sync for Call<'_, C> {}
+
+impl<C: Narrow> Call<'_, C> {
+    fn pack_a(&self, first: usize) {
+        let (gemm, cut) = (self.gemm, &self.cut);
+        for strip in first..(first + STRIPS_PER_TASK).min(cut.m_strips) {
+            let row = strip * TILE;
+            let rows = (gemm.m - row).min(TILE);
+            for tile in 0..cut.k_tiles {
+                let term = tile * TERMS;
+                let terms = (gemm.k - term).min(TERMS);
+                let to = self.packed_a.wrapping_add((strip * cut.k_tiles + tile) * TILE_LEN);
+                // SAFETY: A holds these rows and terms, and there is room for every tile.
+                unsafe {
+                    if gemm.trans_a {
+                        let from = self.a.add(term * gemm.lda + row);
+                        amx::pack_rows_transposed(from, gemm.lda, rows, terms, to);
+                    } else {
+                        let from = self.a.add(row * gemm.lda + term);
+                        amx::pack_rows(from, gemm.lda, rows, terms, to);
+                    }
+                }
+            }
+        }
+    }
+
+    fn pack_b(&self, first: usize) {
+        let (gemm, cut) = (self.gemm, &self.cut);
+        for strip in first..(first + STRIPS_PER_TASK).min(cut.n_strips) {
+            let col = strip * TILE;
+            let cols = (gemm.n - col).min(TILE);
+            for tile in 0..cut.k_tiles {
+                let term = tile * TERMS;
+                let terms = (gemm.k - term).min(TERMS);
+                let to = self.packed_b.wrapping_add((strip * cut.k_tiles + tile) * TILE_LEN);
+                // SAFETY: B holds these columns and terms, and there is room for every tile.
+                unsafe {
+                    if gemm.trans_b {
+                        let from = self.b.add(col * gemm.ldb + term);
+                        amx::pack_pairs_transposed(from, gemm.ldb, terms, cols, to);
+                    } else {
+                        let from = self.b.add(term * gemm.ldb + col);
+                        amx::pack_pairs(from, gemm.ldb, terms, cols, to);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One block of C: for each block of K, strips of A against strips of B.
+    fn block(&self, m_block: usize, n_block: usize, sums: &mut [f32]) {
+        // SAFETY: the caller of [`run`] has asked whether the unit is there.
+        let tiles = unsafe { Tiles::new() };
+        let (gemm, cut) = (self.gemm, &self.cut);
+        let rows = m_block * M_BLOCK..((m_block + 1) * M_BLOCK).min(gemm.m);
+        let cols = n_block * N_BLOCK..((n_block + 1) * N_BLOCK).min(gemm.n);
+        let k_blocks = gemm.k.div_ceil(K_BLOCK);
+        for k_block in 0..k_blocks {
+            let first = k_block * (K_BLOCK / TERMS);
+            let steps = (cut.k_tiles - first).min(K_BLOCK / TERMS);
+            for row in rows.clone().step_by(BLOCK) {
+                let a = self.strips(self.packed_a, cut.m_strips, row, first);
+                for col in cols.clone().step_by(BLOCK) {
+                    let at = match k_blocks {
+                        1 => 0,
+                        _ => ((row - rows.start) * N_BLOCK) + (col - cols.start) * BLOCK,
+                    };
+                    let sums = &mut sums[at..at + BLOCK * BLOCK];
+                    let block = Block {
+                        a,
+                        b: self.strips(self.packed_b, cut.n_strips, col, first),
+                        steps,
+                        sums: sums.as_mut_ptr(),
+                        add: k_block > 0,
+                    };
+                    // SAFETY: both sides are packed, with zeros beyond their edges.
+                    unsafe { tiles.run(&block) };
+                    if k_block + 1 == k_blocks {
+                        let live = [(rows.end - row).min(BLOCK), (cols.end - col).min(BLOCK)];
+                        self.finish(row, col, live, sums);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Two packed strips from a row or column on, at a tile of terms. A strip that is not there is the
+    /// first again: nobody looks at its sums.
+    fn strips(&self, side: *mut u16, count: usize, at: usize, tile: usize) -> [*const u16; 2] {
+        let strip = at / TILE;
+        let second = if strip + 1 < count { strip + 1 } else { strip };
+        [strip, second].map(|strip| {
+            side.cast_const().wrapping_add((strip * self.cut.k_tiles + tile) * TILE_LEN)
+        })
+    }
+
+    /// From finished sums to C.
+    fn finish(&self, row: usize, col: usize, [rows, cols]: [usize; 2], sums: &mut [f32]) {
+        let (gemm, epilogue) = (self.gemm, self.epilogue);
+        let plain = gemm.alpha == 1.0
+            && gemm.beta == 0.0
+            && epilogue.mask.is_none()
+            && epilogue.finish.is_none();
+        for r in 0..rows {
+            let sums = &mut sums[r * BLOCK..][..cols];
+            // SAFETY: C has this part of a row, and no other task writes it.
+            let out = unsafe { self.c.slice((row + r) * gemm.ldc + col, cols) };
+            if plain {
+                let bias = epilogue.bias.map(|bias| &bias[col..col + cols]);
+                // SAFETY: the unit comes with AVX-512.
+                unsafe { store_row(sums, bias, epilogue.relu, out) };
+                continue;
+            }
+            let mut values = [0.0; BLOCK];
+            let values = &mut values[..cols];
+            if gemm.beta != 0.0 {
+                values.iter_mut().zip(&*out).for_each(|(value, out)| *value = out.wide());
+            }
+            finish_row(gemm, epilogue, col, sums, values);
+            if let Some(mask) = epilogue.mask {
+                mask_row(&mask[(row + r) * gemm.ldc + col..], values);
+            }
+            if let Some(hook) = epilogue.finish {
+                hook(RowPart { item: 0, row: row + r, col, values });
+            }
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = C::of(*value));
+        }
+    }
+}
+
+/// `out = act(sums + bias)`, in wide registers.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn store_row<C: Narrow>(sums: &mut [f32], bias: Option<&[f32]>, relu: bool, out: &mut [C]) {
+    if let Some(bias) = bias {
+        sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+    }
+    match relu {
+        // Written so that a NaN stays one.
+        true => out.iter_mut().zip(sums).for_each(|(out, sum)| {
+            *out = C::of(if *sum < 0.0 { 0.0 } else { *sum });
+        }),
+        false => out.iter_mut().zip(sums).for_each(|(out, sum)| *out = C::of(*sum)),
+    }
+}
