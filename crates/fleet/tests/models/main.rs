@@ -2,6 +2,7 @@
 //! thread against several, evaluation, fetches by name, memory.
 
 mod check;
+mod mixed_precision;
 mod zoo;
 
 macro_rules! check_models {
