@@ -35,6 +35,7 @@ mod value;
 pub use compiler::{Decision, Observer, Plan, Verdict, decide, minimize, minimize_observed};
 pub use form::{FILE_BYTES_MAX, Inspection, StrategyForm, read_file};
 pub use local_state::{LocalVar, Spread, local_state};
+pub use meta::recompute::recompute_candidates;
 pub use meta::{Ranks, RingSpec};
 pub use problem::{Place, Problem, Severity, all_in_one};
 pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};

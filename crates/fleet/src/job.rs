@@ -7,6 +7,7 @@
 //! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error on
 //! all others, which says who it was and what was waiting.
 
+use crate::fit::{Budget, fit};
 use crate::rings::GroupRing;
 use crate::servers::{Place, ServerJob};
 use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
@@ -21,6 +22,7 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Services;
 use fleet_strategy::{DistributedStrategy, Plan, Ranks, RingSpec};
+use fleet_tensor::{DType, Shape};
 use fleet_topology::{Env, Mode, Topology};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -405,17 +407,68 @@ impl DistributedOptimizer<'_> {
     /// [`Fleet::session`] runs it.
     #[track_caller]
     pub fn minimize(&self, net: &Net, loss: Var<'_>) -> Result<Distributed> {
+        self.minimize_as(net, loss, None)
+    }
+
+    /// As [`minimize`](Self::minimize), with as little recompute as lets the temporaries of a step over
+    /// batches of these shapes fit in `bytes`: none, recompute, or recompute with offload. What the
+    /// strategy says of recompute is not looked at; a note of the plan says what was chosen.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{DistributedStrategy, Fleet};
+    /// let fleet = Fleet::collective()?;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 64], DType::F32);
+    /// let hidden = (0..12).fold(x, |x, _| x.fc(Fc::new(64).act(Act::Tanh)).dropout(0.1));
+    /// let loss = hidden.fc(1).mean();
+    /// let batch = [("x", DType::F32, Shape::from([1024, 64]))];
+    /// let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &DistributedStrategy::new());
+    /// let job = optimizer.minimize_within(&net, loss, 4 << 20, &batch)?;
+    /// assert!(job.strategy.recompute());
+    /// let note = job.plan.notes.iter().find(|note| note.starts_with("memory: recompute"));
+    /// assert!(note.is_some());
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn minimize_within(
+        &self,
+        net: &Net,
+        loss: Var<'_>,
+        bytes: usize,
+        feed: &[(&str, DType, Shape)],
+    ) -> Result<Distributed> {
+        self.minimize_as(net, loss, Some(Budget { bytes, feed }))
+    }
+
+    #[track_caller]
+    fn minimize_as(
+        &self,
+        net: &Net,
+        loss: Var<'_>,
+        budget: Option<Budget<'_>>,
+    ) -> Result<Distributed> {
         let ranks = self.fleet.ranks();
         let loss = loss.id();
+        let mut strategy = self.strategy.clone();
         let plan = net.rewrite_with(|programs, registry| {
-            let (optimizer, strategy) = (&self.optimizer, &self.strategy);
-            fleet_strategy::minimize(programs, registry, loss, optimizer, strategy, ranks)
+            let optimizer = &self.optimizer;
+            let mut note = None;
+            if let Some(budget) = budget {
+                let asked = (optimizer, &self.strategy);
+                let (fitting, line) = fit(programs, registry, loss, asked, ranks, &budget)?;
+                (strategy, note) = (fitting, Some(line));
+            }
+            let mut plan =
+                fleet_strategy::minimize(programs, registry, loss, optimizer, &strategy, ranks)?;
+            plan.notes.extend(note);
+            Ok(plan)
         })?;
         if self.fleet.is_first_worker() && self.fleet.worker_num() > 1 {
             eprintln!("fleet: {} ranks, {}", ranks.count, plan.chain_text());
             plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
         }
-        Ok(Distributed { plan, strategy: self.strategy.clone() })
+        Ok(Distributed { plan, strategy })
     }
 }
 

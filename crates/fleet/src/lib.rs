@@ -28,6 +28,7 @@ mod checkpoints;
 mod dataset_run;
 mod exchange;
 mod feed_layout;
+mod fit;
 mod job;
 pub mod metrics;
 mod numbers;

@@ -199,9 +199,37 @@ fn rename_inputs(op: &mut Op, renamed: &HashMap<VarId, VarId>) {
     }
 }
 
-/// Checkpoints by the square-root rule: among the values that alone cross from what is before to what
-/// is behind, every so many that about their square root remain.
+/// Names of values that can be checkpoints of a network, in order: those that alone cross from what is
+/// before to what is behind.
+///
+/// ```
+/// use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 4], DType::F32);
+/// x.fc(Fc::new(8).act(Act::Tanh)).fc(1).mean();
+/// let names = fleet_strategy::recompute_candidates(&net.build()?.main);
+/// assert!(names.contains(&"fc_0.tmp_2".to_string()), "{names:?}");
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn recompute_candidates(main: &Program) -> Vec<String> {
+    let forward: Vec<OpId> =
+        main.root_ops().filter(|(_, op)| op.role.is_forward()).map(|(id, _)| id).collect();
+    crossings(main, &forward).into_iter().map(|var| main.var_name(var).to_string()).collect()
+}
+
+/// Checkpoints by the square-root rule: of the values that alone cross, every so many that about their
+/// square root remain.
 fn choose(main: &Program, forward: &[OpId]) -> Vec<VarId> {
+    let crossings = crossings(main, forward);
+    let count = (crossings.len() as f64).sqrt().round() as usize;
+    if count == 0 {
+        return Vec::new();
+    }
+    let spacing = crossings.len() as f64 / (count + 1) as f64;
+    (1..=count).map(|index| crossings[(index as f64 * spacing) as usize]).collect()
+}
+
+fn crossings(main: &Program, forward: &[OpId]) -> Vec<VarId> {
     let mut last_use: HashMap<VarId, usize> = HashMap::new();
     for (at, id) in forward.iter().enumerate() {
         for var in main.op(*id).all_inputs() {
@@ -225,10 +253,5 @@ fn choose(main: &Program, forward: &[OpId]) -> Vec<VarId> {
             crossings.push(only);
         }
     }
-    let count = (crossings.len() as f64).sqrt().round() as usize;
-    if count == 0 {
-        return Vec::new();
-    }
-    let spacing = crossings.len() as f64 / (count + 1) as f64;
-    (1..=count).map(|index| crossings[(index as f64 * spacing) as usize]).collect()
+    crossings
 }
