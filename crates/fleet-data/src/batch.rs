@@ -251,6 +251,22 @@ impl Batch {
         Ok(&self.offsets[self.index(name)?])
     }
 
+    /// The tensors of dense inputs, sized for `rows` records, to be filled by the caller: by whoever has
+    /// made the layout.
+    pub(crate) fn dense(&mut self, layout: &BatchLayout, rows: usize) -> Result<&mut [Tensor]> {
+        let same = self.layout.schema == layout.schema && self.layout.names().eq(layout.names());
+        if !same || self.layout.inputs.iter().any(|input| input.form != Form::Dense) {
+            return Err(Error::invalid("the batch has other inputs than the samples")
+                .expected(layout.names().collect::<Vec<_>>().join(", "))
+                .got(self.layout.names().collect::<Vec<_>>().join(", ")));
+        }
+        for (input, tensor) in self.layout.inputs.iter().zip(&mut self.tensors) {
+            reshape(tensor, input.dtype, rows, &input.shape)?;
+        }
+        self.rows = rows;
+        Ok(&mut self.tensors)
+    }
+
     fn index(&self, name: &str) -> Result<usize> {
         self.layout.names().position(|known| known == name).ok_or_else(|| {
             let hint = fleet_base::text::did_you_mean(name, self.layout.names());

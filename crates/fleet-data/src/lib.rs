@@ -14,6 +14,7 @@ mod dataset;
 mod files;
 mod formats;
 mod generator;
+mod images;
 mod lines;
 mod loader;
 mod make;
@@ -35,6 +36,7 @@ pub use dataset::{
 pub use files::{file_shard, glob};
 pub use formats::{Criteo, CriteoHash, Csv, CsvColumn, JsonLines, LibSvm, hash_bucket};
 pub use generator::{DataGenerator, Sample, SampleWriter, Value};
+pub use images::{ImageList, ImageOptions, Images, Pixels, decode_image};
 pub use lines::{LineError, LineFormat, LineReader, OnError, RecordReader, Skipped};
 pub use loader::{Cursor, Loader, LoaderOptions, Samples};
 pub use make::{Made, Make, MakeFormat, MakeKind};

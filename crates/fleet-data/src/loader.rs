@@ -23,6 +23,11 @@ pub trait Samples: Send + Sync {
 
     /// Fills a batch with these samples, in this order.
     fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()>;
+
+    /// The same in an epoch, for samples that are changed at random and anew in each.
+    fn fill_in_epoch(&self, _epoch: u64, samples: &[u64], batch: &mut Batch) -> Result<()> {
+        self.fill(samples, batch)
+    }
 }
 
 impl Samples for InMemoryDataset {
@@ -259,11 +264,11 @@ impl Loader {
             self.order.get_or_insert_with(|| Arc::new(epoch_order(&self.options, &self.cursor))),
         );
         if self.options.threads == 0 {
-            self.samples.fill(&order[mine], batch)?;
+            self.samples.fill_in_epoch(self.cursor.epoch, &order[mine], batch)?;
         } else {
             if self.ahead.is_none() {
                 let samples = Arc::clone(&self.samples);
-                let from = self.cursor.taken;
+                let from = self.cursor;
                 self.ahead = Some(Ahead::start(samples, &self.options, order, from, batch)?);
             }
             if let Some(ahead) = &mut self.ahead
@@ -328,7 +333,7 @@ impl Ahead {
         samples: Arc<dyn Samples>,
         options: &LoaderOptions,
         order: Arc<Vec<u64>>,
-        from: u64,
+        from: Cursor,
         like: &Batch,
     ) -> Result<Ahead> {
         let mut ahead = Ahead { full: Vec::new(), empty: Vec::new(), threads: Vec::new(), turn: 0 };
@@ -339,12 +344,13 @@ impl Ahead {
             let layout = Arc::clone(like.layout());
             let work = move || {
                 let deal = Deal { options: &options, count: order.len() as u64 };
-                let (mut taken, mut step) = (from, 0usize);
+                let (mut taken, mut step) = (from.taken, 0usize);
                 while let Some((mine, after)) = deal.step(taken) {
                     if step % options.threads == first && !mine.is_empty() {
                         let mut batch =
                             take_empty.try_recv().unwrap_or_else(|_| Batch::new(&layout));
-                        let filled = samples.fill(&order[mine], &mut batch).map(|()| batch);
+                        let filled = samples.fill_in_epoch(from.epoch, &order[mine], &mut batch);
+                        let filled = filled.map(|()| batch);
                         if send_full.send(filled).is_err() {
                             return;
                         }

@@ -1,4 +1,5 @@
 pub mod datasets;
 pub mod formats;
+pub mod images;
 pub mod multislot;
 pub mod pipes;

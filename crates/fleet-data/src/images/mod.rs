@@ -1,0 +1,199 @@
+//! Images on their way to training: folders, file lists and tar shards; decoded, resized, cropped,
+//! flipped and normalised by the threads of a [`Loader`](crate::Loader), while training goes on.
+//!
+//! An image stays bytes until its pixels are written to the batch. What is random about it follows
+//! from (seed, epoch, image), so that neither the number of threads nor a resumed job changes it.
+
+mod decode;
+mod resize;
+mod source;
+
+pub use decode::{Pixels, decode_image};
+pub use source::ImageList;
+
+use crate::batch::{Batch, BatchLayout};
+use crate::loader::Samples;
+use crate::slot::{Schema, Slot};
+use fleet_base::rng::Philox;
+use fleet_base::{Error, Result};
+use std::sync::Arc;
+
+/// What becomes of a decoded image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageOptions {
+    /// Height and width of what is cut out.
+    pub size: [usize; 2],
+    /// The length that the shorter side is brought to first; as the image is without.
+    pub resize: Option<usize>,
+    /// Cut out at a random place (training) or in the middle (evaluation).
+    pub random_crop: bool,
+    /// Mirror every other image, at random.
+    pub random_flip: bool,
+    /// Of red, green and blue between 0 and 1: a pixel becomes (value - mean) / std.
+    pub mean: [f32; 3],
+    pub std: [f32; 3],
+    /// What is random follows from it.
+    pub seed: u64,
+}
+
+impl ImageOptions {
+    /// For evaluation: the shorter side resized to the larger of the two sizes, the middle cut out,
+    /// values from -1 to 1.
+    pub fn new(size: [usize; 2]) -> ImageOptions {
+        ImageOptions {
+            size,
+            resize: Some(size[0].max(size[1])),
+            random_crop: false,
+            random_flip: false,
+            mean: [0.5; 3],
+            std: [0.5; 3],
+            seed: 0,
+        }
+    }
+}
+
+/// Labelled images as samples of a loader: inputs `image` (`[3, height, width]`, red first) and `label`.
+///
+/// ```no_run
+/// use fleet_data::{Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions};
+/// use std::sync::Arc;
+/// let list = ImageList::folder("flowers/train")?; // a folder for each class
+/// let options = ImageOptions { resize: Some(256), random_crop: true, random_flip: true, ..ImageOptions::new([224, 224]) };
+/// let images = Arc::new(Images::new(list, options)?);
+/// let mut batch = Batch::new(images.layout());
+/// let options = LoaderOptions { batch_size: 32, shuffle: true, threads: 2, ..LoaderOptions::default() };
+/// let mut loader = Loader::new(images, options)?;
+/// while loader.next(&mut batch)? {
+///     // session.run(&batch.feeds(), &[])?;
+/// }
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct Images {
+    list: ImageList,
+    options: ImageOptions,
+    layout: Arc<BatchLayout>,
+}
+
+impl Images {
+    pub fn new(list: ImageList, options: ImageOptions) -> Result<Images> {
+        let [height, width] = options.size;
+        let sides = [height, width, options.resize.unwrap_or(1)];
+        if sides.iter().any(|side| !(1..=SIDE_MAX).contains(side)) {
+            return Err(Error::invalid("size of images is out of range")
+                .expected(format!("1 to {SIDE_MAX}"))
+                .got(format!("{:?}, resized to {:?}", options.size, options.resize)));
+        }
+        if options.resize.is_some_and(|side| side < height.max(width)) {
+            return Err(Error::invalid("images are resized to less than is cut out of them")
+                .expected(format!("at least {}", height.max(width)))
+                .got(format!("{:?}", options.resize)));
+        }
+        if !options.std.iter().all(|std| *std > 0.0 && std.is_finite()) {
+            return Err(Error::invalid("deviations of the colours must be above 0")
+                .got(format!("{:?}", options.std)));
+        }
+        let schema = Schema::new([
+            Slot::dense_floats("image", [3, height, width]),
+            Slot::dense_ids("label", [1]),
+        ])?;
+        let layout = BatchLayout::of_slots(&schema)?;
+        Ok(Images { list, options, layout })
+    }
+
+    /// The inputs of a batch: `image` and `label`.
+    pub fn layout(&self) -> &Arc<BatchLayout> {
+        &self.layout
+    }
+
+    /// Names of the classes, by label; empty where a list has numbers only.
+    pub fn classes(&self) -> &[String] {
+        self.list.classes()
+    }
+
+    /// The image `sample` as it is in an epoch, written to `out`.
+    fn write(&self, epoch: u64, sample: u64, out: &mut [f32]) -> Result<()> {
+        let bytes = self.list.read(sample as usize)?;
+        let named = |error: Error| error.at(self.list.name(sample as usize));
+        let mut pixels = decode_image(&bytes).map_err(named)?;
+        if let Some(side) = self.options.resize {
+            pixels = resize::shorter_side(pixels, side).map_err(named)?;
+        }
+        let [height, width] = self.options.size;
+        if pixels.height < height || pixels.width < width {
+            return Err(named(
+                Error::invalid("image is smaller than what is to be cut out of it")
+                    .expected(format!("at least {height}x{width}"))
+                    .got(format!("{}x{}", pixels.height, pixels.width))
+                    .help("say what its shorter side is resized to (ImageOptions::resize)"),
+            ));
+        }
+        let dice = Philox::new(self.options.seed, AUGMENT_STREAM + epoch);
+        let draw = |which: u64, below: usize| {
+            let word = dice.word64(sample * DRAWS + which);
+            ((u128::from(word) * below as u128) >> 64) as usize
+        };
+        let free = [pixels.height - height, pixels.width - width];
+        let corner = match self.options.random_crop {
+            true => [draw(0, free[0] + 1), draw(1, free[1] + 1)],
+            false => [free[0] / 2, free[1] / 2],
+        };
+        let flip = self.options.random_flip && draw(2, 2) == 1;
+        self.normalise(&pixels, corner, flip, out);
+        Ok(())
+    }
+
+    /// Writes a part of an image, a colour after the other.
+    fn normalise(&self, pixels: &Pixels, corner: [usize; 2], flip: bool, out: &mut [f32]) {
+        let [height, width] = self.options.size;
+        let planes = out.chunks_exact_mut(height * width);
+        for (colour, plane) in planes.enumerate() {
+            let (mean, std) = (self.options.mean[colour], self.options.std[colour]);
+            let (scale, shift) = (1.0 / (255.0 * std), -mean / std);
+            for (row, line) in plane.chunks_exact_mut(width).enumerate() {
+                let start = ((corner[0] + row) * pixels.width + corner[1]) * 3;
+                let from = pixels.rgb[start..start + width * 3].chunks_exact(3);
+                let value = |pixel: &[u8]| f32::from(pixel[colour]) * scale + shift;
+                match flip {
+                    false => line.iter_mut().zip(from).for_each(|(to, it)| *to = value(it)),
+                    true => line.iter_mut().zip(from.rev()).for_each(|(to, it)| *to = value(it)),
+                }
+            }
+        }
+    }
+}
+
+impl Samples for Images {
+    fn sample_count(&self) -> u64 {
+        self.list.len() as u64
+    }
+
+    /// As in epoch 0.
+    fn fill(&self, samples: &[u64], batch: &mut Batch) -> Result<()> {
+        self.fill_in_epoch(0, samples, batch)
+    }
+
+    fn fill_in_epoch(&self, epoch: u64, samples: &[u64], batch: &mut Batch) -> Result<()> {
+        let total = self.list.len();
+        if samples.iter().any(|sample| *sample >= total as u64) {
+            return Err(Error::invalid("a batch asks for an image that does not exist")
+                .expected(format!("less than {total}")));
+        }
+        let pixels = 3 * self.options.size[0] * self.options.size[1];
+        let [images, labels] = batch.dense(&self.layout, samples.len())? else {
+            return Err(Error::internal("a batch of images has two inputs"));
+        };
+        let places = images.as_mut_slice::<f32>()?.chunks_exact_mut(pixels);
+        for (place, sample) in places.zip(samples) {
+            self.write(epoch, *sample, place)?;
+        }
+        let places = labels.as_mut_slice::<i64>()?.iter_mut().zip(samples);
+        places.for_each(|(label, sample)| *label = self.list.label(*sample as usize));
+        Ok(())
+    }
+}
+
+/// Larger images than this are no photographs.
+pub(crate) const SIDE_MAX: usize = 1 << 14;
+/// Random numbers set aside for one image in one epoch.
+const DRAWS: u64 = 4;
+const AUGMENT_STREAM: u64 = 0x5 << 44;

@@ -1,0 +1,276 @@
+//! Where images and labels come from.
+
+use fleet_base::{Error, Result, text};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// Images by number, with their labels; what is read of them until they are asked for is names.
+#[derive(Debug, Default)]
+pub struct ImageList {
+    images: Vec<Image>,
+    classes: Vec<String>,
+    archives: Vec<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Image {
+    place: Place,
+    label: i64,
+}
+
+#[derive(Debug)]
+enum Place {
+    File(PathBuf),
+    /// A part of an archive.
+    Member {
+        archive: usize,
+        start: u64,
+        bytes: u64,
+        name: String,
+    },
+}
+
+impl ImageList {
+    /// A folder with a folder for each class, whose names in alphabetical order are the labels 0, 1, ..
+    pub fn folder(root: impl AsRef<Path>) -> Result<ImageList> {
+        let root = root.as_ref();
+        let mut list = ImageList::default();
+        for class in sorted(root)?.into_iter().filter(|path| path.is_dir()) {
+            let label = list.classes.len() as i64;
+            list.classes.push(file_name(&class));
+            for path in sorted(&class)?.into_iter().filter(|path| is_image(&file_name(path))) {
+                list.images.push(Image { place: Place::File(path), label });
+            }
+        }
+        list.filled(root)
+    }
+
+    /// A file of lines `PATH LABEL`; paths are those of `root`.
+    pub fn file_list(list: impl AsRef<Path>, root: impl AsRef<Path>) -> Result<ImageList> {
+        let path = list.as_ref();
+        let lines = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, &e))?;
+        let mut list = ImageList::default();
+        for (number, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty())
+        {
+            // The last blank parts them: a path may have blanks itself.
+            let parts = line.trim().rsplit_once([' ', '\t']);
+            let image = parts.and_then(|(name, label)| Some((name.trim(), label.parse().ok()?)));
+            let Some((name, label)) = image else {
+                return Err(Error::invalid("line of a file list is no path and label")
+                    .expected("PATH LABEL")
+                    .got(format!("'{line}'"))
+                    .at(format!("{}:{}", path.display(), number + 1)));
+            };
+            list.images.push(Image { place: Place::File(root.as_ref().join(name)), label });
+        }
+        list.filled(path)
+    }
+
+    /// Tar archives, not compressed. The label of `NAME.jpg` is the number in `NAME.cls` where the
+    /// archive has that, and otherwise its folder's: folders of all archives in alphabetical order are
+    /// the labels 0, 1, ..
+    pub fn tar_shards<P: Into<PathBuf>>(shards: impl IntoIterator<Item = P>) -> Result<ImageList> {
+        let mut list = ImageList::default();
+        let mut by_folder: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for shard in shards {
+            let path = shard.into();
+            let mut file = File::open(&path).map_err(|e| Error::io("open", &path, &e))?;
+            let members = members(&mut file).map_err(|error| error.at(path.display()))?;
+            let labels = labels(&mut file, &members).map_err(|error| error.at(path.display()))?;
+            for member in members.into_iter().filter(|member| is_image(&member.name)) {
+                let (stem, _) = member.name.rsplit_once('.').unwrap_or((&member.name, ""));
+                let label = labels.get(stem).copied();
+                if label.is_none() {
+                    let (folder, _) = member.name.rsplit_once('/').unwrap_or(("", ""));
+                    by_folder.entry(folder.to_string()).or_default().push(list.images.len());
+                }
+                let Member { name, start, bytes } = member;
+                let place = Place::Member { archive: list.archives.len(), start, bytes, name };
+                list.images.push(Image { place, label: label.unwrap_or(0) });
+            }
+            list.archives.push(path);
+        }
+        for (label, (folder, images)) in by_folder.into_iter().enumerate() {
+            images.iter().for_each(|image| list.images[*image].label = label as i64);
+            list.classes.push(folder);
+        }
+        list.filled(Path::new("tar shards"))
+    }
+
+    fn filled(self, from: &Path) -> Result<ImageList> {
+        match self.images.len() {
+            0 => Err(Error::invalid("there are no images")
+                .expected("files .jpg, .jpeg or .png")
+                .at(from.display())),
+            1..=IMAGES_MAX => Ok(self),
+            count => Err(Error::exhausted("there are too many images")
+                .expected(format!("at most {IMAGES_MAX}"))
+                .got(count)),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.images.is_empty()
+    }
+
+    /// Names of the classes by label, where folders are classes.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    pub fn label(&self, image: usize) -> i64 {
+        self.images[image].label
+    }
+
+    /// What errors call an image.
+    pub fn name(&self, image: usize) -> String {
+        match &self.images[image].place {
+            Place::File(path) => path.display().to_string(),
+            Place::Member { archive, name, .. } => {
+                format!("{}:{name}", self.archives[*archive].display())
+            }
+        }
+    }
+
+    /// The bytes of an image, as they are in its file.
+    pub fn read(&self, image: usize) -> Result<Vec<u8>> {
+        match &self.images[image].place {
+            Place::File(path) => {
+                let bytes = std::fs::metadata(path).map_err(|e| Error::io("read", path, &e))?.len();
+                check_bytes(bytes).map_err(|error| error.at(path.display()))?;
+                std::fs::read(path).map_err(|e| Error::io("read", path, &e))
+            }
+            Place::Member { archive, start, bytes, .. } => {
+                let path = &self.archives[*archive];
+                let mut file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
+                part(&mut file, *start, *bytes).map_err(|error| error.at(self.name(image)))
+            }
+        }
+    }
+}
+
+/// A file in an archive.
+struct Member {
+    name: String,
+    start: u64,
+    bytes: u64,
+}
+
+/// Reads the headers of a tar archive.
+fn members(file: &mut File) -> Result<Vec<Member>> {
+    let total = file.metadata().map_err(|e| broken(&e))?.len();
+    let (mut members, mut at, mut long_name) = (Vec::new(), 0u64, None);
+    while at + TAR_BLOCK <= total {
+        let header = part(file, at, TAR_BLOCK)?;
+        if header.iter().all(|byte| *byte == 0) {
+            break;
+        }
+        let torn = |what: &str| Error::invalid(format!("tar archive has {what} at byte {at}"));
+        // The checksum counts its own eight bytes as blanks.
+        let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
+        let own: u64 = header[148..156].iter().map(|byte| u64::from(*byte)).sum();
+        if octal(&header[148..156]) != Some(sum - own + 8 * 32) {
+            return Err(torn("a header with a wrong checksum"));
+        }
+        let bytes = octal(&header[124..136]).ok_or_else(|| torn("a file of unknown size"))?;
+        let start = at + TAR_BLOCK;
+        if bytes > total - start {
+            return Err(torn("a file that goes on behind the archive's end"));
+        }
+        match header[156] {
+            b'L' => long_name = Some(words(&part(file, start, bytes)?)),
+            b'0' | 0 => {
+                let short = match words(&header[345..500]) {
+                    prefix if header[257..262] == *b"ustar" && !prefix.is_empty() => {
+                        format!("{prefix}/{}", words(&header[..100]))
+                    }
+                    _ => words(&header[..100]),
+                };
+                let name = long_name.take().unwrap_or(short);
+                members.push(Member { name, start, bytes });
+            }
+            _ => long_name = None,
+        }
+        if members.len() > IMAGES_MAX {
+            return Err(Error::exhausted("tar archive has too many files"));
+        }
+        at = start + bytes.next_multiple_of(TAR_BLOCK);
+    }
+    Ok(members)
+}
+
+/// The numbers of `NAME.cls`, by NAME.
+fn labels(file: &mut File, members: &[Member]) -> Result<HashMap<String, i64>> {
+    let mut labels = HashMap::new();
+    for member in members {
+        let Some(stem) = member.name.strip_suffix(".cls") else { continue };
+        let text = words(&part(file, member.start, member.bytes.min(TAR_BLOCK))?);
+        let label = text.trim().parse().map_err(|_| {
+            Error::invalid(format!("'{}' in a tar archive holds no label", member.name))
+                .expected("a number")
+                .got(format!("'{}'", text.trim()))
+        })?;
+        labels.insert(stem.to_string(), label);
+    }
+    Ok(labels)
+}
+
+fn part(file: &mut File, start: u64, bytes: u64) -> Result<Vec<u8>> {
+    check_bytes(bytes)?;
+    let mut buffer = vec![0; bytes as usize];
+    file.seek(SeekFrom::Start(start)).map_err(|e| broken(&e))?;
+    file.read_exact(&mut buffer).map_err(|e| broken(&e))?;
+    Ok(buffer)
+}
+
+fn broken(error: &std::io::Error) -> Error {
+    Error::unavailable(format!("cannot read the tar archive: {error}"))
+}
+
+fn check_bytes(bytes: u64) -> Result<()> {
+    if bytes <= FILE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::exhausted("file of an image is too large")
+        .expected(format!("at most {}", text::bytes(FILE_BYTES_MAX)))
+        .got(text::bytes(bytes)))
+}
+
+fn octal(field: &[u8]) -> Option<u64> {
+    u64::from_str_radix(words(field).trim(), 8).ok()
+}
+
+/// Text up to the first zero.
+fn words(field: &[u8]) -> String {
+    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    String::from_utf8_lossy(&field[..end]).into_owned()
+}
+
+fn is_image(name: &str) -> bool {
+    let ending = name.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase());
+    matches!(ending.as_deref(), Some("jpg" | "jpeg" | "png"))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        std::fs::read_dir(folder).map_err(|e| Error::io("list the folder", folder, &e))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+const TAR_BLOCK: u64 = 512;
+/// The largest photographs have some tens of megabytes.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+/// Twice what the largest public collection of labelled photographs has; names of 10 GB.
+const IMAGES_MAX: usize = 1 << 27;
