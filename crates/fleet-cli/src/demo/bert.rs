@@ -44,6 +44,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         score: None,
         targets: vec![model.logits.name()],
         optimizer: Some(AdamW::new(schedule).coeff(0.01).into()),
+        rows: None,
         net,
         source,
         batch,

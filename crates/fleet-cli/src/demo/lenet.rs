@@ -24,6 +24,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         score: Some(("right", accuracy.clone())),
         targets: vec![model.logits.name()],
         optimizer: Some(Adam::new(1e-3).into()),
+        rows: None,
         net,
         source,
         batch,

@@ -97,6 +97,8 @@ struct Demo {
     net: Net,
     /// What makes a training of the network's forward pass; absent where it is one already.
     optimizer: Option<OptimizerDesc>,
+    /// What updates rows on parameter servers, where it is another.
+    rows: Option<OptimizerDesc>,
     source: Arc<dyn Source>,
     /// Samples of a step, of all workers together.
     batch: usize,
@@ -123,6 +125,8 @@ struct Size {
     samples: Option<u64>,
     workers: usize,
     has_strategy: bool,
+    /// Parameter servers make the updates, which may follow one rule for rows and one for the rest.
+    on_servers: bool,
 }
 
 impl Size {
@@ -146,7 +150,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     }
     let strategy = args.strategy()?;
     let has_strategy = args.strategy.is_some();
-    let size = Size { samples: args.samples, workers: fleet.worker_num(), has_strategy };
+    let (samples, workers) = (args.samples, fleet.worker_num());
+    let size = Size { samples, workers, has_strategy, on_servers: false };
     let (demo, name) = match args.model {
         Which::WideDeep => (wide_deep::demo(&size)?, "wide_deep"),
         Which::Lenet => (lenet::demo(&size)?, "lenet"),

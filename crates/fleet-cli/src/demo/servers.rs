@@ -35,7 +35,10 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let Some(optimizer) = &demo.optimizer else {
         return Err(Error::internal("the demo has no optimizer to distribute").into());
     };
-    let optimizer = fleet.distributed_optimizer(optimizer.clone(), &strategy);
+    let mut optimizer = fleet.distributed_optimizer(optimizer.clone(), &strategy);
+    if let Some(rows) = &demo.rows {
+        optimizer = optimizer.rows(rows.clone());
+    }
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
     if fleet.is_server() {
         let server = fleet.init_server(&job)?;
@@ -88,7 +91,9 @@ impl Work {
         let exchange = Exchange::of(strategy, false)?;
         let (workers, own) =
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
-        let whole = Size { samples: args.samples, workers, has_strategy: true };
+        // GEO adds up what sgd changed.
+        let on_servers = !exchange.is_geo();
+        let whole = Size { samples: args.samples, workers, has_strategy: true, on_servers };
         let (batch, steps) = whole.of(wide_deep::BATCH, wide_deep::SAMPLES);
         if exchange == Exchange::Sync {
             let rows = batch / workers;
@@ -101,7 +106,8 @@ impl Work {
         let steps = all.div_ceil(stride);
         // A schedule runs on the steps of all workers, in GEO on a worker's own.
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
-        let size = Size { samples: Some(scheduled * batch as u64), workers: 1, has_strategy: true };
+        let samples = Some(scheduled * batch as u64);
+        let size = Size { samples, workers: 1, has_strategy: true, on_servers };
         let share = Share { rows: batch, stride, first };
         Ok(Work { exchange, size, steps, share, samples: batch * workers })
     }

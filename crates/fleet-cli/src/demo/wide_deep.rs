@@ -29,7 +29,12 @@ pub fn demo(size: &Size) -> Result<Demo> {
         power: 1.0,
         cycle: false,
     };
+    let mut rows_rule = None;
     let optimizer = match size.is_plain() {
+        _ if size.on_servers => {
+            rows_rule = Some(Sgd::new(falling(TABLE_RATE)).into());
+            Some(Adam::new(falling(2e-3)).into())
+        }
         true => {
             let (table, rest) = net.backward(model.loss)?.partition(|name| name == "table");
             net.apply_gradients(Sgd::new(falling(TABLE_RATE)), table)?;
@@ -53,6 +58,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         ),
         loss: model.loss.name(),
         optimizer,
+        rows: rows_rule,
         net,
         source,
         batch,

@@ -36,6 +36,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         score: None,
         targets: vec![model.logits.name()],
         optimizer: Some(Adagrad::new(falling).into()),
+        rows: None,
         net,
         source,
         batch,

@@ -5,5 +5,6 @@ mod chains;
 mod combinations;
 mod numbers;
 mod programs;
+mod servers;
 mod wire;
 mod world;

@@ -8,7 +8,9 @@ use fleet_exec::ExecOptions;
 use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token, resolve};
 use fleet_nn::Programs;
-use fleet_ps::{LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer};
+use fleet_ps::{
+    Durability, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer,
+};
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -83,13 +85,23 @@ impl Fleet {
 
     /// Makes this server's part of the tables, and listens.
     pub fn init_server(&self, job: &ServerJob) -> Result<Server> {
+        self.serve(|server| ServerTables::new(&job.tables, server))
+    }
+
+    /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
+    /// `fleetrun` or by hand, goes on with every push that was acknowledged.
+    pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
+        self.serve(|server| ServerTables::durable(&job.tables, server, durability))
+    }
+
+    fn serve(&self, make: impl FnOnce(usize) -> Result<ServerTables>) -> Result<Server> {
         let topology = self.topology();
         let endpoint = topology.endpoint().filter(|_| topology.is_server()).ok_or_else(|| {
             Error::invalid("this process is no server")
                 .got(topology.role())
                 .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
         })?;
-        let tables = Arc::new(ServerTables::new(&job.tables, topology.rank())?);
+        let tables = Arc::new(make(topology.rank())?);
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
         let server = TableServer::bind(address, tables, &self.job_token()?, options, Log::stderr())

@@ -123,7 +123,7 @@ impl Worker {
         Ok(out)
     }
 
-    /// The forward part; ids that nobody knows read as they would start, and get no row.
+    /// The forward part; ids that nobody knows read as zeros, and get no row.
     pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         self.session.evaluate(feed, fetch)
     }

@@ -1,0 +1,168 @@
+//! Programs of workers of parameter servers, without any server.
+
+use fleet_ir::Program;
+use fleet_nn::optimizer::OptimizerDesc;
+use fleet_nn::prelude::*;
+use fleet_nn::{Programs, Regularizer, Result};
+use fleet_strategy::servers::{Place, RowInit, ServerPlan, UpdateRule, minimize};
+use fleet_strategy::{AmpConfig, DistributedStrategy};
+
+const PLACE: Place = Place { worker: 1, worker_count: 2, server_count: 3, half_async: false };
+
+/// Three lookups of one table, one of another, and two layers of which one learns slowly.
+fn network(net: &Net) -> Var<'_> {
+    let table = |name: &str| {
+        Embedding::new(100, 8).sparse().weight(ParamAttr::from(name).init(Init::uniform(-0.5, 0.5)))
+    };
+    let column = |name: &str| net.data(name, [-1, 1], DType::I64);
+    let [a, b, c] = ["a", "b", "c"].map(|name| column(name).embedding(table("shared")).flatten(1));
+    let other = net
+        .data("d", [-1, 2], DType::I64)
+        .sparse_embedding(SparseEmbedding::new(1_000_000, 4).entry(Entry::Count(10)));
+    let slow = ParamAttr::new().learning_rate(0.1);
+    let all = net.concat(&[a, b, c, other.flatten(1)], 1);
+    all.fc(Fc::new(4).weight(slow)).fc(1).mean()
+}
+
+fn rewritten(
+    optimizer: impl Into<OptimizerDesc>,
+    rows: Option<OptimizerDesc>,
+    strategy: &DistributedStrategy,
+    place: Place,
+) -> Result<(Programs, ServerPlan)> {
+    let net = Net::new();
+    let loss = network(&net).id();
+    let optimizer = optimizer.into();
+    let plan = net.rewrite_with(|programs, registry| {
+        minimize(programs, registry, loss, &optimizer, rows.as_ref(), strategy, place)
+    })?;
+    Ok((net.build()?, plan))
+}
+
+fn tail(program: &Program, from: &str) -> Vec<&'static str> {
+    let names: Vec<&str> = program.root_ops().map(|(_, op)| op.name()).collect();
+    let at = names.iter().position(|name| *name == from).expect("the op is there");
+    names[at..].to_vec()
+}
+
+fn count(program: &Program, name: &str) -> usize {
+    program.root_ops().filter(|(_, op)| op.name() == name).count()
+}
+
+const PUSHES: [&str; 2] = ["distributed_push_sparse", "distributed_push_sparse"];
+
+#[test]
+fn an_asynchronous_worker_waits_for_nobody() {
+    let strategy = DistributedStrategy::new().with_a_sync(true);
+    let (programs, plan) = rewritten(Adam::new(0.1), None, &strategy, PLACE).unwrap();
+    let main = &programs.main;
+    let behind = tail(main, PUSHES[0]);
+    assert_eq!(behind, [PUSHES.as_slice(), &["send", "send", "recv", "recv"]].concat());
+    // Three lookups of the shared table are one.
+    assert_eq!(count(main, "distributed_lookup_table"), 2);
+    for gone in ["lookup_table_v2", "lookup_table_v2_grad", "adam", "lr_schedule"] {
+        assert_eq!(count(main, gone), 0, "{gone}");
+    }
+    assert_eq!(count(&programs.startup, "fake_init"), 2);
+    assert_eq!(plan.chain_text(), "ParameterServer -> adam");
+
+    let [shared, other] = &plan.tables.sparse[..] else { panic!("{:?}", plan.tables) };
+    assert_eq!((shared.name.as_str(), shared.table_id, shared.width), ("shared", 0, 8));
+    assert_eq!(shared.init, RowInit::Uniform { low: -0.5, high: 0.5 });
+    assert_eq!((other.entry.as_str(), other.rows), ("count_filter_entry:10", 1_000_000));
+    // Parameters that learn at another rate are a table of their own.
+    let rates: Vec<_> = plan.tables.dense.iter().map(|table| match &table.rule {
+        UpdateRule::Optimizer { rate_scale, .. } => (table.table_id, *rate_scale, table.len),
+        UpdateRule::Add => panic!("{table:?}"),
+    });
+    let rates: Vec<_> = rates.collect();
+    assert_eq!(rates, [(2, 1.0, 4 + 1 + 4), (3, 0.1, 32 * 4)]);
+    assert_eq!(plan.tables.steps, None);
+
+    let fed: Vec<_> =
+        plan.lookups.iter().map(|it| (it.table_id, it.ids.len(), it.is_fed)).collect();
+    assert_eq!(fed, [(0, 3, true), (1, 1, true)]);
+}
+
+#[test]
+fn synchronous_workers_meet_twice() {
+    for half_async in [false, true] {
+        let strategy = DistributedStrategy::new().with_a_sync(false);
+        let place = Place { half_async, ..PLACE };
+        let rate = LrSchedule::exponential(0.1, 0.5);
+        let (programs, plan) = rewritten(Sgd::new(rate), None, &strategy, place).unwrap();
+        assert_eq!(
+            tail(&programs.main, "send"),
+            ["send", "send", "send_barrier", "recv", "recv", "fetch_barrier"]
+        );
+        let (_, barrier) =
+            programs.main.root_ops().find(|(_, op)| op.name() == "send_barrier").unwrap();
+        assert_eq!(
+            (barrier.attr_bool("half_async"), barrier.attr_int("trainer_id")),
+            (half_async, 1)
+        );
+        assert_eq!(plan.tables.steps, Some(4), "a schedule needs a count of steps");
+    }
+}
+
+#[test]
+fn geo_leaves_the_program_as_it_is() {
+    let strategy = DistributedStrategy::new().use_geo(5);
+    let (programs, plan) = rewritten(Sgd::new(0.1), None, &strategy, PLACE).unwrap();
+    let main = &programs.main;
+    assert_eq!(count(main, "lookup_table_v2"), 4);
+    assert_eq!(tail(main, "send"), ["send", "recv", "send", "recv", "recv", "recv"]);
+    assert!(plan.tables.sparse.iter().all(|table| table.rule == UpdateRule::Add));
+
+    let refused = |optimizer: OptimizerDesc| {
+        rewritten(optimizer, None, &strategy, PLACE).unwrap_err().to_string()
+    };
+    assert!(refused(Adam::new(0.1).into()).contains("expected sgd"));
+}
+
+#[test]
+fn clips_come_before_decay_and_both_before_sending() {
+    let optimizer =
+        Sgd::new(0.1).grad_clip(GradClip::GlobalNorm(1.0)).weight_decay(Regularizer::L2(0.1));
+    let rows: OptimizerDesc = Sgd::new(0.1).into();
+    let strategy = DistributedStrategy::new();
+    let (programs, _) = rewritten(optimizer, Some(rows), &strategy, PLACE).unwrap();
+    let names = tail(&programs.main, "squared_l2_norm");
+    let at = |name: &str| names.iter().position(|it| *it == name).unwrap();
+    assert!(at("global_norm_scale") < at("elementwise_mul"));
+    assert!(
+        at("elementwise_mul") < at("scale") && at("scale") < at("sum") && at("sum") < at("send")
+    );
+}
+
+#[test]
+fn what_servers_cannot_do_is_refused_by_name() {
+    let check = |optimizer: OptimizerDesc, strategy: &DistributedStrategy, words: &str| {
+        let error = rewritten(optimizer, None, strategy, PLACE).unwrap_err().to_string();
+        assert!(error.contains(words), "'{words}' is not in: {error}");
+    };
+    let plain = DistributedStrategy::new();
+    check(Lamb::new(0.1).into(), &plain, "have no rule 'lamb'");
+    check(
+        Sgd::new(0.1).grad_clip(GradClip::Norm(1.0)).into(),
+        &plain,
+        "the gradient of 'shared' cannot be clipped",
+    );
+    check(Sgd::new(0.1).weight_decay(Regularizer::L1(0.1)).into(), &plain, "'shared' cannot decay");
+    let amp = DistributedStrategy::new().use_amp(AmpConfig::default());
+    check(Sgd::new(0.1).into(), &amp, "does not go together with parameter servers");
+    let nobody = Place { worker: 2, ..PLACE };
+    assert!(rewritten(Sgd::new(0.1), None, &plain, nobody).is_err());
+
+    // A table that is multiplied with, too, would have to be whole.
+    let net = Net::new();
+    let attr = || ParamAttr::from("tied");
+    let rows = net.data("ids", [-1, 1], DType::I64);
+    let rows = rows.embedding(Embedding::new(10, 4).sparse().weight(attr())).flatten(1);
+    let loss = rows.matmul_transposed(net.var("tied"), false, true).mean().id();
+    let error = net.rewrite_with(|programs, registry| {
+        minimize(programs, registry, loss, &Sgd::new(0.1).into(), None, &plain, PLACE)
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("another op needs all of it"), "{error}");
+}
