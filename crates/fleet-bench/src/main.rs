@@ -8,6 +8,7 @@ mod ddp;
 mod measure;
 mod ps_rpc;
 mod ps_table;
+mod ps_train;
 mod resnet50;
 mod wide_deep;
 
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
             "ps/rpc_pull_rows_per_pair_3e6" => ps_rpc::pull(&options),
             "ps/rpc_push_rows_per_pair_3e6" => ps_rpc::push(&options),
             "ps/durability_cost" => ps_rpc::durability(&options),
+            "ps/wide_deep_1s1w_vs_paddle" => ps_train::run(&options, 1),
+            "ps/wide_deep_1s2w_vs_paddle" => ps_train::run(&options, 2),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
             "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),
             "ddp/mlp_weak_scaling" => ddp::weak_scaling(&options, "mlp"),

@@ -6,7 +6,7 @@ use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
 
-const BATCH: usize = 2048;
+pub const BATCH: usize = 2048;
 const BATCHES: u64 = 16;
 
 /// The rule of the table.
@@ -26,6 +26,12 @@ pub fn run(options: &Options, rule: TableRule) -> Result<()> {
     };
     net.apply_gradients(Adam::new(1e-3), rest)?;
     let mut session = Session::new(net.build()?, options.exec())?;
+    let batches = batches()?;
+    measure(options, &mut session, &batches, BATCH, 100, 20)
+}
+
+/// Prepared batches of click logs.
+pub fn batches() -> Result<Vec<Vec<(&'static str, Tensor)>>> {
     let clicks = Ctr::new(CtrConfig::criteo_like())?;
     let mut batches = Vec::new();
     for index in 0..BATCHES {
@@ -40,5 +46,5 @@ pub fn run(options: &Options, rule: TableRule) -> Result<()> {
             ("label", Tensor::from_slice(&labels, [rows, 1])?),
         ]);
     }
-    measure(options, &mut session, &batches, BATCH, 100, 20)
+    Ok(batches)
 }

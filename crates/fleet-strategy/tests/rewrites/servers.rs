@@ -71,7 +71,7 @@ fn an_asynchronous_worker_waits_for_nobody() {
     assert_eq!(shared.init, RowInit::Uniform { low: -0.5, high: 0.5 });
     assert_eq!((other.entry.as_str(), other.rows), ("count_filter_entry:10", 1_000_000));
     // Parameters that learn at another rate are a table of their own.
-    let rates: Vec<_> = plan.tables.dense.iter().map(|table| match &table.rule {
+    let rates = plan.tables.dense.iter().map(|table| match &table.rule {
         UpdateRule::Optimizer { rate_scale, .. } => (table.table_id, *rate_scale, table.len),
         UpdateRule::Add => panic!("{table:?}"),
     });

@@ -85,7 +85,7 @@ impl Fleet {
 
     /// Makes this server's part of the tables, and listens.
     pub fn init_server(&self, job: &ServerJob) -> Result<Server> {
-        self.serve(|server| ServerTables::new(&job.tables, server))
+        self.serve(|server| ServerTables::new(&job.tables, server).map(Arc::new))
     }
 
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
@@ -94,14 +94,14 @@ impl Fleet {
         self.serve(|server| ServerTables::durable(&job.tables, server, durability))
     }
 
-    fn serve(&self, make: impl FnOnce(usize) -> Result<ServerTables>) -> Result<Server> {
+    fn serve(&self, make: impl FnOnce(usize) -> Result<Arc<ServerTables>>) -> Result<Server> {
         let topology = self.topology();
         let endpoint = topology.endpoint().filter(|_| topology.is_server()).ok_or_else(|| {
             Error::invalid("this process is no server")
                 .got(topology.role())
                 .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
         })?;
-        let tables = Arc::new(make(topology.rank())?);
+        let tables = make(topology.rank())?;
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
         let server = TableServer::bind(address, tables, &self.job_token()?, options, Log::stderr())

@@ -1,0 +1,116 @@
+//! Wide & deep with one parameter server and one or two workers of one thread each, asynchronous: the
+//! network and the batches of `wide_deep.rs`, Adam on everything, each worker with batches of 2048.
+//!
+//! The process that is started is the launcher; it starts itself again as server and workers, and adds up
+//! what the workers reach, each over its own timed steps.
+
+use crate::measure::Options;
+use crate::wide_deep::{BATCH, batches};
+use fleet::nn::models::{WideDeepConfig, wide_deep};
+use fleet::prelude::*;
+use fleet::{DistributedStrategy, Fleet};
+use fleet_net::Token;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+/// Says to a started process that it is part of a job.
+const PART_OF: &str = "FLEET_BENCH_PART_OF";
+/// Timed runs, of which the median counts.
+const RUNS: usize = 3;
+
+pub fn run(options: &Options, workers: usize) -> Result<()> {
+    if std::env::var(PART_OF).is_ok() {
+        return part(options);
+    }
+    let mut rates = Vec::new();
+    for _ in 0..RUNS {
+        rates.push(job(options, workers)?);
+    }
+    crate::measure::print_rates(options, "samples/s", rates);
+    Ok(())
+}
+
+/// Runs a job; samples per second of all workers.
+fn job(options: &Options, workers: usize) -> Result<f64> {
+    let failed = |what: &dyn std::fmt::Display| {
+        Error::unavailable(format!("a process of the job failed: {what}"))
+    };
+    // Taken and given back: the server takes it next.
+    let socket = TcpListener::bind("127.0.0.1:0").map_err(|error| failed(&error))?;
+    let server = socket.local_addr().map_err(|error| failed(&error))?;
+    drop(socket);
+    let token = Token::generate()?;
+    let start = |role: &str, port: u16, rank: usize| -> std::io::Result<Child> {
+        Command::new(std::env::current_exe()?)
+            .args(std::env::args().skip(1))
+            .env(PART_OF, "1")
+            .env("FLEET_TOKEN", token.to_text())
+            .env("TRAINING_ROLE", role)
+            .env("PADDLE_PSERVERS_IP_PORT_LIST", server.to_string())
+            .env("PADDLE_TRAINERS_NUM", workers.to_string())
+            .env("PADDLE_TRAINER_ID", rank.to_string())
+            .env("POD_IP", "127.0.0.1")
+            .env("PADDLE_PORT", port.to_string())
+            .stdout(Stdio::piped())
+            .stderr(if options.profile { Stdio::inherit() } else { Stdio::null() })
+            .spawn()
+    };
+    let mut children = vec![start("PSERVER", server.port(), 0).map_err(|error| failed(&error))?];
+    for rank in 0..workers {
+        children.push(start("TRAINER", 1, rank).map_err(|error| failed(&error))?);
+    }
+    let mut sum = 0.0;
+    for child in children {
+        let output = child.wait_with_output().map_err(|error| failed(&error))?;
+        if !output.status.success() {
+            return Err(failed(&output.status).help("run with --profile to see what it says"));
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        sum += said.trim().parse::<f64>().unwrap_or(0.0);
+    }
+    Ok(sum)
+}
+
+/// A server, or a worker that prints its samples per second.
+fn part(options: &Options) -> Result<()> {
+    let fleet = Fleet::parameter_server()?;
+    let net = Net::new();
+    let model = wide_deep(&net, &WideDeepConfig { auc: false, ..WideDeepConfig::criteo() });
+    let strategy = DistributedStrategy::new().with_a_sync(true);
+    let optimizer = fleet.distributed_optimizer(Adam::new(1e-3), &strategy);
+    let job = optimizer.minimize_on_servers(&net, model.loss)?;
+    if fleet.is_server() {
+        fleet.init_server(&job)?.run();
+        return Ok(());
+    }
+    let exec = ExecOptions { num_threads: 1, ..options.exec() };
+    let mut worker = fleet.init_worker(net.build()?, &job, exec)?;
+    let batches = batches()?;
+    let feeds: Vec<Vec<(&str, &Tensor)>> = batches
+        .iter()
+        .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
+        .collect();
+    let (steps, warmup) = options.counts(100, 20);
+    let step = |at: usize, worker: &mut fleet::servers::Worker| {
+        worker.look_ahead(&feeds[(at + 1) % feeds.len()])?;
+        worker.run(&feeds[at % feeds.len()], &[]).map(drop)
+    };
+    (0..warmup).try_for_each(|at| step(at, &mut worker))?;
+    worker.barrier()?;
+    let begin = Instant::now();
+    (warmup..warmup + steps).try_for_each(|at| step(at, &mut worker))?;
+    // What is not applied is not trained.
+    worker.flush()?;
+    println!("{}", (steps * BATCH) as f64 / begin.elapsed().as_secs_f64());
+    if options.profile {
+        eprintln!("{:?}", worker.stats());
+        for (op, calls, seconds) in worker.session.executor.profile().iter().take(12) {
+            eprintln!(
+                "{op:<28} {calls:>3} calls {:>9.3} ms a step",
+                seconds * 1e3 / (steps + warmup) as f64
+            );
+        }
+    }
+    worker.stop()
+}
