@@ -57,7 +57,7 @@ const MLP_PEER: &[PeerScript] =
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
 
-const BENCHES: [Bench; 28] = [
+const BENCHES: [Bench; 29] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
