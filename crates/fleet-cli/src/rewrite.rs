@@ -6,7 +6,7 @@
 
 use crate::inspect;
 use crate::output::{Output, Stop};
-use crate::strategy::load;
+use crate::strategy::{load, tell};
 use clap::Args;
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
@@ -20,7 +20,8 @@ use fleet_nn::{Net, Programs};
 use fleet_ops::Registry;
 use fleet_strategy::meta::Facts;
 use fleet_strategy::{
-    Decision, DistributedStrategy, Plan, Ranks, Verdict, cost, decide, minimize_observed,
+    Cluster, Decision, DistributedStrategy, Origin, Plan, Ranks, Rates, Verdict, cost, decide,
+    minimize_observed,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,19 @@ pub struct Subject {
     /// The optimizer with its numbers
     #[arg(long, value_name = "RULE,KEY=NUMBER,..", default_value = "momentum,lr=0.1,mu=0.9")]
     optimizer: String,
+    /// Samples of a rank in a step, for the costs by which auto chooses
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    batch: u32,
+    /// Arithmetic of a rank, in Gflop/s, for auto; by default 100 is assumed
+    #[arg(long, value_name = "G", value_parser = positive)]
+    gflops: Option<f64>,
+    /// Memory of a rank, in GB/s read and written, for auto; by default 10 is assumed
+    #[arg(long, value_name = "GB/s", value_parser = positive)]
+    memory: Option<f64>,
+    /// Bandwidth of a rank, in GB/s sent, for auto; by default 5 on one machine and 1.1 between machines
+    /// are assumed (fleet doctor measures it)
+    #[arg(long, value_name = "GB/s", value_parser = positive)]
+    bandwidth: Option<f64>,
     /// The startup program of PROGRAM; without it parameters are taken to be loaded
     #[arg(long, value_name = "FILE")]
     startup: Option<PathBuf>,
@@ -69,6 +83,13 @@ pub struct RewriteArgs {
     explain: bool,
 }
 
+fn positive(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err("expected a number above 0".into()),
+    }
+}
+
 pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
     let strategy = match &args.strategy {
         Some(path) => load(path)?,
@@ -77,7 +98,7 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
     if args.explain {
         return explain(&strategy, &args.program, &args.subject, out);
     }
-    let ranks = args.subject.ranks(args.rank)?;
+    let cluster = args.subject.cluster(args.rank)?;
     let (mut programs, loss) = args.subject.programs(&args.program)?;
     let optimizer = parse_optimizer(&args.subject.optimizer)?;
     let mut diffs = Vec::new();
@@ -101,9 +122,10 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
         loss,
         &optimizer,
         &strategy,
-        ranks,
+        cluster,
         &mut observe,
     )?;
+    tell(&plan.warnings);
     if args.diff {
         for (pass, (startup, main)) in diffs {
             print_difference(&pass, "startup", &startup, out)?;
@@ -126,14 +148,24 @@ pub fn explain(
     subject: &Subject,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let ranks = subject.ranks(0)?;
+    let cluster = subject.cluster(0)?;
     let (mut programs, loss) = subject.programs(program)?;
     let optimizer = parse_optimizer(&subject.optimizer)?;
     let program = &programs.main;
-    let facts = Facts { strategy, optimizer: &optimizer, ranks: &ranks, program };
+    let Cluster { ranks, rates } = &cluster;
+    let problems = strategy.check();
+    for problem in &problems {
+        out.line(problem)?;
+    }
+    let facts = Facts { strategy, optimizer: &optimizer, ranks, rates, program };
     let decisions = decide(&facts);
     for decision in &decisions {
         out.line(decision)?;
+    }
+    let errors = problems.iter().filter(|problem| problem.is_error()).count();
+    if errors > 0 {
+        let s = if errors == 1 { "" } else { "s" };
+        return Err(Error::invalid(format!("the strategy has {errors} error{s}")).into());
     }
     if decisions.iter().any(|decision| decision.verdict == Verdict::Refused) {
         let refused = |decision: &&Decision| decision.verdict == Verdict::Refused;
@@ -147,7 +179,7 @@ pub fn explain(
         loss,
         &optimizer,
         strategy,
-        ranks,
+        cluster,
         &mut |_, _| {},
     )?;
     out.line(format!("\nchain: {}", plan.chain_text()))?;
@@ -176,6 +208,20 @@ fn print_cost(programs: &Programs, plan: &Plan, out: &mut Output) -> Result<(), 
 }
 
 impl Subject {
+    fn cluster(&self, rank: u32) -> Result<Cluster> {
+        let given = [self.gflops, self.memory, self.bandwidth].iter().any(Option::is_some);
+        let assumed = Rates::default();
+        let giga = |value: Option<f64>, default: f64| value.map_or(default, |value| value * 1e9);
+        let rates = Rates {
+            flops_per_second: giga(self.gflops, assumed.flops_per_second),
+            memory_bytes_per_second: giga(self.memory, assumed.memory_bytes_per_second),
+            network_bytes_per_second: self.bandwidth.map(|value| value * 1e9),
+            batch: self.batch as usize,
+            origin: if given { Origin::Given } else { Origin::Assumed },
+        };
+        Ok(Cluster { ranks: self.ranks(rank)?, rates })
+    }
+
     fn ranks(&self, rank: u32) -> Result<Ranks> {
         let count = self.ranks as usize;
         let per_node = self.ranks_per_node.map_or(count, |ranks| ranks as usize);

@@ -175,7 +175,7 @@ pub fn load(path: &Path) -> Result<DistributedStrategy> {
 }
 
 /// Warnings go to the standard error: the output is the result alone.
-fn tell(problems: &[Problem]) {
+pub fn tell(problems: &[Problem]) {
     for problem in problems {
         // Nobody is left to be told when this fails.
         let _ = writeln!(std::io::stderr(), "{problem}");

@@ -39,6 +39,24 @@ fn resnet_50_at_1024_ranks() {
     check("resnet50", &args);
 }
 
+/// `auto` and the strategies that are not there, explained for a cluster.
+#[test]
+fn strategies_are_explained() {
+    let explain = |file: &'static str, more: &[&'static str]| {
+        [&["strategy", "explain", file, "--ranks", "16", "--ranks-per-node", "8"], more].concat()
+    };
+    let resnet = ["--program", "model:resnet50"];
+    check("auto", &explain("auto.prototxt", &resnet));
+    let given = ["--gflops", "2000", "--memory", "200", "--bandwidth", "0.2", "--batch", "64"];
+    check("auto-given", &explain("auto.prototxt", &[&resnet[..], &given].concat()));
+    check("not-there", &explain("sharded.prototxt", &["--program", "net.fleet"]));
+    check("all", &explain("all.prototxt", &["--program", "net.fleet"]));
+    check(
+        "no-bandwidth",
+        &explain("auto.prototxt", &["--program", "net.fleet", "--bandwidth", "0"]),
+    );
+}
+
 #[test]
 fn mistakes() {
     check("rank", &["rewrite", "net.fleet", "--ranks", "2", "--rank", "2"]);

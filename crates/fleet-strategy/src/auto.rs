@@ -4,23 +4,28 @@
 //! fp16_allreduce, which rounds what travels and is taken only where the network would hold up the
 //! machine: DGC, LocalSGD, gradient merge, LARS and LAMB train something else, and are the user's to
 //! choose.
+//!
+//! The estimate is a sum over ops: an op takes as long as its arithmetic or its memory, whichever is
+//! longer. Gradients that travel during the backward pass cost nothing as long as they are faster than
+//! it; everything that is chosen is about that comparison.
 
 use crate::DistributedStrategy;
 use crate::compiler::{Decision, Verdict};
 use crate::meta::Facts;
+use crate::rates::Origin;
 use fleet_base::text;
 use fleet_ops::{CostCtx, InferCtx, Meta, Registry, meta};
 
-/// Work of a rank, in flop a second: what a few CPU cores do.
-const FLOPS_PER_SECOND: f64 = 100e9;
-/// Samples that a rank is taken to work on in a step.
-const SAMPLES: f64 = 32.0;
-/// Bytes a second between ranks of one machine.
-const BYTES_PER_SECOND_INSIDE: f64 = 5e9;
-/// Bytes a second between machines, of ten-gigabit Ethernet.
-const BYTES_PER_SECOND_BETWEEN: f64 = 1.1e9;
 /// The backward pass costs twice the forward pass.
+const BACKWARD_SHARE: f64 = 2.0 / 3.0;
 const PASSES: f64 = 3.0;
+/// Of starting one all-reduce among a few ranks.
+const CALL_SECONDS: f64 = 50e-6;
+/// A bucket takes so many times longer than its start, so that starts do not count.
+const CALLS_HIDDEN: f64 = 20.0;
+/// Buckets in which gradients travel at least: while one does, the next is being computed.
+const BUCKETS_MIN: f64 = 4.0;
+const MB: f64 = 1024.0 * 1024.0;
 
 /// The strategy that is in force, and why, where `auto` had a say.
 pub fn effective(facts: &Facts<'_>) -> (DistributedStrategy, Vec<Decision>) {
@@ -41,68 +46,143 @@ pub fn effective(facts: &Facts<'_>) -> (DistributedStrategy, Vec<Decision>) {
 
 fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
     let mut strategy = DistributedStrategy::new();
-    let ranks = facts.ranks;
+    let (ranks, rates) = (facts.ranks, facts.rates);
     if ranks.count == 1 {
         return (strategy, vec!["one rank: nothing to choose".into()]);
     }
-    let flops = PASSES * SAMPLES * forward_flops(facts);
-    let bytes: f64 = facts
-        .program
-        .parameters()
-        .filter(|(_, var)| !var.stop_gradient)
-        .map(|(_, var)| var.shape.numel().unwrap_or(0) as f64 * var.dtype.size() as f64)
-        .sum();
-    let nodes = ranks.count.div_ceil(ranks.per_node);
-    let speed = if nodes > 1 { BYTES_PER_SECOND_BETWEEN } else { BYTES_PER_SECOND_INSIDE };
+    let work = work(facts);
+    let gradients = gradients(facts);
     let share = (ranks.count - 1) as f64 / ranks.count as f64;
-    let (compute, network) = (flops / FLOPS_PER_SECOND, 2.0 * bytes * share / speed);
-    let mut reasons = vec![format!(
-        "a step of {SAMPLES} samples is about {}flop a rank, {:.2} s at {}flop/s; {} of gradients take {:.2} s",
-        text::count(flops),
-        compute,
-        text::count(FLOPS_PER_SECOND),
-        text::bytes(bytes as u64),
-        network
-    )];
-    if nodes > 1 {
-        strategy.set_nccl_comm_num(2);
-        reasons.push(format!("{nodes} machines: two communicators side by side fill the network"));
-        if ranks.per_node > 1 && ranks.count.is_multiple_of(ranks.per_node) {
-            strategy.set_use_hierarchical_allreduce(true);
-            reasons.push(format!(
-                "{} ranks a machine: sums go up inside of machines first, so each byte crosses the network once a machine",
-                ranks.per_node
-            ));
-        }
-    }
-    if network > compute {
+    let bandwidth = rates.network(ranks);
+    let travel = 2.0 * gradients.bytes * share / bandwidth;
+    let hidden = work.seconds * BACKWARD_SHARE;
+    let mut reasons = vec![
+        format!(
+            "{} parameters; a step of {} samples is {}flop and {} through memory a rank, about {} at {}flop/s \
+             and {}B/s ({})",
+            text::count(gradients.parameters),
+            rates.batch,
+            text::count(work.flops),
+            text::bytes(work.bytes as u64),
+            duration(work.seconds),
+            text::count(rates.flops_per_second),
+            text::count(rates.memory_bytes_per_second),
+            match rates.origin {
+                Origin::Assumed => "assumed",
+                Origin::Given => "given",
+                Origin::Measured => "measured",
+            }
+        ),
+        format!(
+            "{} of gradients among {} ranks take {} at {}B/s; the backward pass hides {}",
+            text::bytes(gradients.bytes as u64),
+            ranks.count,
+            duration(travel),
+            text::count(bandwidth),
+            duration(hidden)
+        ),
+    ];
+    two_levels(facts, &mut strategy, &mut reasons);
+    if travel > hidden {
         strategy.set_fp16_allreduce(true);
-        reasons.push(
-            "the network takes longer than the work: gradients travel in half precision".into(),
-        );
+        reasons.push(format!(
+            "the network would hold up each step by {}: gradients travel in half precision",
+            duration(travel - hidden)
+        ));
     } else {
-        reasons.push(
-            "communication fits behind the backward pass: gradients travel as they are".into(),
-        );
+        reasons.push("the backward pass hides the network: gradients travel as they are".into());
     }
+    buckets(gradients.bytes, bandwidth, &mut strategy, &mut reasons);
     reasons.push(
         "amp is not chosen: processors of this kind compute 16-bit floats by way of 32".into(),
     );
     (strategy, reasons)
 }
 
-/// Work of one sample, by the ops' own estimates; unknown dimensions count once.
-fn forward_flops(facts: &Facts<'_>) -> f64 {
+/// Several machines: rings side by side, and sums inside of machines first.
+fn two_levels(facts: &Facts<'_>, strategy: &mut DistributedStrategy, reasons: &mut Vec<String>) {
+    let ranks = facts.ranks;
+    let nodes = ranks.nodes();
+    if nodes == 1 {
+        return;
+    }
+    strategy.set_nccl_comm_num(2);
+    reasons.push(format!("{nodes} machines: two communicators side by side fill the network"));
+    if ranks.per_node > 1 && ranks.count.is_multiple_of(ranks.per_node) {
+        strategy.set_use_hierarchical_allreduce(true);
+        strategy.set_hierarchical_allreduce_inter_nranks(ranks.per_node as i32);
+        reasons.push(format!(
+            "{} ranks a machine: sums go up inside of machines first, so each byte crosses the network \
+             once a machine",
+            ranks.per_node
+        ));
+    }
+}
+
+/// Buckets that start early, and yet are long enough that their start does not count.
+fn buckets(
+    bytes: f64,
+    bandwidth: f64,
+    strategy: &mut DistributedStrategy,
+    reasons: &mut Vec<String>,
+) {
+    let default = strategy.fuse_grad_size_in_MB();
+    let early = bytes / BUCKETS_MIN;
+    let worthwhile = CALLS_HIDDEN * CALL_SECONDS * bandwidth;
+    let size = (early.max(worthwhile) / MB).ceil().clamp(1.0, f64::from(default)) as i32;
+    if size == default || bytes <= f64::from(size) * MB {
+        reasons.push(format!("buckets of up to {default} MB, as by default"));
+        return;
+    }
+    strategy.set_fuse_grad_size_in_MB(size);
+    let count = (bytes / (f64::from(size) * MB)).ceil();
+    reasons.push(format!(
+        "buckets of {size} MB, about {count}: the first travels while the others are still computed"
+    ));
+}
+
+/// What all ranks sum in a step.
+struct Gradients {
+    parameters: f64,
+    bytes: f64,
+}
+
+/// Dense gradients are as large as their parameters; of sparse ones only the rows in use are sent.
+fn gradients(facts: &Facts<'_>) -> Gradients {
+    let mut all = Gradients { parameters: 0.0, bytes: 0.0 };
+    let mut sparse = Vec::new();
+    for (_, op) in facts.program.root_ops() {
+        if op.spec.attr_index("is_sparse").is_some() && op.attr_bool("is_sparse") {
+            sparse.extend(op.input("W"));
+            let rows = op.output("Out").iter().map(|var| sized(facts, *var).bytes() as f64);
+            all.bytes += rows.sum::<f64>() * facts.ranks.count as f64 / 2.0;
+        }
+    }
+    for (id, var) in facts.program.parameters().filter(|(_, var)| !var.stop_gradient) {
+        let elements = var.shape.numel().unwrap_or(0) as f64;
+        all.parameters += elements;
+        if !sparse.contains(&id) {
+            all.bytes += elements * var.dtype.size() as f64;
+        }
+    }
+    all
+}
+
+/// A training step of one rank.
+#[derive(Default)]
+struct Work {
+    flops: f64,
+    bytes: f64,
+    seconds: f64,
+}
+
+/// By the ops' own estimates.
+fn work(facts: &Facts<'_>) -> Work {
     let registry = Registry::standard();
-    let one_sample = |var| {
-        let mut meta = meta(facts.program, var);
-        meta.shape.dims_mut().iter_mut().filter(|dim| **dim < 0).for_each(|dim| *dim = 1);
-        meta
-    };
-    let mut total = 0.0;
+    let mut total = Work::default();
     for (_, op) in facts.program.root_ops() {
         let Some(def) = registry.find(op.name()) else { continue };
-        let mut infer = InferCtx::new(op, one_sample);
+        let mut infer = InferCtx::new(op, |var| sized(facts, var));
         if (def.infer)(&mut infer).is_err() {
             continue;
         }
@@ -110,9 +190,35 @@ fn forward_flops(facts: &Facts<'_>) -> f64 {
         let inputs: Vec<Vec<Meta>> = op
             .inputs
             .iter()
-            .map(|vars| vars.iter().map(|var| one_sample(*var)).collect())
+            .map(|vars| vars.iter().map(|var| sized(facts, *var)).collect())
             .collect();
-        total += (def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs }).flops;
+        let cost = (def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs });
+        let (flops, bytes) = (PASSES * cost.flops, PASSES * cost.bytes);
+        total.flops += flops;
+        total.bytes += bytes;
+        let rates = facts.rates;
+        total.seconds +=
+            (flops / rates.flops_per_second).max(bytes / rates.memory_bytes_per_second);
     }
     total
+}
+
+/// A variable with a batch of samples in place of dimensions that are not known.
+fn sized(facts: &Facts<'_>, var: fleet_ir::VarId) -> Meta {
+    let mut meta = meta(facts.program, var);
+    let mut unknown = meta.shape.dims_mut().iter_mut().filter(|dim| **dim < 0);
+    if let Some(first) = unknown.next() {
+        *first = facts.rates.batch as i64;
+    }
+    unknown.for_each(|dim| *dim = 1);
+    meta
+}
+
+/// `3.2 ms`.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.1} s"),
+        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.0} us", s * 1e6),
+    }
 }

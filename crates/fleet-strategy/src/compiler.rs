@@ -8,6 +8,8 @@ use crate::auto;
 use crate::meta::{
     Applies, Facts, Job, Kind, Ranks, RingSpec, STRATEGIES, Strategy, data_parallel,
 };
+use crate::problem::Problem;
+use crate::rates::Cluster;
 use fleet_base::{Error, Result};
 use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
@@ -50,6 +52,8 @@ impl fmt::Display for Decision {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub decisions: Vec<Decision>,
+    /// What the check of the strategy found and did not refuse.
+    pub warnings: Vec<Problem>,
     /// The strategies that were applied, outermost first, then the optimizer.
     pub chain: Vec<&'static str>,
     pub params_grads: Vec<ParamGrad>,
@@ -83,42 +87,57 @@ pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
         };
         decisions.push(Decision { strategy: strategy.name(), verdict, reason });
     }
-    decisions.extend(not_there(facts.strategy));
+    decisions.extend(not_there(facts));
     decisions
 }
 
-/// Switches that a user may turn on and that this version cannot serve.
-fn not_there(strategy: &DistributedStrategy) -> Vec<Decision> {
-    let refused = |strategy, reason: &str| Decision {
-        strategy,
-        verdict: Verdict::Refused,
-        reason: reason.to_string(),
-    };
+/// What a user may ask for and this version cannot serve: every rank holds the whole model.
+fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
+    let strategy = facts.strategy;
     let mut decisions = Vec::new();
-    if strategy.sharding() && strategy.pipeline() {
-        decisions.push(refused(
-            "Pipeline",
-            "pipeline and sharding do not go together as switches: give sharding a pp_degree",
-        ));
-    }
-    let switches: [(bool, &'static str, &str); 2] = [
-        (
-            strategy.sharding(),
+    let mut refuse = |strategy, reason: String| {
+        decisions.push(Decision { strategy, verdict: Verdict::Refused, reason });
+    };
+    if strategy.sharding() {
+        refuse(
             "Sharding",
-            "sharding is not there yet: every rank holds all parameters",
-        ),
-        (
-            strategy.pipeline(),
+            "sharding is not there yet: every rank holds all parameters; without it, amp and recompute \
+             save memory"
+                .into(),
+        );
+    }
+    if strategy.pipeline() {
+        refuse(
             "Pipeline",
-            "pipeline is not there yet: a program runs whole on every rank",
-        ),
+            "pipeline is not there yet: a program runs whole on every rank; without it, gradient_merge \
+             gives the same update from micro-batches"
+                .into(),
+        );
+    }
+    let hybrid = strategy.hybrid_configs();
+    let axes = [
+        ("mp_degree", hybrid.mp_degree(), "layers are not divided among ranks"),
+        ("pp_degree", hybrid.pp_degree(), "a program runs whole on every rank"),
+        ("sharding_degree", hybrid.sharding_degree(), "every rank holds all parameters"),
+        ("sep_degree", hybrid.sep_degree(), "sequences are not divided among ranks"),
     ];
-    let missing = switches.into_iter().filter(|(on, ..)| *on);
-    decisions.extend(missing.map(|(_, name, reason)| refused(name, reason)));
+    for (name, degree, why) in axes.into_iter().filter(|(_, degree, _)| *degree > 1) {
+        refuse("Hybrid", format!("hybrid_configs.{name} of {degree} is not there yet: {why}"));
+    }
+    let copies = hybrid.dp_degree();
+    if copies > 0 && copies as usize != facts.ranks.count && decisions.is_empty() {
+        let count = facts.ranks.count;
+        let reason = format!(
+            "hybrid_configs.dp_degree is {copies}, but every one of the {count} ranks holds a copy of the model"
+        );
+        decisions.push(Decision { strategy: "Hybrid", verdict: Verdict::Refused, reason });
+    }
     decisions
 }
 
 /// Rewrites the programs of a network into those of one rank: backward pass, communication, update.
+/// A strategy with errors is refused first, with all of them at once. `on` are the ranks, with what their
+/// machines can do where that is known ([`Cluster`]).
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -140,9 +159,9 @@ pub fn minimize(
     loss: VarId,
     optimizer: &OptimizerDesc,
     strategy: &DistributedStrategy,
-    ranks: Ranks,
+    on: impl Into<Cluster>,
 ) -> Result<Plan> {
-    minimize_observed(programs, registry, loss, optimizer, strategy, ranks, &mut |_, _| {})
+    minimize_observed(programs, registry, loss, optimizer, strategy, on, &mut |_, _| {})
 }
 
 /// As [`minimize`]; `observe` sees the programs after every pass.
@@ -152,11 +171,14 @@ pub fn minimize_observed(
     loss: VarId,
     optimizer: &OptimizerDesc,
     strategy: &DistributedStrategy,
-    ranks: Ranks,
+    on: impl Into<Cluster>,
     observe: Observer<'_>,
 ) -> Result<Plan> {
+    let Cluster { ranks, rates } = on.into();
     ranks.check()?;
-    let facts = Facts { strategy, optimizer, ranks: &ranks, program: &programs.main };
+    let warnings = strategy.validate()?;
+    let facts =
+        Facts { strategy, optimizer, ranks: &ranks, rates: &rates, program: &programs.main };
     let decisions = decide(&facts);
     refuse(&decisions)?;
     let (strategy, _) = auto::effective(&facts);
@@ -164,7 +186,7 @@ pub fn minimize_observed(
     let applied = applied(&decisions);
     let chain: Vec<&'static str> = applied.iter().map(|it| it.name()).collect();
     let job = Job { chain, ..begin(programs, registry, loss, optimizer, strategy, ranks) };
-    walk(job, &applied, decisions, observe)
+    walk(job, &applied, decisions, warnings, observe)
 }
 
 /// A minimisation before its first phase.
@@ -252,9 +274,10 @@ fn walk(
     mut job: Job<'_>,
     applied: &[&'static dyn Strategy],
     decisions: Vec<Decision>,
+    warnings: Vec<Problem>,
     observe: Observer<'_>,
 ) -> Result<Plan> {
-    let mut run = |job: &mut Job<'_>, phase: &str, body: Phase| -> Result<()> {
+    let run = |job: &mut Job<'_>, observe: Observer<'_>, phase: &str, body: Phase| -> Result<()> {
         for strategy in applied.iter().rev() {
             pass(job, &format!("{} {phase}", strategy.name()), observe, |job| {
                 body(*strategy, job)
@@ -262,17 +285,17 @@ fn walk(
         }
         Ok(())
     };
-    run(&mut job, "optimizer", |s, job| s.optimizer(job))?;
-    run(&mut job, "forward", |s, job| s.forward(job))?;
-    pass(&mut job, "backward", &mut |_, _| {}, append_backward)?;
-    run(&mut job, "backward", |s, job| s.backward(job))?;
-    run(&mut job, "merge", |s, job| s.merge(job))?;
-    run(&mut job, "encode", |s, job| s.encode(job))?;
-    run(&mut job, "communicate", |s, job| s.communicate(job))?;
-    run(&mut job, "decode", |s, job| s.decode(job))?;
-    run(&mut job, "unscale", |s, job| s.unscale(job))?;
-    pass(&mut job, "update", &mut |_, _| {}, update)?;
-    run(&mut job, "finish", |s, job| s.finish(job))?;
+    run(&mut job, observe, "optimizer", |s, job| s.optimizer(job))?;
+    run(&mut job, observe, "forward", |s, job| s.forward(job))?;
+    pass(&mut job, "backward", observe, append_backward)?;
+    run(&mut job, observe, "backward", |s, job| s.backward(job))?;
+    run(&mut job, observe, "merge", |s, job| s.merge(job))?;
+    run(&mut job, observe, "encode", |s, job| s.encode(job))?;
+    run(&mut job, observe, "communicate", |s, job| s.communicate(job))?;
+    run(&mut job, observe, "decode", |s, job| s.decode(job))?;
+    run(&mut job, observe, "unscale", |s, job| s.unscale(job))?;
+    pass(&mut job, "update", observe, update)?;
+    run(&mut job, observe, "finish", |s, job| s.finish(job))?;
     for strategy in applied {
         pass(&mut job, &format!("{} startup", strategy.name()), observe, |job| {
             strategy.startup(job)
@@ -286,6 +309,7 @@ fn walk(
     let learning_rate = job.rate.ok_or_else(|| Error::internal("no rate was emitted"))?;
     Ok(Plan {
         decisions,
+        warnings,
         chain,
         params_grads: job.grads,
         learning_rate,

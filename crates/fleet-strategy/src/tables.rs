@@ -118,7 +118,13 @@ fn tables<'v>(value: &'v Value, name: &str) -> Result<Vec<(&'v str, &'v Configs)
 }
 
 /// Keys about a table as a whole: the key, the field of the table, its default.
-const TABLE_KEYS: [(&str, &str, Default); 22] = [
+const TABLE_KEYS: [(&str, &str, Default); 24] = [
+    ("nodeid_slot", "accessor.graph_sgd_param.nodeid_slot", Default::Int(9008)),
+    (
+        "feature_learning_rate",
+        "accessor.graph_sgd_param.feature_learning_rate",
+        Default::Float(0.05),
+    ),
     ("sparse_shard_num", "shard_num", Default::Int(1000)),
     ("sparse_compress_in_save", "compress_in_save", Default::None),
     ("sparse_enable_cache", "enable_sparse_table_cache", Default::Bool(true)),
@@ -263,8 +269,10 @@ fn sparse_table(name: &str, configs: &Configs) -> Result<TableParameter> {
             .with_deconverter(text("sparse_deconverter", "")?);
         accessor_param.table_accessor_save_param.push(save);
     }
-    accessor_param.set_embed_sgd_param(rule(configs, PARTS[0])?);
-    accessor_param.set_embedx_sgd_param(rule(configs, PARTS[1])?);
+    let is_split = !["DownpourCtrAccessor", "DownpourCtrDoubleAccessor"].contains(&&*accessor);
+    accessor_param.set_embed_sgd_param(rule(configs, PARTS[0], is_split)?);
+    accessor_param.set_embedx_sgd_param(rule(configs, PARTS[1], is_split)?);
+
     Ok(table)
 }
 
@@ -295,7 +303,7 @@ fn accessor_class(name: &str) -> Result<&'static str> {
 }
 
 /// The rule of one part of the row: its own keys, those of both, the defaults.
-fn rule(configs: &Configs, part: &str) -> Result<SgdParameter> {
+fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
     let exact = |key: &str| configs.iter().rev().find(|(known, _)| known == key).map(|(_, v)| v);
     let find = |key: &str| exact(&format!("{part}{key}")).or_else(|| exact(key)).cloned();
     let optimizer = match find("sparse_optimizer") {
@@ -316,8 +324,8 @@ fn rule(configs: &Configs, part: &str) -> Result<SgdParameter> {
                 .got(other));
         }
     };
-    // The first column of a row under Adagrad starts at zero.
-    let range = if message == "adagrad" && part == PARTS[0] { 0.0 } else { 1e-4 };
+    // The first column of a row under Adagrad starts at zero where the accessor tells it from the others.
+    let range = if message == "adagrad" && part == PARTS[0] && is_split { 0.0 } else { 1e-4 };
     let rate = if message == "adam" { 0.001 } else { 0.05 };
     let defaults: &[(&str, &str, Value)] = &[
         ("sparse_learning_rate", "learning_rate", rate.into()),

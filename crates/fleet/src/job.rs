@@ -21,7 +21,7 @@ use fleet_net::{
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
 use fleet_ops::Services;
-use fleet_strategy::{DistributedStrategy, Plan, Ranks, RingSpec};
+use fleet_strategy::{Cluster, DistributedStrategy, Plan, Ranks, Rates, RingSpec, Verdict};
 use fleet_tensor::{DType, Shape};
 use fleet_topology::{Env, Mode, Topology};
 use std::collections::BTreeMap;
@@ -449,6 +449,10 @@ impl DistributedOptimizer<'_> {
         budget: Option<Budget<'_>>,
     ) -> Result<Distributed> {
         let ranks = self.fleet.ranks();
+        let rates = match self.strategy.auto() {
+            true => crate::probe::rates(self.fleet)?,
+            false => Rates::default(),
+        };
         let loss = loss.id();
         let mut strategy = self.strategy.clone();
         let plan = net.rewrite_with(|programs, registry| {
@@ -459,16 +463,36 @@ impl DistributedOptimizer<'_> {
                 let (fitting, line) = fit(programs, registry, loss, asked, ranks, &budget)?;
                 (strategy, note) = (fitting, Some(line));
             }
+            let on = Cluster { ranks, rates };
             let mut plan =
-                fleet_strategy::minimize(programs, registry, loss, optimizer, &strategy, ranks)?;
+                fleet_strategy::minimize(programs, registry, loss, optimizer, &strategy, on)?;
             plan.notes.extend(note);
             Ok(plan)
         })?;
-        if self.fleet.is_first_worker() && self.fleet.worker_num() > 1 {
-            eprintln!("fleet: {} ranks, {}", ranks.count, plan.chain_text());
-            plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
+        if self.fleet.is_first_worker() {
+            report(&plan, &ranks);
         }
         Ok(Distributed { plan, strategy })
+    }
+}
+
+/// What the user should know of a plan; one process has nothing to hear of rings.
+fn report(plan: &Plan, ranks: &Ranks) {
+    for warning in &plan.warnings {
+        eprintln!("fleet: {warning}");
+    }
+    for decision in &plan.decisions {
+        match (decision.strategy, decision.verdict) {
+            ("Auto", _) => eprintln!("fleet: auto: {}", decision.reason),
+            (name, Verdict::Dropped) => {
+                eprintln!("fleet: warning: {name} is left out: {}", decision.reason);
+            }
+            _ => {}
+        }
+    }
+    if ranks.count > 1 {
+        eprintln!("fleet: {} ranks, {}", ranks.count, plan.chain_text());
+        plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
     }
 }
 

@@ -33,6 +33,7 @@ mod job;
 pub mod metrics;
 mod numbers;
 mod options;
+mod probe;
 mod rings;
 mod save;
 pub mod servers;

@@ -66,6 +66,12 @@ fn a_demo_trains_by_a_strategy() {
     said.check(0, &[]);
     let log = place.read("log/workerlog.0");
     assert!(log.contains("GradientMerge") && log.contains("FP16AllReduce"), "{log}");
+    write("auto: true\n");
+    place.run(line).check(0, &[]);
+    let log = place.read("log/workerlog.0");
+    assert!(log.contains("fleet: auto: ") && log.contains("(measured)"), "{log}");
+    write("amp: true\namp_configs { decr_ratio: 1.5 incr_every_n_steps: 0 }\n");
+    place.run(line).check(1, &["the strategy has 2 errors", "amp_configs.incr_every_n_steps"]);
     write("fp16_allreduc: true\n");
     place.run(line).check(1, &["job.prototxt", "fp16_allreduce"]);
     place.run("demo:lenet --strategy nothing.prototxt").check(1, &["nothing.prototxt"]);

@@ -117,15 +117,6 @@ fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             "the number of workers on one machine",
         );
     }
-    let recompute = strategy.recompute_configs();
-    if !recompute.checkpoint_shape.is_empty() && !recompute.enable_offload() {
-        warn(
-            "recompute_configs.checkpoint_shape",
-            "has no effect without enable_offload",
-            "the shape is needed to plan host memory",
-            "enable_offload true, or leave it out",
-        );
-    }
     if !strategy.fuse_all_reduce_ops() {
         let sizes = [
             ("fuse_grad_size_in_MB", strategy.fuse_grad_size_in_MB.is_some()),
@@ -196,13 +187,22 @@ fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
 fn ignored(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     walk(strategy, "", &mut |seen| {
         let Some(why) = seen.field.ignored else { return };
-        let is_default = match (seen.item, seen.field.default_item()) {
+        // Said once of a list.
+        if seen.path.ends_with(']') && !seen.path.ends_with("[0]") {
+            return;
+        }
+        let changes_nothing = match (seen.item, seen.field.default_item()) {
+            // Assigned in every object of its kind, and what is done anyway.
+            (Item::Bool(true), _) if seen.field.name == "fuse_broadcast_ops" => true,
             (Item::Bool(value), Some(Item::Bool(default))) => value == default,
             (Item::Int32(value), Some(Item::Int32(default))) => value == default,
+            (Item::Text(value), Some(Item::Text(default))) => value == default,
+            (Item::Text(value), None) => value.is_empty(),
             _ => false,
         };
-        if !is_default {
-            let problem = Problem::warning(&*seen.path, "is stored, and has no effect");
+        if !changes_nothing {
+            let path = seen.path.trim_end_matches("[0]");
+            let problem = Problem::warning(path, "is stored, and has no effect");
             problems.push(problem.why(why).help("leave it out"));
         }
     });

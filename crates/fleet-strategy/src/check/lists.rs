@@ -55,9 +55,12 @@ fn overlaps(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         ),
     ];
     for ((path, names), (other_path, others), why) in pairs {
+        let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_string();
         for (index, name) in others.iter().enumerate() {
             if names.contains(name) {
-                let message = format!("'{name}' is in {path} too");
+                // The documented message.
+                let (one, other) = (last(path), last(other_path));
+                let message = format!("The given {one} overlaps {other} with < {name} >!");
                 let problem = Problem::error(format!("{other_path}[{index}]"), message);
                 problems.push(problem.why(why).help("keep it in one of them"));
             }

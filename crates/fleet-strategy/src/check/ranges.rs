@@ -38,7 +38,7 @@ const RULES: &[Rule] = &[
     ("DistributedStrategy", "fuse_grad_size_in_num", AT_LEAST_1, "a bucket holds something", "8"),
     ("DistributedStrategy", "last_comm_group_size_MB", ABOVE_0, "the last bucket holds something", "1"),
     ("DistributedStrategy", "conv_workspace_size_limit", AT_LEAST_0, NO_NEGATIVE, "512"),
-    ("RecomputeConfig", "checkpoint_shape", AT_LEAST_1, "offload plans memory for checkpoints, so every dimension must be known", "the shape with the batch size in place of -1"),
+    ("RecomputeConfig", "checkpoint_shape", AT_LEAST_1, "it is the shape of a tensor", "the shape with the batch size in place of -1"),
     ("AMPConfig", "init_loss_scaling", ABOVE_0, "gradients are divided by it", "32768"),
     ("AMPConfig", "incr_every_n_steps", AT_LEAST_1, COUNT, "1000"),
     ("AMPConfig", "decr_every_n_nan_or_inf", AT_LEAST_1, COUNT, "2"),

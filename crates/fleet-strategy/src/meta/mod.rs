@@ -35,6 +35,7 @@ pub mod recompute;
 pub mod sync_batch_norm;
 
 use crate::DistributedStrategy;
+use crate::rates::Rates;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::Programs;
@@ -118,6 +119,7 @@ pub struct Facts<'a> {
     pub strategy: &'a DistributedStrategy,
     pub optimizer: &'a OptimizerDesc,
     pub ranks: &'a Ranks,
+    pub rates: &'a Rates,
     pub program: &'a Program,
 }
 
@@ -158,6 +160,11 @@ impl Ranks {
     pub fn per_node(mut self, per_node: usize) -> Ranks {
         self.per_node = per_node;
         self
+    }
+
+    /// Machines.
+    pub fn nodes(&self) -> usize {
+        self.count.div_ceil(self.per_node.max(1))
     }
 
     pub fn check(&self) -> Result<()> {

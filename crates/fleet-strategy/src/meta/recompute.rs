@@ -44,7 +44,10 @@ impl Strategy for Recompute {
         match configs.checkpoints.len() {
             0 => Applies::Yes("checkpoints are chosen by the square-root rule".into()),
             count => {
-                Applies::Yes(format!("activations between {count} checkpoints are computed again"))
+                let s = if count == 1 { "" } else { "s" };
+                Applies::Yes(format!(
+                    "{count} checkpoint{s} kept, the activations between computed again"
+                ))
             }
         }
     }

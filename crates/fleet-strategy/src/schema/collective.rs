@@ -9,8 +9,8 @@ message! {
         checkpoints(1): repeated string;
         /// Checkpoints wait in a file until the backward pass needs them.
         enable_offload(2): optional bool = false;
-        /// The shape of every checkpoint, which Paddle needs for offload; Fleet knows it.
-        checkpoint_shape(3): repeated[packed = "false"] int32;
+        /// The shape of every checkpoint, which Paddle needs for offload.
+        checkpoint_shape(3): repeated[packed = "false"] int32, ignored "shapes follow from the program";
         /// Let the tuner choose the checkpoints.
         enable_tuning(4): optional bool = false, ignored "there is no tuner";
         /// Patterns of ops that are not computed again.
@@ -49,14 +49,14 @@ message! {
         custom_black_list(8): repeated string;
         /// Variables whose ops compute in 32 bits.
         custom_black_varnames(9): repeated string;
-        /// Parameters and all ops in 16 bits.
+        /// Ops on no list compute in 16 bits, too; parameters stay in 32.
         use_pure_fp16(10): optional bool = false;
         /// With `use_pure_fp16`: only ops under the guard. Assigned true it is refused, since regions
         /// cannot be marked; the default takes in every op.
         use_fp16_guard(11): optional bool = true;
         /// The optimizer computes in 16 bits.
         use_optimizer_fp16(12): optional bool = false;
-        /// Parameters and all ops in bfloat16.
+        /// As `use_pure_fp16`, in bfloat16: nothing is scaled.
         use_pure_bf16(13): optional bool = false;
     }
 
@@ -171,6 +171,6 @@ message! {
         /// `avg` (divided by the workers), `sum`, or `customized` (as the program says).
         scale_strategy(1): optional string = "avg";
         /// The gradients are scaled rather than the loss.
-        scale_gradient(2): optional bool = false;
+        scale_gradient(2): optional bool = false, ignored "the loss is scaled, which gives the same gradients";
     }
 }

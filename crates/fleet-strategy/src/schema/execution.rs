@@ -13,14 +13,14 @@ message! {
         fuse_bn_act_ops(3): optional bool = false;
         /// A relu into the depthwise convolution that follows it.
         fuse_relu_depthwise_conv(4): optional bool = false;
-        /// Broadcasts of parameters are joined (with `reduce_strategy` 1).
-        fuse_broadcast_ops(5): optional bool = false;
+        /// Broadcasts of parameters are joined.
+        fuse_broadcast_ops(5): optional bool = false, ignored "all parameters are always broadcast together";
         /// One sweep of the optimizer over all parameters.
         fuse_all_optimizer_ops(6): optional bool = false;
         /// Outputs take over the memory of inputs that end there.
         enable_inplace(7): optional bool = false;
         /// Updates wait for the whole backward pass.
-        enable_backward_optimizer_op_deps(8): optional bool = true;
+        enable_backward_optimizer_op_deps(8): optional bool = true, ignored "an update waits for what it reads, by the program";
         /// What ops look up is kept between runs.
         cache_runtime_context(9): optional bool = false, ignored "a plan always keeps what its ops look up";
         /// Batch norm, the sum that follows it, and the activation.
@@ -34,11 +34,11 @@ message! {
         /// Steps may be captured as CUDA graphs.
         allow_cuda_graph_capture(14): optional bool = false, ignored "there are no CUDA graphs";
         /// How gradients are joined: 0 all-reduce, 1 reduce and broadcast.
-        reduce_strategy(15): optional int32 = 0;
+        reduce_strategy(15): optional int32 = 0, ignored "gradients are all-reduced: every rank updates all parameters";
         /// A matrix product with its bias and activation.
         fuse_gemm_epilogue(16): optional bool = false;
         /// Where the rewritten program is written to.
-        debug_graphviz_path(17): optional string;
+        debug_graphviz_path(17): optional string, ignored "fleet rewrite and fleet print show programs";
         /// Attention in one op.
         fused_attention(18): optional bool = false, ignored "models write attention as one op themselves";
         /// The two products of a feed-forward layer in one op.
@@ -54,6 +54,6 @@ message! {
         /// Iterations in one call of run.
         num_iteration_per_run(3): optional int32 = 1;
         /// Threads of a parameter-server worker wait for each other.
-        use_thread_barrier(4): optional bool = false;
+        use_thread_barrier(4): optional bool = false, ignored "a worker has one training thread; its pool is no matter of the program";
     }
 }

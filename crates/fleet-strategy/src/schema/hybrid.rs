@@ -7,23 +7,23 @@ message! {
     HybridConfig = "HybridConfig" {
         /// Copies of the model; -1 for what the other degrees leave.
         dp_degree(1): optional int32 = "-1";
-        /// Workers that share a layer.
+        /// Workers that share a layer. More than 1 is refused: not there yet.
         mp_degree(2): optional int32 = 1;
-        /// Stages of a pipeline.
+        /// Stages of a pipeline. More than 1 is refused: not there yet.
         pp_degree(3): optional int32 = 1;
-        /// Workers that share one copy of the state.
+        /// Workers that share one copy of the state. More than 1 is refused: not there yet.
         sharding_degree(4): optional int32 = 1;
-        /// Workers that share a sequence.
+        /// Workers that share a sequence. More than 1 is refused: not there yet.
         sep_degree(5): optional int32 = 1;
         /// Details of tensor parallelism.
-        mp_configs(6): optional message(MpConfig);
+        mp_configs(6): optional message(MpConfig), ignored "layers are not divided among workers";
         /// Details of the pipeline.
-        pp_configs(7): optional message(PpConfig);
+        pp_configs(7): optional message(PpConfig), ignored "there are no pipelines";
         /// Details of sharding.
-        sharding_configs(8): optional message(DygraphShardingConfig);
+        sharding_configs(8): optional message(DygraphShardingConfig), ignored "nothing is sharded";
         /// The axes of the grid, outermost first; `dp`, `pp`, `sharding`, `sep`, `mp` if none is given.
         /// Fleet's own field: other readers of the message do not know it.
-        order(1001): repeated string;
+        order(1001): repeated string, ignored "the grid has one axis";
     }
 
     /// Details of tensor parallelism.

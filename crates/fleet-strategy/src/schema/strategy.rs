@@ -22,7 +22,7 @@ message! {
     /// Everything that a user can ask of a distributed job.
     DistributedStrategy = "DistributedStrategy" {
         /// The kind of job.
-        mode(1): optional enumeration["Mode"] = "Collective";
+        mode(1): optional enumeration["Mode"] = "Collective", ignored "the launcher says whether a job has servers";
         /// Automatic mixed precision (`amp_configs`).
         amp(2): optional bool = false;
         /// Activations are computed again in the backward pass instead of kept (`recompute_configs`).
@@ -38,7 +38,7 @@ message! {
         lars(7): optional bool = false;
         /// An Adam optimizer becomes LAMB (`lamb_configs`).
         lamb(8): optional bool = false;
-        /// The program is cut at its device labels into stages (`pipeline_configs`).
+        /// The program is cut at its device labels into stages (`pipeline_configs`). Refused: not there yet.
         pipeline(9): optional bool = false;
         /// Reserved for jobs that change their size.
         elastic(10): optional bool = false, ignored "reserved: jobs keep their size";
@@ -48,7 +48,7 @@ message! {
         /// (`a_sync_configs`). Without effect in collective jobs.
         a_sync(12): optional bool = true;
         /// Each communication thread waits for its all-reduce; false lets them overlap.
-        sync_nccl_allreduce(13): optional bool = true;
+        sync_nccl_allreduce(13): optional bool = true, ignored "communicators overlap, and waits follow from the program";
         /// Communicators beside each other: 1 on one machine, 2 on several is good advice.
         nccl_comm_num(14): optional int32 = 1;
         /// All-reduce in two levels, inside groups and between them.
@@ -74,6 +74,7 @@ message! {
         /// Gradients are all-reduced as 16-bit floats.
         fp16_allreduce(25): optional bool = false;
         /// Parameters, gradients and optimizer state are divided among workers (`sharding_configs`).
+        /// Refused: not there yet.
         sharding(26): optional bool = false;
         /// Bytes in the last bucket at most, in MB: the smaller, the less is waited for at the end.
         last_comm_group_size_MB(27): optional float = 1.0;
@@ -134,11 +135,11 @@ message! {
         /// The degree of tensor parallelism.
         tensor_parallel_configs(113): optional message(TensorParallelConfig), ignored "layers are divided by the model, with its own collective ops";
         /// What the trainers of a parameter-server job print and treat specially.
-        trainer_desc_configs(114): optional message(TrainerDescConfig);
+        trainer_desc_configs(114): optional message(TrainerDescConfig), ignored "nothing is dumped while a program trains";
         /// The sparse and dense tables of the parameter server.
         downpour_table_param(115): repeated message(TableParameter);
         /// The file system that tables are saved to.
-        fs_client_param(116): optional message(FsClientParameter);
+        fs_client_param(116): optional message(FsClientParameter), ignored "tables are saved to folders";
         /// Bits of quantised training.
         qat_configs(117): optional message(QatConfig), ignored "there are no quantised kernels";
         /// Rewrites before a program runs.

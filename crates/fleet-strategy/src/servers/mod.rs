@@ -127,9 +127,12 @@ pub fn minimize(
     place: Place,
 ) -> Result<ServerPlan> {
     check(place)?;
+    strategy.validate()?;
     let exchange = Exchange::of(strategy, place.half_async)?;
     let alone = Ranks::new(0, 1);
-    let facts = Facts { strategy, optimizer, ranks: &alone, program: &programs.main };
+    let rates = crate::Rates::default();
+    let facts =
+        Facts { strategy, optimizer, ranks: &alone, rates: &rates, program: &programs.main };
     let decisions = decide(&facts);
     compiler::refuse(&decisions)?;
     let mut job =

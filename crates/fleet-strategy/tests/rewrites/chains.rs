@@ -3,8 +3,8 @@
 use crate::world::{mlp, rewritten};
 use fleet_nn::prelude::*;
 use fleet_strategy::{
-    AdaptiveLocalSgdConfig, AmpConfig, DistributedStrategy, LambConfig, LarsConfig, LocalSgdConfig,
-    Ranks, Verdict,
+    AdaptiveLocalSgdConfig, AmpConfig, Cluster, DistributedStrategy, HybridConfig, LambConfig,
+    LarsConfig, LocalSgdConfig, Origin, Ranks, Rates, Verdict,
 };
 
 /// `amp+recompute` as a strategy.
@@ -88,7 +88,7 @@ fn combinations_that_were_dropped() {
 
 #[test]
 fn refusals() {
-    check("adaptive+localsgd", "error: localsgd and adaptive_localsgd do not go together");
+    check("adaptive+localsgd", "error: adaptive_localsgd: does not go together with localsgd");
     check("gm+localsgd", "error: gradient_merge and localsgd do not go together");
     check("dgc+amp", "error: dgc and amp do not go together");
     check("dgc+lars", "error: dgc and lars do not go together");
@@ -96,7 +96,7 @@ fn refusals() {
     check("dgc+gm", "error: dgc and gradient_merge do not go together");
     check("sharding", "error: sharding is not there yet");
     check("pipeline", "error: pipeline is not there yet");
-    check("pipeline+sharding", "error: pipeline and sharding do not go together");
+    check("pipeline+sharding", "error: sharding is not there yet");
     let overlap =
         AmpConfig::default().with_custom_white_list(["mul"]).with_custom_black_list(["mul"]);
     let strategy = DistributedStrategy::new().use_amp(overlap);
@@ -122,6 +122,69 @@ fn auto() {
     let (_, plan) = rewritten(mlp, &sgd, &auto.with_nccl_comm_num(1), Ranks::new(0, 8)).unwrap();
     assert_eq!(plan.decisions[0].verdict, Verdict::Idle);
     assert_eq!(plan.rings.len(), 1);
+}
+
+/// What `auto` takes depends on what the machines can do, and is the same wherever it is decided.
+#[test]
+fn auto_weighs_the_network_against_the_work() {
+    let auto = DistributedStrategy::new().with_auto(true);
+    let reasons = |network: f64, flops: f64| {
+        let rates = Rates {
+            flops_per_second: flops,
+            memory_bytes_per_second: flops,
+            network_bytes_per_second: Some(network),
+            batch: 1000,
+            origin: Origin::Given,
+        };
+        let on = Cluster { ranks: Ranks::new(1, 2), rates };
+        let (_, plan) = rewritten(mlp, &optimizer("sgd"), &auto, on).unwrap();
+        let said = plan.decisions.iter().filter(|it| it.strategy == "Auto");
+        let said: Vec<String> = said.map(|it| it.reason.clone()).collect();
+        (plan.chain_text(), said.join("\n"))
+    };
+    let (chain, said) = reasons(1e9, 1e9);
+    assert_eq!(chain, "RawProgram -> sgd");
+    assert!(said.contains("137 parameters; a step of 1000 samples"), "{said}");
+    assert!(said.contains("(given)") && said.contains("gradients travel as they are"), "{said}");
+    let (chain, said) = reasons(1e3, 1e12);
+    assert_eq!(chain, "RawProgram -> FP16AllReduce -> sgd");
+    assert!(said.contains("would hold up each step by"), "{said}");
+}
+
+/// All errors of a strategy come at once, before anything is rewritten; warnings come with the plan.
+#[test]
+fn the_strategy_is_checked_first() {
+    let amp = AmpConfig::default().with_decr_ratio(1.5).with_incr_every_n_steps(0);
+    let strategy = DistributedStrategy::new().use_amp(amp).with_nccl_comm_num(0);
+    let error = rewritten(mlp, &optimizer("sgd"), &strategy, Ranks::new(0, 2)).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("the strategy has 3 errors"), "{said}");
+    for path in ["amp_configs.decr_ratio", "amp_configs.incr_every_n_steps", "nccl_comm_num"] {
+        assert!(said.contains(path), "{said}");
+    }
+    let strategy = DistributedStrategy::new().with_elastic(true);
+    let (_, plan) = rewritten(mlp, &optimizer("sgd"), &strategy, Ranks::new(0, 2)).unwrap();
+    assert_eq!(plan.warnings.len(), 1, "{:?}", plan.warnings);
+}
+
+/// Degrees of a grid that nobody serves are refused, whichever message says them.
+#[test]
+fn grids_are_refused() {
+    let hybrid = |config| DistributedStrategy::new().with_hybrid_configs(config);
+    let check = |strategy: DistributedStrategy, part: &str| {
+        let error = rewritten(mlp, &optimizer("sgd"), &strategy, Ranks::new(0, 2)).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    check(
+        hybrid(HybridConfig::default().with_mp_degree(2)),
+        "hybrid_configs.mp_degree of 2 is not there",
+    );
+    check(
+        hybrid(HybridConfig::default().with_dp_degree(4)),
+        "dp_degree is 4, but every one of the 2",
+    );
+    let fits = hybrid(HybridConfig::default().with_dp_degree(2));
+    assert!(rewritten(mlp, &optimizer("sgd"), &fits, Ranks::new(0, 2)).is_ok());
 }
 
 /// One switch that does not fit the optimizer or the number of ranks is left out with a warning.

@@ -56,8 +56,8 @@ const LONGER: [&str; 15] = [
 ];
 
 /// What cannot be, and what is said.
-const REFUSED: [(&str, &str, &str); 12] = [
-    ("localsgd", "adaptive", "they set the same interval"),
+const REFUSED: [(&str, &str, &str); 13] = [
+    ("localsgd", "adaptive", "both decide when workers meet"),
     ("gm", "localsgd", "both decide in which steps ranks meet"),
     ("gm", "adaptive", "both decide in which steps ranks meet"),
     ("dgc", "amp", "its gradients are scaled"),
@@ -68,12 +68,12 @@ const REFUSED: [(&str, &str, &str); 12] = [
     ("dgc", "gm", "both keep gradients for later steps"),
     ("dgc", "localsgd", "it sends no gradients"),
     ("dgc", "adaptive", "it sends no gradients"),
-    ("pure", "bf16", "do not go together"),
+    ("pure", "bf16", "not go together"),
+    ("lamb", "lars", "there is one optimizer"),
 ];
 
 /// Left out with a warning, for the sake of the optimizer that the other one needs.
-const LEFT_OUT: [(&str, &str); 4] =
-    [("lamb", "localsgd"), ("lamb", "adaptive"), ("lamb", "dgc"), ("lamb", "lars")];
+const LEFT_OUT: [(&str, &str); 3] = [("lamb", "localsgd"), ("lamb", "adaptive"), ("lamb", "dgc")];
 
 struct Combination {
     text: String,

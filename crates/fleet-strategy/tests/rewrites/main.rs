@@ -3,6 +3,7 @@
 mod buckets;
 mod chains;
 mod combinations;
+mod effects;
 mod numbers;
 mod programs;
 mod servers;

@@ -5,7 +5,7 @@ use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_nn::Programs;
 use fleet_nn::prelude::*;
 use fleet_ops::Services;
-use fleet_strategy::{DistributedStrategy, Plan, Ranks, minimize};
+use fleet_strategy::{Cluster, DistributedStrategy, Plan, Ranks, minimize};
 use fleet_tensor::Tensor;
 use fleet_testkit::local::{self, World};
 use std::collections::BTreeMap;
@@ -31,13 +31,13 @@ pub fn rewritten(
     network: Network,
     optimizer: &OptimizerDesc,
     strategy: &DistributedStrategy,
-    ranks: Ranks,
+    on: impl Into<Cluster>,
 ) -> Result<(Programs, Plan)> {
     let net = Net::new();
     net.set_seed(7);
     let loss = network(&net);
     let plan = net.rewrite_with(|programs, registry| {
-        minimize(programs, registry, loss, optimizer, strategy, ranks)
+        minimize(programs, registry, loss, optimizer, strategy, on)
     })?;
     Ok((net.build()?, plan))
 }

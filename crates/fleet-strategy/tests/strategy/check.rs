@@ -63,7 +63,9 @@ fn values_out_of_range() {
 fn lists_that_contradict() {
     check(
         "amp: true amp_configs { custom_white_list: [\"mul\", \"mean\"] custom_black_list: \"mean\" }",
-        &["Error amp_configs.custom_black_list[0]: 'mean' is in amp_configs.custom_white_list too"],
+        &[
+            "Error amp_configs.custom_black_list[0]: The given custom_white_list overlaps custom_black_list with < mean >!",
+        ],
     );
     check(
         "recompute: true recompute_configs { checkpoints: [\"x\", \"x\", \"\"] }",
@@ -91,6 +93,7 @@ fn axes_and_bounds() {
             "Error hybrid_configs.order[2]: expected one of dp, pp, sharding, sep, mp, got \"tp\"",
             "Error hybrid_configs.order[1]: the axis dp is listed twice",
             "Error hybrid_configs.order: 3 of five axes",
+            "Warning hybrid_configs.order: is stored, and has no effect",
         ],
     );
     let table =
@@ -151,7 +154,7 @@ fn settings_without_effect() {
     );
     check(
         "recompute: true recompute_configs { checkpoints: \"x\" checkpoint_shape: 2 }",
-        &["Warning recompute_configs.checkpoint_shape: has no effect without enable_offload"],
+        &["Warning recompute_configs.checkpoint_shape: is stored, and has no effect"],
     );
     check(
         "fuse_all_reduce_ops: false fuse_grad_size_in_MB: 8",
@@ -255,6 +258,7 @@ fn problems_of_json_and_toml_have_places() {
             "2:2 Warning amp_configs: has no effect: amp is off",
             "2:32 Error amp_configs.decr_ratio: expected more than 0 and less than 1, got 1.5",
             "2:37 Error amp_configs.x: AMPConfig has no field 'x'",
+            "3:10 Warning mode: is stored, and has no effect",
         ],
     );
     inspect(b"{\"amp\": tru}", StrategyForm::Json, &["1:9 Error : expected a value, got 'tru'"]);

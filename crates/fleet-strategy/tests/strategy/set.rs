@@ -2,6 +2,8 @@
 
 use fleet_strategy::{DistributedStrategy, Problem, Value};
 
+const RECORDED_TABLES: &str = include_str!("../vectors/fleet-desc-configs-2.6.2.txt");
+
 fn set(key: &str, value: impl Into<Value>) -> (DistributedStrategy, Vec<Problem>) {
     let mut strategy = DistributedStrategy::new();
     let notices = strategy.set(key, value).unwrap_or_else(|error| panic!("{error}"));
@@ -269,6 +271,18 @@ fn flat_descriptions_of_tables() {
 }
 
 #[test]
+fn friendly_descriptions_as_paddle_translates_them() {
+    let mut count = 0;
+    for case in RECORDED_TABLES.split("$ ").skip(1) {
+        let (configs, expected) = case.split_once('\n').expect("a line of configs");
+        let (strategy, _) = set("fleet_desc_configs", map([("emb", Value::read(configs))]));
+        assert_eq!(strategy.to_prototxt(), expected, "{configs}");
+        count += 1;
+    }
+    assert_eq!(count, 11);
+}
+
+#[test]
 fn friendly_descriptions_of_tables() {
     let configs = map([
         ("sparse_table_class", "DownpourSparseSSDTable".into()),
@@ -292,7 +306,7 @@ fn friendly_descriptions_of_tables() {
     assert_eq!(accessor.ctr_accessor_param().show_scale, Some(true));
     let embed = accessor.embed_sgd_param();
     assert_eq!(embed.name(), "SparseAdaGradSGDRule");
-    assert_eq!(embed.adagrad().initial_range, Some(0.0));
+    assert_eq!(embed.adagrad().initial_range, Some(1e-4));
     assert_eq!(embed.adagrad().initial_g2sum, Some(3.0));
     assert_eq!(embed.adagrad().learning_rate, Some(0.25));
     assert_eq!(embed.adagrad().weight_bounds, [-1.0, 1.0]);
