@@ -17,7 +17,7 @@ fn gradients(act: Option<Act>, half: bool, fused: bool) -> Result<Vec<Vec<f32>>>
     let net = Net::new();
     let x = net.data("x", [-1, INPUTS], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
-    let layer = |width: i64| act.clone().map_or(Fc::new(width), |act| Fc::new(width).act(act));
+    let layer = |width: i64| act.map_or(Fc::new(width), |act| Fc::new(width).act(act));
     let out = x.fc(layer(HIDDEN)).fc(layer(HIDDEN)).fc(1);
     let loss = out.mse_loss(y, Reduction::Mean);
     let mut strategy = DistributedStrategy::new().with_amp(half);
@@ -45,9 +45,9 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn bf16_gradients_are_those_of_f32_but_for_rounding() {
     for act in [None, Some(Act::Relu), Some(Act::Tanh), Some(Act::Gelu)] {
-        let exact = gradients(act.clone(), false, true).unwrap();
+        let exact = gradients(act, false, true).unwrap();
         for fused in [true, false] {
-            let half = gradients(act.clone(), true, fused).unwrap();
+            let half = gradients(act, true, fused).unwrap();
             for ((half, exact), name) in half.iter().zip(&exact).zip(SEEN) {
                 assert_eq!(half.len(), exact.len());
                 let distance = distance(half, exact);
