@@ -125,8 +125,9 @@ struct Size {
     samples: Option<u64>,
     workers: usize,
     has_strategy: bool,
-    /// Parameter servers make the updates, which may follow one rule for rows and one for the rest.
-    on_servers: bool,
+    /// Parameter servers make the updates, which may follow one rule for rows and one for the rest: for
+    /// so many workers that do not wait for each other.
+    on_servers: Option<usize>,
 }
 
 impl Size {
@@ -151,7 +152,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let strategy = args.strategy()?;
     let has_strategy = args.strategy.is_some();
     let (samples, workers) = (args.samples, fleet.worker_num());
-    let size = Size { samples, workers, has_strategy, on_servers: false };
+    let size = Size { samples, workers, has_strategy, on_servers: None };
     let (demo, name) = match args.model {
         Which::WideDeep => (wide_deep::demo(&size)?, "wide_deep"),
         Which::Lenet => (lenet::demo(&size)?, "lenet"),

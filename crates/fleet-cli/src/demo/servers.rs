@@ -93,6 +93,7 @@ impl Work {
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
         // GEO adds up what sgd changed.
         let on_servers = !exchange.is_geo();
+        let on_servers = on_servers.then_some(1);
         let whole = Size { samples: args.samples, workers, has_strategy: true, on_servers };
         let (batch, steps) = whole.of(wide_deep::BATCH, wide_deep::SAMPLES);
         if exchange == Exchange::Sync {
@@ -107,6 +108,7 @@ impl Work {
         // A schedule runs on the steps of all workers, in GEO on a worker's own.
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
         let samples = Some(scheduled * batch as u64);
+        let on_servers = on_servers.map(|_| workers);
         let size = Size { samples, workers: 1, has_strategy: true, on_servers };
         let share = Share { rows: batch, stride, first };
         Ok(Work { exchange, size, steps, share, samples: batch * workers })
@@ -135,28 +137,17 @@ fn train(
         let score = found.get(1).map(number).transpose()?;
         progress.step(number_of, number(&found[0])?, score, mean, out)
     };
-    // One step behind the data, so that the next step's rows can be asked for.
-    let mut held: Option<Batch> = None;
+    // Rows are not asked for ahead: the most frequent are in every batch, and what is read before the
+    // last step has changed them is a step older for nothing on a machine where reading takes no time.
     producer::run(&*demo.source, &work.share, 0..work.steps, |number_of, batch| {
-        worker.look_ahead(&fed(batch))?;
-        match held.replace(copy(batch)?) {
-            Some(before) => step(number_of - 1, &before, worker, out),
-            None => Ok(()),
-        }
+        step(number_of, batch, worker, out)
     })?;
-    if let Some(last) = held {
-        step(work.steps, &last, worker, out)?;
-    }
     worker.flush()?;
     worker.barrier()?;
     let seconds = begin.elapsed().as_secs_f64();
     // What the others have sent since.
     worker.flush()?;
     Ok(Trained { samples: work.samples as f64 * work.steps as f64, seconds, workers, before: 0.0 })
-}
-
-fn copy(batch: &Batch) -> fleet::Result<Batch> {
-    batch.iter().map(|(name, tensor)| Ok((*name, tensor.try_clone()?))).collect()
 }
 
 fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {

@@ -30,19 +30,20 @@ pub fn demo(size: &Size) -> Result<Demo> {
         cycle: false,
     };
     let mut rows_rule = None;
-    let optimizer = match size.is_plain() {
-        _ if size.on_servers => {
+    let optimizer = match (size.on_servers, size.is_plain()) {
+        (Some(apart), _) => {
             rows_rule = Some(Sgd::new(falling(TABLE_RATE)).into());
-            Some(Adam::new(falling(2e-3)).into())
+            // Each worker computes with parameters that lack what the others have just made of them.
+            Some(Adam::new(falling(2e-3 / apart as f64)).into())
         }
-        true => {
+        (None, true) => {
             let (table, rest) = net.backward(model.loss)?.partition(|name| name == "table");
             net.apply_gradients(Sgd::new(falling(TABLE_RATE)), table)?;
             net.apply_gradients(Adam::new(falling(2e-3)), rest)?;
             None
         }
         // A strategy rewrites for one rule: the table's, slowed down for the layers.
-        false => {
+        (None, false) => {
             slow_down_layers(&net)?;
             Some(Sgd::new(falling(TABLE_RATE)).into())
         }
