@@ -20,7 +20,7 @@ use clap::{Args, ValueEnum};
 use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Net;
 use fleet::nn::optimizer::OptimizerDesc;
-use fleet::{DistributedStrategy, ExecOptions, Fleet, Result, Session, Tensor};
+use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor};
 use fleet_base::text;
 use std::io::Write;
 use std::path::PathBuf;
@@ -43,6 +43,9 @@ pub struct DemoArgs {
     /// Keep checkpoints in this folder, and go on from the newest that is there
     #[arg(long, value_name = "FOLDER")]
     checkpoint: Option<PathBuf>,
+    /// Parameter servers keep every push in this folder: one that dies goes on where it was
+    #[arg(long, value_name = "FOLDER")]
+    durable: Option<PathBuf>,
     /// Steps between checkpoints; by default twenty are made in a training
     #[arg(long, alias = "checkpoint_every", value_name = "STEPS", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
@@ -148,6 +151,11 @@ impl Size {
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
     if fleet.topology().mode() == fleet::topology::Mode::ParameterServer {
         return servers::run(args, fleet, out);
+    }
+    if args.durable.is_some() {
+        return Err(Error::invalid("--durable is for parameter servers, and this job has none")
+            .help("fleetrun --server_num=1 --worker_num=2 demo:wide_deep --durable FOLDER")
+            .into());
     }
     let strategy = args.strategy()?;
     let has_strategy = args.strategy.is_some();

@@ -8,6 +8,7 @@ use super::producer::Share;
 use super::progress::Progress;
 use super::{Batch, Demo, DemoArgs, Size, Which, number, producer, train::Trained, wide_deep};
 use crate::output::{Output, Stop};
+use fleet::ps::Durability;
 use fleet::servers::{Exchange, Worker};
 use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Tensor};
 use fleet_base::text;
@@ -41,7 +42,10 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     }
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
     if fleet.is_server() {
-        let server = fleet.init_server(&job)?;
+        let server = match &args.durable {
+            Some(folder) => fleet.init_durable_server(&job, Durability::in_folder(folder))?,
+            None => fleet.init_server(&job)?,
+        };
         let count = job.tables.tables.len();
         out.line(format!(
             "serves {count} tables at {}, {}",

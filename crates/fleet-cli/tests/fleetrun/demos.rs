@@ -133,7 +133,11 @@ fn a_demo_goes_on_from_its_checkpoint() {
 
 /// The worker of a number whose files are in a folder.
 fn worker(number: u32, folder: &Path) -> Option<u32> {
-    let place = format!("PADDLE_TRAINER_ID={number}");
+    process_with(&format!("PADDLE_TRAINER_ID={number}"), folder)
+}
+
+/// The process in a folder with this in its environment.
+fn process_with(place: &str, folder: &Path) -> Option<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.find(|pid| {
@@ -168,4 +172,21 @@ fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
     );
     let log = place.read("log/workerlog.0");
     assert!(log.contains("rank 1 (host ") && log.contains("SIGKILL"), "the other knows why: {log}");
+}
+
+#[test]
+fn a_killed_server_goes_on_with_every_push() {
+    let place = Place::new("demo_durable", "");
+    let folder = place.folder.canonicalize().unwrap();
+    let child =
+        place.start("--server_num=1 --worker_num=2 demo:wide_deep --samples 200000 --durable kept");
+    until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
+    signal(process_with("TRAINING_ROLE=PSERVER", &folder).expect("the server"), "KILL");
+    let said = Said::new(child.wait_with_output().unwrap());
+    said.check(0, &["was killed by SIGKILL (9)", "server 0 is started again (1 of 3)"]);
+    for part in ["waits for server 0 at", "is back after", "trained   200", "AUC"] {
+        assert!(said.out.contains(part) || said.err.contains(part), "'{part}': {}", said.out);
+    }
+    // Without servers there is nothing to keep.
+    place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
 }
