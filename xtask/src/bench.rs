@@ -57,7 +57,7 @@ const MLP_PEER: &[PeerScript] =
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
 
-const BENCHES: [Bench; 29] = [
+const BENCHES: [Bench; 30] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -97,6 +97,7 @@ const BENCHES: [Bench; 29] = [
         peers: &[],
         target: Some(500.0),
     },
+    Bench { name: "data/wide_deep_text_vs_memory", unit: "%", peers: &[], target: Some(90.0) },
     comm("comm/allreduce_2x4KB"),
     comm("comm/allreduce_2x1MB"),
     comm("comm/allreduce_2x25MB"),

@@ -1,9 +1,14 @@
-//! Reading of records: bytes of text a second on one thread, from memory.
+//! Reading of records: bytes of text a second on one thread, and what training loses by reading text.
 
 use crate::measure::{Options, print_rates};
-use fleet::Result;
 use fleet::data::synth::{Ctr, CtrConfig};
-use fleet::data::{Block, LineReader, MultiSlot, Schema, Slot};
+use fleet::data::{
+    BatchLayout, Block, Dataset, DatasetOptions, InMemoryDataset, Input, LineReader, MultiSlot,
+    QueueDataset, Schema, Slot, TextFiles,
+};
+use fleet::{DType, DatasetRun, Error, Result};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Parses 100,000 lines of a click log (235 bytes each) into columns, again and again.
@@ -11,10 +16,7 @@ pub fn multislot_parse(options: &Options) -> Result<()> {
     let clicks = Ctr::new(CtrConfig::criteo_like())?;
     let mut text = Vec::new();
     clicks.write_lines(0..LINES, &mut text)?;
-    let ids = (1..=clicks.slot_count()).map(|slot| Slot::ragged_ids(format!("C{slot}")));
-    let dense = Slot::dense_floats("dense_input", [clicks.dense_count()]);
-    let label = Slot::dense_ids("label", [1]);
-    let schema = Schema::new(std::iter::once(dense).chain(ids).chain([label]))?;
+    let schema = schema_of(&clicks)?;
     let mut block = Block::new(&schema);
     let (steps, warmup) = options.counts(40, 5);
     let mut rates = Vec::with_capacity(steps);
@@ -33,4 +35,69 @@ pub fn multislot_parse(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// The slots of a click log, as the documented reader writes it.
+fn schema_of(clicks: &Ctr) -> Result<Arc<Schema>> {
+    let ids = (1..=clicks.slot_count()).map(|slot| Slot::ragged_ids(format!("C{slot}")));
+    let dense = Slot::dense_floats("dense_input", [clicks.dense_count()]);
+    let label = Slot::dense_ids("label", [1]);
+    Schema::new(std::iter::once(dense).chain(ids).chain([label]))
+}
+
+/// Wide & deep over the same records streamed from text files and out of memory, pass by pass in turn:
+/// the speed from text, of that from memory.
+pub fn wide_deep_text_vs_memory(options: &Options) -> Result<()> {
+    let clicks = Ctr::new(CtrConfig::criteo_like())?;
+    let folder = std::env::temp_dir().join(format!("fleet-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
+    let outcome = text_vs_memory(options, &clicks, &folder);
+    // The files have served; that they cannot be removed is no matter of the benchmark.
+    let _ = std::fs::remove_dir_all(&folder);
+    print_rates(options, "%", outcome?);
+    Ok(())
+}
+
+fn text_vs_memory(options: &Options, clicks: &Ctr, folder: &Path) -> Result<Vec<f64>> {
+    let mut files = Vec::new();
+    for file in 0..FILES {
+        let (path, mut text) = (folder.join(format!("part-{file}")), Vec::new());
+        clicks.write_lines(file * FILE_LINES..(file + 1) * FILE_LINES, &mut text)?;
+        std::fs::write(&path, text).map_err(|error| Error::io("write", &path, &error))?;
+        files.push(path);
+    }
+    let schema = schema_of(clicks)?;
+    let ids = schema.slots().iter().map(|slot| &slot.name).filter(|name| name.starts_with('C'));
+    let layout = BatchLayout::new(
+        &schema,
+        [
+            Input::new("dense_input", ["dense_input"]),
+            Input::new("sparse_input", ids).padded(1, 0.0),
+            Input::new("label", ["label"]).dtype(DType::F32),
+        ],
+    )?;
+    let from = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
+    let from = DatasetOptions { layout, batch_size: 2048, ..from };
+    let mut memory = InMemoryDataset::new(from.clone())?;
+    memory.set_filelist(&files)?;
+    memory.load_into_memory()?;
+    let mut text = QueueDataset::new(from)?;
+    text.set_filelist(&files)?;
+
+    let mut session = crate::wide_deep::session(options, &crate::wide_deep::TableRule::Sgd)?;
+    let (passes, warmup) = options.counts(10, 1);
+    let mut shares = Vec::with_capacity(passes);
+    for pass in 0..warmup + passes {
+        let mut seconds = |dataset: &dyn Dataset| -> Result<f64> {
+            Ok(session.train_from_dataset(dataset, DatasetRun::new())?.seconds)
+        };
+        let (memory, text) = (seconds(&memory)?, seconds(&text)?);
+        if pass >= warmup {
+            shares.push(100.0 * memory / text);
+        }
+    }
+    Ok(shares)
+}
+
 const LINES: u64 = 100_000;
+/// A pass over all files takes a second or so.
+const FILES: u64 = 4;
+const FILE_LINES: u64 = 8 * 2048;

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
             "train/bert4_bf16" => bert4::run(&options, true),
             "train/resnet50" => resnet50::run(&options),
             "data/multislot_parse_vs_500MBps" => data::multislot_parse(&options),
+            "data/wide_deep_text_vs_memory" => data::wide_deep_text_vs_memory(&options),
             "ps/table_pull_rows_per_core_1e7" => ps_table::pull(&options),
             "ps/table_push_rows_per_core_5e6" => ps_table::push(&options),
             "ps/table_payload_percent_of_held" => ps_table::memory(&options),

@@ -15,7 +15,8 @@ pub enum TableRule {
     Adagrad,
 }
 
-pub fn run(options: &Options, rule: TableRule) -> Result<()> {
+/// The network and its optimizers, ready to train.
+pub fn session(options: &Options, rule: &TableRule) -> Result<Session> {
     let net = Net::new();
     let config = WideDeepConfig { auc: false, ..WideDeepConfig::criteo() };
     let model = wide_deep(&net, &config);
@@ -25,7 +26,11 @@ pub fn run(options: &Options, rule: TableRule) -> Result<()> {
         TableRule::Adagrad => net.apply_gradients(Adagrad::new(0.01), table)?,
     };
     net.apply_gradients(Adam::new(1e-3), rest)?;
-    let mut session = Session::new(net.build()?, options.exec())?;
+    Session::new(net.build()?, options.exec())
+}
+
+pub fn run(options: &Options, rule: TableRule) -> Result<()> {
+    let mut session = session(options, &rule)?;
     let batches = batches()?;
     measure(options, &mut session, &batches, BATCH, 100, 20)
 }
