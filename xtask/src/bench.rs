@@ -57,7 +57,7 @@ const MLP_PEER: &[PeerScript] =
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
 
-const BENCHES: [Bench; 30] = [
+const BENCHES: [Bench; 31] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -147,6 +147,8 @@ const BENCHES: [Bench; 30] = [
         target: Some(0.9),
     },
     Bench { name: "ps/table_payload_percent_of_held", unit: "%", peers: &[], target: Some(80.0) },
+    // 50 ms a start.
+    Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];
 
 const FRAMEWORKS: [&str; 4] = ["torch", "paddle", "gloo", "mpi"];
@@ -172,7 +174,8 @@ pub fn run(root: &Path, args: &[String]) -> Result<(), String> {
     }
     // The rest is built by the run of it.
     if !chosen.iter().all(|bench| is_comm(bench.name)) {
-        build(root)?;
+        let launches = chosen.iter().any(|bench| bench.name.starts_with("launch/"));
+        build(root, if launches { &["fleet-bench", "fleet-cli"] } else { &["fleet-bench"] })?;
     }
     chosen.into_iter().try_for_each(|bench| run_bench(root, &options, bench))
 }
@@ -242,9 +245,10 @@ fn is_comm(name: &str) -> bool {
     name.starts_with("comm/")
 }
 
-fn build(root: &Path) -> Result<(), String> {
+fn build(root: &Path, packages: &[&str]) -> Result<(), String> {
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--quiet", "--package", "fleet-bench"])
+        .args(["build", "--release", "--quiet"])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
         .current_dir(root)
         .status()
         .map_err(|error| format!("cannot start cargo: {error}"))?;

@@ -1,6 +1,8 @@
 //! Chores of the repository. `cargo xtask help` lists them.
 
 mod bench;
+mod picture;
+mod terminal;
 mod tidy;
 
 use std::path::PathBuf;
@@ -15,6 +17,7 @@ usage: cargo xtask COMMAND
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
           [--peer torch|paddle|gloo|mpi=PYTHON]; names may be prefixes (train, train/bert4)
+  picture the screen of a command as SVG: cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND
 ";
 
 type Outcome = Result<(), String>;
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
         "bless" => bless(),
         "bench" => bench::run(&root(), rest),
+        "picture" => picture::run(rest),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(())

@@ -5,6 +5,7 @@
 mod bert4;
 mod data;
 mod ddp;
+mod launch;
 mod measure;
 mod ps_rpc;
 mod ps_table;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
             "ps/durability_cost" => ps_rpc::durability(&options),
             "ps/wide_deep_1s1w_vs_paddle" => ps_train::run(&options, 1),
             "ps/wide_deep_1s2w_vs_paddle" => ps_train::run(&options, 2),
+            "launch/startup_vs_50ms" => launch::startup(&options),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
             "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),
             "ddp/mlp_weak_scaling" => ddp::weak_scaling(&options, "mlp"),

@@ -12,8 +12,11 @@ use output::Output;
 use std::process::ExitCode;
 
 /// The demos of `fleet demo`, as jobs.
-const BUILTINS: Builtins =
-    Builtins { argument: "__demo", names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"] };
+const BUILTINS: Builtins = Builtins {
+    argument: "__demo",
+    names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"],
+    not_on_servers: demo::NOT_ON_SERVERS,
+};
 
 /// A built-in job of fleetrun
 #[derive(Parser)]

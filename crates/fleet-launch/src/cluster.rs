@@ -4,8 +4,9 @@
 //! environment of the original is a test.
 
 use crate::machine::Machine;
-use crate::options::{Mode, Options, Who};
+use crate::options::{Mode, Options, PerNode, Who};
 use crate::ports::Ports;
+use crate::words;
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, Token, names};
 use std::path::PathBuf;
@@ -203,6 +204,7 @@ impl Cluster {
             (names::PADDLE_GLOBAL_RANK, rank.to_string()),
             (names::PADDLE_LOCAL_RANK, local.to_string()),
         ];
+        env.extend(self.torch_env(rank, local, here));
         if !place.devices.is_empty() {
             env.push((names::FLAGS_SELECTED_GPUS, place.devices.join(",")));
         }
@@ -210,6 +212,21 @@ impl Cluster {
             env.push((names::PADDLE_GLOO_HTTP_ENDPOINT, endpoint.to_string()));
         }
         env
+    }
+
+    /// What torchrun tells its workers: a script for it runs as it is. The first worker's own port is
+    /// free for the first rank to listen on.
+    fn torch_env(&self, rank: usize, local: usize, here: usize) -> [(&'static str, String); 7] {
+        let first = &self.workers[0].endpoint;
+        [
+            (names::RANK, rank.to_string()),
+            (names::WORLD_SIZE, self.workers.len().to_string()),
+            (names::LOCAL_RANK, local.to_string()),
+            (names::LOCAL_WORLD_SIZE, here.to_string()),
+            (names::GROUP_RANK, self.node.to_string()),
+            (names::MASTER_ADDR, first.host.clone()),
+            (names::MASTER_PORT, first.port.to_string()),
+        ]
     }
 
     fn backend(&self, place: &Place) -> String {
@@ -331,8 +348,21 @@ pub fn local_devices(options: &Options, env: &Env, machine: &Machine) -> Result<
             asked.clone()
         }
     };
-    let on_cpu = gpus.is_empty() || options.backend.as_deref() == Some("gloo");
-    let workers = options.nproc.unwrap_or(if on_cpu { 1 } else { gpus.len() });
+    let on_cpu = gpus.is_empty()
+        || options.backend.as_deref() == Some("gloo")
+        || options.nproc == Some(PerNode::Cpu);
+    let workers = match options.nproc {
+        Some(PerNode::Count(count)) => count,
+        Some(PerNode::Gpu) if gpus.is_empty() => {
+            return Err(Error::invalid("this machine has no GPU")
+                .got("--nproc_per_node gpu")
+                .help("--nproc_per_node cpu starts a worker for each core"));
+        }
+        Some(PerNode::Cpu) => machine.core_count,
+        Some(PerNode::Auto) if on_cpu => machine.core_count,
+        _ if on_cpu => 1,
+        _ => gpus.len(),
+    };
     if on_cpu {
         return Ok(vec![Vec::new(); workers]);
     }
@@ -463,7 +493,11 @@ fn parameter_server(
     if ps.servers.is_empty() || ps.workers.is_empty() {
         return Err(Error::invalid("a parameter-server job needs servers and workers")
             .expected("--server_num N --worker_num N, or --servers LIST --workers LIST")
-            .got(format!("{} servers, {} workers", ps.servers.len(), ps.workers.len())));
+            .got(format!(
+                "{}, {}",
+                words::counted(Role::Server, ps.servers.len()),
+                words::counted(Role::Worker, ps.workers.len())
+            )));
     }
     let own = options.host.clone().unwrap_or_else(|| "127.0.0.1".to_string());
     let mut hosts = Vec::new();
@@ -593,7 +627,12 @@ fn gloo_endpoint(
     is_alone: bool,
 ) -> Result<Endpoint> {
     let port = match (options.http_port, ports.start()) {
-        (Some(port), _) => port,
+        (Some(port), _) => {
+            if is_alone {
+                ports.given(host, port)?;
+            }
+            port
+        }
         (None, None) if is_alone => ports.next(host)?,
         // Everybody must know it, and nobody has met yet.
         (None, None) => GLOO_PORT,
@@ -643,6 +682,13 @@ const PLACE_VARIABLES: &[&str] = &[
     names::PADDLE_GLOBAL_RANK,
     names::PADDLE_LOCAL_RANK,
     names::PADDLE_MASTER,
+    names::RANK,
+    names::WORLD_SIZE,
+    names::LOCAL_RANK,
+    names::LOCAL_WORLD_SIZE,
+    names::GROUP_RANK,
+    names::MASTER_ADDR,
+    names::MASTER_PORT,
     names::FLEET_STORE,
     names::FLEET_TOKEN,
     names::FLEET_TOKEN_FILE,

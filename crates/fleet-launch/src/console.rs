@@ -4,6 +4,7 @@
 //! terminal. The job's token is masked in whatever passes through.
 
 use crate::options::{Options, Verbosity};
+use crate::terminal;
 use fleet_topology::{Env, Role, Token, names};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -15,7 +16,8 @@ pub struct Console {
     has_colours: bool,
     has_prefixes: bool,
     token: Option<Token>,
-    status_shown: bool,
+    /// Columns of the status line that is on the screen.
+    status_shown: Option<usize>,
     /// What was last written did not end a line.
     is_mid_line: bool,
     /// Lines that are not whole yet, by prefix.
@@ -32,7 +34,7 @@ impl Console {
             has_colours: is_terminal && usable && env.text(names::NO_COLOR).is_none(),
             has_prefixes: follows_many,
             token,
-            status_shown: false,
+            status_shown: None,
             is_mid_line: false,
             partial: Vec::new(),
         }
@@ -70,6 +72,8 @@ impl Console {
             true => whole,
             false => held.len(),
         };
+        let secret = self.token.as_ref().map_or(&[][..], |token| token.reveal().as_bytes());
+        let ready = ready - begun(&held[..ready], secret);
         let out: Vec<u8> = held.drain(..ready).collect();
         self.write_out(&prefix, &out);
     }
@@ -143,14 +147,19 @@ impl Console {
         }
         let seconds = elapsed.as_secs();
         let clock = format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
-        let text = self.coloured("2", &format!("{clock}  {running}"));
-        let _ = write!(std::io::stderr().lock(), "\r{text}\x1b[K");
-        self.status_shown = true;
+        // The last column stays free: in it some terminals go on to the next line.
+        let columns = terminal::columns(std::io::stderr()).saturating_sub(1);
+        let text = terminal::fitted(&clock, running, columns);
+        let shown = self.status_shown.replace(text.chars().count());
+        let wipe = shown.map_or(String::new(), |shown| wipe(shown, columns + 1));
+        let text = self.coloured("2", &text);
+        let _ = write!(std::io::stderr().lock(), "{wipe}\r{text}\x1b[K");
     }
 
     pub fn clear_status(&mut self) {
-        if std::mem::take(&mut self.status_shown) {
-            let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
+        if let Some(shown) = self.status_shown.take() {
+            let wipe = wipe(shown, terminal::columns(std::io::stderr()));
+            let _ = write!(std::io::stderr().lock(), "{wipe}\r\x1b[K");
         }
     }
 
@@ -167,6 +176,21 @@ impl Console {
             None => bytes,
         }
     }
+}
+
+/// Goes back to the beginning of a line that has been broken into several, since the terminal has
+/// become narrower.
+fn wipe(shown: usize, columns: usize) -> String {
+    match shown.saturating_sub(1) / columns.max(1) {
+        0 => String::new(),
+        rows => format!("\x1b[{rows}A\r\x1b[J"),
+    }
+}
+
+/// How much of the end of the bytes may be the beginning of a secret whose rest is still to come.
+fn begun(bytes: &[u8], secret: &[u8]) -> usize {
+    let most = secret.len().saturating_sub(1).min(bytes.len());
+    (1..=most).rev().find(|length| bytes.ends_with(&secret[..*length])).unwrap_or(0)
 }
 
 /// Replaces every occurrence of a secret.
@@ -200,7 +224,26 @@ const PARTIAL_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use super::mask;
+    use super::{begun, mask, wipe};
+
+    #[test]
+    fn a_secret_in_two_parts_waits_for_the_second() {
+        assert_eq!(begun(b"a sec", b"secret"), 3);
+        assert_eq!(begun(b"a secret", b"secret"), 0);
+        assert_eq!(
+            (begun(b"", b"secret"), begun(b"secre", b"secret"), begun(b"x", b"")),
+            (0, 5, 0)
+        );
+    }
+
+    #[test]
+    fn a_line_on_two_rows_is_wiped_from_both() {
+        assert_eq!((wipe(79, 80), wipe(80, 80)), (String::new(), String::new()));
+        assert_eq!(
+            (wipe(79, 40), wipe(79, 20)),
+            ("\x1b[1A\r\x1b[J".into(), "\x1b[3A\r\x1b[J".into())
+        );
+    }
 
     #[test]
     fn secrets_are_masked_wherever_they_stand() {

@@ -6,7 +6,7 @@
 //! what follows belongs to it.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 
 /// One flag.
 pub struct Flag {
@@ -34,7 +34,7 @@ pub const FLAGS: &[Flag] = &[
         "nproc_per_node",
         "N",
         None,
-        "Workers on this machine; by default one per GPU, or 1",
+        "Workers on this machine, or gpu, cpu (one per core), auto; by default one per GPU, or 1",
     ),
     aliased(
         DEVICES,
@@ -140,6 +140,14 @@ pub const FLAGS: &[Flag] = &[
         "Address of this machine for the others",
     ),
     switch(MACHINES, "sort_ip", "Number the machines by address, not by arrival"),
+    switch(MACHINES, "standalone", "This machine alone, which is so without --ips or --nnodes"),
+    flag(
+        MACHINES,
+        "rdzv_backend",
+        "NAME",
+        None,
+        "c10d or static: the built-in store; etcd: as --elastic_server",
+    ),
     flag(
         MACHINES,
         "token_file",
@@ -250,6 +258,17 @@ const REFUSED: &[(&str, &str)] = &[
     ("rank_mapping_path", "workers are numbered in the order of --ips"),
     ("enable_auto_mapping", "workers are numbered in the order of --ips"),
     ("enable_gpu_log", "use the tools of the GPU's maker beside the job"),
+    ("tee", "--follow all shows all logs while they grow; each process has its own in --log_dir"),
+    ("redirects", "each process has its log in --log_dir already"),
+    ("local_ranks_filter", "--follow says whose log is shown: 0, all or none"),
+    ("monitor_interval", "deaths are seen at once, nobody asks for them"),
+    ("no_python", "an executable is started as it is: fleetrun ./program"),
+    ("run_path", "the script is started as a script in any case: fleetrun train.py"),
+    ("role", "the processes of a collective job are workers; --job_id names the job"),
+    ("start_method", "processes are started as commands, nothing is forked"),
+    ("rdzv_conf", "--join_timeout says how long to wait; nothing else is to be set"),
+    ("master_addr", "--master HOST:PORT says both"),
+    ("master_port", "--master HOST:PORT says both"),
     ("legacy", "there is one launcher, which takes the flags of both"),
     ("xpus", "there is no support for XPUs"),
     ("npus", "there is no support for NPUs"),
@@ -287,6 +306,7 @@ pub struct Given {
 
 impl Given {
     /// Parses arguments without the program's name. The error is clap's: it also carries `--help`.
+    /// [`unknown_flag`] says better what is wrong with a flag.
     pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Given, clap::Error> {
         let args = std::iter::once("fleetrun".to_string()).chain(args);
         Ok(Given { matches: command().try_get_matches_from(args)? })
@@ -311,9 +331,10 @@ impl Given {
 
     pub fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
+        let expected = if name.ends_with("port") { "a port, 0 to 65535" } else { "a whole number" };
         let number = text.parse().map_err(|_| {
             Error::invalid(format!("--{name} is not understood"))
-                .expected("a number in range")
+                .expected(expected)
                 .got(format!("'{text}'"))
         })?;
         Ok(Some(number))
@@ -357,6 +378,30 @@ impl Given {
         rows.sort();
         rows
     }
+}
+
+/// What to say of a flag that is not there, if that is the error.
+///
+/// ```
+/// use fleet_launch::flags::{Given, unknown_flag};
+/// let error = Given::parse(["--nproc_per_nod".to_string()]).err().unwrap();
+/// let said = unknown_flag(&error).unwrap().to_string();
+/// assert!(said.contains("did you mean '--nproc_per_node'?"), "{said}");
+/// ```
+pub fn unknown_flag(error: &clap::Error) -> Option<Error> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    else {
+        return None;
+    };
+    let name = flag.trim_start_matches('-').replace('-', "_");
+    let known = FLAGS.iter().flat_map(|known| std::iter::once(&known.name).chain(known.aliases));
+    let near = text::nearest(&name, known.copied());
+    let near = near.map(|near| format!("; did you mean '--{near}'?")).unwrap_or_default();
+    Some(Error::invalid(format!("fleetrun has no flag {flag}{near}")).help(
+        "fleetrun --help shows all; flags for the script stand behind it: fleetrun train.py --lr 0.1",
+    ))
 }
 
 /// The parser. Its help is for people who know torchrun.
@@ -421,4 +466,19 @@ Examples:
   fleetrun --master 10.0.0.1:7000 --nnodes 2:4 --max_restart 3 train.py
                                                          machines may come and go
   fleetrun --server_num 1 --worker_num 2 train.py        parameter server
-  fleetrun demo:wide_deep                                a first look, nothing else needed";
+  fleetrun --server_num 1 --worker_num 2 demo:wide_deep  a first look, nothing else needed
+
+Coming from torchrun (flags may have dashes; these names and their meaning are the same here:
+--nproc-per-node --nnodes --node-rank --rdzv-endpoint --rdzv-id --max-restarts --local-addr -m):
+  torchrun --standalone --nproc-per-node gpu train.py    fleetrun train.py
+  torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:7000 train.py
+                                                         fleetrun --nnodes 2 --master a:7000 train.py
+  --master-addr a --master-port 7000                     --master a:7000
+  --tee 3, --local-ranks-filter 0,1                      --follow all
+  --redirects 3, --log-dir logs                          --log_dir logs (each process has its log)
+  --no-python ./program                                  ./program
+  RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..          set as well, beside PADDLE_TRAINER_ID, ..
+  TORCHELASTIC_RESTART_COUNT                             FLEET_RESTART_COUNT
+
+Exit codes: that of the process that failed (128 + n for signal n), 2 for a wrong command line,
+124 for a process that hangs at its start.";

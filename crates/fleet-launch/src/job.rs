@@ -2,7 +2,7 @@
 
 use crate::cluster::{Cluster, Process, Run};
 use crate::console::Console;
-use crate::flags::Given;
+use crate::flags::{Given, unknown_flag};
 use crate::guard::{self, Guard};
 use crate::link::{self, Link};
 use crate::logs;
@@ -36,7 +36,10 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
         Ok(given) => given,
         Err(error) => {
             // Help is no error, and goes to the standard output.
-            let _ = error.print();
+            let _ = match unknown_flag(&error) {
+                Some(unknown) => writeln!(std::io::stderr(), "error: {unknown}"),
+                None => error.print(),
+            };
             return if error.use_stderr() { USAGE_CODE } else { 0 };
         }
     };
@@ -65,14 +68,14 @@ impl Job {
     fn prepare(given: &Given, env: &Env, builtins: &Builtins) -> Result<Job> {
         let options = Options::new(given, env)?;
         let program = Program::resolve(&options, env, builtins)?;
+        if program.is_builtin {
+            builtins.check_mode(&program.title, options.mode)?;
+        }
         let machine = Machine::here();
         Ok(Job { options, env: env.clone(), program, machine, arguments: given.table() })
     }
 
     fn run(self, begun: Instant) -> Result<u8> {
-        if self.program.is_builtin {
-            refuse_builtin_with_heter(&self.options)?;
-        }
         let mut ports = SystemPorts::new(self.options.start_port);
         let members = several::members(&self.options, &self.env, &self.machine, &mut ports)?;
         let token = self.token(&members)?;
@@ -205,11 +208,11 @@ impl Attempts<'_> {
     fn store(&self) -> Result<StoreServer> {
         let token =
             link::net_token(self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?)?;
-        let address = match &self.run.master {
-            Some(master) => (master.host.clone(), master.port),
-            None => ("127.0.0.1".to_string(), 0),
-        };
-        StoreServer::bind(address, &token, Vigilance::default(), Log::silent())
+        let own = Endpoint::new("127.0.0.1", 0);
+        let address = self.run.master.as_ref().unwrap_or(&own);
+        let listener = std::net::TcpListener::bind((address.host.as_str(), address.port))
+            .map_err(|error| link::no_answer(address, &error))?;
+        StoreServer::start(listener, &token, Vigilance::default(), Log::silent())
     }
 
     pub fn done(&mut self) -> u8 {
@@ -263,7 +266,8 @@ impl Attempts<'_> {
                 cluster.workers.iter().map(|worker| worker.endpoint.to_string()).collect();
             let path = self.rules.log_dir.join("endpoints.log");
             let text = format!("PADDLE_TRAINER_ENDPOINTS: \n{}", endpoints.join("\n"));
-            std::fs::write(&path, text).map_err(|error| Error::io("write", &path, &error))?;
+            std::fs::write(&path, text)
+                .map_err(|error| Error::io("write", &path, &error).help(logs::FOLDER_HELP))?;
         }
         if self.run.restarts > 0 {
             return Ok(());
@@ -351,15 +355,6 @@ fn header(options: &Options, cluster: &Cluster, processes: &[Process], title: &s
     )
 }
 
-/// No built-in job has a part for heterogeneous workers.
-fn refuse_builtin_with_heter(options: &Options) -> Result<()> {
-    if options.mode != Mode::PsHeter {
-        return Ok(());
-    }
-    Err(Error::unsupported("built-in jobs have no part for heterogeneous workers")
-        .expected("servers and workers: fleetrun --server_num N --worker_num M demo:wide_deep"))
-}
-
 /// Signals arrive as events, from a thread of their own.
 fn listen(sender: Sender<Event>) -> Result<()> {
     use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -399,10 +394,10 @@ impl Scratch {
     fn new() -> Result<Scratch> {
         use std::os::unix::fs::DirBuilderExt;
         let path = std::env::temp_dir().join(format!("fleetrun-{}", random_hex(8)?));
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| Error::io("make the folder", &path, &error))?;
+        std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
+            Error::io("make the folder", &path, &error)
+                .help("TMPDIR says where temporary files may be")
+        })?;
         Ok(Scratch { path })
     }
 }

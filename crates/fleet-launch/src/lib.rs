@@ -20,6 +20,7 @@ pub mod script;
 mod several;
 mod supervisor;
 pub mod tables;
+pub mod terminal;
 mod words;
 
 pub use job::main;

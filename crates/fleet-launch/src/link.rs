@@ -194,6 +194,14 @@ pub(crate) fn member(ended: &Ended) -> Member {
     Member { pid: ended.pid, ..fleet_net::host::own_member(ended.rank) }
 }
 
+/// The first machine cannot listen where the others will look for it.
+pub(crate) fn no_answer(master: &Endpoint, error: &std::io::Error) -> Error {
+    Error::unavailable(format!("cannot answer at {master}: {error}")).help(
+        "the first machine of the job must be able to listen there; choose another port, or 0: \
+         then the system does",
+    )
+}
+
 /// The store of the job, when this machine is the one that answers.
 fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
     if join.hosting == Hosting::Never {
@@ -206,10 +214,7 @@ fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
         (Err(error), Hosting::IfFirst) if error.kind() == std::io::ErrorKind::AddrInUse => {
             return Ok(None);
         }
-        (Err(error), _) => {
-            return Err(Error::unavailable(format!("cannot answer at {}: {error}", join.master))
-                .help("the first machine of the job must be able to listen there; choose another port"));
-        }
+        (Err(error), _) => return Err(no_answer(&join.master, &error)),
     };
     let vigilance = Vigilance::default();
     StoreServer::start(listener, token, vigilance, Log::silent()).map(Some)
@@ -329,7 +334,16 @@ impl Agent {
         // The plain attempt says at once why nobody can be reached.
         TcpStream::connect_timeout(&address, DIAL_TIME)
             .map_err(|error| Error::unavailable(error.to_string()))?;
-        StoreClient::connect(address, &self.token, &Limits::within(DIAL_TIME))
+        StoreClient::connect(address, &self.token, &Limits::within(DIAL_TIME)).map_err(|error| {
+            match error.kind() {
+                // Something accepts connections, and says nothing.
+                ErrorKind::Unavailable => Error::unavailable(format!(
+                    "something listens there that does not answer as fleetrun does ({})",
+                    error.message()
+                )),
+                _ => error,
+            }
+        })
     }
 
     fn register(&self, store: &StoreClient) -> Result<()> {

@@ -24,7 +24,20 @@ pub fn open(path: &Path, is_new: bool) -> Result<File> {
     opened.map_err(|error| Error::io("write the log", path, &error).help(FOLDER_HELP))
 }
 
-const FOLDER_HELP: &str = "say where logs may go: --log_dir FOLDER";
+/// What to do about a log that cannot be written.
+pub const FOLDER_HELP: &str = "say where logs may go: --log_dir FOLDER";
+
+/// Whether so little is left where logs are that what processes write may be lost.
+pub fn is_disk_full(folder: &Path) -> bool {
+    let Ok(found) = nix::sys::statvfs::statvfs(folder) else { return false };
+    #[allow(clippy::useless_conversion, reason = "elsewhere the number has 32 bits")]
+    let left = u64::from(found.blocks_available()).saturating_mul(found.fragment_size());
+    // Some file systems do not count.
+    found.blocks() > 0 && left < LEFT_BYTES_MIN
+}
+
+/// A few lines of a log; no disk that is in use has so little left by chance.
+const LEFT_BYTES_MIN: u64 = 16 << 10;
 
 /// Lets what a process writes be seen while it runs.
 pub struct Follower {

@@ -10,6 +10,7 @@ pub struct Machine {
     pub hostname: String,
     pub addresses: Vec<IpAddr>,
     pub gpu_count: usize,
+    pub core_count: usize,
 }
 
 impl Machine {
@@ -30,6 +31,7 @@ impl Machine {
                 .unwrap_or_else(|| "localhost".to_string()),
             addresses: addresses.collect(),
             gpu_count: gpu_count(),
+            core_count: std::thread::available_parallelism().map_or(1, usize::from),
         }
     }
 

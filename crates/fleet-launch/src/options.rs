@@ -87,6 +87,18 @@ impl Who {
     }
 }
 
+/// Workers of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PerNode {
+    Count(usize),
+    /// One for each GPU.
+    Gpu,
+    /// One for each core.
+    Cpu,
+    /// One for each GPU, where there are none for each core.
+    Auto,
+}
+
 /// Everything that was asked for.
 pub struct Options {
     pub mode: Mode,
@@ -97,7 +109,7 @@ pub struct Options {
     pub python: Option<String>,
     pub is_module: bool,
 
-    pub nproc: Option<usize>,
+    pub nproc: Option<PerNode>,
     pub gpus: Option<Vec<String>>,
     pub backend: Option<String>,
     pub ps: PsOptions,
@@ -151,6 +163,7 @@ impl Options {
                 .expected("a script: fleetrun [FLAGS] SCRIPT [ARGS]")
                 .help("fleetrun demo:wide_deep is a first look; fleetrun --help shows the flags"));
         }
+        rendezvous(given)?;
         let master = master.map(master_endpoint).transpose()?;
         let mut ips = hosts(given.text("ips"), "ips")?;
         if given.is_on("sort_ip") {
@@ -162,7 +175,18 @@ impl Options {
             return Err(Error::invalid("--ips and --master both say where the machines are")
                 .help("give one of them"));
         }
+        if master.as_ref().is_some_and(|master| master.port == 0)
+            && node_rank.is_some_and(|rank| rank > 0)
+        {
+            return Err(Error::invalid("nobody can be found at port 0")
+                .at("--master")
+                .help("the first machine says which port the system gave it"));
+        }
         let nnodes = nodes.unwrap_or(Nodes { min: 1, max: 1 });
+        if given.is_on("standalone") && (nnodes.max > 1 || ips.len() > 1) {
+            return Err(Error::invalid("--standalone is one machine, and several were given")
+                .help("leave out --standalone, or --nnodes and --ips"));
+        }
         if master.is_none() && nnodes.max > 1 && !given.is_given("ips") {
             return Err(Error::invalid("several machines need a place to meet")
                 .expected("--master HOST:PORT, or --ips HOST,HOST")
@@ -179,11 +203,11 @@ impl Options {
             command,
             python: given.text("python").or(env.text(names::PYTHON)).map(str::to_string),
             is_module: given.is_on("module"),
-            nproc: positive(given, "nproc_per_node")?,
+            nproc: per_node(given)?,
             gpus: given.text("gpus").map(split),
             backend: backend(given)?,
             ps: ps(given)?,
-            http_port: given.number("http_port")?,
+            http_port: given.number("http_port")?.filter(|port| *port != 0),
             with_gloo: with_gloo(given, env)?,
             ips,
             master,
@@ -196,7 +220,8 @@ impl Options {
             start_port: match given.number("start_port")? {
                 Some(port) => Some(port),
                 None => env.number(names::FLAGS_START_PORT)?,
-            },
+            }
+            .filter(|port| *port != 0),
             max_restart: given.number("max_restart")?,
             elastic_level: elastic_level(given, &outer, nodes)?,
             elastic_timeout: match outer.text(&[names::PADDLE_ELASTIC_TIMEOUT]) {
@@ -260,7 +285,8 @@ fn machines_agree(
     match rank {
         Some(rank) if rank >= count => Err(Error::invalid("--rank is too high")
             .expected(format!("below {count}, the number of machines"))
-            .got(rank)),
+            .got(rank)
+            .help("--nnodes says how many machines there are")),
         _ => Ok(()),
     }
 }
@@ -298,7 +324,7 @@ fn mode(given: &Given) -> Result<(Mode, bool)> {
             "Only one mode(Collective or Parameter-Server) can be selected at the same time, \
              but more than one configuration was received.",
         )
-        .got(written.join(" ")));
+        .help(format!("given were {}; keep those of one mode", written.join(" "))));
     }
     if let Some(mode) = asked {
         return match (mode, any(&HETER)) {
@@ -330,6 +356,16 @@ fn nodes(text: &str) -> Result<Nodes> {
     Ok(Nodes { min, max })
 }
 
+/// torchrun's word for where machines meet.
+fn rendezvous(given: &Given) -> Result<()> {
+    match given.text("rdzv_backend") {
+        None | Some("c10d" | "static") => Ok(()),
+        Some(other) => Err(Error::unsupported("--rdzv_backend is not there")
+            .expected("c10d or static, which are the built-in store")
+            .got(other)),
+    }
+}
+
 fn master_endpoint(text: &str) -> Result<Endpoint> {
     if text.starts_with("etcd://") {
         return Err(Error::unsupported("a job does not meet in etcd here")
@@ -338,7 +374,9 @@ fn master_endpoint(text: &str) -> Result<Endpoint> {
     }
     // The later launcher takes http:// in front.
     let text = text.strip_prefix("http://").unwrap_or(text);
-    text.parse::<Endpoint>().map_err(|error| error.at("--master"))
+    text.parse::<Endpoint>().map_err(|error| {
+        error.at("--master").help("for example --master 10.0.0.1:7000, the same on every machine")
+    })
 }
 
 fn job_id(given: &Given, outer: &OuterEnv<'_>) -> Result<String> {
@@ -364,6 +402,20 @@ fn positive(given: &Given, name: &str) -> Result<Option<usize>> {
                 .got(count))
         }
         other => Ok(other),
+    }
+}
+
+fn per_node(given: &Given) -> Result<Option<PerNode>> {
+    match given.text("nproc_per_node") {
+        Some("gpu") => Ok(Some(PerNode::Gpu)),
+        Some("cpu") => Ok(Some(PerNode::Cpu)),
+        Some("auto") => Ok(Some(PerNode::Auto)),
+        Some(text) if text.parse::<usize>().is_err() => {
+            Err(Error::invalid("--nproc_per_node is not understood")
+                .expected("a whole number, gpu, cpu or auto")
+                .got(format!("'{text}'")))
+        }
+        _ => Ok(positive(given, "nproc_per_node")?.map(PerNode::Count)),
     }
 }
 

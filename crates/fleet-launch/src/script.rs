@@ -1,6 +1,6 @@
 //! What is started: a Python file, an executable, or a job that is built in.
 
-use crate::options::Options;
+use crate::options::{Mode, Options};
 use fleet_base::{Error, Result, text};
 use fleet_topology::Env;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,32 @@ pub struct Builtins {
     pub argument: &'static str,
     /// Without the prefix `demo:`.
     pub names: &'static [&'static str],
+    /// Those that have no part for parameter servers, and why.
+    pub not_on_servers: &'static [(&'static str, &'static str)],
+}
+
+impl Builtins {
+    /// Whether a built-in job, by its title, has parts for the processes of a mode.
+    pub(crate) fn check_mode(&self, title: &str, mode: Mode) -> Result<()> {
+        let name = title.strip_prefix(PREFIX).unwrap_or(title);
+        let is_not = |name: &str| self.not_on_servers.iter().find(|(not, _)| *not == name);
+        match (mode, is_not(name)) {
+            (Mode::Collective, _) | (Mode::Ps, None) => Ok(()),
+            (Mode::Ps, Some((_, why))) => {
+                let able = self.names.iter().filter(|name| is_not(name).is_none());
+                let able: Vec<String> = able.map(|name| format!("{PREFIX}{name}")).collect();
+                Err(Error::unsupported(format!("{title} does not train on servers: {why}"))
+                    .expected(able.join(", "))
+                    .help(format!("data parallel it does: fleetrun --nproc_per_node 2 {title}")))
+            }
+            (Mode::PsHeter, _) => {
+                Err(Error::unsupported("built-in jobs have no part for heterogeneous workers")
+                    .help(format!(
+                        "servers and workers alone: fleetrun --server_num 1 --worker_num 2 {title}"
+                    )))
+            }
+        }
+    }
 }
 
 /// A command, ready to be started.
@@ -78,12 +104,26 @@ fn readable(script: &str) -> Result<()> {
 
 fn python(options: &Options, env: &Env) -> Result<String> {
     if let Some(python) = &options.python {
-        return executable(python, env).map_err(|error| error.at("--python"));
+        return interpreter(python, env);
     }
     ["python3", "python"].iter().find_map(|name| in_path(name, env)).ok_or_else(|| {
         Error::invalid("there is no Python interpreter")
             .expected("python3 or python in PATH")
             .help("say where it is: --python FILE")
+    })
+}
+
+fn interpreter(python: &str, env: &Env) -> Result<String> {
+    let is_there = if python.contains('/') {
+        let path = Path::new(python);
+        (path.is_file() && is_executable(path)).then(|| python.to_string())
+    } else {
+        in_path(python, env)
+    };
+    is_there.ok_or_else(|| {
+        Error::invalid(format!("cannot find the interpreter '{python}'"))
+            .expected("a program: its path, or its name in PATH")
+            .at("--python, or the variable PYTHON")
     })
 }
 

@@ -88,6 +88,8 @@ pub struct Supervisor<'a> {
     due: Vec<(Instant, usize)>,
     begun: Instant,
     status_shown: Instant,
+    disk_seen: Instant,
+    is_full_said: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -118,6 +120,8 @@ impl<'a> Supervisor<'a> {
             due: Vec::new(),
             begun: now,
             status_shown: now,
+            disk_seen: now,
+            is_full_said: false,
         }
     }
 
@@ -194,7 +198,23 @@ impl<'a> Supervisor<'a> {
             if let Some(reason) = self.ordered() {
                 return Ok(End::Ordered(reason));
             }
+            self.watch_disk();
             self.show_status();
+        }
+    }
+
+    /// Processes often do not notice that their logs are cut off; somebody should.
+    fn watch_disk(&mut self) {
+        if self.is_full_said || self.disk_seen.elapsed() < DISK_PERIOD {
+            return;
+        }
+        self.disk_seen = Instant::now();
+        if logs::is_disk_full(&self.rules.log_dir) {
+            self.is_full_said = true;
+            self.console.warn(&format!(
+                "the disk of {} is full: what processes write from now on is lost",
+                self.rules.log_dir.display()
+            ));
         }
     }
 
@@ -363,8 +383,15 @@ impl<'a> Supervisor<'a> {
         if code == KILLED_CODE {
             report += &match self.oom.evidence(child.pid()) {
                 Some(evidence) => format!(", likely out of memory ({evidence})"),
-                None => ", by somebody from outside: the kernel says nothing of memory".to_string(),
+                None => "; the kernel says nothing of memory, so that it was a user or a program"
+                    .to_string(),
             };
+        }
+        if logs::is_disk_full(&self.rules.log_dir) {
+            report += &format!(
+                "\n  the disk of {} is full: what it wrote last may be lost",
+                self.rules.log_dir.display()
+            );
         }
         let lines = logs::last_lines(&child.log, child.log_from, LAST_LINES);
         match lines.is_empty() {
@@ -495,11 +522,10 @@ impl<'a> Supervisor<'a> {
     }
 }
 
-/// The first line of a text that anybody may have written, as far as it fits behind the clock on 80
-/// columns.
+/// The first line of a text that anybody may have written.
 fn one_line(text: &str) -> Option<String> {
     let line: String =
-        text.lines().next()?.chars().filter(|c| !c.is_control()).take(COLUMNS).collect();
+        text.lines().next()?.chars().filter(|c| !c.is_control()).take(LINE_CHARS_MAX).collect();
     (!line.trim().is_empty()).then_some(line)
 }
 
@@ -532,10 +558,12 @@ fn reap_orphans(_: &[Child], _: u32) {}
 /// How often logs and children are looked at when nothing wakes us.
 const TICK: Duration = Duration::from_millis(50);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
+/// How often it is looked whether logs have room.
+const DISK_PERIOD: Duration = Duration::from_millis(500);
 /// How often the line of the first worker is drawn.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
-/// Of a terminal, less the clock.
-const COLUMNS: usize = 69;
+/// Longer than any terminal is wide.
+const LINE_CHARS_MAX: usize = 500;
 /// More than a line.
 const PROGRESS_BYTES_MAX: u64 = 1 << 10;
 /// Lines of a log in a report.
@@ -558,13 +586,13 @@ const HANG_CODE: u8 = 124;
 
 #[cfg(test)]
 mod tests {
-    use super::{COLUMNS, one_line};
+    use super::{LINE_CHARS_MAX, one_line};
 
     #[test]
     fn a_line_of_progress_is_one_line() {
         assert_eq!(one_line("40 %\nmore").as_deref(), Some("40 %"));
         assert_eq!(one_line("\x1b[2J\r40 %").as_deref(), Some("[2J40 %"));
-        assert_eq!(one_line(&"x".repeat(500)).unwrap().len(), COLUMNS);
+        assert_eq!(one_line(&"x".repeat(900)).unwrap().len(), LINE_CHARS_MAX);
         assert_eq!((one_line(""), one_line(" \n")), (None, None));
     }
 }

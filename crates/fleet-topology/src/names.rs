@@ -99,6 +99,13 @@ pub const PADDLE_GLOBAL_SIZE: &str = "PADDLE_GLOBAL_SIZE";
 pub const PADDLE_LOCAL_SIZE: &str = "PADDLE_LOCAL_SIZE";
 pub const PADDLE_GLOBAL_RANK: &str = "PADDLE_GLOBAL_RANK";
 pub const PADDLE_LOCAL_RANK: &str = "PADDLE_LOCAL_RANK";
+pub const RANK: &str = "RANK";
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+pub const GROUP_RANK: &str = "GROUP_RANK";
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+pub const MASTER_PORT: &str = "MASTER_PORT";
 pub const PADDLE_LOG_DIR: &str = "PADDLE_LOG_DIR";
 pub const PADDLE_ROLE: &str = "PADDLE_ROLE";
 pub const POD_NAME: &str = "POD_NAME";
@@ -293,6 +300,18 @@ pub const VARIABLES: &[Variable] = &[
     row(PADDLE_LOCAL_SIZE, "", "How many processes this machine has", &[Reader::Script]),
     row(PADDLE_GLOBAL_RANK, "", "The process's number in the job", &[Reader::Script]),
     row(PADDLE_LOCAL_RANK, "", "The process's number on this machine", &[Reader::Script]),
+    row(RANK, "", "PADDLE_TRAINER_ID, for scripts of torch", &[Reader::Script]),
+    row(WORLD_SIZE, "", "PADDLE_TRAINERS_NUM, for scripts of torch", &[Reader::Script]),
+    row(LOCAL_RANK, "", "PADDLE_LOCAL_RANK, for scripts of torch", &[Reader::Script]),
+    row(LOCAL_WORLD_SIZE, "", "PADDLE_LOCAL_SIZE, for scripts of torch", &[Reader::Script]),
+    row(GROUP_RANK, "", "The number of this machine, for scripts of torch", &[Reader::Script]),
+    row(MASTER_ADDR, "", "The host of the first worker, for scripts of torch", &[Reader::Script]),
+    row(
+        MASTER_PORT,
+        "",
+        "A port that rank 0 may listen on, for scripts of torch",
+        &[Reader::Script],
+    ),
     row(PADDLE_LOG_DIR, "", "Where the launcher writes logs", &[Reader::Script]),
     row(PADDLE_ROLE, "", "TRAINING_ROLE once more, for newer scripts", &[Reader::Script]),
     row(POD_NAME, "", "A name for this machine within the job", &[Reader::Script]),

@@ -6,9 +6,9 @@ use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
 use std::sync::Arc;
 
-const BATCH: usize = 32;
+pub const BATCH: usize = 32;
 const LENGTH: usize = 32;
-const SAMPLES: u64 = 64_000;
+pub const SAMPLES: u64 = 64_000;
 const TESTED: usize = 2_000;
 
 /// Sentences with holes.

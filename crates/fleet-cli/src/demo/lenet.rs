@@ -6,8 +6,8 @@ use fleet::nn::models::lenet;
 use fleet::prelude::*;
 use std::sync::Arc;
 
-const BATCH: usize = 32;
-const SAMPLES: u64 = 64_000;
+pub const BATCH: usize = 32;
+pub const SAMPLES: u64 = 64_000;
 const TESTED: usize = 10_000;
 
 pub fn demo(size: &Size) -> Result<Demo> {
@@ -23,7 +23,10 @@ pub fn demo(size: &Size) -> Result<Demo> {
         loss: model.loss.name(),
         score: Some(("right", accuracy.clone())),
         targets: vec![model.logits.name()],
-        optimizer: Some(Adam::new(1e-3).into()),
+        optimizer: Some(match size.is_geo {
+            false => Adam::new(1e-3).into(),
+            true => Sgd::new(0.05).into(),
+        }),
         rows: None,
         net,
         source,

@@ -82,6 +82,45 @@ enum Which {
     Resnet,
 }
 
+/// Demos that do not train on parameter servers, and why.
+pub const NOT_ON_SERVERS: &[(&str, &str)] = &[
+    ("bert", "its optimizer is AdamW, which is no rule of servers"),
+    ("resnet", "the statistics of its batch normalisation would stay with each worker"),
+];
+
+impl Which {
+    fn name(self) -> &'static str {
+        match self {
+            Which::WideDeep => "wide_deep",
+            Which::Lenet => "lenet",
+            Which::Word2vec => "word2vec",
+            Which::Bert => "bert",
+            Which::Resnet => "resnet",
+        }
+    }
+
+    fn make(self, size: &Size) -> Result<Demo> {
+        match self {
+            Which::WideDeep => wide_deep::demo(size),
+            Which::Lenet => lenet::demo(size),
+            Which::Word2vec => word2vec::demo(size),
+            Which::Bert => bert::demo(size),
+            Which::Resnet => resnet::demo(size),
+        }
+    }
+
+    /// Samples of a step, and of a training where nothing else is asked for.
+    fn usual(self) -> (usize, u64) {
+        match self {
+            Which::WideDeep => (wide_deep::BATCH, wide_deep::SAMPLES),
+            Which::Lenet => (lenet::BATCH, lenet::SAMPLES),
+            Which::Word2vec => (word2vec::BATCH, word2vec::SAMPLES),
+            Which::Bert => (bert::BATCH, bert::SAMPLES),
+            Which::Resnet => (resnet::BATCH, resnet::SAMPLES),
+        }
+    }
+}
+
 /// A feed list.
 type Batch = Vec<(&'static str, Tensor)>;
 
@@ -131,6 +170,8 @@ struct Size {
     /// Parameter servers make the updates, which may follow one rule for rows and one for the rest: for
     /// so many workers that do not wait for each other.
     on_servers: Option<usize>,
+    /// Only changes that add up can be distributed.
+    is_geo: bool,
 }
 
 impl Size {
@@ -160,14 +201,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let strategy = args.strategy()?;
     let has_strategy = args.strategy.is_some();
     let (samples, workers) = (args.samples, fleet.worker_num());
-    let size = Size { samples, workers, has_strategy, on_servers: None };
-    let (demo, name) = match args.model {
-        Which::WideDeep => (wide_deep::demo(&size)?, "wide_deep"),
-        Which::Lenet => (lenet::demo(&size)?, "lenet"),
-        Which::Word2vec => (word2vec::demo(&size)?, "word2vec"),
-        Which::Bert => (bert::demo(&size)?, "bert"),
-        Which::Resnet => (resnet::demo(&size)?, "resnet"),
-    };
+    let size = Size { samples, workers, has_strategy, on_servers: None, is_geo: false };
+    let (demo, name) = (args.model.make(&size)?, args.model.name());
     let options = ExecOptions::threads(usize::from(args.threads));
     let mut session = match &demo.optimizer {
         None => Session::new(demo.net.build()?, options)?,

@@ -3,6 +3,7 @@
 use crate::output::{Output, Stop};
 use fleet::Result;
 use fleet_base::text;
+use fleet_launch::terminal;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -90,6 +91,9 @@ impl Progress {
         if !self.is_terminal {
             return out.line(line);
         }
+        // A line that breaks could not be drawn over; in the last column some terminals break it.
+        let columns = terminal::columns(std::io::stdout()).saturating_sub(1);
+        let line = terminal::fitted("", &line, columns);
         // Clears what a longer line may have left.
         out.text(format!("\r{line}\x1b[K"))?;
         if last {
@@ -128,17 +132,26 @@ impl Progress {
             }
             false => format!("{percent:>3} %"),
         };
+        let here = (done - self.before).max(1);
+        let left = self.begin.elapsed().as_secs_f64() * (self.steps - done) as f64 / here as f64;
+        if is_bar && done < self.steps {
+            line += &format!("  {:>6} left", time(left));
+        }
         line += &format!("  {:>7} samples/s", text::count(self.rate));
         line += &format!("  loss {loss:.4}");
         if let Some(score) = self.score {
             line += &format!("  {score} {value:.4}");
         }
-        let here = (done - self.before).max(1);
-        let left = self.begin.elapsed().as_secs_f64() * (self.steps - done) as f64 / here as f64;
-        if is_bar && done < self.steps {
-            line += &format!("  {left:.0} s left");
-        }
         line
+    }
+}
+
+/// `45 s`, `12 min`, `3.5 h`.
+fn time(seconds: f64) -> String {
+    match seconds {
+        ..100.0 => format!("{seconds:.0} s"),
+        ..6000.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
     }
 }
 
@@ -175,7 +188,13 @@ mod tests {
         );
         let line = progress.line(100, 0.5, 0.75, true);
         assert!(line.starts_with("[=======       ]  50 %"), "{line}");
-        assert!(line.ends_with("s left"), "{line}");
-        assert!(line.len() < 78, "{line}");
+        let wanted = "  50 %     0 s left   12.3 k samples/s  loss 0.5000  AUC 0.7500";
+        assert_eq!(line.split_once(']').unwrap().1, wanted);
+        // On 80 columns all of it is seen.
+        assert!(line.len() < 80, "{line}");
+        assert_eq!(
+            (time(45.2), time(720.0), time(12_600.0)),
+            ("45 s".into(), "12 min".into(), "3.5 h".into())
+        );
     }
 }

@@ -6,8 +6,8 @@ use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
 use std::sync::Arc;
 
-const BATCH: usize = 32;
-const SAMPLES: u64 = 6_400;
+pub const BATCH: usize = 32;
+pub const SAMPLES: u64 = 6_400;
 const TESTED: usize = 2_000;
 const SIDE: usize = 32;
 

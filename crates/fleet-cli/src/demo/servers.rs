@@ -1,4 +1,5 @@
-//! Demos on parameter servers: `fleetrun --server_num=1 --worker_num=2 demo:wide_deep`.
+//! Demos on parameter servers: `fleetrun --server_num=1 --worker_num=2 demo:wide_deep`. Embeddings are
+//! tables of rows there, everything else is dense.
 //!
 //! Synchronous workers divide each batch. In the other modes every worker takes batches of its own, of
 //! full size, and all together as many samples as one process would: what is trained is alike, whoever
@@ -6,7 +7,7 @@
 
 use super::producer::Share;
 use super::progress::Progress;
-use super::{Batch, Demo, DemoArgs, Size, Which, number, producer, train::Trained, wide_deep};
+use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer, train::Trained};
 use crate::output::{Output, Stop};
 use fleet::ps::Durability;
 use fleet::servers::{Exchange, Worker};
@@ -18,13 +19,12 @@ use std::time::Instant;
 
 /// This process's part of the job: a server serves, a worker trains.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
-    let Which::WideDeep = args.model else {
-        return Err(Error::unsupported("only demo:wide_deep has tables for parameter servers")
-            .help(
-                "the other demos train without --server_num: fleetrun --nproc_per_node N demo:NAME",
-            )
+    let name = args.model.name();
+    if let Some((_, why)) = NOT_ON_SERVERS.iter().find(|(known, _)| *known == name) {
+        return Err(Error::unsupported(format!("demo:{name} does not train on servers: {why}"))
+            .help(format!("data parallel it does: fleetrun --nproc_per_node 2 demo:{name}"))
             .into());
-    };
+    }
     if args.checkpoint.is_some() {
         return Err(
             Error::unsupported("--checkpoint is not there with parameter servers yet").into()
@@ -32,7 +32,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     }
     let strategy = args.strategy()?;
     let plan = Work::plan(args, fleet, &strategy)?;
-    let demo = wide_deep::demo(&plan.size)?;
+    let demo = args.model.make(&plan.size)?;
     let Some(optimizer) = &demo.optimizer else {
         return Err(Error::internal("the demo has no optimizer to distribute").into());
     };
@@ -47,11 +47,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
             None => fleet.init_server(&job)?,
         };
         let count = job.tables.tables.len();
-        out.line(format!(
-            "serves {count} tables at {}, {}",
-            server.address(),
-            plan.exchange.name()
-        ))?;
+        let (address, exchange) = (server.address(), plan.exchange.name());
+        out.line(format!("serves {} at {address}, {exchange}", counted(count, "table")))?;
         out.flush()?;
         server.run();
         return Ok(());
@@ -60,14 +57,14 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let mut worker = fleet.init_worker(demo.net.build()?, &job, options)?;
     let dense: usize = job.plan.tables.dense.iter().map(|table| table.len).sum();
     out.line(&demo.title)?;
+    let rows = job.plan.tables.sparse.iter().map(|table| table.width).max();
     out.line(format!(
-        "wide_deep: {}, {} parameters and rows of {} on {} servers, batches of {} for each of {} workers",
+        "{name}: {}, {} on {}, batches of {} for each of {}",
         plan.exchange.name(),
-        text::count(dense as f64),
-        job.plan.tables.sparse.iter().map(|table| table.width).max().unwrap_or(0),
-        fleet.server_num().max(1),
+        held(dense, rows),
+        counted(fleet.server_num().max(1), "server"),
         plan.share.rows,
-        fleet.worker_num(),
+        counted(fleet.worker_num(), "worker"),
     ))?;
     let trained = train(&demo, &plan, fleet, &mut worker, out)?;
     if fleet.is_first_worker() {
@@ -76,6 +73,17 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     // Servers stay until the first worker has asked them for its test.
     worker.barrier()?;
     Ok(worker.stop()?)
+}
+
+/// What servers hold: numbers of layers, rows of tables, or both.
+fn held(dense: usize, rows: Option<usize>) -> String {
+    let rows = rows.map(|width| format!("rows of {width}"));
+    let dense = (dense > 0).then(|| format!("{} parameters", text::count(dense as f64)));
+    dense.into_iter().chain(rows).collect::<Vec<_>>().join(" and ")
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Who does what.
@@ -98,22 +106,23 @@ impl Work {
         // GEO adds up what sgd changed.
         let on_servers = !exchange.is_geo();
         let on_servers = on_servers.then_some(1);
-        let whole = Size { samples: args.samples, workers, has_strategy: true, on_servers };
-        let (batch, steps) = whole.of(wide_deep::BATCH, wide_deep::SAMPLES);
+        let is_geo = exchange.is_geo();
+        let whole = Size { samples: args.samples, workers, has_strategy: true, on_servers, is_geo };
+        let (batch, samples) = args.model.usual();
+        let (whole_batch, steps) = whole.of(batch, samples);
         if exchange == Exchange::Sync {
-            let rows = batch / workers;
-            let share = Share { rows, stride: batch as u64, first: (own * rows) as u64 };
-            return Ok(Work { exchange, size: whole, steps, share, samples: batch });
+            let rows = whole_batch / workers;
+            let share = Share { rows, stride: whole_batch as u64, first: (own * rows) as u64 };
+            return Ok(Work { exchange, size: whole, steps, share, samples: whole_batch });
         }
-        let batch = wide_deep::BATCH;
         let (stride, first) = ((batch * workers) as u64, (own * batch) as u64);
-        let all = args.samples.unwrap_or(wide_deep::SAMPLES);
+        let all = args.samples.unwrap_or(samples);
         let steps = all.div_ceil(stride);
         // A schedule runs on the steps of all workers, in GEO on a worker's own.
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
         let samples = Some(scheduled * batch as u64);
         let on_servers = on_servers.map(|_| workers);
-        let size = Size { samples, workers: 1, has_strategy: true, on_servers };
+        let size = Size { samples, workers: 1, has_strategy: true, on_servers, is_geo };
         let share = Share { rows: batch, stride, first };
         Ok(Work { exchange, size, steps, share, samples: batch * workers })
     }

@@ -7,9 +7,12 @@ use fleet::prelude::*;
 use fleet_base::text;
 use std::sync::Arc;
 
-const BATCH: usize = 1024;
-const SAMPLES: u64 = 4_000_000;
+pub const BATCH: usize = 1024;
+pub const SAMPLES: u64 = 4_000_000;
 const TESTED: usize = 200_000;
+
+/// Where gradients are not divided by what came before.
+const GEO_RATE: f64 = 20.0;
 
 /// Pairs of words, each with noise words.
 struct Pairs(Text);
@@ -21,8 +24,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let model = word2vec(&net, &Word2VecConfig { width: 16, ..Word2VecConfig::new(words) });
-    let falling = LrSchedule::Polynomial {
-        learning_rate: 0.2,
+    let falling = |learning_rate| LrSchedule::Polynomial {
+        learning_rate,
         decay_steps: steps as f64,
         end: 0.0,
         power: 1.0,
@@ -35,7 +38,10 @@ pub fn demo(size: &Size) -> Result<Demo> {
         loss: loss.clone(),
         score: None,
         targets: vec![model.logits.name()],
-        optimizer: Some(Adagrad::new(falling).into()),
+        optimizer: Some(match size.is_geo {
+            false => Adagrad::new(falling(0.2)).into(),
+            true => Sgd::new(falling(GEO_RATE)).into(),
+        }),
         rows: None,
         net,
         source,

@@ -94,8 +94,12 @@ fn who_ignores_sigterm_is_killed() {
 
 #[test]
 fn sixty_four_children() {
-    let place = Place::new("many", "echo $PADDLE_CURRENT_ENDPOINT");
-    place.run("--nproc_per_node 64 job.py").check(0, &["64 workers"]);
+    let script = "echo $PADDLE_CURRENT_ENDPOINT; touch up.$PADDLE_TRAINER_ID; until [ -e go ]; do sleep 0.2; done";
+    let place = Place::new("many", script);
+    let child = place.start("--nproc_per_node 64 job.py");
+    until("all 64 at once", || place.count("up.") == 64);
+    std::fs::write(place.path("go"), "").unwrap();
+    Said::new(child.wait_with_output().unwrap()).check(0, &["64 workers"]);
     let all: std::collections::HashSet<String> =
         (0..64).map(|rank| place.read(&format!("log/workerlog.{rank}"))).collect();
     assert_eq!(all.len(), 64, "endpoints differ");

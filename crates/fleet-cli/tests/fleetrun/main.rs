@@ -4,12 +4,15 @@
 //! something takes: what is waited for is waited for up to a generous deadline.
 
 mod demos;
+mod drawn;
 mod endings;
 mod machines;
 mod orphans;
 mod refusals;
 mod servers;
 mod shown;
+#[path = "../../../../xtask/src/terminal.rs"]
+mod terminal;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -11,7 +11,11 @@ fn wrong_command_lines() {
         place.run(line).check(2, parts);
         assert!(!place.path("ran").exists(), "{line}");
     };
-    check("--nproc_per_nod 2 job.py", &["unexpected argument", "--nproc_per_node"]);
+    check(
+        "--nproc_per_nod 2 job.py",
+        &["no flag --nproc_per_nod; did you mean '--nproc_per_node'?"],
+    );
+    check("--nproc_per_node", &["a value is required", "--nproc_per_node"]);
     check("", &["there is nothing to start", "fleetrun demo:wide_deep"]);
     check("nothing.py", &["cannot find the script 'nothing.py'"]);
     check("./nothing", &["cannot find the script './nothing'"]);
@@ -19,7 +23,7 @@ fn wrong_command_lines() {
     check("folder.py", &["folder.py is a folder"]);
     check("plain", &["plain cannot be executed", "chmod +x plain"]);
     check("demo:widedeep", &["no built-in job 'demo:widedeep'; did you mean 'wide_deep'?"]);
-    check("--python no-such-python job.py", &["cannot find", "--python"]);
+    check("--python no-such-python job.py", &["cannot find the interpreter", "--python"]);
     check(
         "--log_dir plain/log job.py",
         &["cannot make the log folder plain/log", "--log_dir FOLDER"],
@@ -28,7 +32,7 @@ fn wrong_command_lines() {
         "--ips 198.51.100.1,198.51.100.2 job.py",
         &["this machine is not in the list of hosts", "--host"],
     );
-    check("--ips 127.0.0.1 --server_num 1 --worker_num 1 job.py", &["Only one mode"]);
+    check("--ips 127.0.0.1 --server_num 1 --worker_num 1 job.py", &["Only one mode", "--ips"]);
     check(
         "--ips 127.0.0.1,127.0.0.2 --host 127.0.0.2 job.py",
         &["common secret", "FLEET_TOKEN", "openssl"],
@@ -54,5 +58,43 @@ fn a_port_that_is_taken() {
     place.run(&format!("--start_port {port} job.py")).check(1, &[&want, "--start_port"]);
     let line = format!("--servers 127.0.0.1:{port} --workers 127.0.0.1 job.py");
     place.run(&line).check(1, &[&want]);
+    let line = format!("--server_num 1 --worker_num 1 --http_port {port} job.py");
+    place.run(&line).check(1, &[&want]);
+    let line = format!("--master 127.0.0.1:{port} job.py");
+    place
+        .run(&line)
+        .check(1, &[&format!("cannot answer at 127.0.0.1:{port}"), "choose another port"]);
     assert!(!place.path("ran").exists());
+}
+
+/// Where no interpreter is, that is said, and not that the script is wrong.
+#[test]
+fn no_python_anywhere() {
+    let place = Place::new("no_python", "touch ran");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_fleetrun"));
+    command
+        .current_dir(&place.folder)
+        .arg("job.py")
+        .env("PATH", &place.folder)
+        .env_remove("PYTHON");
+    let said = crate::Said::new(command.output().unwrap());
+    said.check(2, &["there is no Python interpreter", "--python FILE"]);
+}
+
+#[test]
+fn built_in_jobs_without_a_part_for_the_mode() {
+    let place = Place::new("builtin_mode", "");
+    let said = place.run("--server_num=1 --worker_num=1 demo:bert --samples 64");
+    said.check(
+        1,
+        &[
+            "demo:bert does not train on servers",
+            "AdamW",
+            "demo:wide_deep",
+            "--nproc_per_node 2 demo:bert",
+        ],
+    );
+    assert!(!place.path("log").exists(), "nothing was started");
+    let said = place.run("--server_num=1 --worker_num=1 --heter_worker_num=1 demo:wide_deep");
+    said.check(1, &["no part for heterogeneous workers", "--worker_num 2 demo:wide_deep"]);
 }

@@ -33,3 +33,62 @@ fn the_tables_of_the_documents() {
     assert!(!said.err.contains(&token) && !said.out.contains(&token), "the secret is not shown");
     assert!(said.out.contains("my token is ***"), "{}", said.out);
 }
+
+/// What is not text, has no end of line, or is long, harms nobody.
+#[test]
+fn logs_that_are_no_text() {
+    let script = "if [ $PADDLE_TRAINER_ID = 1 ]; then printf 'a\\000\\377\\033[2Jb\\n'\n\
+                  head -c 300000 /dev/zero | tr '\\0' x; printf '\\rend'; exit 3; fi; sleep 600";
+    let place = Place::new("no_text", script);
+    let said = place.run("--nproc_per_node 2 --follow all job.py");
+    said.check(3, &["exited with code 3", "  | end"]);
+    assert!(!said.err.contains('\x1b') && !said.err.contains('\0'), "reports are for reading");
+    assert_eq!(said.out.matches('x').count(), 300_000, "the followed log is whole");
+}
+
+/// The secret is not shown either when it is written in two parts.
+#[test]
+fn a_secret_in_parts() {
+    let script = "printf %s \"$FLEET_TOKEN\" | head -c 20; sleep 0.3; printf %s \"$FLEET_TOKEN\" | tail -c +21; echo .";
+    let place = Place::new("parts", script);
+    assert_eq!(place.run("job.py").out, "***.\n");
+}
+
+/// A disk without room, where one can be made.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said() {
+    let place = Place::new(
+        "full",
+        "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done\n\
+                                    until [ -e go ]; do sleep 0.05; done; exit 5",
+    );
+    std::fs::create_dir(place.path("log")).unwrap();
+    let line = format!(
+        "mount -t tmpfs -o size=48k none log && exec {} --python sh --log_dir log job.py",
+        env!("CARGO_BIN_EXE_fleetrun")
+    );
+    // A name space of its own, where the system lets everybody have one.
+    let unshare = |line: &str| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", line]);
+        command.current_dir(&place.folder).stdin(std::process::Stdio::null());
+        command
+    };
+    let can = unshare("mount -t tmpfs none log").output().is_ok_and(|it| it.status.success());
+    if !can {
+        eprintln!("no disk can be made here: the test has nothing to do");
+        return;
+    }
+    let said = std::fs::File::create(place.path("said")).unwrap();
+    let mut child =
+        unshare(&line).stdout(std::process::Stdio::null()).stderr(said).spawn().unwrap();
+    crate::until("a warning", || place.read("said").contains("warning: the disk of log is full"));
+    std::fs::write(place.path("go"), "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+    assert!(
+        place.read("said").contains("what it wrote last may be lost"),
+        "{}",
+        place.read("said")
+    );
+}

@@ -49,6 +49,7 @@ fn machine() -> Machine {
         hostname: "here".into(),
         addresses: vec!["127.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()],
         gpu_count: 0,
+        core_count: 6,
     }
 }
 

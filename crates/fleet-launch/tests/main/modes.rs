@@ -1,7 +1,7 @@
 //! The mode of a job, and command lines that are refused.
 
 use crate::{cluster, options, words};
-use fleet_launch::flags::Given;
+use fleet_launch::flags::{Given, unknown_flag};
 use fleet_launch::options::{ElasticLevel, Mode, Options};
 use fleet_topology::Env;
 
@@ -51,7 +51,10 @@ fn names_and_spellings() {
 fn wrong_command_lines_say_what_to_do() {
     let check = |line: &str, parts: &[&str]| {
         let error = match Given::parse(words(line)) {
-            Err(error) => error.to_string(),
+            Err(error) => match unknown_flag(&error) {
+                Some(unknown) => unknown.to_string(),
+                None => error.to_string(),
+            },
             Ok(given) => match Options::new(&given, &Env::new()) {
                 Err(error) => error.to_string(),
                 Ok(_) => cluster(line, &Env::new(), 7000).expect_err(line).to_string(),
@@ -61,8 +64,16 @@ fn wrong_command_lines_say_what_to_do() {
             assert!(error.contains(part), "{line}: '{part}' is not in: {error}");
         }
     };
-    check("--gpuss 0 t.py", &["unexpected argument '--gpuss'", "--gpus"]);
-    check("--nproc_per_nod 2 t.py", &["--nproc_per_node"]);
+    check("--gpuss 0 t.py", &["no flag --gpuss; did you mean '--gpus'?", "behind it"]);
+    check("--nproc-per-nod 2 t.py", &["no flag --nproc-per-nod; did you mean '--nproc_per_node'?"]);
+    check("-x t.py", &["no flag -x", "--help"]);
+    check("--tee 3 t.py", &["--tee is not there", "--follow all"]);
+    check("--no-python ./t", &["--no_python is not there", "fleetrun ./program"]);
+    check("--standalone --nnodes 2 --master a:1 t.py", &["--standalone is one machine"]);
+    check("--master a:0 --nnodes 2 --rank 1 t.py", &["port 0", "--master"]);
+    check("--master a --nnodes 2 t.py", &["HOST:PORT", "--master 10.0.0.1:7000"]);
+    check("--start_port 99999 t.py", &["a port, 0 to 65535", "'99999'"]);
+    check("--nproc_per_node gpu t.py", &["no GPU", "--nproc_per_node cpu"]);
     check(
         "--server_num=1 --worker_num=1 --ips=127.0.0.1 t.py",
         &[
@@ -72,7 +83,7 @@ fn wrong_command_lines_say_what_to_do() {
         ],
     );
     check("--run_mode collective --server_num 1 t.py", &["Only one mode"]);
-    check("--server_num 1 t.py", &["needs servers and workers", "1 servers, 0 workers"]);
+    check("--server_num 1 t.py", &["needs servers and workers", "1 server, 0 workers"]);
     check("--server_num 1 --servers a:1 --worker_num 1 t.py", &["--server_num and --servers"]);
     check("--nproc_per_node 0 t.py", &["1 to 4096"]);
     check("--nproc_per_node two t.py", &["--nproc_per_node is not understood", "'two'"]);
@@ -103,6 +114,17 @@ fn wrong_command_lines_say_what_to_do() {
     check("--job_id a/b t.py", &["--job_id is not usable"]);
     check("--stop_timeout -1 t.py", &["--stop_timeout is not understood"]);
     check("", &["nothing to start", "demo:wide_deep"]);
+}
+
+#[test]
+fn workers_for_each_core() {
+    let count = |line: &str| cluster(line, &Env::new(), 7000).unwrap().workers.len();
+    assert_eq!(count("--nproc_per_node cpu t.py"), 6);
+    assert_eq!(count("--nproc-per-node auto --standalone t.py"), 6);
+    assert_eq!(count("t.py"), 1);
+    // Port 0 is no port: free ones, as without it.
+    let free = options("--start_port 0 --http_port 0 t.py", &Env::new()).unwrap();
+    assert_eq!((free.start_port, free.http_port), (None, None));
 }
 
 #[test]

@@ -1,0 +1,50 @@
+//! What `fleetrun` takes on top of what it starts: `fleetrun /bin/true` less `/bin/true`, in turn.
+//!
+//! Start of the launcher, its guard, a store, a log, the child, and the end of all of them.
+
+use crate::measure::{Options, print_rates};
+use fleet::{Error, Result};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+pub fn startup(options: &Options) -> Result<()> {
+    let (steps, warmup) = options.counts(100, 10);
+    let own = std::env::current_exe()
+        .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
+    let launcher = own.with_file_name("fleetrun");
+    let folder = std::env::temp_dir().join(format!("fleet-bench-launch-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)
+        .map_err(|error| Error::io("make the folder", &folder, &error))?;
+    let measured = (0..warmup + steps)
+        .map(|_| {
+            let with = seconds(&launcher, &[CHILD], &folder)?;
+            Ok(with - seconds(Path::new(CHILD), &[], &folder)?)
+        })
+        .collect::<Result<Vec<f64>>>();
+    // Temporary files are cleaned up by others if this fails.
+    let _ = std::fs::remove_dir_all(&folder);
+    // A child alone that the system kept waiting says nothing of the launcher.
+    let taken = measured?.into_iter().skip(warmup).map(|seconds| seconds.max(SHORTEST));
+    print_rates(options, "starts/s", taken.map(f64::recip).collect());
+    Ok(())
+}
+
+fn seconds(program: &Path, args: &[&str], folder: &Path) -> Result<f64> {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(folder);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let begin = Instant::now();
+    let status = command.status().map_err(|error| {
+        Error::unavailable(format!("cannot start {}: {error}", program.display()))
+            .help("cargo build --release --package fleet-cli")
+    })?;
+    match status.success() {
+        true => Ok(begin.elapsed().as_secs_f64()),
+        false => Err(Error::internal(format!("{} ended with {status}", program.display()))),
+    }
+}
+
+const CHILD: &str = "/bin/true";
+/// Less is noise.
+const SHORTEST: f64 = 1e-4;

@@ -1,0 +1,96 @@
+//! `cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND`: runs a command in a terminal and
+//! draws its screen, as it is at the end, as SVG.
+
+use crate::terminal::{Screen, Style, Terminal};
+use std::fmt::Write;
+use std::process::Command;
+
+pub fn run(args: &[String]) -> Result<(), String> {
+    let usage = "usage: cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND [ARGS]";
+    let at = args.iter().position(|arg| arg == "--").ok_or(usage)?;
+    let (options, command) = (&args[..at], &args[at + 1..]);
+    let ([file, options @ ..], [program, arguments @ ..]) = (options, command) else {
+        return Err(usage.to_string());
+    };
+    let (mut columns, mut shown) = (COLUMNS, command.join(" "));
+    for pair in options.chunks(2) {
+        match pair {
+            [name, value] if name == "--columns" => {
+                columns = value.parse().map_err(|_| format!("--columns {value}: not a number"))?;
+            }
+            [name, value] if name == "--shown" => shown.clone_from(value),
+            other => return Err(format!("unknown option {}\n{usage}", other.join(" "))),
+        }
+    }
+    let mut command = Command::new(program);
+    command.args(arguments).env("TERM", "xterm").env_remove("NO_COLOR");
+    let bytes = Terminal::start(&mut command, columns)
+        .and_then(Terminal::finish)
+        .map_err(|error| format!("cannot run {program}: {error}"))?;
+    let screen = Screen::of(&bytes, usize::from(columns));
+    std::fs::write(file, svg(&screen, &shown, usize::from(columns)))
+        .map_err(|error| format!("cannot write {file}: {error}"))
+}
+
+fn svg(screen: &Screen, shown: &str, columns: usize) -> String {
+    let mut rows: Vec<&[(char, Style)]> = screen.rows().iter().map(Vec::as_slice).collect();
+    while rows.last().is_some_and(|row| row.is_empty()) {
+        rows.pop();
+    }
+    let width = 2 * MARGIN + (columns as f64 * CELL).ceil() as usize;
+    let height = TOP + (rows.len() + 1) * LINE + MARGIN / 2;
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">\n\
+         <rect width=\"{width}\" height=\"{height}\" rx=\"8\" fill=\"#101418\"/>\n\
+         <g font-family=\"ui-monospace, SFMono-Regular, Menlo, Consolas, monospace\" \
+         font-size=\"14\" xml:space=\"preserve\">\n",
+        escaped(shown)
+    );
+    line(&mut text, 0, "#7ee787", &format!("$ {}", escaped(shown)));
+    for (index, row) in rows.iter().enumerate() {
+        // Runs of one style.
+        let mut spans = String::new();
+        for run in row.chunk_by(|a, b| a.1 == b.1) {
+            let part = escaped(&run.iter().map(|cell| cell.0).collect::<String>());
+            match fill(run[0].1) {
+                PLAIN => spans += &part,
+                fill => spans += &format!("<tspan fill=\"{fill}\">{part}</tspan>"),
+            }
+        }
+        line(&mut text, index + 1, PLAIN, &spans);
+    }
+    text + "</g>\n</svg>\n"
+}
+
+fn line(text: &mut String, row: usize, fill: &str, content: &str) {
+    let y = TOP + row * LINE + LINE / 2;
+    // A string can be written to.
+    let _ = writeln!(text, "<text x=\"{MARGIN}\" y=\"{y}\" fill=\"{fill}\">{content}</text>");
+}
+
+fn fill(style: Style) -> &'static str {
+    match (style.colour, style.dim) {
+        (1, _) => "#ff7b72",
+        (2, _) => "#7ee787",
+        (3, _) => "#ffd866",
+        (4, _) => "#79c0ff",
+        (5, _) => "#d2a8ff",
+        (6, _) => "#a5d6ff",
+        (_, true) => "#8b949e",
+        _ => PLAIN,
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+const COLUMNS: u16 = 100;
+const PLAIN: &str = "#e6edf3";
+/// Pixels.
+const MARGIN: usize = 18;
+const TOP: usize = 20;
+const LINE: usize = 20;
+/// Of a character of 14 pixels.
+const CELL: f64 = 8.43;

@@ -1,0 +1,167 @@
+//! A terminal without a window: runs a command in it, and knows what is on its screen.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// A command that runs in a terminal.
+pub struct Terminal {
+    child: Child,
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+    end: OwnedFd,
+}
+
+impl Terminal {
+    pub fn start(command: &mut Command, columns: u16) -> std::io::Result<Terminal> {
+        let size = nix::pty::Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let pair = nix::pty::openpty(Some(&size), None)?;
+        let end = pair.slave;
+        command.stdin(end.try_clone()?).stdout(end.try_clone()?).stderr(end.try_clone()?);
+        let child = command.spawn()?;
+        // The command holds copies of the terminal's end, on which reading waits.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let (kept, mut master) = (Arc::clone(&bytes), File::from(pair.master));
+        let reader = std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            // A terminal that nobody writes to any more ends with an error.
+            while let Ok(count @ 1..) = master.read(&mut piece) {
+                kept.lock().unwrap_or_else(PoisonError::into_inner).extend(&piece[..count]);
+            }
+        });
+        Ok(Terminal { child, bytes, reader, end })
+    }
+
+    /// What was written so far.
+    #[allow(dead_code, reason = "for tests")]
+    pub fn bytes(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    #[allow(dead_code, reason = "tests change the size, pictures do not")]
+    pub fn resize(&self, columns: u16) -> std::io::Result<()> {
+        let mut stty = Command::new("stty");
+        stty.args(["cols", &columns.to_string()]).stdin(self.end.try_clone()?).status().map(drop)
+    }
+
+    /// Everything that was written, when the command has ended.
+    pub fn finish(mut self) -> std::io::Result<Vec<u8>> {
+        let ended = self.child.wait();
+        drop(self.end);
+        let _ = self.reader.join();
+        ended?;
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *bytes))
+    }
+}
+
+/// How a cell is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Style {
+    pub dim: bool,
+    /// 1 red to 6 cyan; 0 is none.
+    pub colour: u8,
+}
+
+/// The cells of a terminal, with everything that has scrolled away. Knows what our commands write:
+/// text, returns, colours, moves up, and wiping.
+pub struct Screen {
+    columns: usize,
+    rows: Vec<Vec<(char, Style)>>,
+    row: usize,
+    column: usize,
+    style: Style,
+}
+
+impl Screen {
+    pub fn of(bytes: &[u8], columns: usize) -> Screen {
+        let (rows, style) = (vec![Vec::new()], Style::default());
+        let mut screen = Screen { columns, rows, row: 0, column: 0, style };
+        let text = String::from_utf8_lossy(bytes);
+        let mut rest = text.chars();
+        while let Some(c) = rest.next() {
+            match c {
+                '\x1b' => screen.sequence(&mut rest),
+                '\r' => screen.column = 0,
+                '\n' => screen.down(),
+                c if c.is_control() => {}
+                c => screen.put(c),
+            }
+        }
+        screen
+    }
+
+    /// Lines without the blanks at their ends.
+    #[allow(dead_code, reason = "for tests")]
+    pub fn lines(&self) -> Vec<String> {
+        let text = |row: &Vec<(char, Style)>| row.iter().map(|cell| cell.0).collect::<String>();
+        let mut lines: Vec<String> =
+            self.rows.iter().map(|row| text(row).trim_end().to_string()).collect();
+        while lines.last().is_some_and(String::is_empty) {
+            lines.pop();
+        }
+        lines
+    }
+
+    #[allow(dead_code, reason = "for pictures")]
+    pub fn rows(&self) -> &[Vec<(char, Style)>] {
+        &self.rows
+    }
+
+    fn put(&mut self, c: char) {
+        if self.column == self.columns {
+            self.down();
+            self.column = 0;
+        }
+        let row = &mut self.rows[self.row];
+        if row.len() <= self.column {
+            row.resize(self.column + 1, (' ', Style::default()));
+        }
+        row[self.column] = (c, self.style);
+        self.column += 1;
+    }
+
+    fn down(&mut self) {
+        self.row += 1;
+        if self.row == self.rows.len() {
+            self.rows.push(Vec::new());
+        }
+    }
+
+    fn sequence(&mut self, rest: &mut std::str::Chars<'_>) {
+        if rest.next() != Some('[') {
+            return;
+        }
+        let mut text = String::new();
+        for c in rest {
+            if c.is_ascii_alphabetic() {
+                return self.apply(c, &text);
+            }
+            text.push(c);
+        }
+    }
+
+    fn apply(&mut self, command: char, text: &str) {
+        let numbers = text.split(';').map(|number| number.parse::<u8>().unwrap_or(0));
+        match command {
+            'A' => self.row = self.row.saturating_sub(numbers.sum::<u8>().max(1).into()),
+            'K' => self.rows[self.row].truncate(self.column),
+            'J' => {
+                self.rows[self.row].truncate(self.column);
+                self.rows.truncate(self.row + 1);
+            }
+            'm' => numbers.for_each(|number| match number {
+                0 => self.style = Style::default(),
+                2 => self.style.dim = true,
+                30..=37 => self.style.colour = number - 30,
+                39 => self.style.colour = 0,
+                _ => {}
+            }),
+            _ => {}
+        }
+    }
+}
