@@ -127,6 +127,20 @@ fn rows_are_looked_up_and_their_gradients_pushed() {
     );
 }
 
+/// Columns that are counters were looked up, and are not pushed.
+#[test]
+fn counters_are_not_pushed() {
+    let ids = Tensor::from_slice(&[3i64, 5], [2, 1]).unwrap();
+    let (_, asked) = run(
+        "%ids: i64[-1, 1] data %y: f32[-1, 1, 2]
+        (Outputs: %y) = distributed_lookup_table(Ids: %ids) {table_id: 0, width: 2}
+        () = distributed_push_sparse(Ids: %ids, Outputs@GRAD: %y)
+            {table_id: 0, size: 2, counter_columns: 1}",
+        &[("ids", &ids)],
+    );
+    assert_eq!(asked[1], "push 0 [3, 5] [0.3, 0.5] 1 None None None");
+}
+
 #[test]
 fn parameters_go_and_come() {
     let x = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap();

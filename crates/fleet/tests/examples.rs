@@ -17,6 +17,7 @@ examples! {
     adaptive_local_sgd: "../../../examples/adaptive_local_sgd.rs",
     amp: "../../../examples/amp.rs",
     bert: "../../../examples/bert.rs",
+    click_tables: "../../../examples/click_tables.rs",
     data_parallel: "../../../examples/data_parallel.rs",
     deepfm: "../../../examples/deepfm.rs",
     dgc: "../../../examples/dgc.rs",

@@ -1,7 +1,8 @@
 //! Gradients of rows that `distributed_lookup_table` gave: `Ids[i]` were looked up, `Outputs@GRAD[i]` is
 //! the gradient of their rows. `Shows` and `Clicks`, one number an id or one a sample, are for tables
 //! that count them. With `use_cvm_op` gradients are multiplied by the number of samples: such tables want
-//! sums, and a mean loss gives means. `padding_idx` has, for each of `Ids`, the id that is left out (-1
+//! sums, and a mean loss gives means. The first `counter_columns` of a row's gradient are dropped: what was
+//! looked up there are counters, which do not learn. `padding_idx` has, for each of `Ids`, the id that is left out (-1
 //! for none); nothing is, where it is empty.
 //!
 //! The documented op has the gradients in its output slot; here what is read is an input.
@@ -21,6 +22,7 @@ pub static DEF: OpDef = OpDef {
             required("size", AttrKind::Int),
             attr("padding_idx", Ints(&[])),
             attr("use_cvm_op", Bool(false)),
+            attr("counter_columns", Int(0)),
         ],
     },
     infer,
@@ -54,6 +56,14 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             .got(paddings));
     }
     let width = i.op.attr_int("size");
+    let counters = i.op.attr_int("counter_columns");
+    if !(0..width.max(1)).contains(&counters) {
+        return Err(Error::invalid(
+            "attribute 'counter_columns' of distributed_push_sparse is out of range",
+        )
+        .expected(format!("0 to {}", width - 1))
+        .got(counters));
+    }
     for (ids, grad) in ids.iter().zip(grads) {
         let fits = match (ids.shape.numel(), grad.shape.numel()) {
             (Some(ids), Some(grad)) => (ids as i64).saturating_mul(width) == grad as i64,
@@ -75,14 +85,16 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
-    let (width, paddings) = (p.op.attr_usize("size"), p.op.attr_ints("padding_idx").to_vec());
-    let sums = p.op.attr_bool("use_cvm_op");
+    let (size, paddings) = (p.op.attr_usize("size"), p.op.attr_ints("padding_idx").to_vec());
+    let (sums, counters) = (p.op.attr_bool("use_cvm_op"), p.op.attr_usize("counter_columns"));
     Ok(Kernel::new(move |k| {
-        let mut scaled: Vec<Vec<f32>> = Vec::new();
-        if sums {
+        let mut changed: Vec<Vec<f32>> = Vec::new();
+        if sums || counters > 0 {
             for (ids, grads) in k.inputs[IDS].iter().zip(k.inputs[GRADS]) {
                 let samples = ids.shape.dims().first().copied().unwrap_or(1) as f32;
-                scaled.push(grads.slice::<f32>().iter().map(|g| g * samples).collect());
+                let factor = if sums { samples } else { 1.0 };
+                let rows = grads.slice::<f32>().chunks_exact(size);
+                changed.push(rows.flat_map(|row| &row[counters..]).map(|g| g * factor).collect());
             }
         }
         let (shows, clicks) = (k.optional::<f32>(SHOWS), k.optional::<f32>(CLICKS));
@@ -92,12 +104,12 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             .enumerate()
             .map(|(at, (ids, grads))| PushRows {
                 ids: ids.slice(),
-                grads: scaled.get(at).map_or_else(|| grads.slice(), Vec::as_slice),
+                grads: changed.get(at).map_or_else(|| grads.slice(), Vec::as_slice),
                 shows,
                 clicks,
                 padding: paddings.get(at).copied().filter(|id| *id >= 0),
             })
             .collect();
-        tables.push_sparse(table, &pushes, width)
+        tables.push_sparse(table, &pushes, size - counters)
     }))
 }

@@ -54,6 +54,10 @@ pub struct CtrAccessor {
     pub pull_show_click: bool,
     pub embed_rule: Rule,
     pub embed_initializer: Initializer,
+    /// What the weight is clamped to, where that is not the table's `weight_bounds`.
+    pub embed_bounds: Option<[f32; 2]>,
+    /// Rules divide gradients by the shows of their push.
+    pub show_scale: bool,
     /// Score = (show - click) nonclk_coeff + click click_coeff.
     pub nonclk_coeff: f32,
     pub click_coeff: f32,
@@ -79,6 +83,8 @@ impl Default for CtrAccessor {
             pull_show_click: false,
             embed_rule: Rule::CtrAdagrad(rule::CtrAdagrad::default()),
             embed_initializer: Initializer::Constant(0.0),
+            embed_bounds: None,
+            show_scale: true,
             nonclk_coeff: 0.1,
             click_coeff: 1.0,
             embedx_threshold: 10.0,
@@ -155,10 +161,14 @@ impl SparseConfig {
             let expected = format!("1 to {SHARD_COUNT_MAX}");
             return wrong("shard_count", expected, self.shard_count.to_string());
         }
-        if let Some([low, high]) = self.weight_bounds
-            && low.partial_cmp(&high) != Some(std::cmp::Ordering::Less)
-        {
-            return wrong("weight_bounds", "low < high".into(), format!("{low}, {high}"));
+        let embed_bounds = match &self.accessor {
+            Accessor::Plain => None,
+            Accessor::Ctr(ctr) => ctr.embed_bounds,
+        };
+        for [low, high] in [self.weight_bounds, embed_bounds].into_iter().flatten() {
+            if low.partial_cmp(&high) != Some(std::cmp::Ordering::Less) {
+                return wrong("weight_bounds", "low < high".into(), format!("{low}, {high}"));
+            }
         }
         self.rule.check()?;
         let Accessor::Ctr(ctr) = &self.accessor else { return Ok(()) };

@@ -148,7 +148,7 @@ impl Core {
             row[SLOT] = slot_word(slot, made);
             let grad = batch.grads[position * batch.width..][..batch.width].as_ptr();
             // Rules divide by shows: a push of none counts as one.
-            let shows = if shows > 0.0 { shows } else { 1.0 };
+            let shows = if shows > 0.0 && ctr.show_scale { shows } else { 1.0 };
             let part = |at: usize, len: usize, grad: *const f32| Row {
                 weights: start.wrapping_add(at),
                 state: start.wrapping_add(at + len),
@@ -161,9 +161,10 @@ impl Core {
                 embedx_count += 1;
             }
         }
+        let embed_how = How { bounds: ctr.embed_bounds.unwrap_or(how.bounds), ..how };
         // SAFETY: parts are inside rows under the lock of their shard; ids are unique.
         unsafe {
-            ctr.embed_rule.update(&embeds[..updates.len()], 1, how);
+            ctr.embed_rule.update(&embeds[..updates.len()], 1, embed_how);
             self.config.rule.update(&embedxs[..embedx_count], self.config.dim, how);
         }
     }

@@ -196,6 +196,17 @@ fn ignored(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             (Item::Bool(true), _) if seen.field.name == "fuse_broadcast_ops" => true,
             (Item::Bool(value), Some(Item::Bool(default))) => value == default,
             (Item::Int32(value), Some(Item::Int32(default))) => value == default,
+            (Item::Uint32(value), Some(Item::Uint32(default))) => value == default,
+            (Item::Float(value), Some(Item::Float(default))) => value == default,
+            (Item::Double(value), Some(Item::Double(default))) => value == default,
+            // Commands that convert nothing.
+            (Item::Message(message), _) if seen.field.name == "table_accessor_save_param" => {
+                let fields = message.shape().fields.iter();
+                let texts = fields.filter(|field| matches!(field.kind, Kind::Text));
+                texts
+                    .map(|field| message.slot(field.number))
+                    .all(|slot| slot.count() == 0 || matches!(slot.item(0), Item::Text("")))
+            }
             (Item::Text(value), Some(Item::Text(default))) => value == default,
             (Item::Text(value), None) => value.is_empty(),
             _ => false,

@@ -78,17 +78,17 @@ message! {
         /// What its rows are and how they learn.
         accessor(6): optional message(TableAccessorParameter);
         /// Saved files are compressed.
-        compress_in_save(7): optional bool = false;
+        compress_in_save(7): optional bool = false, ignored "saved files are not compressed";
         /// Hot rows are cached.
-        enable_sparse_table_cache(10): optional bool = true;
+        enable_sparse_table_cache(10): optional bool = true, ignored "all rows are in memory";
         /// The share of rows that is hot.
-        sparse_table_cache_rate(11): optional double = 0.00055;
+        sparse_table_cache_rate(11): optional double = 0.00055, ignored "all rows are in memory";
         /// Files of the cache.
-        sparse_table_cache_file_num(12): optional uint32 = 16;
+        sparse_table_cache_file_num(12): optional uint32 = 16, ignored "all rows are in memory";
         /// Updates can be taken back.
-        enable_revert(13): optional bool = false;
+        enable_revert(13): optional bool = false, ignored "a save that fails is taken back by itself";
         /// The share of shards that are merged.
-        shard_merge_rate(14): optional float = 1.0;
+        shard_merge_rate(14): optional float = 1.0, ignored "shards are saved one by one";
     }
 
     /// What the rows of a table are and how they learn.
@@ -104,13 +104,13 @@ message! {
         /// Scores of shows and clicks.
         ctr_accessor_param(7): optional message(CtrAccessorParameter);
         /// How rows are written.
-        table_accessor_save_param(8): repeated message(TableAccessorSaveParameter);
+        table_accessor_save_param(8): repeated message(TableAccessorSaveParameter), ignored "rows are written as they are";
         /// The rule of the first column.
         embed_sgd_param(10): optional message(SgdParameter);
         /// The rule of the embedding.
         embedx_sgd_param(11): optional message(SgdParameter);
         /// The rule of graph tables.
-        graph_sgd_param(12): optional message(GraphSgdParameter);
+        graph_sgd_param(12): optional message(GraphSgdParameter), ignored "there are no graph tables";
     }
 
     /// A rule of learning with its numbers.
@@ -182,15 +182,15 @@ message! {
         /// Days without a show after which rows are deleted.
         delete_after_unseen_days(8): optional float = 30.0;
         /// Days without a show after which rows go to disk.
-        ssd_unseenday_threshold(9): optional int32 = 1;
+        ssd_unseenday_threshold(9): optional int32 = 1, ignored "all rows are in memory";
         /// Shows count as they come.
         show_scale(10): optional bool = true;
         /// New rows are zero.
         zero_init(11): optional bool = true;
         /// Slots that are not loaded.
-        load_filter_slots(12): repeated[packed = "false"] float;
+        load_filter_slots(12): repeated[packed = "false"] float, ignored "rows of all slots are loaded";
         /// Slots that are not saved.
-        save_filter_slots(13): repeated[packed = "false"] float;
+        save_filter_slots(13): repeated[packed = "false"] float, ignored "rows of all slots are saved";
     }
 
     /// How rows are written.

@@ -136,8 +136,8 @@ message! {
         tensor_parallel_configs(113): optional message(TensorParallelConfig), ignored "layers are divided by the model, with its own collective ops";
         /// What the trainers of a parameter-server job print and treat specially.
         trainer_desc_configs(114): optional message(TrainerDescConfig), ignored "nothing is dumped while a program trains";
-        /// The sparse and dense tables of the parameter server.
-        downpour_table_param(115): repeated message(TableParameter), ignored "a program's tables are plain: their rows follow its optimizer";
+        /// The sparse tables of the parameter server. Without effect in collective jobs.
+        downpour_table_param(115): repeated message(TableParameter);
         /// The file system that tables are saved to.
         fs_client_param(116): optional message(FsClientParameter), ignored "tables are saved to folders";
         /// Bits of quantised training.

@@ -5,6 +5,7 @@
 //! `send` of the rows that the step touched and a `recv` that lets the exchange at the worker's copy, and
 //! a `recv` for each dense table.
 
+use super::click::{descriptions, note_of_class};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
 use super::{dense_tables, emit_recv};
 use crate::compiler;
@@ -30,9 +31,24 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
     }
     let (rows, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
         job.grads.iter().partition(|(_, grad)| job.is_sparse(*grad));
+    let names: Vec<&str> =
+        rows.iter().map(|(param, _)| job.programs.main.var_name(*param)).collect();
+    let described = descriptions(job.strategy, &names)?;
     let mut sparse = Vec::new();
-    for (at, (param, _)) in rows.iter().enumerate() {
-        sparse.push(describe(job, *param, at as u32)?);
+    for (at, ((param, _), described)) in rows.iter().zip(described).enumerate() {
+        let mut table = describe(job, *param, at as u32)?;
+        if let Some(described) = described {
+            if described.accessor.is_some() {
+                return Err(Error::unsupported(format!(
+                    "rows of '{}' are trained by workers in GEO, and counted by nobody",
+                    table.name
+                ))
+                .help("leave the accessor out, or use another mode (k_steps 0)"));
+            }
+            table.shard_count = described.shard_num;
+            job.notes.extend(note_of_class(&table.name, described.table_class()));
+        }
+        sparse.push(table);
     }
     let dense = dense_tables(job, &dense, sparse.len() as u32, |_| Ok(UpdateRule::Add))?;
     compiler::update(job)?;
@@ -77,5 +93,7 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
         seed: 0,
         entry: String::new(),
         class: "MemorySparseGeoTable".into(),
+        shard_count: None,
+        click: None,
     })
 }

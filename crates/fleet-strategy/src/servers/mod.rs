@@ -13,12 +13,14 @@
 //! tables of numbers one after another, by name, one table for each rate that parameters ask for.
 //! Sparse tables are numbered first, then dense ones, then the count of steps where there is a schedule.
 
+mod click;
 mod geo;
 mod remote;
 mod tables;
 
+pub use click::{ClickRows, RowPart};
 pub use remote::LookupSpec;
-pub use tables::{DenseTable, RowInit, SparseTable, Tables, UpdateRule};
+pub use tables::{DenseTable, RowInit, RowRule, SparseTable, Tables, UpdateRule};
 
 use crate::DistributedStrategy;
 use crate::compiler::{self, Decision, Verdict};
@@ -268,6 +270,6 @@ fn emit_recv(
 }
 
 /// A schedule is computed from the steps of all workers.
-fn has_schedule(rates: &[&LearningRate]) -> bool {
-    rates.iter().any(|rate| matches!(rate, LearningRate::Schedule(_)))
+fn has_schedule<'r>(mut rules: impl Iterator<Item = &'r UpdateRule>) -> bool {
+    rules.any(|rule| matches!(rule, UpdateRule::Optimizer { rate: LearningRate::Schedule(_), .. }))
 }

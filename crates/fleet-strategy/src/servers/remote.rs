@@ -6,13 +6,16 @@
 //! they read is pushed. The parameter stays as a name without a value: its rows can be read from the
 //! servers, not fetched.
 
+use super::click::{click_rows, descriptions, note_of_class};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
 use super::{Exchange, Place, dense_tables, emit_recv, has_schedule, send_names};
 use crate::meta::Job;
+use crate::schema::TableParameter;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
 use fleet_ops::Emit;
+use fleet_tensor::DType;
 use std::collections::{HashMap, HashSet};
 
 /// A lookup of a worker's program.
@@ -39,9 +42,12 @@ pub(super) fn rewrite(
         job.grads.iter().partition(|(param, _)| is_remote.contains(param));
     refuse_unservable(job, &remote, sparse_optimizer, &dense)?;
 
+    let names: Vec<&str> =
+        remote.iter().map(|table| job.programs.main.var_name(table.param)).collect();
+    let described = descriptions(job.strategy, &names)?;
     let mut sparse = Vec::new();
-    for (at, table) in remote.iter().enumerate() {
-        sparse.push(describe(job, table, at as u32, sparse_optimizer)?);
+    for (at, (table, described)) in remote.iter().zip(described).enumerate() {
+        sparse.push(describe(job, table, at as u32, sparse_optimizer, described)?);
     }
     let optimizer = job.optimizer.clone();
     let dense = optimizer.finished_gradients(job.programs, job.registry, &dense)?;
@@ -59,8 +65,8 @@ pub(super) fn rewrite(
     exchange_dense(job, &dense, exchange, place)?;
 
     let dense: Vec<_> = dense.into_iter().map(|(table, _)| table).collect();
-    let rates = [&optimizer.settings.learning_rate, &sparse_optimizer.settings.learning_rate];
-    let steps = has_schedule(&rates).then_some(first + dense.len() as u32);
+    let rules = sparse.iter().map(|table| &table.rule).chain(dense.iter().map(|it| &it.rule));
+    let steps = has_schedule(rules).then_some(first + dense.len() as u32);
     Ok((Tables { sparse, dense, steps }, lookups))
 }
 
@@ -187,7 +193,7 @@ fn refuse_unservable(
             .help("no weight decay for tables on parameter servers (give them an optimizer of their own)"));
         }
         let dtype = main.var(table.param).dtype;
-        if dtype != fleet_tensor::DType::F32 {
+        if dtype != DType::F32 {
             return Err(Error::unsupported(format!("servers hold f32, and '{name}' is {dtype}")));
         }
     }
@@ -200,7 +206,7 @@ fn refuse_unservable(
             ))
             .help("is_sparse for all lookups of an embedding, or for none"));
         }
-        if var.dtype != fleet_tensor::DType::F32 {
+        if var.dtype != DType::F32 {
             return Err(Error::unsupported(format!(
                 "servers hold f32, and '{}' is {}",
                 var.name, var.dtype
@@ -211,26 +217,45 @@ fn refuse_unservable(
 }
 
 fn describe(
-    job: &Job<'_>,
+    job: &mut Job<'_>,
     table: &Remote,
     table_id: u32,
     optimizer: &OptimizerDesc,
+    described: Option<&TableParameter>,
 ) -> Result<SparseTable> {
     let var = job.programs.main.var(table.param);
     let op = job.programs.main.op(table.lookups[0]);
     let rate = var.param.as_ref().map_or(1.0, |param| param.learning_rate);
     let (init, seed) = RowInit::of(&job.programs.startup, &var.name)?;
-    Ok(SparseTable {
+    let (name, width) = (var.name.clone(), var.shape.at(1));
+    let own = || UpdateRule::of(optimizer, rate);
+    let (click, rule, init) = match described.and_then(|it| it.accessor.as_ref()) {
+        None => (None, own()?, init),
+        Some(accessor) => {
+            let (click, rule, init) = click_rows(accessor, width, init, own)
+                .map_err(|error| error.at(format!("the accessor of table '{name}'")))?;
+            (Some(click), rule, init)
+        }
+    };
+    let class = match described.map_or("", |it| it.table_class()) {
+        "" => op.attr_str("table_class").to_string(),
+        class => class.to_string(),
+    };
+    let made = SparseTable {
         table_id,
-        name: var.name.clone(),
         rows: var.shape.dims()[0].max(0) as u64,
-        width: var.shape.at(1),
-        rule: UpdateRule::of(optimizer, rate)?,
+        width,
+        rule,
         init,
         seed,
         entry: op.attr_str("entry").to_string(),
-        class: op.attr_str("table_class").to_string(),
-    })
+        shard_count: described.and_then(|it| it.shard_num),
+        click,
+        class,
+        name,
+    };
+    job.notes.extend(note_of_class(&made.name, &made.class));
+    Ok(made)
 }
 
 /// Puts one lookup in the place of several.
@@ -311,6 +336,7 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
         return Ok(());
     }
     let entry = job.entry_variables(&table.entry)?;
+    let counters = table.click.as_ref().map_or(0, |click| click.counter_columns());
     let ids: Vec<VarId> = remote.pushed.iter().map(|it| it.ids).collect();
     let grads: Vec<VarId> = remote.pushed.iter().map(|it| it.grad).collect();
     let paddings: Vec<i64> = remote.pushed.iter().map(|it| it.padding).collect();
@@ -323,6 +349,8 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
         .attr("table_id", i64::from(table.table_id))
         .attr("size", table.width as i64)
         .attr("padding_idx", paddings)
+        .attr("use_cvm_op", table.click.is_some())
+        .attr("counter_columns", counters as i64)
         .done()?;
     emit.append();
     Ok(())
@@ -394,14 +422,26 @@ fn exchange_dense(
 }
 
 impl Job<'_> {
-    /// The variables that hold shows and clicks, where an entry names them.
-    fn entry_variables(&self, entry: &str) -> Result<Option<(VarId, VarId)>> {
+    /// The variables that hold shows and clicks, where an entry names them; as floats, whatever they are.
+    fn entry_variables(&mut self, entry: &str) -> Result<Option<(VarId, VarId)>> {
         let Some(names) = entry.strip_prefix("show_click_entry:") else { return Ok(None) };
         let Some((show, click)) = names.split_once(':') else {
             return Err(Error::invalid(format!("entry '{entry}' is malformed"))
                 .expected("show_click_entry:SHOW:CLICK"));
         };
+        Ok(Some((self.floats(show)?, self.floats(click)?)))
+    }
+
+    fn floats(&mut self, name: &str) -> Result<VarId> {
         let main = &self.programs.main;
-        Ok(Some((main.var_named(show)?, main.var_named(click)?)))
+        let var = main.var_named(name)?;
+        if main.var(var).dtype == DType::F32 {
+            return Ok(var);
+        }
+        let mut emit = self.emit(OpRole::BACKWARD);
+        let floats =
+            emit.named_op("cast")?.input("X", var).attr("out_dtype", DType::F32).one("Out")?;
+        emit.append();
+        Ok(floats)
     }
 }

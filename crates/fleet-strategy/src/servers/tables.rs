@@ -1,5 +1,6 @@
 //! The tables of a job, as its programs describe them.
 
+use super::click::ClickRows;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, Program};
 use fleet_nn::LearningRate;
@@ -33,13 +34,19 @@ pub struct SparseTable {
     /// Rows that the program states; servers make rows for any id.
     pub rows: u64,
     pub width: usize,
+    /// What a gradient does; in a click table, to the embedding.
     pub rule: UpdateRule,
+    /// What a row starts as; in a click table, its embedding.
     pub init: RowInit,
     pub seed: u64,
     /// Which ids get rows; empty for all.
     pub entry: String,
     /// The documented class, where the program names one.
     pub class: String,
+    /// Locks, where the strategy says how many.
+    pub shard_count: Option<u64>,
+    /// Rows are click rows.
+    pub click: Option<ClickRows>,
 }
 
 /// What a server does to a gradient.
@@ -47,8 +54,19 @@ pub struct SparseTable {
 pub enum UpdateRule {
     /// An optimizer's rule, at its rate times the parameters' own.
     Optimizer { rule: Rule, rate: LearningRate, rate_scale: f64 },
+    /// A rule of click tables, where the strategy describes one.
+    Row(RowRule),
     /// Adds what workers changed (GEO).
     Add,
+}
+
+/// Rules of click tables, with rates of their own. `is_shared`: what is remembered of gradients is one
+/// number a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RowRule {
+    Naive { rate: f64 },
+    Adagrad { rate: f64, initial_g2sum: f64, is_shared: bool },
+    Adam { rate: f64, beta1: f64, beta2: f64, epsilon: f64, is_shared: bool },
 }
 
 impl UpdateRule {

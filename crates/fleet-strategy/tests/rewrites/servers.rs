@@ -4,7 +4,7 @@ use fleet_ir::Program;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::prelude::*;
 use fleet_nn::{Programs, Regularizer, Result};
-use fleet_strategy::servers::{Place, RowInit, ServerPlan, UpdateRule, minimize};
+use fleet_strategy::servers::{Place, RowInit, RowRule, ServerPlan, UpdateRule, minimize};
 use fleet_strategy::{AmpConfig, DistributedStrategy};
 
 const PLACE: Place = Place { worker: 1, worker_count: 2, server_count: 3, half_async: false };
@@ -73,7 +73,7 @@ fn an_asynchronous_worker_waits_for_nobody() {
     // Parameters that learn at another rate are a table of their own.
     let rates = plan.tables.dense.iter().map(|table| match &table.rule {
         UpdateRule::Optimizer { rate_scale, .. } => (table.table_id, *rate_scale, table.len),
-        UpdateRule::Add => panic!("{table:?}"),
+        UpdateRule::Row(_) | UpdateRule::Add => panic!("{table:?}"),
     });
     let rates: Vec<_> = rates.collect();
     assert_eq!(rates, [(2, 1.0, 4 + 1 + 4), (3, 0.1, 32 * 4)]);
@@ -165,4 +165,43 @@ fn what_servers_cannot_do_is_refused_by_name() {
     });
     let error = error.unwrap_err().to_string();
     assert!(error.contains("another op needs all of it"), "{error}");
+}
+
+/// Counters are pulled and not pushed, gradients of click tables are sums, and shows are floats.
+#[test]
+fn click_tables_are_pushed_with_shows_and_clicks() {
+    let text = "downpour_table_param { table_name: \"t\" shard_num: 9 table_class: \"SSDSparseTable\" \
+                accessor { accessor_class: \"CtrCommonAccessor\" embedx_threshold: 4 \
+                embedx_sgd_param { adam { learning_rate: 0.5 } } } }";
+    let strategy = DistributedStrategy::parse(text).unwrap();
+    let net = Net::new();
+    net.data("show", [-1, 1], DType::I64);
+    net.data("click", [-1, 1], DType::F32);
+    let entry = Entry::ShowClick { show: "show".into(), click: "click".into() };
+    let table = SparseEmbedding::new(1u64 << 40, 11).weight("t").entry(entry);
+    let loss = net.data("d", [-1, 2], DType::I64).sparse_embedding(table).mean().id();
+    let plan = net
+        .rewrite_with(|programs, registry| {
+            minimize(programs, registry, loss, &Sgd::new(0.5).into(), None, &strategy, PLACE)
+        })
+        .unwrap();
+    let main = net.build().unwrap().main;
+    let (_, push) = main.root_ops().find(|(_, op)| op.name() == "distributed_push_sparse").unwrap();
+    assert_eq!((push.attr_int("size"), push.attr_int("counter_columns")), (11, 2));
+    assert!(push.attr_bool("use_cvm_op"));
+    assert_eq!(main.var_name(push.input("Clicks")[0]), "click");
+    assert_eq!(main.var(push.input("Shows")[0]).dtype, DType::F32);
+    assert_eq!(count(&main, "cast"), 1);
+
+    let [table] = &plan.tables.sparse[..] else { panic!("{:?}", plan.tables) };
+    let click = table.click.as_ref().unwrap();
+    assert_eq!((table.shard_count, click.embedx_threshold), (Some(9), 4));
+    assert_eq!(click.embedx_width(table.width), 8);
+    // What is not described is the program's.
+    assert!(matches!(click.embed.rule, UpdateRule::Optimizer { .. }));
+    assert_eq!(click.embed.init, RowInit::Constant(0.0));
+    assert!(matches!(table.rule, UpdateRule::Row(RowRule::Adam { rate: 0.5, .. })));
+    assert!(matches!(table.init, RowInit::Uniform { .. }));
+    let memory = "'t': rows of SSDSparseTable are kept in memory";
+    assert!(plan.notes.iter().any(|note| note.starts_with(memory)), "{:?}", plan.notes);
 }

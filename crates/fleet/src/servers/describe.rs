@@ -1,12 +1,15 @@
 //! From what programs say of their tables to what servers make.
 
-use fleet_base::Result;
+use fleet_base::{Error, Result};
 use fleet_nn::LearningRate;
 use fleet_nn::optimizer::Rule as Optimizer;
 use fleet_ps::{
-    Entry, Initializer, JobTables, NonFinite, RateOf, Rates, Rule, SparseConfig, TableConfig, rule,
+    Accessor, CtrAccessor, Entry, Initializer, JobTables, NonFinite, RateOf, Rates, Rule,
+    SparseConfig, TableConfig, rule,
 };
-use fleet_strategy::servers::{Exchange, Place, RowInit, ServerPlan, SparseTable, UpdateRule};
+use fleet_strategy::servers::{
+    ClickRows, Exchange, Place, RowInit, RowRule, ServerPlan, SparseTable, UpdateRule,
+};
 use std::sync::Arc;
 
 pub(super) fn job_tables(plan: &ServerPlan, place: Place) -> Result<JobTables> {
@@ -36,7 +39,31 @@ pub(super) fn job_tables(plan: &ServerPlan, place: Place) -> Result<JobTables> {
 }
 
 fn sparse(table: &SparseTable) -> Result<SparseConfig> {
-    let initializer = match table.init {
+    let entry = match table.entry.as_str() {
+        "" => Entry::None,
+        entry => Entry::parse(entry)?,
+    };
+    let plain = SparseConfig::plain(table.table_id, table.width);
+    let config = SparseConfig {
+        rule: rule_of(&table.rule),
+        initializer: initializer(table.init),
+        entry,
+        seed: table.seed,
+        shard_count: table.shard_count.map_or(plain.shard_count, |count| count as usize),
+        ..plain
+    };
+    let Some(click) = &table.click else { return Ok(config) };
+    let accessor = accessor(click).map_err(|error| error.at(format!("table '{}'", table.name)))?;
+    Ok(SparseConfig {
+        dim: click.embedx_width(table.width),
+        accessor: Accessor::Ctr(accessor),
+        weight_bounds: Some(click.embedx_bounds),
+        ..config
+    })
+}
+
+fn initializer(init: RowInit) -> Initializer {
+    match init {
         RowInit::Constant(value) => Initializer::Constant(value as f32),
         RowInit::Uniform { low, high } => {
             Initializer::Uniform { low: low as f32, high: high as f32 }
@@ -47,25 +74,51 @@ fn sparse(table: &SparseTable) -> Result<SparseConfig> {
         RowInit::TruncatedGaussian { mean, std } => {
             Initializer::TruncatedGaussian { mean: mean as f32, std: std as f32 }
         }
-    };
-    let entry = match table.entry.as_str() {
-        "" => Entry::None,
-        entry => Entry::parse(entry)?,
-    };
-    Ok(SparseConfig {
-        rule: rule_of(&table.rule),
-        initializer,
-        entry,
-        seed: table.seed,
-        ..SparseConfig::plain(table.table_id, table.width)
+    }
+}
+
+fn accessor(click: &ClickRows) -> Result<CtrAccessor> {
+    let scores = &click.scores;
+    Ok(CtrAccessor {
+        pull_show_click: click.shows_counters,
+        embed_rule: rule_of(&click.embed.rule),
+        embed_initializer: initializer(click.embed.init),
+        embed_bounds: Some(click.embed.bounds),
+        show_scale: scores.show_scale(),
+        nonclk_coeff: scores.nonclk_coeff(),
+        click_coeff: scores.click_coeff(),
+        embedx_threshold: click.embedx_threshold as f32,
+        base_threshold: scores.base_threshold(),
+        delta_threshold: scores.delta_threshold(),
+        delta_keep_days: days("delta_keep_days", scores.delta_keep_days())?,
+        show_click_decay_rate: scores.show_click_decay_rate(),
+        delete_threshold: scores.delete_threshold(),
+        delete_after_unseen_days: days(
+            "delete_after_unseen_days",
+            scores.delete_after_unseen_days(),
+        )?,
     })
+}
+
+/// Days are counted in whole ones, and in six bits.
+const DAYS_MAX: f32 = 62.0;
+
+fn days(what: &str, days: f32) -> Result<u8> {
+    if (0.0..=DAYS_MAX).contains(&days) && days.fract() == 0.0 {
+        return Ok(days as u8);
+    }
+    Err(Error::invalid(format!("{what} is wrong"))
+        .expected(format!("a whole number from 0 to {DAYS_MAX}"))
+        .got(days))
 }
 
 /// The rule at its rate; at a schedule's, the servers are told the schedule's value as a factor.
 fn rule_of(update: &UpdateRule) -> Rule {
-    let UpdateRule::Optimizer { rule, rate, rate_scale } = update else {
+    let (rule, rate, rate_scale) = match update {
+        UpdateRule::Optimizer { rule, rate, rate_scale } => (rule, rate, rate_scale),
+        UpdateRule::Row(rule) => return row_rule(*rule),
         // w -= 1 * (-difference) is an addition.
-        return Rule::Sgd(rule::Sgd { lr: 1.0 });
+        UpdateRule::Add => return Rule::Sgd(rule::Sgd { lr: 1.0 }),
     };
     let lr = match rate {
         LearningRate::Constant(rate) => (rate * rate_scale) as f32,
@@ -89,6 +142,29 @@ fn rule_of(update: &UpdateRule) -> Rule {
         }),
         // The rewrite lets no others through.
         _ => Rule::Sgd(rule::Sgd { lr }),
+    }
+}
+
+fn row_rule(rule: RowRule) -> Rule {
+    match rule {
+        RowRule::Naive { rate } => Rule::Sgd(rule::Sgd { lr: rate as f32 }),
+        RowRule::Adagrad { rate, initial_g2sum, is_shared } => {
+            let (lr, initial_g2sum) = (rate as f32, initial_g2sum as f32);
+            match is_shared {
+                true => Rule::CtrAdagrad(rule::CtrAdagrad { lr, initial_g2sum }),
+                false => Rule::StdAdagrad(rule::StdAdagrad { lr, initial_g2sum }),
+            }
+        }
+        RowRule::Adam { rate, beta1, beta2, epsilon, is_shared } => {
+            let (lr, epsilon) = (rate as f32, epsilon as f32);
+            let (beta1, beta2) = (beta1 as f32, beta2 as f32);
+            match is_shared {
+                true => Rule::SharedAdam(rule::SharedAdam { lr, beta1, beta2, epsilon }),
+                false => {
+                    Rule::Adam(rule::Adam { lr, beta1, beta2, epsilon, epsilon_corrected: false })
+                }
+            }
+        }
     }
 }
 

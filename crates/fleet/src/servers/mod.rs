@@ -7,6 +7,7 @@
 mod describe;
 mod life;
 mod port;
+mod rows;
 mod settings;
 mod worker;
 

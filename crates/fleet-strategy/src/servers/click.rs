@@ -1,0 +1,246 @@
+//! Click tables of a program: what `downpour_table_param` says of its embeddings.
+//!
+//! A description belongs to the embedding whose name (`table_name`) or, where it has none, whose number
+//! (`table_id`) it has. With an `accessor` the embedding's rows become click rows: counters of shows and
+//! clicks, a weight, and the rest of the columns as an embedding that is made when the row's score is high
+//! enough. Without one they stay as they are. What a description leaves open follows from the program:
+//! rules from the optimizer, first values from the parameter's initialiser.
+//!
+//! | accessor | columns that a program sees |
+//! | --- | --- |
+//! | `SparseAccessor` (where none is named) | weight, embedding |
+//! | `CtrCommonAccessor` | show, click, weight, embedding |
+
+use super::tables::{RowInit, RowRule, UpdateRule};
+use crate::DistributedStrategy;
+use crate::schema::{
+    CtrAccessorParameter, SgdParameter, TableAccessorParameter, TableParameter, TableType,
+};
+use fleet_base::{Error, Result};
+
+/// What makes rows click rows. The rule and the first values of the embedding are the table's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClickRows {
+    /// A row begins with its shows and clicks.
+    pub shows_counters: bool,
+    /// The score from which a row has its embedding.
+    pub embedx_threshold: u32,
+    pub scores: CtrAccessorParameter,
+    /// How the weight learns and begins.
+    pub embed: RowPart,
+    /// What the embedding is clamped to.
+    pub embedx_bounds: [f32; 2],
+}
+
+/// One part of a click row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowPart {
+    pub rule: UpdateRule,
+    pub init: RowInit,
+    pub bounds: [f32; 2],
+}
+
+/// What weights of click rows are clamped to where nothing else is said.
+const BOUNDS: [f32; 2] = [-10.0, 10.0];
+
+/// Columns in front of a row's embedding.
+fn columns_before(shows_counters: bool) -> usize {
+    if shows_counters { 3 } else { 1 }
+}
+
+impl ClickRows {
+    /// Columns of a pulled row that only counters are in: nothing learns there.
+    pub fn counter_columns(&self) -> usize {
+        if self.shows_counters { 2 } else { 0 }
+    }
+
+    /// Columns of the embedding of rows of `width` columns.
+    pub fn embedx_width(&self, width: usize) -> usize {
+        width.saturating_sub(columns_before(self.shows_counters))
+    }
+}
+
+/// The description of each of the tables, by name and number. One that belongs to none is an error.
+pub(super) fn descriptions<'s>(
+    strategy: &'s DistributedStrategy,
+    tables: &[&str],
+) -> Result<Vec<Option<&'s TableParameter>>> {
+    let mut found = vec![None; tables.len()];
+    for (index, table) in strategy.downpour_table_param.iter().enumerate() {
+        let place = |error: Error| error.at(format!("downpour_table_param[{index}]"));
+        if table.r#type.is_some() && table.r#type() == TableType::PsDenseTable {
+            return Err(place(
+                Error::unsupported("dense tables follow the program and its optimizer")
+                    .help("describe sparse tables only"),
+            ));
+        }
+        let at = match (&table.table_name, table.table_id) {
+            (Some(name), _) => tables.iter().position(|table| table == name),
+            (None, Some(id)) => usize::try_from(id).ok().filter(|id| *id < tables.len()),
+            (None, None) => None,
+        };
+        let at = at.ok_or_else(|| {
+            place(
+                Error::invalid("a table is described that the program does not have")
+                    .expected(format!(
+                        "table_name, one of {tables:?}, or its place there as table_id"
+                    ))
+                    .got(match (&table.table_name, table.table_id) {
+                        (Some(name), _) => format!("'{name}'"),
+                        (None, Some(id)) => format!("number {id}"),
+                        (None, None) => "neither name nor number".into(),
+                    }),
+            )
+        })?;
+        found[at] = Some(table);
+    }
+    Ok(found)
+}
+
+/// Classes of tables that live in memory; another is what the table is not.
+pub(super) fn note_of_class(name: &str, class: &str) -> Option<String> {
+    (class == "SSDSparseTable")
+        .then(|| format!("'{name}': rows of {class} are kept in memory: there is no tier on disk"))
+}
+
+/// The rows of a table of `width` columns, where they are described as click rows: what goes to the
+/// weight, and rule and first values of the embedding. `own` is the optimizer's rule.
+pub(super) fn click_rows(
+    accessor: &TableAccessorParameter,
+    width: usize,
+    init: RowInit,
+    own: impl Fn() -> Result<UpdateRule>,
+) -> Result<(ClickRows, UpdateRule, RowInit)> {
+    let shows_counters = match accessor.accessor_class() {
+        "" | "SparseAccessor" => false,
+        "CtrCommonAccessor" => true,
+        other => {
+            return Err(Error::unsupported("this accessor is not there")
+                .expected("SparseAccessor or CtrCommonAccessor")
+                .got(other));
+        }
+    };
+    check_widths(accessor, shows_counters, width)?;
+    let scores = accessor.ctr_accessor_param().clone();
+    let first = if scores.zero_init() { RowInit::Constant(0.0) } else { init };
+    let mut embed = part(accessor.embed_sgd_param.as_ref(), first, &own)?;
+    if scores.zero_init() {
+        embed.init = RowInit::Constant(0.0);
+    }
+    let embedx = part(accessor.embedx_sgd_param.as_ref(), init, &own)?;
+    if follows_schedule(&embed.rule) != follows_schedule(&embedx.rule) {
+        return Err(Error::invalid("a schedule is one of a whole table")
+            .expected("embed_sgd_param and embedx_sgd_param, or neither")
+            .got("one of them, and an optimizer whose rate follows a schedule"));
+    }
+    let rows = ClickRows {
+        shows_counters,
+        embedx_threshold: accessor.embedx_threshold(),
+        scores,
+        embed,
+        embedx_bounds: embedx.bounds,
+    };
+    Ok((rows, embedx.rule, embedx.init))
+}
+
+fn follows_schedule(rule: &UpdateRule) -> bool {
+    matches!(rule, UpdateRule::Optimizer { rate: fleet_nn::LearningRate::Schedule(_), .. })
+}
+
+/// Widths that are stated must be the program's.
+fn check_widths(
+    accessor: &TableAccessorParameter,
+    shows_counters: bool,
+    width: usize,
+) -> Result<()> {
+    let before = columns_before(shows_counters);
+    if width <= before {
+        return Err(Error::invalid("a click row is too narrow")
+            .expected(format!("an embedding of more than {before} columns"))
+            .got(width));
+    }
+    // Counters that are not pulled count all the same.
+    let (all, how) = if shows_counters { (width, "") } else { (width + 2, " + 2") };
+    if accessor.fea_dim.is_some_and(|dim| dim as usize != all) {
+        return Err(Error::invalid(format!(
+            "The fea_dim is wrong, it will be sparse_embedding_dim{how}: {all}, but got {}",
+            accessor.fea_dim()
+        )));
+    }
+    let embedx = width - before;
+    if accessor.embedx_dim.is_some_and(|dim| dim as usize != embedx) {
+        return Err(Error::invalid(format!(
+            "The embedx_dim is wrong, it will be sparse_embedding_dim - {before}: {embedx}, but got {}",
+            accessor.embedx_dim()
+        )));
+    }
+    Ok(())
+}
+
+/// One part of a row: as described, else as the program has it.
+fn part(
+    described: Option<&SgdParameter>,
+    init: RowInit,
+    own: impl Fn() -> Result<UpdateRule>,
+) -> Result<RowPart> {
+    let Some(sgd) = described else {
+        return Ok(RowPart { rule: own()?, init, bounds: BOUNDS });
+    };
+    let (naive, adagrad, adam) = (sgd.naive(), sgd.adagrad(), sgd.adam());
+    let (rate, g2sum) = (adagrad.learning_rate(), adagrad.initial_g2sum());
+    let naive_part =
+        (RowRule::Naive { rate: naive.learning_rate() }, naive.initial_range, &naive.weight_bounds);
+    let of_adagrad = |rule| (rule, adagrad.initial_range, &adagrad.weight_bounds);
+    let of_adam = |is_shared| {
+        let rule = RowRule::Adam {
+            rate: adam.learning_rate(),
+            beta1: adam.beta1_decay_rate(),
+            beta2: adam.beta2_decay_rate(),
+            epsilon: adam.ada_epsilon(),
+            is_shared,
+        };
+        (rule, adam.initial_range, &adam.weight_bounds)
+    };
+    let (rule, range, bounds) = match (sgd.name(), assigned(sgd)) {
+        ("SparseNaiveSGDRule", _) | ("", ["naive"]) => naive_part,
+        ("SparseAdaGradSGDRule", _) | ("", ["adagrad"]) => {
+            of_adagrad(RowRule::Adagrad { rate, initial_g2sum: g2sum, is_shared: true })
+        }
+        ("StdAdaGradSGDRule", _) => {
+            of_adagrad(RowRule::Adagrad { rate, initial_g2sum: g2sum, is_shared: false })
+        }
+        ("SparseAdamSGDRule", _) | ("", ["adam"]) => of_adam(false),
+        ("SparseSharedAdamSGDRule", _) => of_adam(true),
+        ("", _) => {
+            return Err(Error::invalid("a rule of learning is not told by what is assigned")
+                .expected("a name, or one of naive, adagrad and adam"));
+        }
+        (other, _) => {
+            return Err(Error::unsupported("this rule of learning is not there")
+                .expected(
+                    "SparseNaiveSGDRule, SparseAdaGradSGDRule, StdAdaGradSGDRule, \
+                     SparseAdamSGDRule or SparseSharedAdamSGDRule",
+                )
+                .got(other));
+        }
+    };
+    let bounds = match bounds[..] {
+        [] => BOUNDS,
+        [low, high] => [low, high],
+        _ => {
+            return Err(Error::invalid("weight_bounds are not two numbers").got(bounds.len()));
+        }
+    };
+    let init = range.map_or(init, |range| RowInit::Uniform { low: -range, high: range });
+    Ok(RowPart { rule: UpdateRule::Row(rule), init, bounds })
+}
+
+/// The rules whose numbers are assigned.
+fn assigned(sgd: &SgdParameter) -> &'static [&'static str] {
+    match (sgd.naive.is_some(), sgd.adagrad.is_some(), sgd.adam.is_some()) {
+        (true, false, false) => &["naive"],
+        (false, true, false) => &["adagrad"],
+        (false, false, true) => &["adam"],
+        _ => &[],
+    }
+}

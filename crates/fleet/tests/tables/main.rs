@@ -1,0 +1,3 @@
+//! What programs can ask of the tables of parameter servers, held to closed forms.
+
+mod click;
