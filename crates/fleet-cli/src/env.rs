@@ -3,7 +3,7 @@
 use crate::output::{Output, Stop};
 use clap::Args;
 use fleet_base::{Error, text};
-use fleet_topology::{Env, VARIABLES, Variable, names};
+use fleet_topology::{Env, VARIABLES, Variable, names, names::Reader};
 
 #[derive(Args)]
 pub struct EnvArgs {
@@ -44,6 +44,16 @@ pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), Stop> {
     }
 }
 
+fn words(reader: Reader) -> &'static str {
+    match reader {
+        Reader::RoleMaker => "read by workers and servers",
+        Reader::Launcher => "read by fleetrun",
+        Reader::Worker => "read by workers of parameter servers",
+        Reader::Script => "written for scripts",
+        Reader::Nobody => "known, and read by nobody yet",
+    }
+}
+
 fn row(variable: &Variable, value: Option<&str>) -> String {
     let value = match value {
         Some(value) => format!("= {}", names::shown(variable.name, value)),
@@ -53,7 +63,6 @@ fn row(variable: &Variable, value: Option<&str>) -> String {
         "" => String::new(),
         default => format!(" (default: {default})"),
     };
-    let readers: Vec<String> =
-        variable.readers.iter().map(|reader| format!("{reader:?}")).collect();
+    let readers: Vec<&str> = variable.readers.iter().map(|reader| words(*reader)).collect();
     format!("{} {value}{default}\n    {} ({})", variable.name, variable.meaning, readers.join(", "))
 }

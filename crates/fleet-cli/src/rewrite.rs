@@ -19,9 +19,10 @@ use fleet_nn::prelude::{Adagrad, Adam, AdamW, Lamb, LarsMomentum, Momentum, Sgd}
 use fleet_nn::{Net, Programs};
 use fleet_ops::Registry;
 use fleet_strategy::meta::Facts;
+use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
-    Cluster, Decision, DistributedStrategy, Origin, Plan, Ranks, Rates, Verdict, cost, decide,
-    minimize_observed,
+    Cluster, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict, cost, decide,
+    minimize_observed, servers,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,9 @@ pub struct Subject {
     /// Ranks of the job
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks: u32,
+    /// Parameter servers of the job: its ranks are then their workers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    servers: Option<u32>,
     /// Ranks on one machine; by default all of them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks_per_node: Option<u32>,
@@ -42,9 +46,10 @@ pub struct Subject {
     /// The optimizer with its numbers
     #[arg(long, value_name = "RULE,KEY=NUMBER,..", default_value = "momentum,lr=0.1,mu=0.9")]
     optimizer: String,
-    /// Samples of a rank in a step, for the costs by which auto chooses
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    batch: u32,
+    /// Samples of a rank in a step, for the costs by which auto chooses; by default the program's where it
+    /// is fixed there, else 32
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    batch: Option<u32>,
     /// Arithmetic of a rank, in Gflop/s, for auto; by default 100 is assumed
     #[arg(long, value_name = "G", value_parser = positive)]
     gflops: Option<f64>,
@@ -70,7 +75,7 @@ pub struct RewriteArgs {
     #[command(flatten)]
     subject: Subject,
     /// The rank whose programs are printed
-    #[arg(long, value_name = "R", default_value_t = 0)]
+    #[arg(long, value_name = "R", default_value_t = 0, allow_negative_numbers = true)]
     rank: u32,
     /// Print what each pass changed instead of the programs
     #[arg(long)]
@@ -116,16 +121,28 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
         before = after;
     };
     let registry = Registry::standard();
-    let plan = minimize_observed(
-        &mut programs,
-        registry,
-        loss,
-        &optimizer,
-        &strategy,
-        cluster,
-        &mut observe,
-    )?;
-    tell(&plan.warnings);
+    let plan = match args.subject.servers {
+        Some(count) => {
+            let place = place(&cluster.ranks, count);
+            let plan = on_servers(&mut programs, loss, &optimizer, &strategy, place)?;
+            observe("ParameterServer", &programs);
+            tell(&strategy.validate()?);
+            Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
+        }
+        None => {
+            let plan = minimize_observed(
+                &mut programs,
+                registry,
+                loss,
+                &optimizer,
+                &strategy,
+                cluster,
+                &mut observe,
+            )?;
+            tell(&plan.warnings);
+            Outcome { chain: plan.chain_text(), notes: plan.notes, rings: plan.rings }
+        }
+    };
     if args.diff {
         for (pass, (startup, main)) in diffs {
             print_difference(&pass, "startup", &startup, out)?;
@@ -139,6 +156,33 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
         out.text(format!("# startup\n{}\n# main\n{}", programs.startup, programs.main))?;
     }
     Ok(())
+}
+
+/// What is shown of a plan, whichever kind it is.
+struct Outcome {
+    chain: String,
+    notes: Vec<String>,
+    rings: Vec<RingSpec>,
+}
+
+/// Where a rank stands in a job with servers.
+fn place(ranks: &Ranks, server_count: u32) -> Place {
+    Place {
+        worker: ranks.rank,
+        worker_count: ranks.count,
+        server_count: server_count as usize,
+        half_async: false,
+    }
+}
+
+fn on_servers(
+    programs: &mut Programs,
+    loss: VarId,
+    optimizer: &OptimizerDesc,
+    strategy: &DistributedStrategy,
+    place: Place,
+) -> Result<ServerPlan> {
+    servers::minimize(programs, Registry::standard(), loss, optimizer, None, strategy, place)
 }
 
 /// Which strategies apply to a program, and why.
@@ -158,7 +202,10 @@ pub fn explain(
         out.line(problem)?;
     }
     let facts = Facts { strategy, optimizer: &optimizer, ranks, rates, program };
-    let decisions = decide(&facts);
+    let decisions = match subject.servers {
+        Some(_) => servers::decide(&facts),
+        None => decide(&facts),
+    };
     for decision in &decisions {
         out.line(decision)?;
     }
@@ -172,6 +219,13 @@ pub fn explain(
         let names: Vec<&str> = decisions.iter().filter(refused).map(|d| d.strategy).collect();
         return Err(Error::unsupported(format!("refused: {}", names.join(", "))).into());
     }
+    if let Some(count) = subject.servers {
+        let place = place(&cluster.ranks, count);
+        let plan = on_servers(&mut programs, loss, &optimizer, strategy, place)?;
+        out.line(format!("\nchain: {}", plan.chain_text()))?;
+        plan.notes.iter().try_for_each(|note| out.line(note))?;
+        return print_tables(&plan, out);
+    }
     let registry = Registry::standard();
     let plan = minimize_observed(
         &mut programs,
@@ -183,14 +237,32 @@ pub fn explain(
         &mut |_, _| {},
     )?;
     out.line(format!("\nchain: {}", plan.chain_text()))?;
-    for note in &plan.notes {
-        out.line(note)?;
+    plan.notes.iter().try_for_each(|note| out.line(note))?;
+    if strategy.a_sync.is_some() || strategy.a_sync_configs.is_some() {
+        out.line("a_sync is about parameter servers: --servers N explains a job that has them")?;
     }
     Ok(())
 }
 
-fn print_cost(programs: &Programs, plan: &Plan, out: &mut Output) -> Result<(), Stop> {
-    out.line(format!("chain: {}", plan.chain_text()))?;
+/// The tables of the servers, a line each.
+fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), Stop> {
+    for table in &plan.tables.sparse {
+        let (id, name, rows, width) = (table.table_id, &table.name, table.rows, table.width);
+        out.line(format!("table {id}: sparse '{name}', up to {rows} rows of {width}"))?;
+    }
+    for table in &plan.tables.dense {
+        let (id, len, count) = (table.table_id, table.len, table.params.len());
+        let s = if count == 1 { "" } else { "s" };
+        out.line(format!("table {id}: dense, {len} numbers of {count} parameter{s}"))?;
+    }
+    if let Some(id) = plan.tables.steps {
+        out.line(format!("table {id}: the steps of all workers"))?;
+    }
+    Ok(())
+}
+
+fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(), Stop> {
+    out.line(format!("chain: {}", plan.chain))?;
     for note in &plan.notes {
         out.line(note)?;
     }
@@ -216,7 +288,7 @@ impl Subject {
             flops_per_second: giga(self.gflops, assumed.flops_per_second),
             memory_bytes_per_second: giga(self.memory, assumed.memory_bytes_per_second),
             network_bytes_per_second: self.bandwidth.map(|value| value * 1e9),
-            batch: self.batch as usize,
+            batch: self.batch.map(|batch| batch as usize),
             origin: if given { Origin::Given } else { Origin::Assumed },
         };
         Ok(Cluster { ranks: self.ranks(rank)?, rates })
@@ -264,7 +336,7 @@ impl Subject {
                 startup
             }
         };
-        Ok(Programs { main, startup })
+        Ok(Programs { main, startup, host_rates: Vec::new() })
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub enum Command {
     /// Makes a strategy and prints it, or writes it to a file
     New(NewArgs),
-    /// Checks files and lists every problem
+    /// Checks files and lists every problem as FILE:LINE:COLUMN; exit code 1 if there is an error
     Check {
         /// The ending says the form: .prototxt, .pb, .json, .toml
         #[arg(required = true)]
@@ -30,7 +30,7 @@ pub enum Command {
         #[command(flatten)]
         changes: Changes,
     },
-    /// Tells which strategies apply to a program, why, and what is refused
+    /// Tells which strategies apply to a program, why, and what is refused; needs no hardware
     Explain(ExplainArgs),
     /// Converts a strategy between its forms
     Convert {
@@ -137,7 +137,15 @@ fn new(args: &NewArgs, out: &mut Output) -> Result<(), Stop> {
 fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), Stop> {
     let mut wrong = 0;
     for path in files {
-        let Inspection { problems, .. } = inspect(path)?;
+        let problems = match inspect(path) {
+            Ok(Inspection { problems, .. }) => problems,
+            // The other files are looked at all the same.
+            Err(error) => {
+                out.line(format!("{}: error: {error}", path.display()))?;
+                wrong += 1;
+                continue;
+            }
+        };
         for problem in &problems {
             // `FILE:LINE:COLUMN: `, or `FILE: ` where there is no place.
             let after = if problem.place.is_some() { ":" } else { ": " };
@@ -162,9 +170,7 @@ fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), Stop> 
 }
 
 fn inspect(path: &Path) -> Result<Inspection> {
-    let bytes = read_file(path)?;
-    DistributedStrategy::inspect(&bytes, StrategyForm::of(path))
-        .map_err(|error| error.at(path.display()))
+    DistributedStrategy::inspect(&read_file(path)?, StrategyForm::of(path))
 }
 
 /// A strategy from a file that can be read; what it means is `check`'s business.

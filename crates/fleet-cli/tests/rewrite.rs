@@ -28,6 +28,7 @@ fn programs() {
     let with = |more: &[&'static str]| [&["rewrite", "net.fleet"], &ranks[..], more].concat();
     check("plain", &with(&[]));
     check("diff", &with(&["--strategy", "merged.prototxt", "--diff", "--optimizer", "sgd,lr=0.5"]));
+    check("servers-program", &with(&["--strategy", "ps.prototxt", "--servers", "2"]));
     check("cost", &with(&["--strategy", "merged.prototxt", "--cost"]));
     check("explain", &with(&["--strategy", "merged.prototxt", "--explain"]));
     check("explain-refused", &with(&["--strategy", "both.prototxt", "--explain"]));
@@ -51,6 +52,14 @@ fn strategies_are_explained() {
     check("auto-given", &explain("auto.prototxt", &[&resnet[..], &given].concat()));
     check("not-there", &explain("sharded.prototxt", &["--program", "net.fleet"]));
     check("all", &explain("all.prototxt", &["--program", "net.fleet"]));
+    check("auto-fixed", &explain("auto.prototxt", &["--program", "fixed.fleet", "--batch", "64"]));
+    let servers = ["--program", "model:wide_deep", "--servers", "2"];
+    check("servers", &explain("ps.prototxt", &servers));
+    check("no-servers", &explain("ps.prototxt", &servers[..2]));
+    check(
+        "servers-refused",
+        &explain("all.prototxt", &["--program", "net.fleet", "--servers", "2"]),
+    );
     check(
         "no-bandwidth",
         &explain("auto.prototxt", &["--program", "net.fleet", "--bandwidth", "0"]),
@@ -64,6 +73,8 @@ fn mistakes() {
     check("optimizer", &["rewrite", "net.fleet", "--optimizer", "momentun"]);
     check("number", &["rewrite", "net.fleet", "--optimizer", "sgd,mu=0.9"]);
     check("loss", &["rewrite", "net.fleet", "--loss", "los"]);
+    check("no-loss", &["rewrite", "net.fleet", "--loss", "cost", "--strategy", "job.prototxt"]);
+    check("negative", &["rewrite", "net.fleet", "--rank", "-1"]);
     check("refused", &["rewrite", "net.fleet", "--strategy", "both.prototxt", "--ranks", "2"]);
     check("twice", &["rewrite", "linear.fleet", "--ranks", "2"]);
 }

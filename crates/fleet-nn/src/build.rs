@@ -13,6 +13,8 @@ pub(crate) struct Build<'a> {
     pub main: Emit<'a>,
     pub startup: Emit<'a>,
     pub scope: &'a str,
+    /// The block that its ops go to.
+    pub block: fleet_ir::BlockId,
 }
 
 impl<'a> Build<'a> {

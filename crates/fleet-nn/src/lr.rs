@@ -2,7 +2,8 @@
 //!
 //! A schedule becomes ops of the main program: a counter that lives from step to step, one
 //! `lr_schedule` op, or two when warm-up wraps another schedule. [`LrSchedule::value_at`] is the same
-//! function in plain Rust.
+//! function in plain Rust. A schedule that the user gives as a function stays with the programs
+//! ([`HostRate`]): whoever runs them calls it before each step and writes what it says.
 
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
@@ -116,7 +117,7 @@ pub enum LrSchedule {
     Step { learning_rate: f64, step_size: u64, gamma: f64 },
     /// `rate * gamma^(number of milestones passed)`.
     MultiStep { learning_rate: f64, milestones: Vec<u64>, gamma: f64 },
-    /// `rate * factor(step)`, computed by the host, which sets `learning_rate_0` before each step.
+    /// `rate * factor(step)`, computed by the host: a session sets `learning_rate_0` before each step.
     Lambda { learning_rate: f64, factor: HostFn },
 }
 
@@ -159,11 +160,35 @@ impl LrSchedule {
         LrSchedule::MultiStep { learning_rate, milestones: milestones.into(), gamma: 0.1 }
     }
 
+    /// `learning_rate` times whatever a function says of the step, counted from 0. A session calls it before
+    /// each step.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let schedule = LrSchedule::lambda(0.1, |step| if step < 100 { 1.0 } else { 0.1 });
+    /// assert_eq!(schedule.value_at(99), 0.1);
+    /// ```
     pub fn lambda(
         learning_rate: f64,
         factor: impl Fn(u64) -> f64 + Send + Sync + 'static,
     ) -> LrSchedule {
         LrSchedule::Lambda { learning_rate, factor: HostFn::new(factor) }
+    }
+
+    /// `learning_rate` times what a function says of the epoch, which has so many steps.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let schedule = LrSchedule::lambda_by_epoch(0.1, 500, |epoch| 0.5f64.powi(epoch as i32));
+    /// assert_eq!((schedule.value_at(499), schedule.value_at(500)), (0.1, 0.05));
+    /// ```
+    pub fn lambda_by_epoch(
+        learning_rate: f64,
+        steps_per_epoch: u64,
+        factor: impl Fn(u64) -> f64 + Send + Sync + 'static,
+    ) -> LrSchedule {
+        let steps = steps_per_epoch.max(1);
+        LrSchedule::lambda(learning_rate, move |step| factor(step / steps))
     }
 
     /// A straight line from `start` to `end` before anything else.
@@ -275,7 +300,8 @@ impl LrSchedule {
 }
 
 impl LearningRate {
-    /// Makes `learning_rate_<n>` and, for a schedule, the ops that set it in each step.
+    /// Makes `learning_rate_<n>` and, for a schedule, the ops that set it in each step; for one that the host
+    /// computes, only the counter, so that it goes on where a checkpoint left it.
     pub(crate) fn emit(&self, main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
         if let LearningRate::Schedule(schedule) = self {
             schedule.check()?;
@@ -284,15 +310,46 @@ impl LearningRate {
         let one = Shape::from([1]);
         let start = self.value_at(0);
         let rate = crate::build::global_var(main, startup, &name, one, DType::F32, start)?;
-        if let LearningRate::Schedule(schedule) = self
-            && !schedule.is_host_side()
-        {
+        if let LearningRate::Schedule(schedule) = self {
             let role = std::mem::replace(&mut main.role, OpRole::LR_SCHED);
             let step = counter(main, startup)?;
-            schedule.emit(main, step, 0, Some(rate))?;
+            if !schedule.is_host_side() {
+                schedule.emit(main, step, 0, Some(rate))?;
+            }
             main.role = role;
         }
         Ok(rate)
+    }
+}
+
+/// A learning rate that no op computes: whoever runs the programs sets `variable` before each step.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
+/// net.minimize(loss, Sgd::new(LrSchedule::lambda(0.1, |step| 1.0 / (1 + step) as f64)))?;
+/// let programs = net.build()?;
+/// let rate = &programs.host_rates[0];
+/// assert_eq!(rate.variable, "learning_rate_0");
+/// assert_eq!(rate.value_after(Some(0)), 0.05);
+/// # Ok::<(), fleet_nn::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostRate {
+    /// One number of the scope.
+    pub variable: String,
+    pub schedule: LrSchedule,
+}
+
+impl HostRate {
+    /// The variable of the scope that counts steps: a 64-bit integer, -1 before the first one.
+    pub const COUNTER: &'static str = COUNTER;
+
+    /// The rate of the next step, where the counter says `done`; that of the first where it says nothing.
+    pub fn value_after(&self, done: Option<i64>) -> f64 {
+        let next = done.map_or(0, |done| done.saturating_add(1).max(0));
+        self.schedule.value_at(next.unsigned_abs())
     }
 }
 

@@ -5,9 +5,9 @@
 
 use crate::build::Build;
 use crate::optimizer::OptimizerDesc;
-use crate::{Init, OpCall, ParamAttr, Var};
+use crate::{HostRate, Init, OpCall, ParamAttr, Var};
 use fleet_base::{EntityRef, Error, Result};
-use fleet_ir::{OpRole, Program, VarId};
+use fleet_ir::{BlockId, OpRole, Program, VarId};
 use fleet_ops::{Emit, Registry};
 use fleet_tensor::{DType, Shape};
 use std::cell::RefCell;
@@ -32,11 +32,13 @@ pub struct Programs {
     pub main: Program,
     /// Fills parameters and optimizer state; runs once.
     pub startup: Program,
+    /// Learning rates that the host computes before each step.
+    pub host_rates: Vec<HostRate>,
 }
 
 impl Programs {
     pub fn new() -> Programs {
-        Programs { main: Program::new(), startup: Program::new() }
+        Programs { main: Program::new(), startup: Program::new(), host_rates: Vec::new() }
     }
 
     /// The program for evaluation: forward ops only, dropout off, batch norm with moving averages.
@@ -73,6 +75,9 @@ struct State {
     /// Prefix of automatic names, each level ended by a slash.
     scope: String,
     device: Option<Arc<str>>,
+    /// Where ops go: the root block, or a branch that is being written. Variables always live in the
+    /// root.
+    block: BlockId,
 }
 
 impl Default for Net {
@@ -113,7 +118,8 @@ impl Net {
     }
 
     fn continued(programs: Programs, registry: &'static Registry) -> Net {
-        let state = State { programs, error: None, scope: String::new(), device: None };
+        let (scope, block) = (String::new(), Program::ROOT);
+        let state = State { programs, error: None, scope, device: None, block };
         Net { registry, state: RefCell::new(state) }
     }
 
@@ -460,9 +466,11 @@ impl Net {
         let mut main = emit(&mut state.programs.main);
         let startup = emit(&mut state.programs.startup);
         main.device = state.device.clone();
-        let mut build = Build { net: self, main, startup, scope: &state.scope };
+        let block = state.block;
+        let mut build = Build { net: self, main, startup, scope: &state.scope, block };
         match layer(&mut build) {
             Ok(made) => {
+                build.main.block = block;
                 build.main.append();
                 build.startup.append();
                 Some(made)
@@ -512,11 +520,25 @@ impl Net {
         if let Some(error) = &state.error {
             return Err(error.clone());
         }
+        let is_branch = state.block != Program::ROOT;
+        let rewrite = |net: &Net, programs: &mut Programs| match is_branch {
+            true => Err(Error::invalid("a whole network cannot be rewritten inside of a branch")
+                .help("take gradients and minimize behind the cond, not in its branches")),
+            false => rewrite(net, programs),
+        };
         rewrite(self, &mut state.programs).map_err(|error| {
             let error = located(error, &format!("{}:{}", at.file(), at.line()));
             state.error = Some(error.clone());
             error
         })
+    }
+
+    /// Writes ops into `block` while `write` runs.
+    pub(crate) fn in_block<T>(&self, block: BlockId, write: impl FnOnce() -> T) -> T {
+        let before = std::mem::replace(&mut self.state.borrow_mut().block, block);
+        let made = write();
+        self.state.borrow_mut().block = before;
+        made
     }
 
     pub(crate) fn handle(&self, id: VarId) -> Var<'_> {

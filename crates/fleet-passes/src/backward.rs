@@ -4,9 +4,13 @@
 //! uses it has been visited: one contribution is renamed to `x@GRAD`, several are renamed to
 //! `x@GRAD@RENAME@block0@i` and summed. Sums stand right behind their last contribution, so that a
 //! gradient is ready for communication as early as it can be.
+//!
+//! A conditional block on the way has a conditional block of gradients (`backward/conditional.rs`).
+
+mod conditional;
 
 use fleet_base::{Error, Result};
-use fleet_ir::{OpId, OpRole, Program, VarId, VarKind};
+use fleet_ir::{BlockId, OpId, OpRole, Program, VarId, VarKind};
 use fleet_ops::{Emit, Grad, GradCtx, Registry};
 use std::collections::{HashMap, HashSet};
 
@@ -74,7 +78,8 @@ pub fn gradients(
     Ok(inputs.iter().map(|input| found.get(input).copied()).collect())
 }
 
-fn check_loss(program: &Program, loss: VarId) -> Result<()> {
+/// Refuses a variable that cannot be minimised.
+pub fn check_loss(program: &Program, loss: VarId) -> Result<()> {
     let var = program.var(loss);
     if var.shape.numel() != Some(1) || !var.dtype.is_float() {
         return Err(Error::invalid(format!("'{}' cannot be a loss", var.name))
@@ -85,10 +90,53 @@ fn check_loss(program: &Program, loss: VarId) -> Result<()> {
     Ok(())
 }
 
-/// The state of one differentiation.
-struct Tape {
+/// An op between the leaves and the targets.
+struct Node {
+    id: OpId,
+    /// Of a conditional block: such ops inside of it.
+    inner: Vec<Node>,
+}
+
+impl Node {
+    fn is_conditional(&self) -> bool {
+        !self.inner.is_empty()
+    }
+
+    /// What it reads and has not written itself, in the order of their ids.
+    fn reads(&self, program: &Program) -> Vec<VarId> {
+        let mut vars: Vec<VarId> = match self.is_conditional() {
+            true => self.inner.iter().flat_map(|node| node.reads(program)).collect(),
+            false => program.op(self.id).all_inputs().collect(),
+        };
+        if self.is_conditional() {
+            let own = self.writes(program);
+            vars.retain(|var| own.binary_search(var).is_err());
+        }
+        vars.sort_unstable();
+        vars.dedup();
+        vars
+    }
+
+    /// What it writes, in the order of their ids.
+    fn writes(&self, program: &Program) -> Vec<VarId> {
+        let mut vars: Vec<VarId> = match self.is_conditional() {
+            true => self.inner.iter().flat_map(|node| node.writes(program)).collect(),
+            false => program.op(self.id).all_outputs().collect(),
+        };
+        vars.sort_unstable();
+        vars.dedup();
+        vars
+    }
+}
+
+/// The state of one differentiation, or of the part of it inside of a conditional block.
+struct Tape<'f> {
     /// Variables through which gradients flow.
-    flows: HashSet<VarId>,
+    flows: &'f HashSet<VarId>,
+    /// The block whose ops are differentiated.
+    block: BlockId,
+    /// Inside of a conditional block: what it writes. The gradients of all else are finished outside.
+    local: Option<Vec<VarId>>,
     /// Ops still to be visited that use the variable.
     pending: HashMap<VarId, usize>,
     parts: HashMap<VarId, Vec<VarId>>,
@@ -103,14 +151,8 @@ fn differentiate(
     no_grad: &[VarId],
 ) -> Result<HashMap<VarId, VarId>> {
     let targets: Vec<VarId> = seeds.iter().map(|(target, _)| *target).collect();
-    let (ops, flows) = relevant_ops(program, registry, &targets, leaves, no_grad)?;
-    let mut tape =
-        Tape { flows, pending: HashMap::new(), parts: HashMap::new(), finished: HashMap::new() };
-    for op in &ops {
-        for var in distinct_inputs(program, *op) {
-            *tape.pending.entry(var).or_default() += 1;
-        }
-    }
+    let (nodes, flows) = relevant_ops(program, registry, &targets, leaves, no_grad)?;
+    let mut tape = Tape::new(program, &nodes, &flows, Program::ROOT, None);
     let mut emit = Emit::new(program, registry, OpRole::BACKWARD);
     for (target, seed) in seeds {
         let seed = match seed {
@@ -120,8 +162,8 @@ fn differentiate(
         tape.parts.entry(*target).or_default().push(seed);
         tape.finish_if_done(&mut emit, *target)?;
     }
-    for op in ops.iter().rev() {
-        visit(&mut emit, &mut tape, *op)?;
+    for node in nodes.iter().rev() {
+        visit(&mut emit, &mut tape, node)?;
     }
     emit.append();
     Ok(tape.finished)
@@ -134,20 +176,43 @@ fn relevant_ops(
     targets: &[VarId],
     leaves: &[VarId],
     no_grad: &[VarId],
-) -> Result<(Vec<OpId>, HashSet<VarId>)> {
+) -> Result<(Vec<Node>, HashSet<VarId>)> {
     let stopped: HashSet<VarId> = no_grad.iter().copied().collect();
     let mut flows: HashSet<VarId> =
         leaves.iter().copied().filter(|leaf| !stopped.contains(leaf)).collect();
-    let mut forward = Vec::new();
-    for (id, op) in program.root_ops() {
+    let reached = reached(program, registry, Program::ROOT, &stopped, &mut flows)?;
+    let mut needed: HashSet<VarId> = targets.iter().copied().collect();
+    let kept = wanted(program, reached, &flows, &mut needed);
+    flows.retain(|var| needed.contains(var));
+    conditional::check_single_producer(program, &kept, &flows)?;
+    Ok((kept, flows))
+}
+
+/// The ops of a block through which the leaves have a say, and their outputs added to `flows`.
+fn reached(
+    program: &Program,
+    registry: &Registry,
+    block: BlockId,
+    stopped: &HashSet<VarId>,
+    flows: &mut HashSet<VarId>,
+) -> Result<Vec<Node>> {
+    let mut nodes = Vec::new();
+    for (id, op) in program.block_ops(block) {
         if !op.role.is_forward() && !op.role.is_backward() {
+            continue;
+        }
+        if let Some(inside) = op.sub_block() {
+            let inner = reached(program, registry, inside, stopped, flows)?;
+            if !inner.is_empty() {
+                nodes.push(Node { id, inner });
+            }
             continue;
         }
         let differentiable = matches!(registry.get(op.name())?.grad, Grad::Rule(_));
         if !differentiable || !op.all_inputs().any(|var| flows.contains(&var)) {
             continue;
         }
-        forward.push(id);
+        nodes.push(Node { id, inner: Vec::new() });
         for var in op.all_outputs() {
             let it = program.var(var);
             if it.dtype.is_float() && !it.stop_gradient && !stopped.contains(&var) {
@@ -155,71 +220,81 @@ fn relevant_ops(
             }
         }
     }
-    let mut needed: HashSet<VarId> = targets.iter().copied().collect();
+    Ok(nodes)
+}
+
+/// Those ops that have a say in the targets; what they read is added to `needed`.
+fn wanted(
+    program: &Program,
+    nodes: Vec<Node>,
+    flows: &HashSet<VarId>,
+    needed: &mut HashSet<VarId>,
+) -> Vec<Node> {
     let mut kept = Vec::new();
-    for id in forward.into_iter().rev() {
-        let op = program.op(id);
+    for node in nodes.into_iter().rev() {
+        if node.is_conditional() {
+            let inner = wanted(program, node.inner, flows, needed);
+            if !inner.is_empty() {
+                kept.push(Node { id: node.id, inner });
+            }
+            continue;
+        }
+        let op = program.op(node.id);
         if op.all_outputs().any(|var| needed.contains(&var) && flows.contains(&var)) {
             needed.extend(op.all_inputs().filter(|var| flows.contains(var)));
-            kept.push(id);
+            kept.push(node);
         }
     }
     kept.reverse();
-    flows.retain(|var| needed.contains(var));
-    check_single_producer(program, &kept, &flows)?;
-    Ok((kept, flows))
-}
-
-/// A gradient belongs to a variable, so each variable on the way must have one value.
-fn check_single_producer(program: &Program, ops: &[OpId], flows: &HashSet<VarId>) -> Result<()> {
-    let mut made = HashSet::new();
-    for id in ops {
-        for var in program.op(*id).all_outputs() {
-            if flows.contains(&var) && !made.insert(var) {
-                return Err(Error::unsupported(format!(
-                    "variable '{}' is written twice, so its gradient is not defined",
-                    program.var_name(var)
-                ))
-                .at(program.describe_op(*id))
-                .help("write to a new variable instead"));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn distinct_inputs(program: &Program, op: OpId) -> Vec<VarId> {
-    let mut vars: Vec<VarId> = program.op(op).all_inputs().collect();
-    vars.sort_unstable();
-    vars.dedup();
-    vars
+    kept
 }
 
 fn emit_ones(emit: &mut Emit<'_>, target: VarId) -> Result<VarId> {
-    let var = emit.program.var(target);
-    let (dtype, shape) = (var.dtype, var.shape);
-    let name = format!("{}@GRAD", var.name);
+    let name = format!("{}@GRAD", emit.program.var_name(target));
     let name = emit.program.fresh_name(&name);
-    let (block, role) = (emit.block, emit.role);
-    let ones = emit.program.add_var(block, fleet_ir::Var::new(name, dtype, shape))?;
+    let role = emit.role;
     emit.role = role.with_loss();
-    let call = if shape.is_known() {
-        emit.named_op("fill_constant")?.attr("shape", shape.to_vec()).attr("dtype", dtype)
-    } else {
-        emit.named_op("fill_any_like")?.input("X", target)
-    };
-    call.attr("value", 1.0).output("Out", ones).done()?;
+    let ones = emit_like(emit, target, name, 1.0)?;
     emit.role = role;
     Ok(ones)
 }
 
-fn visit(emit: &mut Emit<'_>, tape: &mut Tape, id: OpId) -> Result<()> {
+/// A variable like another one, filled with a value.
+fn emit_like(emit: &mut Emit<'_>, like: VarId, name: String, value: f64) -> Result<VarId> {
+    let var = emit.program.var(like);
+    let (dtype, shape, block) = (var.dtype, var.shape, emit.block);
+    let made = emit.program.add_var(block, fleet_ir::Var::new(name, dtype, shape))?;
+    let call = if shape.is_known() {
+        emit.named_op("fill_constant")?.attr("shape", shape.to_vec()).attr("dtype", dtype)
+    } else {
+        emit.named_op("fill_any_like")?.input("X", like)
+    };
+    call.attr("value", value).output("Out", made).done()?;
+    Ok(made)
+}
+
+fn visit(emit: &mut Emit<'_>, tape: &mut Tape<'_>, node: &Node) -> Result<()> {
+    if node.is_conditional() {
+        conditional::visit(emit, tape, node)?;
+    } else {
+        visit_op(emit, tape, node.id)?;
+    }
+    for var in node.reads(emit.program) {
+        if let Some(count) = tape.pending.get_mut(&var) {
+            *count -= 1;
+        }
+        tape.finish_if_done(emit, var)?;
+    }
+    Ok(())
+}
+
+fn visit_op(emit: &mut Emit<'_>, tape: &mut Tape<'_>, id: OpId) -> Result<()> {
     let op = emit.program.op(id);
     emit.device.clone_from(&op.device);
     emit.source.clone_from(&op.source);
     let arrives = op.all_outputs().any(|var| tape.finished.contains_key(&var));
     if arrives && let Grad::Rule(rule) = emit.registry.get(op.name())?.grad {
-        let flows = &tape.flows;
+        let flows = tape.flows;
         let wanted = |var: VarId| flows.contains(&var);
         let mut ctx = GradCtx::new(emit, id, &tape.finished, &wanted);
         rule(&mut ctx).map_err(|error| {
@@ -232,19 +307,28 @@ fn visit(emit: &mut Emit<'_>, tape: &mut Tape, id: OpId) -> Result<()> {
             }
         }
     }
-    for var in distinct_inputs(emit.program, id) {
-        if let Some(count) = tape.pending.get_mut(&var) {
-            *count -= 1;
-        }
-        tape.finish_if_done(emit, var)?;
-    }
     Ok(())
 }
 
-impl Tape {
+impl<'f> Tape<'f> {
+    fn new(
+        program: &Program,
+        nodes: &[Node],
+        flows: &'f HashSet<VarId>,
+        block: BlockId,
+        local: Option<Vec<VarId>>,
+    ) -> Tape<'f> {
+        let mut pending: HashMap<VarId, usize> = HashMap::new();
+        for var in nodes.iter().flat_map(|node| node.reads(program)) {
+            *pending.entry(var).or_default() += 1;
+        }
+        Tape { flows, block, local, pending, parts: HashMap::new(), finished: HashMap::new() }
+    }
+
     /// Names and, where there are several, sums the contributions once nothing more can come.
     fn finish_if_done(&mut self, emit: &mut Emit<'_>, var: VarId) -> Result<()> {
-        if self.pending.get(&var).is_some_and(|count| *count > 0) {
+        let is_outer = self.local.as_ref().is_some_and(|own| own.binary_search(&var).is_err());
+        if is_outer || self.pending.get(&var).is_some_and(|count| *count > 0) {
             return Ok(());
         }
         let Some(parts) = self.parts.remove(&var) else { return Ok(()) };

@@ -182,14 +182,15 @@ fn rewrite(
         } else {
             Vec::new()
         };
-        for var in op.all_inputs().filter(|var| twins.contains_key(var)) {
+        let written = touched(id, program, twins, Program::writes_of);
+        for var in touched(id, program, twins, Program::reads_of) {
             let wants_twin = moved.contains(&var);
             convert(program, registry, &op, var, twins[&var], wants_twin, &mut valid, &mut out)?;
         }
         if !moved.is_empty() {
             move_op(program, id, &op, &moved, twins)?;
         }
-        for var in op.all_outputs().filter(|var| twins.contains_key(var)) {
+        for var in written {
             let twin = moved.contains(&var);
             valid.insert(var, Valid { original: !twin, twin });
         }
@@ -201,6 +202,20 @@ fn rewrite(
     }
     program.set_block_ops(Program::ROOT, out);
     Ok(())
+}
+
+/// Images that an op reads or writes; of a conditional part, those that its ops do, which stay as they are.
+fn touched(
+    id: OpId,
+    program: &Program,
+    twins: &HashMap<VarId, VarId>,
+    list: fn(&Program, OpId, &mut HashSet<VarId>),
+) -> Vec<VarId> {
+    let mut all = HashSet::new();
+    list(program, id, &mut all);
+    let mut images: Vec<VarId> = all.into_iter().filter(|var| twins.contains_key(var)).collect();
+    images.sort_unstable();
+    images
 }
 
 /// Makes the form of an image that is wanted, if it is not there yet.

@@ -6,5 +6,5 @@ mod fuse;
 mod layout;
 mod pipeline;
 
-pub use backward::{BackwardOptions, append_backward, gradients};
+pub use backward::{BackwardOptions, append_backward, check_loss, gradients};
 pub use pipeline::{BuildOptions, optimize};

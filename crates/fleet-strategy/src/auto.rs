@@ -12,9 +12,10 @@
 use crate::DistributedStrategy;
 use crate::compiler::{Decision, Verdict};
 use crate::meta::Facts;
-use crate::rates::Origin;
+use crate::rates::{BATCH_ASSUMED, Origin};
 use fleet_base::text;
 use fleet_ops::{CostCtx, InferCtx, Meta, Registry, meta};
+use std::fmt;
 
 /// The backward pass costs twice the forward pass.
 const BACKWARD_SHARE: f64 = 2.0 / 3.0;
@@ -50,18 +51,18 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
     if ranks.count == 1 {
         return (strategy, vec!["one rank: nothing to choose".into()]);
     }
-    let work = work(facts);
-    let gradients = gradients(facts);
+    let batch = Batch::of(facts);
+    let work = work(facts, batch.size);
+    let gradients = gradients(facts, batch.size);
     let share = (ranks.count - 1) as f64 / ranks.count as f64;
     let bandwidth = rates.network(ranks);
     let travel = 2.0 * gradients.bytes * share / bandwidth;
     let hidden = work.seconds * BACKWARD_SHARE;
     let mut reasons = vec![
         format!(
-            "{} parameters; a step of {} samples is {}flop and {} through memory a rank, about {} at {}flop/s \
+            "{} parameters; a step of {batch} is {}flop and {} through memory a rank, about {} at {}flop/s \
              and {}B/s ({})",
             text::count(gradients.parameters),
-            rates.batch,
             text::count(work.flops),
             text::bytes(work.bytes as u64),
             duration(work.seconds),
@@ -141,6 +142,35 @@ fn buckets(
     ));
 }
 
+/// The samples of a rank in a step, and who says so.
+struct Batch {
+    size: usize,
+    origin: &'static str,
+}
+
+impl Batch {
+    /// A program whose every fed variable has a known first dimension is written for one batch: the
+    /// largest of them, since masks and weights that all samples share are fed too.
+    fn of(facts: &Facts<'_>) -> Batch {
+        let fed = facts.program.vars().filter(|(_, var)| var.is_data);
+        let sizes: Vec<i64> =
+            fed.filter_map(|(_, var)| var.shape.dims().first().copied()).collect();
+        let fixed = sizes.iter().copied().max().filter(|_| sizes.iter().all(|size| *size > 0));
+        match (fixed, facts.rates.batch) {
+            (Some(size), _) => Batch { size: size as usize, origin: "the program's" },
+            (None, Some(size)) => Batch { size, origin: "given" },
+            (None, None) => Batch { size: BATCH_ASSUMED, origin: "assumed" },
+        }
+    }
+}
+
+impl fmt::Display for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = if self.size == 1 { "" } else { "s" };
+        write!(f, "{} sample{s} ({})", self.size, self.origin)
+    }
+}
+
 /// What all ranks sum in a step.
 struct Gradients {
     parameters: f64,
@@ -148,13 +178,13 @@ struct Gradients {
 }
 
 /// Dense gradients are as large as their parameters; of sparse ones only the rows in use are sent.
-fn gradients(facts: &Facts<'_>) -> Gradients {
+fn gradients(facts: &Facts<'_>, batch: usize) -> Gradients {
     let mut all = Gradients { parameters: 0.0, bytes: 0.0 };
     let mut sparse = Vec::new();
     for (_, op) in facts.program.root_ops() {
         if op.spec.attr_index("is_sparse").is_some() && op.attr_bool("is_sparse") {
             sparse.extend(op.input("W"));
-            let rows = op.output("Out").iter().map(|var| sized(facts, *var).bytes() as f64);
+            let rows = op.output("Out").iter().map(|var| sized(facts, *var, batch).bytes() as f64);
             all.bytes += rows.sum::<f64>() * facts.ranks.count as f64 / 2.0;
         }
     }
@@ -177,12 +207,12 @@ struct Work {
 }
 
 /// By the ops' own estimates.
-fn work(facts: &Facts<'_>) -> Work {
+fn work(facts: &Facts<'_>, batch: usize) -> Work {
     let registry = Registry::standard();
     let mut total = Work::default();
     for (_, op) in facts.program.root_ops() {
         let Some(def) = registry.find(op.name()) else { continue };
-        let mut infer = InferCtx::new(op, |var| sized(facts, var));
+        let mut infer = InferCtx::new(op, |var| sized(facts, var, batch));
         if (def.infer)(&mut infer).is_err() {
             continue;
         }
@@ -190,7 +220,7 @@ fn work(facts: &Facts<'_>) -> Work {
         let inputs: Vec<Vec<Meta>> = op
             .inputs
             .iter()
-            .map(|vars| vars.iter().map(|var| sized(facts, *var)).collect())
+            .map(|vars| vars.iter().map(|var| sized(facts, *var, batch)).collect())
             .collect();
         let cost = (def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs });
         let (flops, bytes) = (PASSES * cost.flops, PASSES * cost.bytes);
@@ -204,11 +234,11 @@ fn work(facts: &Facts<'_>) -> Work {
 }
 
 /// A variable with a batch of samples in place of dimensions that are not known.
-fn sized(facts: &Facts<'_>, var: fleet_ir::VarId) -> Meta {
+fn sized(facts: &Facts<'_>, var: fleet_ir::VarId, batch: usize) -> Meta {
     let mut meta = meta(facts.program, var);
     let mut unknown = meta.shape.dims_mut().iter_mut().filter(|dim| **dim < 0);
     if let Some(first) = unknown.next() {
-        *first = facts.rates.batch as i64;
+        *first = batch as i64;
     }
     unknown.for_each(|dim| *dim = 1);
     meta

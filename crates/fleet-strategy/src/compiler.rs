@@ -10,6 +10,7 @@ use crate::meta::{
 };
 use crate::problem::Problem;
 use crate::rates::Cluster;
+use crate::reflect::{Item, Reflect};
 use fleet_base::{Error, Result};
 use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
@@ -115,14 +116,15 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
         );
     }
     let hybrid = strategy.hybrid_configs();
-    let axes = [
-        ("mp_degree", hybrid.mp_degree(), "layers are not divided among ranks"),
-        ("pp_degree", hybrid.pp_degree(), "a program runs whole on every rank"),
-        ("sharding_degree", hybrid.sharding_degree(), "every rank holds all parameters"),
-        ("sep_degree", hybrid.sep_degree(), "sequences are not divided among ranks"),
-    ];
-    for (name, degree, why) in axes.into_iter().filter(|(_, degree, _)| *degree > 1) {
-        refuse("Hybrid", format!("hybrid_configs.{name} of {degree} is not there yet: {why}"));
+    // The schema says why.
+    for field in hybrid.shape().fields.iter().filter(|field| hybrid.slot(field.number).count() > 0)
+    {
+        if let (Some(why), Item::Int32(degree @ 2..)) =
+            (field.refused, hybrid.slot(field.number).item(0))
+        {
+            let name = field.name;
+            refuse("Hybrid", format!("hybrid_configs.{name} of {degree} is not there yet: {why}"));
+        }
     }
     let copies = hybrid.dp_degree();
     if copies > 0 && copies as usize != facts.ranks.count && decisions.is_empty() {
@@ -176,6 +178,8 @@ pub fn minimize_observed(
 ) -> Result<Plan> {
     let Cluster { ranks, rates } = on.into();
     ranks.check()?;
+    // Before any pass gives it another name.
+    fleet_passes::check_loss(&programs.main, loss)?;
     let warnings = strategy.validate()?;
     let facts =
         Facts { strategy, optimizer, ranks: &ranks, rates: &rates, program: &programs.main };

@@ -39,7 +39,7 @@ pub use local_state::{LocalVar, Spread, local_state};
 pub use meta::recompute::recompute_candidates;
 pub use meta::{Ranks, RingSpec};
 pub use problem::{Place, Problem, Severity, all_in_one};
-pub use rates::{Cluster, Origin, Rates};
+pub use rates::{BATCH_ASSUMED, Cluster, Origin, Rates};
 pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};
 pub use schema::*;
 pub use value::Value;

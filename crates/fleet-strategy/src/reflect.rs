@@ -37,6 +37,8 @@ pub struct Field {
     pub doc: &'static [&'static str],
     /// Why the field is accepted and stored, but has no effect.
     pub ignored: Option<&'static str>,
+    /// Why a program is not rewritten where the field is more than its default: it is not there yet.
+    pub refused: Option<&'static str>,
 }
 
 /// The type of a field's values.
@@ -148,14 +150,14 @@ impl Field {
         repeated: bool,
         default: Option<&'static str>,
         doc: &'static [&'static str],
-        ignored: Option<&'static str>,
+        [ignored, refused]: [Option<&'static str>; 2],
     ) -> Field {
         // `r#type` is `type` everywhere but in Rust.
         let name = match name.as_bytes() {
             [b'r', b'#', ..] => name.split_at(2).1,
             _ => name,
         };
-        Field { name, number, kind, repeated, default, doc, ignored }
+        Field { name, number, kind, repeated, default, doc, ignored, refused }
     }
 }
 

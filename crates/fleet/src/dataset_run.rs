@@ -14,7 +14,6 @@ use fleet_exec::{Executor, Scope};
 use fleet_ir::Program;
 use fleet_tensor::Tensor;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How a dataset goes through a program.
@@ -173,17 +172,17 @@ pub fn run_from_dataset(
     dataset: &dyn Dataset,
     run: DatasetRun<'_>,
 ) -> Result<DatasetReport> {
-    run_counted(executor, program, scope, dataset, run, &AtomicU64::new(0))
+    run_counted(executor, program, scope, dataset, run, &mut |_| Ok(()))
 }
 
-/// The same, where somebody counts the steps.
+/// The same, where something is done before each step.
 pub(crate) fn run_counted(
     executor: &mut Executor,
     program: &Program,
     scope: &mut Scope,
     dataset: &dyn Dataset,
     run: DatasetRun<'_>,
-    steps: &AtomicU64,
+    before: &mut dyn FnMut(&mut Scope) -> Result<()>,
 ) -> Result<DatasetReport> {
     check_inputs(program, dataset)?;
     let mut batches = Prefetch::start(dataset.sources(run.threads)?, dataset.layout(), run.ahead)?;
@@ -192,7 +191,7 @@ pub(crate) fn run_counted(
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (mut batch, mut out) = (Batch::new(dataset.layout()), Vec::new());
     while pass.next(&mut batches, &mut batch)? {
-        steps.fetch_add(1, Relaxed);
+        before(scope)?;
         executor.run_into(program, scope, &batch.feeds(), &names, &mut out).map_err(|error| {
             error.at(format!("batch {} of the dataset", pass.report.batches + 1))
         })?;

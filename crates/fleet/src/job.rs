@@ -149,6 +149,7 @@ impl Fleet {
             optimizer: optimizer.into(),
             rows: None,
             half_async: false,
+            batch: None,
             strategy: strategy.clone(),
         }
     }
@@ -372,6 +373,7 @@ pub struct DistributedOptimizer<'f> {
     /// What updates rows on parameter servers, where it is another.
     rows: Option<OptimizerDesc>,
     half_async: bool,
+    batch: Option<usize>,
     strategy: DistributedStrategy,
 }
 
@@ -385,6 +387,13 @@ impl DistributedOptimizer<'_> {
     /// On parameter servers and without `a_sync`: workers do not wait for each other.
     pub fn half_async(mut self, on: bool) -> Self {
         self.half_async = on;
+        self
+    }
+
+    /// Samples of a rank in a step, for the costs by which `auto` chooses, where the program leaves that
+    /// open.
+    pub fn batch(mut self, samples: usize) -> Self {
+        self.batch = Some(samples);
         self
     }
 
@@ -450,7 +459,7 @@ impl DistributedOptimizer<'_> {
     ) -> Result<Distributed> {
         let ranks = self.fleet.ranks();
         let rates = match self.strategy.auto() {
-            true => crate::probe::rates(self.fleet)?,
+            true => crate::probe::rates(self.fleet, self.batch)?,
             false => Rates::default(),
         };
         let loss = loss.id();

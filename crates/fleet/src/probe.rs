@@ -21,24 +21,26 @@ const SUMMED: usize = 1 << 20;
 /// The best of so many counts.
 const ROUNDS: usize = 3;
 
-/// Measures, together with all other ranks. One rank alone has nothing to choose, and measures nothing.
-pub(crate) fn rates(fleet: &Fleet) -> Result<Rates> {
+/// Measures, together with all other ranks; `batch` is what the user says of samples, and the smallest
+/// counts. One rank alone has nothing to choose, and measures nothing.
+pub(crate) fn rates(fleet: &Fleet, batch: Option<usize>) -> Result<Rates> {
     let ranks = fleet.worker_num();
     if ranks == 1 {
-        return Ok(Rates::default());
+        return Ok(Rates { batch, ..Rates::default() });
     }
     // All compute at the same time, as they will.
     fleet.barrier_worker()?;
     let flops = flops_per_second(fleet.cores_share())?;
     let memory = memory_bytes_per_second();
     let network = network_bytes_per_second(fleet)?;
-    let slowest = fleet.util().all_reduce(&[flops, memory, network], ReduceOp::Min)?;
+    let samples = batch.map_or(f64::MAX, |batch| batch as f64);
+    let slowest = fleet.util().all_reduce(&[flops, memory, network, samples], ReduceOp::Min)?;
     Ok(Rates {
         flops_per_second: slowest[0],
         memory_bytes_per_second: slowest[1],
         network_bytes_per_second: Some(slowest[2]),
+        batch: (slowest[3] < f64::MAX).then_some(slowest[3] as usize),
         origin: Origin::Measured,
-        ..Rates::default()
     })
 }
 

@@ -1,11 +1,11 @@
 //! A session: a model's programs, the scope that they run on, and an executor.
 
 use crate::dataset_run::{DatasetReport, DatasetRun, run_counted, run_from_dataset};
-use fleet_base::Result;
+use fleet_base::{Error, Result};
 use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
-use fleet_nn::Programs;
+use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
 use fleet_tensor::Tensor;
 use std::sync::Arc;
@@ -42,8 +42,25 @@ impl Session {
     }
 
     /// Runs the main program once: a training step.
+    ///
+    /// Learning rates that the user gives as functions are set first:
+    ///
+    /// ```
+    /// use fleet::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 4], DType::F32);
+    /// let halves = LrSchedule::lambda(0.8, |step| 0.5f64.powi(step as i32));
+    /// let rate = net.minimize(x.fc(1).mean(), Sgd::new(halves))?.learning_rate.name();
+    /// let mut session = Session::new(net.build()?, ExecOptions::default())?;
+    /// let x = Tensor::from_slice(&[0.0f32; 8], [2, 4])?;
+    /// for expected in [0.8f32, 0.4, 0.2] {
+    ///     assert_eq!(session.run(&[("x", &x)], &[&rate])?[0].to_vec::<f32>()?, [expected]);
+    /// }
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         self.steps.fetch_add(1, Relaxed);
+        set_rates(&self.programs.host_rates, &mut self.scope)?;
         self.executor.run(&self.programs.main, &mut self.scope, feed, fetch)
     }
 
@@ -59,7 +76,11 @@ impl Session {
         run: DatasetRun<'_>,
     ) -> Result<DatasetReport> {
         let Session { programs, scope, executor, steps, .. } = self;
-        run_counted(executor, &programs.main, scope, dataset, run, steps)
+        let before = &mut |scope: &mut Scope| {
+            steps.fetch_add(1, Relaxed);
+            set_rates(&programs.host_rates, scope)
+        };
+        run_counted(executor, &programs.main, scope, dataset, run, before)
     }
 
     /// Runs the forward part, as for inference, on one pass of a dataset: nothing is updated but what
@@ -76,4 +97,23 @@ impl Session {
     pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         self.executor.run(&self.test, &mut self.scope, feed, fetch)
     }
+}
+
+/// Writes the rates of the next step, as their functions say. The count of steps is the scope's, so it goes
+/// on where a checkpoint was loaded.
+fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
+    for rate in rates {
+        let done = match scope.contains(HostRate::COUNTER) {
+            true => scope.tensor(HostRate::COUNTER)?.to_vec::<i64>()?.first().copied(),
+            false => None,
+        };
+        let value = rate.value_after(done) as f32;
+        if !value.is_finite() {
+            return Err(Error::numeric(format!("the rate '{}' is not finite", rate.variable))
+                .got(value)
+                .help("the function that the schedule was given must return a number"));
+        }
+        scope.assign(&rate.variable, &Tensor::from_slice(&[value], [1])?)?;
+    }
+    Ok(())
 }

@@ -6,7 +6,11 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, PullMode, ServerTables};
 use fleet::rng::Sequence;
-use fleet::servers::{Exchange, Place, ServerJob, Worker};
+use fleet::servers::{
+    Exchange, Place, ServerJob, Worker, communicator_options, steps_between_reports,
+};
+use fleet::strategy::{AsyncConfig, Item, Kind, Value};
+use fleet::topology::Env;
 use std::sync::Arc;
 
 const ROWS: i64 = 40;
@@ -356,5 +360,42 @@ fn geo_alone_is_local_training() {
         let strategy = DistributedStrategy::new().use_geo(k_steps);
         let case = Case { workers: 1, ..Case::new(optimizer.clone(), strategy) };
         check_near(&case.train(9)[0], &want, 2e-6, "geo");
+    }
+}
+
+/// Every switch of `a_sync_configs` changes what a worker does, or is marked as without effect.
+#[test]
+fn switches_of_the_exchange_are_as_they_are_marked() {
+    /// Switches whose effect only a running job shows.
+    const ELSEWHERE: [&str; 2] = ["launch_barrier", "runtime_split_send_recv"];
+    let outcome = |strategy: &DistributedStrategy| {
+        let mut tables = String::new();
+        let place = Place { worker: 0, worker_count: 2, server_count: 2, half_async: false };
+        let made = model(|net, loss| {
+            let optimizer = Sgd::new(LrSchedule::exponential(0.1, 0.5)).into();
+            let constant = Sgd::new(0.1).into();
+            let is_geo = strategy.a_sync_configs().k_steps() > 0;
+            let rule = if is_geo { &constant } else { &optimizer };
+            let job = ServerJob::minimize(net, loss, rule, None, strategy, place).unwrap();
+            tables = format!("{:?} {:?}", job.plan.exchange, job.tables);
+        });
+        let main = made.net.build().unwrap().main;
+        let traffic = communicator_options(strategy, &Env::default()).unwrap();
+        format!("{main} {tables} {traffic:?} {}", steps_between_reports(strategy))
+    };
+    let before = outcome(&DistributedStrategy::new());
+    for field in AsyncConfig::describe().fields {
+        let other = match field.default_item() {
+            Some(Item::Bool(value)) => Value::Bool(!value),
+            Some(Item::Int32(value)) if field.name == "use_ps_gpu" => Value::from(1 - value),
+            Some(Item::Int32(value)) => Value::from(value.max(0) + 2),
+            _ => Value::from("gpu"),
+        };
+        assert!(!matches!(field.kind, Kind::Message(_)), "{}: no case", field.name);
+        let mut strategy = DistributedStrategy::new();
+        strategy.set_strictly(&format!("a_sync_configs.{}", field.name), other).unwrap();
+        let changes = outcome(&strategy) != before;
+        let excused = ELSEWHERE.contains(&field.name);
+        assert!(changes != field.ignored.is_some() || excused, "{}: {changes}", field.name);
     }
 }

@@ -28,7 +28,7 @@ pub use rmsprop::{RmsProp, RmsPropRule};
 pub use sgd::{Sgd, SgdRule};
 
 use crate::clip::Clipped;
-use crate::{GradClip, LearningRate, Programs};
+use crate::{GradClip, HostRate, LearningRate, Programs};
 use fleet_base::{Error, Result};
 use fleet_ir::{Attr, BlockId, OpRole, Program, Regularizer, VarId};
 use fleet_ops::{Emit, Registry};
@@ -277,6 +277,12 @@ impl OptimizerDesc {
         let rate = self.settings.learning_rate.emit(&mut main, &mut startup)?;
         main.append();
         startup.append();
+        if let LearningRate::Schedule(schedule) = &self.settings.learning_rate
+            && schedule.is_host_side()
+        {
+            let variable = programs.main.var_name(rate).to_string();
+            programs.host_rates.push(HostRate { variable, schedule: schedule.clone() });
+        }
         Ok(rate)
     }
 

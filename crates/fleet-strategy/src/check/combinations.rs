@@ -14,6 +14,7 @@ pub fn check(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     auto(strategy, problems);
     switched_off(strategy, problems);
     ignored(strategy, problems);
+    refused(strategy, problems);
 }
 
 /// Two switches of which one must go.
@@ -85,8 +86,8 @@ fn incomplete(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     let recompute = strategy.recompute_configs();
     if strategy.recompute() && recompute.checkpoints.is_empty() {
         let problem = Problem::warning("recompute_configs.checkpoints", "no checkpoints are given")
-            .why("nothing is computed again, because nothing says what is kept")
-            .help("name the variables between the layers, such as the outputs of encoders");
+            .why("they are then chosen evenly, as many as the root of the places that would do")
+            .help("to choose yourself, name the variables between the layers");
         problems.push(problem);
     }
     let sharding = strategy.sharding_configs();
@@ -181,6 +182,23 @@ fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             problems.push(problem);
         }
     }
+}
+
+/// Fields that are there for the sake of files, and of which no program can be made yet.
+fn refused(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
+    walk(strategy, "", &mut |seen| {
+        let Some(why) = seen.field.refused else { return };
+        let asked = match (seen.item, seen.field.default_item()) {
+            (Item::Bool(value), Some(Item::Bool(default))) => value != default,
+            (Item::Int32(value), Some(Item::Int32(default))) => value > default,
+            // Settings go with their switch.
+            _ => false,
+        };
+        if asked {
+            let message = "is not there yet: programs are not rewritten with it";
+            problems.push(Problem::warning(&*seen.path, message).why(why).help("leave it out"));
+        }
+    });
 }
 
 /// Fields that are accepted for the sake of files, and do nothing.

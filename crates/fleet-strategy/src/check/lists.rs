@@ -82,7 +82,8 @@ fn sparsities(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
     }
     let steps = usize::try_from(dgc.rampup_step()).unwrap_or(0);
     if steps > 0 && dgc.sparsity.len() > steps {
-        let message = format!("{} sparsities share {steps} steps", dgc.sparsity.len());
+        let s = if steps == 1 { "" } else { "s" };
+        let message = format!("{} sparsities share {steps} step{s}", dgc.sparsity.len());
         let problem = Problem::warning("dgc_configs.rampup_step", message)
             .why("some of the list is never used")
             .help(format!("at least {}", dgc.sparsity.len()));

@@ -185,7 +185,7 @@ fn words(allowed: &Allowed) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Kind, Shape};
+    use crate::reflect::{Kind, Reflect, Scalar, Shape};
 
     fn find(shape: &'static Shape, name: &str) -> Option<&'static Shape> {
         if shape.name == name {
@@ -206,6 +206,60 @@ mod tests {
             if let Some(item) = field.default_item().filter(|_| !field.repeated) {
                 assert!(fits(allowed, item), "{message}.{}", field.name);
             }
+        }
+    }
+
+    /// The first way from the strategy to a message, as numbers of fields.
+    fn way(shape: &'static Shape, name: &str) -> Option<Vec<u32>> {
+        if shape.name == name {
+            return Some(Vec::new());
+        }
+        shape.fields.iter().find_map(|field| match field.kind {
+            Kind::Message(nested) => {
+                let rest = way(nested(), name)?;
+                Some(std::iter::once(field.number).chain(rest).collect())
+            }
+            _ => None,
+        })
+    }
+
+    /// A value that a rule does not allow.
+    fn wrong(kind: Kind, allowed: &Allowed) -> Scalar {
+        let value = match allowed {
+            OneOf(_) => return Scalar::Text("no such".into()),
+            Range(Included(low), _) => low - 1.0,
+            Range(Excluded(low), _) => *low,
+            Range(Unbounded, Included(high) | Excluded(high)) => high + 1.0,
+            Range(Unbounded, Unbounded) => f64::NAN,
+        };
+        match kind {
+            Kind::Int32 => Scalar::Int32(value as i32),
+            Kind::Uint32 => Scalar::Uint32(value as u32),
+            Kind::Uint64 => Scalar::Uint64(value as u64),
+            Kind::Float => Scalar::Float(value as f32),
+            _ => Scalar::Double(value),
+        }
+    }
+
+    /// Every rule speaks up: the field's path, what is allowed, why, and what to do.
+    #[test]
+    fn every_rule_is_told() {
+        for (message, name, allowed, why, help) in RULES {
+            let root = DistributedStrategy::describe();
+            let field = find(root, message).and_then(|shape| shape.field(name)).expect(name);
+            let mut strategy = DistributedStrategy::new();
+            let mut at: &mut dyn Reflect = &mut strategy;
+            for number in way(root, message).expect(message) {
+                at = at.slot_mut(number).open().expect("a message");
+            }
+            assert!(at.slot_mut(field.number).put(wrong(field.kind, allowed)), "{message}.{name}");
+            let problems = strategy.check();
+            let told = problems.iter().find(|it| {
+                it.is_error() && it.path.trim_end_matches("[0]").ends_with(name) && it.why == *why
+            });
+            let told = told.unwrap_or_else(|| panic!("{message}.{name}: {problems:?}"));
+            let expected = format!("expected {}, got ", words(allowed));
+            assert!(told.message.starts_with(&expected) && told.help == *help, "{told}");
         }
     }
 }

@@ -166,7 +166,12 @@ fn check_length(length: u64) -> Result<()> {
 fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) -> Result<Filled> {
     check_length(bytes.len() as u64)?;
     if form == StrategyForm::Binary {
-        binary::merge(strategy, bytes)?;
+        binary::merge(strategy, bytes).map_err(|error| match std::str::from_utf8(bytes) {
+            Ok(text) if !text.contains('\0') => error.help(
+                "the file looks like text: .prototxt, .json and .toml are the endings of text forms",
+            ),
+            _ => error,
+        })?;
         return Ok(Filled::default());
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
@@ -175,6 +180,8 @@ fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) ->
             .got(format!("something else at byte {}", error.valid_up_to()))
             .help("the binary form of a strategy has the ending .pb or .bin")
     })?;
+    // Some editors put a byte order mark in front of UTF-8; it is no part of the text.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let (entries, problems) = match form {
         StrategyForm::Json => json::read(text),
         StrategyForm::Toml => toml::read(text),

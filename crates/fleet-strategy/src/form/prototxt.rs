@@ -71,7 +71,7 @@ fn quoted(text: &str) -> String {
 
 /// The tree of a text, and what is wrong with its form.
 pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
-    let mut reader = Reader { tokens: lex(text), next: 0, problems: Vec::new() };
+    let mut reader = Reader { tokens: lex(text), next: 0, problems: Vec::new(), ended: false };
     let entries = reader.entries(None, 0);
     (entries, reader.problems)
 }
@@ -91,6 +91,8 @@ struct Reader {
     tokens: Vec<(Token, Place)>,
     next: usize,
     problems: Vec<Problem>,
+    /// The text has ended too early.
+    ended: bool,
 }
 
 /// An error of form, at its place.
@@ -137,7 +139,9 @@ impl Reader {
         while self.problems.len() < PROBLEMS_MAX {
             match self.peek() {
                 Token::End => {
-                    if let Some(close) = close {
+                    // Said once, of the innermost message that is open.
+                    if let (Some(close), false) = (close, self.ended) {
+                        self.ended = true;
                         let at = self.place();
                         let message = format!("expected '{close}', got the end of the text");
                         self.problems.push(Problem::error("", message).at(at));
@@ -224,6 +228,9 @@ impl Reader {
         loop {
             nodes.push(self.value(depth + 1)?);
             if self.sign(']') {
+                return Ok(nodes);
+            }
+            if self.ended && *self.peek() == Token::End {
                 return Ok(nodes);
             }
             if !self.sign(',') {

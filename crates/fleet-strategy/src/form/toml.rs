@@ -66,7 +66,10 @@ pub fn read(text: &str) -> (Vec<Entry>, Vec<Problem>) {
         let start = error.span().map_or(0, |span| span.start);
         Problem::error("", error.message().replace('\n', ", ")).at(places.of(start))
     });
-    (entries(table.get_ref(), &places), problems.collect())
+    let mut problems: Vec<Problem> = problems.collect();
+    // The parser says of every open bracket what it misses at the end of the text.
+    problems.dedup();
+    (entries(table.get_ref(), &places), problems)
 }
 
 fn entries(table: &DeTable<'_>, places: &Places<'_>) -> Vec<Entry> {

@@ -44,6 +44,12 @@ impl Strategy for Amp {
                 "The given custom_white_list overlaps custom_black_list with < {name} >!"
             ));
         }
+        let branches = |op: &fleet_ir::Op| op.role.is_forward() && op.sub_block().is_some();
+        if facts.program.root_ops().any(|(_, op)| branches(op)) {
+            return Applies::Refused(
+                "amp cannot choose precisions in the branches of a cond".into(),
+            );
+        }
         if configs.use_optimizer_fp16() {
             return Applies::Refused(
                 "use_optimizer_fp16 is not there: parameters and optimizer state stay 32-bit"

@@ -110,7 +110,7 @@ message! {
     LambConfig = "LambConfig" {
         /// The weight decay.
         lamb_weight_decay(1): optional float = 0.01;
-        /// Parameters whose names contain one of these do not decay.
+        /// Parameters whose names end with one of these do not decay.
         exclude_from_weight_decay(2): repeated string;
     }
 

@@ -7,14 +7,14 @@ message! {
     HybridConfig = "HybridConfig" {
         /// Copies of the model; -1 for what the other degrees leave.
         dp_degree(1): optional int32 = "-1";
-        /// Workers that share a layer. More than 1 is refused: not there yet.
-        mp_degree(2): optional int32 = 1;
-        /// Stages of a pipeline. More than 1 is refused: not there yet.
-        pp_degree(3): optional int32 = 1;
-        /// Workers that share one copy of the state. More than 1 is refused: not there yet.
-        sharding_degree(4): optional int32 = 1;
-        /// Workers that share a sequence. More than 1 is refused: not there yet.
-        sep_degree(5): optional int32 = 1;
+        /// Workers that share a layer.
+        mp_degree(2): optional int32 = 1, refused "layers are not divided among ranks";
+        /// Stages of a pipeline.
+        pp_degree(3): optional int32 = 1, refused "a program runs whole on every rank";
+        /// Workers that share one copy of the state.
+        sharding_degree(4): optional int32 = 1, refused "every rank holds all parameters";
+        /// Workers that share a sequence.
+        sep_degree(5): optional int32 = 1, refused "sequences are not divided among ranks";
         /// Details of tensor parallelism.
         mp_configs(6): optional message(MpConfig), ignored "layers are not divided among workers";
         /// Details of the pipeline.

@@ -13,7 +13,8 @@
 //! follow the protobuf message, a reader (`k_steps()`, the value or the default; the field itself is
 //! an `Option`), a setter (`set_k_steps`), a builder (`with_k_steps`), and the [`Shape`](crate::Shape)
 //! from which text forms, key/value access, the overview and the documentation are made. A field
-//! marked `ignored "why"` is accepted and stored, and a check says once that it has no effect.
+//! marked `ignored "why"` is accepted and stored, and a check says once that it has no effect; one
+//! marked `refused "why"` is not there yet, and programs are not rewritten where it is asked for.
 //! Defaults below zero are written as text.
 
 // Documented names such as fuse_grad_size_in_MB.
@@ -39,7 +40,7 @@ macro_rules! message {
                 $(#[doc = $field_doc:literal])*
                 $name:ident($number:tt): $label:ident $([$($option:tt)*])? $kind:ident
                     $([$enumeration:tt])? $(($nested:ident))? $(= $default:tt)?
-                    $(, ignored $why:literal)? ;
+                    $(, ignored $why:literal)? $(, refused $missing:literal)? ;
             )*
         }
     )*) => { $(
@@ -72,7 +73,10 @@ macro_rules! message {
                         $crate::schema::repeated!($label),
                         $crate::schema::option!($(stringify!($default))?),
                         &[$($field_doc),*],
-                        $crate::schema::option!($($why)?),
+                        [
+                            $crate::schema::option!($($why)?),
+                            $crate::schema::option!($($missing)?),
+                        ],
                     )),*],
                 };
                 &SHAPE

@@ -38,8 +38,8 @@ message! {
         lars(7): optional bool = false;
         /// An Adam optimizer becomes LAMB (`lamb_configs`).
         lamb(8): optional bool = false;
-        /// The program is cut at its device labels into stages (`pipeline_configs`). Refused: not there yet.
-        pipeline(9): optional bool = false;
+        /// The program is cut at its device labels into stages (`pipeline_configs`).
+        pipeline(9): optional bool = false, refused "a program runs whole on every rank";
         /// Reserved for jobs that change their size.
         elastic(10): optional bool = false, ignored "reserved: jobs keep their size";
         /// Choose what applies; only when nothing else is assigned.
@@ -74,8 +74,7 @@ message! {
         /// Gradients are all-reduced as 16-bit floats.
         fp16_allreduce(25): optional bool = false;
         /// Parameters, gradients and optimizer state are divided among workers (`sharding_configs`).
-        /// Refused: not there yet.
-        sharding(26): optional bool = false;
+        sharding(26): optional bool = false, refused "every rank holds all parameters";
         /// Bytes in the last bucket at most, in MB: the smaller, the less is waited for at the end.
         last_comm_group_size_MB(27): optional float = 1.0;
         /// Parameters that a step does not use are looked for.
@@ -119,7 +118,7 @@ message! {
         /// The sparsity of gradient compression.
         dgc_configs(105): optional message(DgcConfig);
         /// Micro-batches and their schedule.
-        pipeline_configs(106): optional message(PipelineConfig);
+        pipeline_configs(106): optional message(PipelineConfig), refused "a program runs whole on every rank";
         /// How workers and servers exchange.
         a_sync_configs(107): optional message(AsyncConfig);
         /// The coefficients of LARS.
@@ -129,7 +128,7 @@ message! {
         /// The first interval of adaptive LocalSGD.
         adaptive_localsgd_configs(110): optional message(AdaptiveLocalSgdConfig);
         /// How wide to shard, and what.
-        sharding_configs(111): optional message(ShardingConfig);
+        sharding_configs(111): optional message(ShardingConfig), refused "every rank holds all parameters";
         /// The grid of parallel degrees of a hybrid job.
         hybrid_configs(112): optional message(HybridConfig);
         /// The degree of tensor parallelism.

@@ -129,6 +129,7 @@ pub fn minimize(
     place: Place,
 ) -> Result<ServerPlan> {
     check(place)?;
+    fleet_passes::check_loss(&programs.main, loss)?;
     strategy.validate()?;
     let exchange = Exchange::of(strategy, place.half_async)?;
     let alone = Ranks::new(0, 1);
@@ -170,8 +171,9 @@ fn check(place: Place) -> Result<()> {
         )))
 }
 
-/// What changes updates or talks to other workers itself has no place where servers update.
-fn decide(facts: &Facts<'_>) -> Vec<Decision> {
+/// Which strategies apply where servers update, and why: what changes updates or talks to other workers
+/// itself has no place there.
+pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
     compiler::decide(facts)
         .into_iter()
         .filter(|decision| decision.strategy != "RawProgram")

@@ -133,7 +133,7 @@ fn auto_weighs_the_network_against_the_work() {
             flops_per_second: flops,
             memory_bytes_per_second: flops,
             network_bytes_per_second: Some(network),
-            batch: 1000,
+            batch: Some(1000),
             origin: Origin::Given,
         };
         let on = Cluster { ranks: Ranks::new(1, 2), rates };

@@ -1,5 +1,6 @@
 //! Strategies: what becomes of programs, and what becomes of training.
 
+mod branches;
 mod buckets;
 mod chains;
 mod combinations;

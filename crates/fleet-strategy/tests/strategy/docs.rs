@@ -1,13 +1,13 @@
 //! The guide's tables are the schema's (`FLEET_BLESS=1` writes them).
 
 use crate::schema::{default, shapes};
-use fleet_strategy::{DistributedStrategy, Kind, Shape};
+use fleet_strategy::{DistributedStrategy, Field, Kind, Shape};
 
 const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/strategies.md");
 const MARK: &str = "<!-- fields: made from the schema, checked by a test -->\n";
 
 fn table(shape: &Shape) -> String {
-    let mut text = format!("\n### {}\n\n{}\n\n", shape.name, joined(shape.doc));
+    let mut text = format!("\n### {}\n\n{}{}\n\n", shape.name, joined(shape.doc), inherited(shape));
     text += "| field | type | default | what it does |\n| --- | --- | --- | --- |\n";
     for field in shape.fields {
         let list = if field.repeated { "list of " } else { "" };
@@ -19,13 +19,33 @@ fn table(shape: &Shape) -> String {
             (false, text) if !text.is_empty() => format!("`{text}`"),
             _ => String::new(),
         };
-        let doc = match field.ignored {
-            Some(why) => format!("{} **No effect: {why}.**", joined(field.doc)),
-            None => joined(field.doc),
-        };
+        let doc = joined(field.doc) + &mark(field);
         text += &format!("| `{}` | {kind} | {default} | {doc} |\n", field.name);
     }
     text
+}
+
+/// What a field's mark says.
+fn mark(field: &Field) -> String {
+    match (field.refused, field.ignored) {
+        (Some(why), _) => format!(" **Refused: not there yet: {why}.**"),
+        (None, Some(why)) => format!(" **No effect: {why}.**"),
+        (None, None) => String::new(),
+    }
+}
+
+/// What holds for all fields of a message that stands in marked fields alone.
+fn inherited(shape: &Shape) -> String {
+    let all = shapes();
+    let holders = all.values().flat_map(|holder| holder.fields.iter());
+    let uses: Vec<&Field> = holders
+        .filter(|field| matches!(field.kind, Kind::Message(inner) if inner().name == shape.name))
+        .filter(|field| field.name != "strategy")
+        .collect();
+    match uses[..] {
+        [only] => mark(only).replace("**Refused:", "**With its switch refused:"),
+        _ => String::new(),
+    }
 }
 
 fn joined(doc: &[&str]) -> String {

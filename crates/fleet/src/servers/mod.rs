@@ -12,7 +12,7 @@ mod settings;
 mod worker;
 
 pub use life::Server;
-pub use settings::communicator_options;
+pub use settings::{communicator_options, steps_between_reports};
 pub use worker::{Worker, WorkerStats};
 
 use fleet_base::Result;

@@ -75,3 +75,15 @@ pub fn communicator_options(
         averages: !env.switch(names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER)?.unwrap_or(true),
     })
 }
+
+/// Steps of a worker after which it tells the servers of them, where rates follow a schedule: its rate is
+/// that of all workers' steps (`lr_decay_steps`).
+///
+/// ```
+/// use fleet::servers::steps_between_reports;
+/// use fleet::DistributedStrategy;
+/// assert_eq!(steps_between_reports(&DistributedStrategy::new()), 10);
+/// ```
+pub fn steps_between_reports(strategy: &DistributedStrategy) -> u32 {
+    strategy.a_sync_configs().lr_decay_steps().max(1).unsigned_abs()
+}

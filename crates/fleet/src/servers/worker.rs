@@ -3,6 +3,7 @@
 use super::ServerJob;
 use super::describe::rates;
 use super::port::{Traffic, wanted};
+use super::settings::steps_between_reports;
 use crate::{Session, exec_options};
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor};
@@ -87,8 +88,7 @@ impl Worker {
                     Exchange::HalfAsync => CommunicatorMode::HalfAsync,
                     Exchange::Async | Exchange::Geo { .. } => CommunicatorMode::Async,
                 };
-                let every = job.strategy.a_sync_configs().lr_decay_steps();
-                let rates = rates(&job.plan, every.max(1) as u32);
+                let rates = rates(&job.plan, steps_between_reports(&job.strategy));
                 Traffic::Pushes(Communicator::start(servers, mode, traffic, rates)?)
             }
         };

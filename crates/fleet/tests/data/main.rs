@@ -1,6 +1,7 @@
 //! Data into programs, metrics out of jobs.
 
-mod job;
+#[path = "../common/launch.rs"]
+mod launch;
 mod passes;
 mod workers;
 
@@ -8,6 +9,14 @@ use fleet::data::{DatasetOptions, InMemoryDataset, TextFiles};
 use fleet::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What a started rank does; nothing in the process of the tests.
+#[test]
+fn a_rank() {
+    if let Some((job, folder)) = launch::work() {
+        launch::end(workers::work(&job, &folder));
+    }
+}
 
 /// A folder that goes away with the test.
 pub struct Folder {

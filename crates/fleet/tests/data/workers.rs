@@ -1,6 +1,6 @@
 //! Data and metrics of several workers: real processes.
 
-use crate::job::{init, printed, run, said, work};
+use crate::launch::{all_well, init, run, run_in, said};
 use crate::{Folder, line, loaded, parameters, regression, text_files};
 use fleet::data::{
     Batch, DatasetOptions, Exchange, InMemoryDataset, Loader, LoaderOptions, Schema, Slot,
@@ -9,26 +9,30 @@ use fleet::data::{
 use fleet::prelude::*;
 use fleet::{DatasetRun, DistributedStrategy, WorkerExchange};
 use std::path::Path;
+use std::process::Output;
 use std::sync::Arc;
 
 /// Records of a worker: several rounds of a shuffle.
 const RECORDS: usize = 5000;
 
-/// What a started rank does; nothing in the process of the tests.
-#[test]
-fn a_worker() {
-    let Some((name, argument)) = work() else { return };
-    let outcome = match name.as_str() {
+/// The jobs that ranks are started for.
+pub fn work(job: &str, folder: &Path) -> Result<()> {
+    match job {
         "shuffle" => shuffle(),
         "shuffle_and_die" => shuffle_and_die(),
         "metrics" => metrics(),
-        "uneven" => uneven(Path::new(&argument)),
+        "uneven" => uneven(folder),
         other => panic!("no job {other}"),
-    };
-    if let Err(error) = outcome {
-        eprintln!("error: {error}");
-        std::process::exit(1);
     }
+}
+
+/// The words behind `key` on a line that the rank has printed.
+fn printed(output: &Output, key: &str) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let start = format!("{key}: ");
+    let line = text.lines().find_map(|line| line.split(&start).nth(1));
+    let line = line.unwrap_or_else(|| panic!("no '{key}' in {text}\n{}", said(output)));
+    line.split_whitespace().map(str::to_string).collect()
 }
 
 /// Ids that no other worker has; workers have different numbers of them.
@@ -151,7 +155,7 @@ fn uneven(folder: &Path) -> Result<()> {
 #[test]
 fn a_global_shuffle_loses_and_doubles_nothing() {
     for ranks in 1..=4 {
-        let outputs = run("shuffle", "", ranks);
+        let outputs = run("shuffle", ranks);
         let mut expected: Vec<usize> = (0..ranks)
             .flat_map(|rank| (0..RECORDS + 100 * rank).map(move |id| rank * 100_000 + id))
             .collect();
@@ -175,7 +179,7 @@ fn a_global_shuffle_loses_and_doubles_nothing() {
 
 #[test]
 fn a_worker_killed_in_a_shuffle_is_named_and_nothing_is_lost() {
-    let outputs = run("shuffle_and_die", "", 3);
+    let outputs = run("shuffle_and_die", 3);
     for rank in [0, 2] {
         let text = said(&outputs[rank]);
         assert!(!outputs[rank].status.success(), "{text}");
@@ -186,7 +190,7 @@ fn a_worker_killed_in_a_shuffle_is_named_and_nothing_is_lost() {
 
 #[test]
 fn metrics_are_those_of_all_workers() {
-    for output in &run("metrics", "", 2) {
+    for output in &run("metrics", 2) {
         assert!(output.status.success(), "{}", said(output));
         let near = |key: &str, expected: f64| {
             let value: f64 = printed(output, key)[0].parse().unwrap();
@@ -209,10 +213,8 @@ fn workers_with_unequal_shards_stop_together() {
         let text: String = (0..count).map(line).collect();
         folder.file(&format!("part-{part}"), text.as_bytes());
     }
-    let outputs = run("uneven", folder.path.to_str().unwrap(), 2);
-    for output in &outputs {
-        assert!(output.status.success(), "{}", said(output));
-    }
+    let outputs = run_in("uneven", 2, folder.path.to_str().unwrap());
+    all_well(&outputs);
     assert_eq!(printed(&outputs[0], "report"), ["3", "30", "0"]);
     assert_eq!(printed(&outputs[1], "report"), ["3", "30", "17"]);
     assert_eq!(printed(&outputs[0], "parameters"), printed(&outputs[1], "parameters"));

@@ -1,6 +1,7 @@
 //! Every model of the zoo: the executor with each of its rewrites against the interpreter, one
 //! thread against several, evaluation, fetches by name, memory.
 
+mod branches;
 mod check;
 mod mixed_precision;
 mod zoo;
@@ -38,4 +39,16 @@ macro_rules! check_models {
     )*};
 }
 
-check_models!(lenet, resnet18, resnet50, vgg, bert, bert_masked, gpt, wide_deep, deepfm, word2vec);
+check_models!(
+    lenet,
+    resnet18,
+    resnet50,
+    vgg,
+    bert,
+    bert_masked,
+    gpt,
+    wide_deep,
+    deepfm,
+    word2vec,
+    forked
+);

@@ -98,6 +98,32 @@ pub fn resnet50() -> Model {
     residual("resnet50", 50, 0.001, 3.0)
 }
 
+/// A network with branches inside of a branch, images before, in and behind them: which one a batch takes
+/// depends on its mean.
+pub fn forked() -> Model {
+    let net = seeded();
+    let (x, y) = (net.data("x", [-1, 3, 12, 12], DType::F32), net.data("y", [-1, 1], DType::I64));
+    let stem = x.conv2d(Conv2d::new(64, 3).padding(1).act(Act::Relu));
+    let deep = || {
+        let hidden = stem.conv2d(Conv2d::new(64, 3).padding(1)).batch_norm(BatchNorm::new()).relu();
+        let scaled = || hidden * 0.5;
+        let again = || hidden.conv2d(Conv2d::new(64, 1)) + stem;
+        net.cond(x.mean().less_than(2.0), scaled, again)
+    };
+    let image = net.cond(x.mean().greater_than(0.0), deep, || stem * stem.sigmoid());
+    let logits = (image + stem).pool2d(Pool2d::avg(12)).flatten(1).fc(10);
+    let loss = logits.cross_entropy(y);
+    net.minimize(loss, Momentum::new(0.01, 0.9).grad_clip(GradClip::GlobalNorm(5.0))).unwrap();
+    let outputs = vec![logits.name(), loss.name()];
+    let mut model = Model::new("forked", &net, loss.name(), outputs, image_batch(4, 3, 12));
+    // Every way is taken once.
+    for ((_, x), shift) in model.batches.iter_mut().map(|batch| &mut batch[0]).zip([1.0, 3.0, -1.0])
+    {
+        x.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|value| *value += shift);
+    }
+    model
+}
+
 /// Layers of fresh batch norms amplify rounding until a relu somewhere turns round. With shifts of
 /// some standard deviations few values are near nought.
 fn residual(name: &'static str, layers: u32, rate: f64, shift: f32) -> Model {

@@ -1,8 +1,9 @@
 //! A rank that dies in the middle, or has fewer batches than the others, under every strategy: named, in
 //! time, and the job can go on.
 
-use crate::harness::{all_well, die_now, run_in, said, scratch};
+use crate::launch::{all_well, run_in, said};
 use crate::strategies::{NAMES, session, step};
+use crate::{die_now, scratch};
 use fleet::prelude::*;
 use fleet::{CheckpointPolicy, Fleet};
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The examples of strategies, at several workers.
 
-use crate::harness::{all_well, run_in};
+use crate::launch::{all_well, run_in};
 
 macro_rules! examples {
     ($($name:ident: $path:literal),* $(,)?) => {

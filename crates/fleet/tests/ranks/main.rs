@@ -3,16 +3,17 @@
 
 mod deaths;
 mod examples;
-mod harness;
+#[path = "../common/launch.rs"]
+mod launch;
 mod resume;
 mod strategies;
 
 use fleet::prelude::*;
 use fleet::topology::{Env, Topology};
 use fleet::{DistributedStrategy, Fleet};
-use harness::{die_now, run, said};
-use std::path::Path;
-use std::process::Output;
+use launch::{init, run, said};
+use std::path::PathBuf;
+use std::process::{Command, Output};
 
 const BATCH: usize = 12;
 const STEPS: usize = 5;
@@ -20,10 +21,9 @@ const STEPS: usize = 5;
 /// What a started rank does; nothing in the process of the tests.
 #[test]
 fn a_rank() {
-    let Ok(job) = std::env::var(harness::JOB) else { return };
-    let folder = std::env::var(harness::FOLDER).unwrap_or_default();
-    let folder = Path::new(&folder);
-    let outcome = match job.as_str() {
+    let Some((job, folder)) = launch::work() else { return };
+    let folder = folder.as_path();
+    launch::end(match job.as_str() {
         "train" => train_and_print(&DistributedStrategy::new()),
         "train in rings" => {
             let rings = DistributedStrategy::new().with_nccl_comm_num(2);
@@ -44,10 +44,21 @@ fn a_rank() {
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
         "go on after death" => init().and_then(|fleet| resume::go_on_after_death(&fleet, folder)),
         other => panic!("no job {other}"),
-    };
-    if let Err(error) = outcome {
-        eprintln!("error: {error}");
-        std::process::exit(1);
+    });
+}
+
+/// A folder of this test that is not there yet.
+fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("fleet-ranks-{}-{name}", std::process::id()));
+    std::fs::remove_dir_all(&folder).ok();
+    folder
+}
+
+/// Ends this process as the kernel does it: no destructor, no goodbye.
+fn die_now() -> ! {
+    Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
+    loop {
+        std::thread::park();
     }
 }
 
@@ -86,10 +97,6 @@ fn session(fleet: &Fleet, strategy: &DistributedStrategy) -> Result<Session> {
     let loss = network(&net);
     let job = fleet.distributed_optimizer(optimizer(), strategy).minimize(&net, loss)?;
     fleet.session(net.build()?, &job, ExecOptions::default())
-}
-
-fn init() -> Result<Fleet> {
-    Fleet::init(Topology::collective(&Env::process())?)
 }
 
 fn train_and_print(strategy: &DistributedStrategy) -> Result<()> {

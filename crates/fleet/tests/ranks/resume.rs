@@ -1,8 +1,9 @@
 //! Jobs of several ranks that stop and go on: at the same number of ranks, at others, and after a death
 //! in the middle of a save.
 
-use crate::harness::{all_well, die_now, run_in, said, scratch};
+use crate::launch::{all_well, run_in, said};
 use crate::strategies::{NAMES, session, state, step};
+use crate::{die_now, scratch};
 use fleet::prelude::*;
 use fleet::strategy::{Spread, local_state};
 use fleet::{CheckpointPolicy, Checkpoints, Fleet, ReduceOp};

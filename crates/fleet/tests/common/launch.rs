@@ -1,13 +1,35 @@
-//! Starts the ranks of a job: this test binary again, told by its environment what to do.
+//! Starts the ranks of a job: this test binary again, told by its environment what to do. Its root module
+//! has a test `a_rank`, which does nothing in the process of the tests and the job's work in a rank. The
+//! test that calls [`run`] plays the launcher.
 
+use fleet::topology::{Env, Topology};
+use fleet::{Fleet, Result};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 /// Names the job of a started rank, and a folder that it may use.
-pub const JOB: &str = "FLEET_TEST_JOB";
-pub const FOLDER: &str = "FLEET_TEST_FOLDER";
+const JOB: &str = "FLEET_TEST_JOB";
+const FOLDER: &str = "FLEET_TEST_FOLDER";
+
+/// What this process is to do where it is a rank: the job, and the folder that it may use.
+pub fn work() -> Option<(String, PathBuf)> {
+    let job = std::env::var(JOB).ok()?;
+    Some((job, std::env::var_os(FOLDER).unwrap_or_default().into()))
+}
+
+/// Ends a rank as its job has ended.
+pub fn end(outcome: Result<()>) {
+    if let Err(error) = outcome {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+pub fn init() -> Result<Fleet> {
+    Fleet::init(Topology::collective(&Env::process())?)
+}
 
 /// Jobs here take a second or two; on a loaded machine a few times that. One that takes so long hangs.
 const HANGS: Duration = Duration::from_secs(120);
@@ -66,20 +88,5 @@ pub fn said(output: &Output) -> String {
 pub fn all_well(outputs: &[Output]) {
     for output in outputs {
         assert!(output.status.success(), "{}", said(output));
-    }
-}
-
-/// A folder of this test that is not there yet.
-pub fn scratch(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("fleet-ranks-{}-{name}", std::process::id()));
-    std::fs::remove_dir_all(&folder).ok();
-    folder
-}
-
-/// Ends this process as the kernel does it: no destructor, no goodbye.
-pub fn die_now() -> ! {
-    Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
-    loop {
-        std::thread::park();
     }
 }

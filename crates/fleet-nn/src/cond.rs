@@ -1,0 +1,135 @@
+//! `cond`: one of two branches of a network, chosen in each step.
+//!
+//! Each branch becomes a block of its own behind a `conditional_block`, and only the one that is chosen
+//! runs, forward and backward. Both end by writing the same variables, which is where the branches meet.
+//! What only the other branch uses has a gradient of zero in that step.
+
+use crate::build::Build;
+use crate::{Net, Var};
+use fleet_base::{Error, Result};
+use fleet_ir::{BlockId, VarId};
+use fleet_tensor::DType;
+use std::panic::Location;
+
+/// The two sides of a condition, and the blocks behind them.
+struct Sides {
+    /// Copies of the condition that nobody writes again: the backward pass takes the same branch.
+    conditions: [VarId; 2],
+    blocks: [BlockId; 2],
+}
+
+impl Net {
+    /// What `then` gives where `condition` (one boolean) holds, what `otherwise` gives where it does not.
+    /// Branches may use whatever was made before, and make parameters; their results must be of one type
+    /// and shape. Gradients flow through the branch that runs.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 16], DType::F32);
+    /// let is_hard = x.abs().mean().greater_than(1.0);
+    /// let y = net.cond(is_hard, || x.fc(Fc::new(64).act(Act::Relu)).fc(4), || x.fc(4));
+    /// assert_eq!(y.shape(), Shape::from([-1, 4]));
+    /// net.minimize(y.square().mean(), Sgd::new(0.1))?;
+    /// assert_eq!(net.build()?.main.parameters().count(), 6);
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn cond<'n>(
+        &'n self,
+        condition: Var<'n>,
+        then: impl FnOnce() -> Var<'n>,
+        otherwise: impl FnOnce() -> Var<'n>,
+    ) -> Var<'n> {
+        let made = self.cond_many(condition, || vec![then()], || vec![otherwise()]);
+        made.first().copied().unwrap_or_else(|| self.dead())
+    }
+
+    /// As [`Net::cond`], with as many results as the branches have; both must have the same number.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let (a, b) = (net.data("a", [-1, 2], DType::F32), net.data("b", [-1, 2], DType::F32));
+    /// let swapped = a.sum().less_than(b.sum());
+    /// let sorted = net.cond_many(swapped, || vec![b * 1.0, a * 1.0], || vec![a * 1.0, b * 1.0]);
+    /// assert_eq!(sorted.len(), 2);
+    /// # net.build()?;
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn cond_many<'n>(
+        &'n self,
+        condition: Var<'n>,
+        then: impl FnOnce() -> Vec<Var<'n>>,
+        otherwise: impl FnOnce() -> Vec<Var<'n>>,
+    ) -> Vec<Var<'n>> {
+        let at = Location::caller();
+        let Some(sides) = self.attempt(at, |b| sides(b, condition)) else { return Vec::new() };
+        let made =
+            [self.in_block(sides.blocks[0], then), self.in_block(sides.blocks[1], otherwise)];
+        let Some(joints) = self.attempt(at, |b| joints(b, &made)) else { return Vec::new() };
+        for (block, results) in sides.blocks.into_iter().zip(&made) {
+            self.in_block(block, || self.attempt(at, |b| end_branch(b, results, &joints)));
+        }
+        let ids = self.attempt(at, |b| meet(b, &sides, &joints)).unwrap_or_default();
+        ids.into_iter().map(|id| self.handle(id)).collect()
+    }
+}
+
+/// Checks the condition and makes both sides of it.
+fn sides(b: &mut Build<'_>, condition: Var<'_>) -> Result<Sides> {
+    let given = b.id(condition)?;
+    let meta = b.meta(given);
+    if meta.dtype != DType::Bool || meta.shape.numel() != Some(1) {
+        return Err(Error::invalid("cond needs a condition")
+            .expected("one boolean, such as x.mean().greater_than(0.0)")
+            .got(format!("{}{}", meta.dtype, meta.shape)));
+    }
+    let layer = b.layer_name("cond", None);
+    let yes = b.op("assign")?.named(format!("{layer}.tmp")).input("X", given).one("Out")?;
+    let no = b.op("logical_not")?.named(format!("{layer}.tmp")).input("X", yes).one("Out")?;
+    let inside = b.block;
+    let blocks = [b.main.program.add_block(inside), b.main.program.add_block(inside)];
+    Ok(Sides { conditions: [yes, no], blocks })
+}
+
+/// The variables that both branches write, of the types and shapes that their results have.
+fn joints(b: &mut Build<'_>, made: &[Vec<Var<'_>>; 2]) -> Result<Vec<VarId>> {
+    let [then, otherwise] = [b.ids(&made[0])?, b.ids(&made[1])?];
+    if then.len() != otherwise.len() {
+        return Err(Error::invalid("the branches of cond have different numbers of results")
+            .expected(format!("{} from both, as from the first", then.len()))
+            .got(otherwise.len()));
+    }
+    let mut joints = Vec::with_capacity(then.len());
+    for (place, (one, other)) in then.into_iter().zip(otherwise).enumerate() {
+        let (a, c) = (b.meta(one), b.meta(other));
+        if a.dtype != c.dtype || a.shape != c.shape || a.kind != c.kind {
+            return Err(Error::invalid(format!("result {place} of cond differs between branches"))
+                .expected(format!("{}{} from both, as from the first", a.dtype, a.shape))
+                .got(format!("{}{}", c.dtype, c.shape)));
+        }
+        let name = b.main.program.unique_name("cond.joint");
+        let var = fleet_ir::Var { kind: a.kind, ..fleet_ir::Var::new(name, a.dtype, a.shape) };
+        joints.push(b.main.program.add_var(fleet_ir::Program::ROOT, var)?);
+    }
+    Ok(joints)
+}
+
+fn end_branch(b: &mut Build<'_>, results: &[Var<'_>], joints: &[VarId]) -> Result<()> {
+    for (result, joint) in results.iter().zip(joints) {
+        let result = b.id(*result)?;
+        b.op("assign")?.input("X", result).output("Out", *joint).done()?;
+    }
+    Ok(())
+}
+
+/// Runs the branches, and gives the results to variables that one op of this block makes.
+fn meet(b: &mut Build<'_>, sides: &Sides, joints: &[VarId]) -> Result<Vec<VarId>> {
+    for (condition, block) in sides.conditions.into_iter().zip(sides.blocks) {
+        let call = b.op("conditional_block")?.input("Cond", condition);
+        call.attr("sub_block", block).done()?;
+    }
+    joints.iter().map(|joint| b.op("assign")?.input("X", *joint).one("Out")).collect()
+}

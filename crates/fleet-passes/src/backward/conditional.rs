@@ -1,0 +1,154 @@
+//! Gradients through conditional blocks.
+//!
+//! The gradients of a conditional block's ops stand in a conditional block of their own, behind the same
+//! condition. What they add to the gradient of a variable outside is zero in steps in which the block
+//! does not run: zeros are written first, and the block writes over them. An op of the surrounding
+//! block then takes the result over, so that every gradient is made by an op that always runs: whoever
+//! looks for the place where a gradient is ready finds it there.
+
+use super::{Node, Tape, emit_like};
+use fleet_base::{Error, Result};
+use fleet_ir::{OpId, Program, VarId, VarKind};
+use fleet_ops::Emit;
+use std::collections::{HashMap, HashSet};
+
+pub(super) fn visit(emit: &mut Emit<'_>, tape: &mut Tape<'_>, node: &Node) -> Result<()> {
+    let own = node.writes(emit.program);
+    let arriving: Vec<(VarId, VarId)> =
+        own.iter().filter_map(|var| Some((*var, *tape.finished.get(var)?))).collect();
+    if arriving.is_empty() {
+        return Ok(());
+    }
+    let block = emit.program.add_block(tape.block);
+    let outside = std::mem::take(&mut emit.ops);
+    let mut inner = Tape::new(emit.program, &node.inner, tape.flows, block, Some(own));
+    for (var, grad) in arriving {
+        inner.parts.entry(var).or_default().push(grad);
+        inner.finish_if_done(emit, var)?;
+    }
+    for node in node.inner.iter().rev() {
+        super::visit(emit, &mut inner, node)?;
+    }
+    let mut sums = Vec::new();
+    let mut parts: Vec<(VarId, Vec<VarId>)> = inner.parts.drain().collect();
+    parts.sort_unstable();
+    for (var, parts) in parts {
+        sums.push((var, sum_inside(emit, var, &parts)?));
+    }
+    let inside = std::mem::replace(&mut emit.ops, outside);
+    leave(emit, tape, node.id, (block, inside), &sums)
+}
+
+/// One contribution of the whole block to the gradient of a variable outside.
+fn sum_inside(emit: &mut Emit<'_>, var: VarId, parts: &[VarId]) -> Result<VarId> {
+    if parts.iter().any(|part| emit.program.var(*part).kind == VarKind::SparseRows) {
+        return Err(Error::unsupported(format!(
+            "the gradient of '{}' is sparse rows, and comes out of a conditional block",
+            emit.program.var_name(var)
+        ))
+        .help("look rows up before the branches, or use a dense embedding in them"));
+    }
+    match parts {
+        [only] => Ok(*only),
+        many => emit.named_op("sum")?.inputs("X", many).one("Out"),
+    }
+}
+
+/// Writes the block of gradients, between zeros and the ops that take its results over.
+fn leave(
+    emit: &mut Emit<'_>,
+    tape: &mut Tape<'_>,
+    forward: OpId,
+    (block, mut inside): (fleet_ir::BlockId, Vec<OpId>),
+    sums: &[(VarId, VarId)],
+) -> Result<()> {
+    let op = emit.program.op(forward);
+    let condition = op.input("Cond").first().copied();
+    let condition = condition
+        .ok_or_else(|| Error::internal("a conditional block without condition has gradients"))?;
+    emit.device = op.device.clone();
+    emit.source = op.source.clone();
+    let mut results = Vec::with_capacity(sums.len());
+    for (var, sum) in sums {
+        let stem = format!("{}@GRAD@BRANCH", emit.program.var_name(*var));
+        let name = emit.program.unique_name(&stem);
+        let result = emit_like(emit, *var, name, 0.0)?;
+        let before = emit.ops.len();
+        emit.named_op("assign")?.input("X", *sum).output("Out", result).done()?;
+        inside.extend(emit.ops.drain(before..));
+        results.push((*var, result));
+    }
+    emit.program.set_block_ops(block, inside);
+    emit.named_op("conditional_block")?.input("Cond", condition).attr("sub_block", block).done()?;
+    for (var, result) in results {
+        let stem = format!("{}@GRAD@PART", emit.program.var_name(var));
+        let name = emit.program.unique_name(&stem);
+        let it = emit.program.var(result);
+        let (dtype, shape, home) = (it.dtype, it.shape, emit.block);
+        let part = emit.program.add_var(home, fleet_ir::Var::new(name, dtype, shape))?;
+        emit.named_op("assign")?.input("X", result).output("Out", part).done()?;
+        if tape.flows.contains(&var) {
+            tape.parts.entry(var).or_default().push(part);
+        }
+    }
+    Ok(())
+}
+
+/// A gradient belongs to a variable, so each variable on the way must have one value in a step: one op
+/// writes it, or one op of each of two branches.
+pub(super) fn check_single_producer(
+    program: &Program,
+    nodes: &[Node],
+    flows: &HashSet<VarId>,
+) -> Result<()> {
+    let mut made = Made { program, flows, opposites: opposites(program), writers: HashMap::new() };
+    made.walk(nodes, &mut Vec::new())
+}
+
+struct Made<'p> {
+    program: &'p Program,
+    flows: &'p HashSet<VarId>,
+    opposites: HashSet<(VarId, VarId)>,
+    /// The conditions under which each variable is written.
+    writers: HashMap<VarId, Vec<Vec<VarId>>>,
+}
+
+impl Made<'_> {
+    fn walk(&mut self, nodes: &[Node], under: &mut Vec<VarId>) -> Result<()> {
+        for node in nodes {
+            let op = self.program.op(node.id);
+            if node.is_conditional() {
+                under.extend(op.input("Cond").first());
+                self.walk(&node.inner, under)?;
+                under.pop();
+                continue;
+            }
+            for var in op.all_outputs().filter(|var| self.flows.contains(var)) {
+                let before = self.writers.entry(var).or_default();
+                let exclude = |other: &Vec<VarId>| {
+                    other.iter().any(|a| under.iter().any(|b| self.opposites.contains(&(*a, *b))))
+                };
+                if !before.iter().all(exclude) {
+                    return Err(Error::unsupported(format!(
+                        "variable '{}' is written twice, so its gradient is not defined",
+                        self.program.var_name(var)
+                    ))
+                    .at(self.program.describe_op(node.id))
+                    .help("write to a new variable instead"));
+                }
+                before.push(under.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Conditions of which one is the negation of the other, both ways round.
+fn opposites(program: &Program) -> HashSet<(VarId, VarId)> {
+    let blocks = program.block_ids();
+    let ops = blocks.flat_map(|block| program.block_ops(block).map(|(_, op)| op));
+    let negations = ops.filter(|op| op.name() == "logical_not");
+    let pairs =
+        negations.filter_map(|op| Some((*op.input("X").first()?, *op.output("Out").first()?)));
+    pairs.flat_map(|(a, b)| [(a, b), (b, a)]).collect()
+}
