@@ -68,7 +68,7 @@ fn gradients_of_branches_are_all_reduced() {
 fn what_cannot_take_branches_says_so() {
     let rule: OptimizerDesc = Sgd::new(0.1).into();
     let refused = |strategy: &DistributedStrategy| {
-        rewritten(forked, &rule, strategy, Ranks::new(0, 2)).err().expect("an error").to_string()
+        rewritten(forked, &rule, strategy, Ranks::new(0, 2)).unwrap_err().to_string()
     };
     let amp = refused(&DistributedStrategy::new().with_amp(true));
     assert!(amp.contains("amp cannot choose precisions in the branches of a cond"), "{amp}");
