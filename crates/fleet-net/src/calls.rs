@@ -41,12 +41,13 @@ use crate::frame::{FrameHeader, FrameReader};
 use crate::gate::{Gate, Host};
 use crate::handshake::{HELLO_BYTES_MAX, Hello, Purpose, greet};
 use crate::socket::{self, poll, retry};
+use crate::stream::Stream;
 use crate::wire::{Reader, Writer, put_error, take_error};
 use crate::{Abort, Deadline, Limits, Log, Time, Token};
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{HashMap, VecDeque};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -174,7 +175,7 @@ impl Desk {
     }
 
     /// Request after request, until the client leaves.
-    fn serve(&self, stream: &TcpStream, mut conversation: Box<dyn Conversation>) -> Result<()> {
+    fn serve(&self, stream: &Stream, mut conversation: Box<dyn Conversation>) -> Result<()> {
         let mut reader = FrameReader::new(self.options.frame_bytes_max);
         let mut answer = Vec::new();
         let idle = Limits::new(Deadline::never(), &self.stop);
@@ -226,7 +227,7 @@ impl Host for Desk {
         }
     }
 
-    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, peer: SocketAddr) {
+    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr) {
         let mut threads = self.lock();
         // Those that have ended are joined here, so that their number stays small.
         for thread in threads.over.drain(..) {
@@ -259,7 +260,7 @@ impl Host for Desk {
 /// One connection to a service. After an error of the connection it is of no more use: connect again,
 /// and ask again what may be asked twice.
 pub struct CallClient {
-    stream: TcpStream,
+    stream: Stream,
     reader: FrameReader,
     options: CallOptions,
     next: u64,

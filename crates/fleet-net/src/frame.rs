@@ -10,9 +10,9 @@
 //! The length is held against a limit before memory is taken, and memory grows with what has come,
 //! not with what was announced.
 
+use crate::stream::Stream;
 use fleet_base::{Error, Result};
 use std::io::{ErrorKind as Io, Read};
-use std::net::TcpStream;
 
 pub(crate) const FRAME_HEADER_BYTES: usize = 24;
 const FLAG_CRC: u8 = 1;
@@ -118,7 +118,7 @@ impl FrameReader {
     }
 
     /// The next frame and its payload; see [`FrameReader::next`].
-    pub(crate) fn read(&mut self, stream: &TcpStream) -> Result<Option<(FrameHeader, Vec<u8>)>> {
+    pub(crate) fn read(&mut self, stream: &Stream) -> Result<Option<(FrameHeader, Vec<u8>)>> {
         let Some(header) = self.next(stream)? else { return Ok(None) };
         let mut payload = std::mem::take(&mut self.payload);
         payload.truncate(header.length as usize);
@@ -127,7 +127,7 @@ impl FrameReader {
 
     /// The next frame, whose payload stays here until the next call and whose memory is used again;
     /// `None` when the rest of it has not come yet. The end of the stream is an error.
-    pub(crate) fn next(&mut self, mut stream: &TcpStream) -> Result<Option<FrameHeader>> {
+    pub(crate) fn next(&mut self, mut stream: &Stream) -> Result<Option<FrameHeader>> {
         if self.complete {
             (self.complete, self.header) = (false, None);
             (self.start_bytes, self.payload_bytes) = (0, 0);
@@ -197,9 +197,10 @@ mod tests {
     #[test]
     fn frames_come_in_pieces() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (receiver, _) = listener.accept().unwrap();
         receiver.set_nonblocking(true).unwrap();
+        let receiver = Stream::plain(receiver);
         let payload: Vec<u8> = (0..PAYLOAD_STEP * 3 + 5).map(|at| at as u8).collect();
         let mut bytes = Vec::new();
         for part in [&payload[..], b"", b"x"] {

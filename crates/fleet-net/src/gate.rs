@@ -5,16 +5,17 @@
 //! address. However many there are they hold at most [`PENDING_MAX`] sockets.
 
 use crate::handshake::{
-    CODE_BYTES, HEADER_BYTES, HELLO_BYTES_MAX, Header, Hello, REFUSAL, answer, check_header,
-    new_header, verify_client,
+    CODE_BYTES, HEADER_BYTES, HELLO_BYTES_MAX, Header, Hello, REFUSAL, TLS_REFUSAL, answer,
+    check_header, new_header, verify_client,
 };
 use crate::socket::{Bell, poll, tune};
+use crate::stream::Stream;
 use crate::{Deadline, Log, Time, Token, socket};
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
-use std::io::{ErrorKind as Io, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{ErrorKind as Io, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -31,7 +32,7 @@ pub(crate) trait Host: Send + Sync + 'static {
     fn admit(&self, hello: &Hello, peer: SocketAddr) -> Result<Vec<u8>>;
 
     /// Follows an `admit` that was not an error; the stream is non-blocking.
-    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, peer: SocketAddr);
+    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr);
 }
 
 /// The thread at the door; it ends when this is dropped.
@@ -87,9 +88,11 @@ struct Door {
 
 /// A connection in the middle of its handshake.
 struct Visitor {
-    stream: TcpStream,
+    stream: Stream,
     peer: SocketAddr,
     deadline: Deadline,
+    /// TLS, where there is any, has been agreed on.
+    shaken: bool,
     /// What has come and is not understood yet.
     got: Vec<u8>,
     headers: Option<(Header, Header)>,
@@ -169,8 +172,16 @@ impl Door {
                 let error = Error::exhausted("too many connections in the middle of a handshake");
                 self.drop_logged(&oldest, &error);
             }
+            let stream = match self.token.received(stream) {
+                Ok(stream) => stream,
+                Err(error) => {
+                    self.log.line(format!("cannot accept a connection from {peer}: {error}"));
+                    continue;
+                }
+            };
             let deadline = Deadline::within(HANDSHAKE_SPAN);
-            let visitor = Visitor { stream, peer, deadline, got: vec![], headers: None };
+            let (got, shaken) = (Vec::new(), false);
+            let visitor = Visitor { stream, peer, deadline, shaken, got, headers: None };
             self.pending.push_back(visitor);
         }
     }
@@ -181,6 +192,12 @@ impl Door {
 
     /// Reads what is there; the hello once the visitor has been admitted.
     fn step(&self, visitor: &mut Visitor) -> Result<Option<Hello>> {
+        if !visitor.shaken {
+            self.shake(visitor)?;
+        }
+        if !visitor.shaken {
+            return Ok(None);
+        }
         let mut bytes = [0; 1024];
         loop {
             // Never more than the handshake: what follows belongs to the next owner of the stream.
@@ -204,12 +221,33 @@ impl Door {
         }
     }
 
+    /// Goes on with TLS, where the job uses it; says so to who does not.
+    fn shake(&self, visitor: &mut Visitor) -> Result<()> {
+        let mut first = [0];
+        if self.token.is_over_tls()
+            && visitor.stream.socket().peek(&mut first).is_ok_and(|count| count == 1)
+            && first[0] == crate::handshake::MAGIC[0]
+        {
+            // What it said is taken off the socket, whose end would otherwise be a reset.
+            let mut said = [0; HEADER_BYTES];
+            let _ = visitor.stream.socket().read(&mut said);
+            let _ = visitor.stream.socket().write(&crate::handshake::WANTS_TLS);
+            return Err(Error::invalid("it does not speak TLS, which this job's token asks for"));
+        }
+        visitor.shaken =
+            visitor.stream.shake().map_err(|error| crate::handshake::shake_error(&error))?;
+        Ok(())
+    }
+
     /// Looks at the header as far as it has come, and answers it when it is whole.
     fn header(&self, visitor: &mut Visitor) -> Result<()> {
         let checked = check_header(&visitor.got);
         let own = new_header()?;
         let now = socket::until(Deadline::within(Duration::ZERO));
         if let Err(error) = checked {
+            if visitor.got.first() == Some(&crate::handshake::TLS_FIRST_BYTE) {
+                let _ = socket::write_parts(&visitor.stream, &[&TLS_REFUSAL], &now);
+            }
             if visitor.got.len() >= 10 && visitor.got.starts_with(&crate::handshake::MAGIC) {
                 // One of ours, of another version: let it say so to its user.
                 let _ = socket::write_parts(&visitor.stream, &[&own], &now);
@@ -229,7 +267,8 @@ impl Door {
             return Err(Error::internal("a handshake ended before its header"));
         };
         let (code, hello_bytes) = (&visitor.got[..CODE_BYTES], &visitor.got[CODE_BYTES + 4..]);
-        if !verify_client(&self.token, [client, server], hello_bytes, code) {
+        let binding = visitor.stream.binding()?;
+        if !verify_client(&self.token, [client, server], hello_bytes, &binding, code) {
             let now = socket::until(Deadline::within(Duration::ZERO));
             // To a stranger it says nothing, to a user's mistake something.
             let _ = socket::write_parts(&visitor.stream, &[&REFUSAL], &now);
@@ -241,7 +280,7 @@ impl Door {
             .as_ref()
             .map_err(Error::clone)
             .and_then(|hello| self.host.admit(hello, visitor.peer));
-        let message = answer(&self.token, [client, server], hello_bytes, &result);
+        let message = answer(&self.token, [client, server], hello_bytes, &binding, &result);
         let now = socket::until(Deadline::within(Duration::ZERO));
         socket::write_parts(&visitor.stream, &[&message], &now)?;
         result?;

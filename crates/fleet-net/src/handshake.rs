@@ -8,16 +8,19 @@
 //!                                         <- code(server, headers, hello, answer), answer
 //! ```
 //!
-//! A code is HMAC-SHA256 under the token. Nonces are fresh, so nothing can be played back; the labels
+//! Under TLS (`tls.rs`) all of this goes inside, and the codes are also over what TLS derives for the
+//! connection. A code is HMAC-SHA256 under the token. Nonces are fresh, so nothing can be played back; the labels
 //! differ, so nothing can be reflected; the server proves itself only to who has proved himself. What
 //! comes later on the connection is not signed: where others can write into connections of the
-//! cluster's network, use TLS.
+//! cluster's network, use a token that asks for TLS.
 
+use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer, put_error, take_error};
 use crate::{Limits, Token, socket};
 use fleet_base::{Error, Result};
-use std::net::{SocketAddr, TcpStream};
+use rustix::event::PollFlags;
+use std::net::SocketAddr;
 
 pub(crate) const MAGIC: [u8; 8] = *b"FLEETNET";
 /// Changes when a process of one version cannot talk to one of another.
@@ -76,8 +79,32 @@ pub(crate) fn new_header() -> Result<Header> {
     Ok(header)
 }
 
+/// What a server that speaks TLS alone says to who does not: in the place of a header.
+pub(crate) const WANTS_TLS: Header = {
+    let mut header = [0; HEADER_BYTES];
+    let mark = *b"FLEETTLS";
+    let mut at = 0;
+    while at < mark.len() {
+        header[at] = mark[at];
+        at += 1;
+    }
+    header
+};
+/// The first byte of a connection under TLS: a record of the handshake.
+pub(crate) const TLS_FIRST_BYTE: u8 = 0x16;
+/// What a server that does not speak TLS says to who does: the alert `handshake_failure`.
+pub(crate) const TLS_REFUSAL: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
+
 /// Whether `header`, or its beginning, is one of ours.
 pub(crate) fn check_header(header: &[u8]) -> Result<()> {
+    const SAME: &str = "give all processes of the job the same token: `tls:` is a part of it";
+    if header.starts_with(&WANTS_TLS[..MAGIC.len()]) {
+        return Err(Error::invalid("the peer speaks TLS, and this process does not").help(SAME));
+    }
+    if header.first() == Some(&TLS_FIRST_BYTE) {
+        return Err(Error::invalid("the peer begins with TLS, and this process does not speak it")
+            .help(SAME));
+    }
     let magic = header.len().min(MAGIC.len());
     if header[..magic] != MAGIC[..magic] {
         let start: String = header[..magic]
@@ -106,9 +133,16 @@ pub(crate) fn verify_client(
     token: &Token,
     headers: [&Header; 2],
     hello: &[u8],
+    binding: &[u8],
     code: &[u8],
 ) -> bool {
-    token.verify(&[b"fleet client", headers[0], headers[1], hello], code)
+    token.verify(&bound(&[b"fleet client", headers[0], headers[1], hello], binding), code)
+}
+
+/// The parts of a code, with what binds it to a connection under TLS.
+fn bound<'a>(parts: &[&'a [u8]], binding: &'a [u8]) -> Vec<&'a [u8]> {
+    let own = (!binding.is_empty()).then_some(binding);
+    parts.iter().copied().chain(own).collect()
 }
 
 /// What a client gets that does not know the token: a code that is none. It is not signed, for the
@@ -120,13 +154,15 @@ pub(crate) fn answer(
     token: &Token,
     headers: [&Header; 2],
     hello: &[u8],
+    binding: &[u8],
     result: &Result<Vec<u8>>,
 ) -> Vec<u8> {
     let answer = match result {
         Ok(body) => Writer::new().u8(1).bytes(body).0,
         Err(error) => put_error(Writer::new().u8(0), error).0,
     };
-    let code = token.sign(&[b"fleet server", headers[0], headers[1], hello, &answer]);
+    let parts = [&b"fleet server"[..], headers[0], headers[1], hello, &answer];
+    let code = token.sign(&bound(&parts, binding));
     let mut message = code.to_vec();
     message.extend((answer.len() as u32).to_le_bytes());
     message.extend(answer);
@@ -139,21 +175,45 @@ pub(crate) fn greet(
     token: &Token,
     hello: &Hello,
     limits: &Limits,
-) -> Result<(TcpStream, Vec<u8>)> {
-    let stream = socket::connect(address, limits)?;
-    let body = greet_on(&stream, token, hello, limits)
+) -> Result<(Stream, Vec<u8>)> {
+    let stream = token.dialled(socket::connect(address, limits)?)?;
+    let body = shake(&stream, limits)
+        .and_then(|()| greet_on(&stream, token, hello, limits))
         .map_err(|error| error.at(format!("the handshake with {address}")))?;
     Ok((stream, body))
 }
 
-fn greet_on(stream: &TcpStream, token: &Token, hello: &Hello, limits: &Limits) -> Result<Vec<u8>> {
+/// The client's part of TLS, where the connection is under it.
+fn shake(stream: &Stream, limits: &Limits) -> Result<()> {
+    loop {
+        match stream.shake() {
+            Ok(true) => return Ok(()),
+            Ok(false) => socket::wait(stream, PollFlags::IN, limits)?,
+            Err(error) => return Err(shake_error(&error)),
+        }
+    }
+}
+
+/// The error of a handshake of TLS that failed.
+pub(crate) fn shake_error(error: &std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => {
+            Error::invalid(format!("the handshake of TLS failed: {error}"))
+                .help("does the other process use a token with `tls:`, as this one does?")
+        }
+        _ => socket::lost(error),
+    }
+}
+
+fn greet_on(stream: &Stream, token: &Token, hello: &Hello, limits: &Limits) -> Result<Vec<u8>> {
     let own = new_header()?;
     socket::write_parts(stream, &[&own], limits)?;
     let mut theirs: Header = [0; HEADER_BYTES];
     socket::read_exact(stream, &mut theirs, limits)?;
     check_header(&theirs)?;
     let hello = hello.encode();
-    let code = token.sign(&[b"fleet client", &own, &theirs, &hello]);
+    let binding = stream.binding()?;
+    let code = token.sign(&bound(&[b"fleet client", &own, &theirs, &hello], &binding));
     let length = (hello.len() as u32).to_le_bytes();
     socket::write_parts(stream, &[&code, &length, &hello], limits)?;
     let mut start = [0; CODE_BYTES + 4];
@@ -171,7 +231,8 @@ fn greet_on(stream: &TcpStream, token: &Token, hello: &Hello, limits: &Limits) -
     }
     let mut answer = vec![0; length];
     socket::read_exact(stream, &mut answer, limits)?;
-    if !token.verify(&[b"fleet server", &own, &theirs, &hello, &answer], code) {
+    let parts = [&b"fleet server"[..], &own, &theirs, &hello, &answer];
+    if !token.verify(&bound(&parts, &binding), code) {
         return Err(Error::invalid("the peer does not know the job's token")
             .help("something else listens on this address; was it left by an older job?"));
     }

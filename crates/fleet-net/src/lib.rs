@@ -25,8 +25,11 @@ mod registry;
 pub mod sim;
 mod socket;
 pub mod store;
+mod stream;
 mod tcp;
 pub mod time;
+#[cfg(feature = "tls")]
+mod tls;
 mod token;
 mod wire;
 

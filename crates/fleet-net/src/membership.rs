@@ -29,12 +29,13 @@ use crate::frame::{FrameHeader, FrameReader};
 use crate::handshake::{Hello, Purpose, greet};
 use crate::registry::{Cause, Notice, Vigilance, put_member, take_member};
 use crate::socket::{self, Bell, poll, retry};
+use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
 use crate::{Abort, Deadline, Limits, Member, Time, Token};
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -236,7 +237,7 @@ struct Heart {
 }
 
 impl Heart {
-    fn run(self, mut stream: TcpStream) {
+    fn run(self, mut stream: Stream) {
         let mut heard = Time::now();
         loop {
             let Err(error) = self.beat(&stream, &mut heard) else { return };
@@ -261,7 +262,7 @@ impl Heart {
     }
 
     /// Beats until the end (`Ok`), or until the connection is no longer one.
-    fn beat(&self, stream: &TcpStream, heard: &mut Time) -> Result<()> {
+    fn beat(&self, stream: &Stream, heard: &mut Time) -> Result<()> {
         let mut reader = FrameReader::new(MEMBER_BYTES_MAX);
         let mut beat_next = Time::now();
         let mut reported = 0;
@@ -301,7 +302,7 @@ impl Heart {
         }
     }
 
-    fn send(&self, stream: &TcpStream, kind: u8, payload: &[u8]) -> Result<()> {
+    fn send(&self, stream: &Stream, kind: u8, payload: &[u8]) -> Result<()> {
         let header = FrameHeader::of(kind, 0, &[payload], false).encode();
         // A host that is stopped lets the little that we send pile up; it is found out by silence.
         let limits = socket::until(Deadline::within(self.vigilance.silence));
@@ -309,7 +310,7 @@ impl Heart {
     }
 
     /// A broken connection is made again as the same member, while the other side still waits for it.
-    fn come_back(&self, lost: &Error) -> Result<TcpStream> {
+    fn come_back(&self, lost: &Error) -> Result<Stream> {
         let limits = Limits::new(Deadline::within(self.vigilance.grace), &self.shared.stop);
         let (stream, answer) =
             retry(&limits, |limits| greet(self.address, &self.token, &self.hello, limits))

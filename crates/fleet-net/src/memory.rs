@@ -106,6 +106,8 @@ struct Hub {
 struct HubState {
     /// `pipes[from * size + to]`.
     pipes: Vec<VecDeque<u8>>,
+    /// The same for the lengths of messages that are not empty, as headers tell them on a wire.
+    lengths: Vec<VecDeque<usize>>,
     /// By rank in the mesh: its fabric was dropped.
     gone: Vec<bool>,
     /// By rank in the mesh: one call at a time.
@@ -119,6 +121,7 @@ impl Hub {
         let size = members.len();
         let state = HubState {
             pipes: vec![VecDeque::new(); size * size],
+            lengths: vec![VecDeque::new(); size * size],
             gone: members.iter().map(|member| gone.contains(member)).collect(),
             busy: vec![false; size],
             broken: vec![None; size],
@@ -179,6 +182,7 @@ impl Mesh for MemoryMesh {
 impl MemoryMesh {
     fn run(&self, ops: &mut [Transfer<'_>], done: &mut [usize], limits: &Limits) -> Result<()> {
         let mut scratch = Scratch::new();
+        let mut begun = vec![false; ops.len()];
         loop {
             let mut state = lock(&self.hub.state);
             let mut moved = false;
@@ -189,7 +193,7 @@ impl MemoryMesh {
                         && ops[other].is_send() == ops[index].is_send()
                         && done[other] < ops[other].bytes()
                 });
-                if !earlier {
+                if !earlier && self.begin(&mut state, &ops[index], &mut begun[index])? {
                     moved |= self.step(&mut state, &mut ops[index], &mut done[index], &mut scratch);
                 }
             }
@@ -203,6 +207,31 @@ impl MemoryMesh {
                 drop(self.wait(state, ops, done, limits)?);
             }
         }
+    }
+
+    /// Whether the two ends of a message have met; an error when they are ends of different ones.
+    fn begin(&self, state: &mut HubState, op: &Transfer<'_>, begun: &mut bool) -> Result<bool> {
+        let (size, bytes) = (self.size(), op.bytes());
+        if *begun || bytes == 0 {
+            return Ok(true);
+        }
+        if op.is_send() {
+            state.lengths[self.rank * size + op.peer()].push_back(bytes);
+            *begun = true;
+            return Ok(true);
+        }
+        let Some(length) = state.lengths[op.peer() * size + self.rank].pop_front() else {
+            return Ok(false);
+        };
+        if length != bytes {
+            let words = "the two ends are out of step: they transfer different messages";
+            return Err(Error::invalid(words)
+                .expected(format!("{bytes} bytes"))
+                .got(format!("{length} bytes"))
+                .at(self.member(op.peer())));
+        }
+        *begun = true;
+        Ok(true)
     }
 
     /// Moves what can be moved now; true when something was.

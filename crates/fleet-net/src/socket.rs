@@ -1,5 +1,6 @@
 //! Sockets that wait for a deadline and a token, never for longer.
 
+use crate::stream::Stream;
 use crate::{Abort, Limits, Time};
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -24,7 +25,7 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], span: Option<Duration>) -> Result<boo
 }
 
 /// Waits until `socket` is ready for `flags`, within limits.
-pub(crate) fn wait(socket: &TcpStream, flags: PollFlags, limits: &Limits) -> Result<()> {
+pub(crate) fn wait(socket: &impl AsFd, flags: PollFlags, limits: &Limits) -> Result<()> {
     loop {
         limits.abort.check()?;
         let left = limits.deadline.remaining(Time::now());
@@ -102,10 +103,10 @@ pub(crate) fn tune(stream: &TcpStream) -> Result<()> {
 }
 
 /// Reads exactly `into.len()` bytes from a non-blocking socket.
-pub(crate) fn read_exact(stream: &TcpStream, into: &mut [u8], limits: &Limits) -> Result<()> {
+pub(crate) fn read_exact(mut stream: &Stream, into: &mut [u8], limits: &Limits) -> Result<()> {
     let mut done = 0;
     while done < into.len() {
-        match (&*stream).read(&mut into[done..]) {
+        match stream.read(&mut into[done..]) {
             Ok(0) => return Err(Error::unavailable("the connection was closed")),
             Ok(count) => done += count,
             Err(error) if error.kind() == Io::WouldBlock => wait(stream, PollFlags::IN, limits)?,
@@ -117,7 +118,7 @@ pub(crate) fn read_exact(stream: &TcpStream, into: &mut [u8], limits: &Limits) -
 }
 
 /// Writes all of `parts`, in order, without joining them.
-pub(crate) fn write_parts(stream: &TcpStream, parts: &[&[u8]], limits: &Limits) -> Result<()> {
+pub(crate) fn write_parts(stream: &Stream, parts: &[&[u8]], limits: &Limits) -> Result<()> {
     let mut cursor = Cursor::default();
     while !cursor.write(stream, parts)? {
         wait(stream, PollFlags::OUT, limits)?;
@@ -134,7 +135,7 @@ pub(crate) struct Cursor {
 
 impl Cursor {
     /// Writes what the socket takes; true when all is written.
-    pub(crate) fn write(&mut self, mut stream: &TcpStream, parts: &[&[u8]]) -> Result<bool> {
+    pub(crate) fn write(&mut self, mut stream: &Stream, parts: &[&[u8]]) -> Result<bool> {
         /// What one system call takes (UIO_MAXIOV is 1024; short lists stay on the stack).
         const PARTS_MAX: usize = 64;
         while self.part < parts.len() {

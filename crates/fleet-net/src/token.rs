@@ -1,8 +1,10 @@
 //! The secret that the processes of one job share.
 
+use crate::stream::Stream;
 use fleet_base::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
+use std::net::TcpStream;
 
 /// Made by the launcher, handed to its children by environment, never printed.
 ///
@@ -13,22 +15,86 @@ use sha2::{Digest, Sha256};
 /// assert_eq!(format!("{token:?}"), "Token(hidden)");
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token([u8; 32]);
+///
+/// A token may ask for TLS (feature `tls`): then every connection of the job is encrypted, by the token
+/// alone, without certificates. It says so in its text, so whoever gets the token knows.
+#[derive(Clone)]
+pub struct Token {
+    secret: [u8; 32],
+    #[cfg(feature = "tls")]
+    tls: Option<std::sync::Arc<crate::tls::Tls>>,
+}
+
+/// What the text of a token begins with that asks for TLS.
+const TLS_MARK: &str = "tls:";
 
 /// Shorter secrets can be guessed by who records one connection.
 const TEXT_CHARS_MIN: usize = 16;
 
 impl Token {
     pub fn generate() -> Result<Token> {
-        Ok(Token(random()?))
+        Ok(Token::of(random()?))
     }
 
-    /// From [`Token::to_text`], or from any other secret of 16 characters or more.
+    fn of(secret: [u8; 32]) -> Token {
+        Token {
+            secret,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+
+    /// The same secret for connections under TLS. Processes of one job all use it or none does.
+    #[cfg(feature = "tls")]
+    pub fn over_tls(mut self) -> Result<Token> {
+        self.tls = Some(std::sync::Arc::new(crate::tls::Tls::generate()?));
+        Ok(self)
+    }
+
+    /// The same secret for connections under TLS, which this build does not have.
+    #[cfg(not(feature = "tls"))]
+    pub fn over_tls(self) -> Result<Token> {
+        Err(Error::unsupported(
+            "the job's token asks for TLS, and this program was built without it",
+        )
+        .help("build it with the feature `tls`, or give all processes a token without `tls:`"))
+    }
+
+    /// Whether connections are encrypted.
+    pub fn is_over_tls(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        false
+    }
+
+    /// A connection that this process has made.
+    pub(crate) fn dialled(&self, socket: TcpStream) -> Result<Stream> {
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            return Ok(Stream::under(socket, tls.client()?));
+        }
+        Ok(Stream::plain(socket))
+    }
+
+    /// A connection that another process has made.
+    pub(crate) fn received(&self, socket: TcpStream) -> Result<Stream> {
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            return Ok(Stream::under(socket, tls.server()?));
+        }
+        Ok(Stream::plain(socket))
+    }
+
+    /// From [`Token::to_text`], or from any other secret of 16 characters or more; with `tls:` in front
+    /// of it, for connections under TLS.
     pub fn from_text(text: &str) -> Result<Token> {
         let text = text.trim();
+        if let Some(secret) = text.strip_prefix(TLS_MARK) {
+            return Token::from_text(secret)?.over_tls();
+        }
         if let Some(bytes) = from_hex(text) {
-            return Ok(Token(bytes));
+            return Ok(Token::of(bytes));
         }
         if text.chars().count() < TEXT_CHARS_MIN {
             return Err(Error::invalid("the job token is too short")
@@ -36,12 +102,14 @@ impl Token {
                 .got(format!("{}", text.chars().count()))
                 .help("let fleetrun make one, or use the output of `openssl rand -hex 32`"));
         }
-        Ok(Token(Sha256::digest(text.as_bytes()).into()))
+        Ok(Token::of(Sha256::digest(text.as_bytes()).into()))
     }
 
-    /// 64 hexadecimal digits, for the environment of a child.
+    /// 64 hexadecimal digits, for the environment of a child; behind `tls:` where it asks for that.
     pub fn to_text(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        let mark = if self.is_over_tls() { TLS_MARK } else { "" };
+        let digits: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{mark}{digits}")
     }
 
     /// The code over `parts`, whose boundaries count.
@@ -57,7 +125,7 @@ impl Token {
     fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
         // A key shorter than a block is padded with zeros: that is how HMAC begins.
         let mut key = [0; 64];
-        key[..32].copy_from_slice(&self.0);
+        key[..32].copy_from_slice(&self.secret);
         let mut mac = <Hmac<Sha256> as KeyInit>::new(&key.into());
         for part in parts {
             mac.update(&(part.len() as u64).to_le_bytes());
@@ -66,6 +134,14 @@ impl Token {
         mac
     }
 }
+
+impl PartialEq for Token {
+    fn eq(&self, other: &Token) -> bool {
+        self.secret == other.secret && self.is_over_tls() == other.is_over_tls()
+    }
+}
+
+impl Eq for Token {}
 
 impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -109,7 +185,7 @@ mod tests {
     #[test]
     fn known_answer() {
         // HMAC-SHA256 by Python's hmac, key 32 x 0x01, over the lengths and bytes of "ab" and "".
-        let token = Token([1; 32]);
+        let token = Token::of([1; 32]);
         let code = token.sign(&[b"ab", b""]);
         assert!(token.verify(&[b"ab", b""], &code));
         assert!(!token.verify(&[b"a", b"b"], &code));

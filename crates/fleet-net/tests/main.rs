@@ -9,3 +9,5 @@ mod proxy;
 mod sim;
 mod store;
 mod strangers;
+#[cfg(feature = "tls")]
+mod tls;

@@ -1,4 +1,5 @@
-//! Stands between a client and a server, and cuts connections at bytes drawn from a seed.
+//! Stands between a client and a server, cuts connections at bytes drawn from a seed, and keeps what it
+//! has seen.
 
 use fleet_base::rng::Sequence;
 use std::io::{Read, Write};
@@ -6,6 +7,9 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+
+/// Kept of what has come by.
+const SEEN_BYTES_MAX: usize = 1 << 20;
 
 pub struct Proxy {
     address: SocketAddr,
@@ -17,6 +21,7 @@ struct Shared {
     target: Mutex<SocketAddr>,
     stop: AtomicBool,
     cuts: AtomicUsize,
+    seen: Mutex<Vec<u8>>,
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -29,6 +34,7 @@ impl Proxy {
             target: Mutex::new(target),
             stop: AtomicBool::new(false),
             cuts: AtomicUsize::new(0),
+            seen: Mutex::default(),
             open: Mutex::default(),
         });
         let inside = shared.clone();
@@ -50,7 +56,7 @@ impl Proxy {
                 for (from, to) in [(&client, &server), (&server, &client)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let (left, inside) = (left.clone(), inside.clone());
-                    pumps.push(std::thread::spawn(move || pump(from, to, &left, &inside.cuts)));
+                    pumps.push(std::thread::spawn(move || pump(from, to, &left, &inside)));
                 }
             }
             pumps.into_iter().for_each(|pump| pump.join().unwrap());
@@ -64,6 +70,12 @@ impl Proxy {
 
     pub fn cuts(&self) -> usize {
         self.shared.cuts.load(Ordering::SeqCst)
+    }
+
+    /// What has come by, both ways and of all connections, as far as it is kept.
+    #[cfg(feature = "tls")]
+    pub fn recorded(&self) -> Vec<u8> {
+        self.shared.seen.lock().unwrap().clone()
     }
 
     /// Cuts every connection there is.
@@ -89,18 +101,23 @@ impl Drop for Proxy {
     }
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, left: &AtomicUsize, cuts: &AtomicUsize) {
+fn pump(mut from: TcpStream, mut to: TcpStream, left: &AtomicUsize, shared: &Shared) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         let had = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
             Some(left.saturating_sub(count))
         });
         let pass = had.unwrap_or(0).min(count);
+        let mut seen = shared.seen.lock().unwrap();
+        if seen.len() < SEEN_BYTES_MAX {
+            seen.extend(&bytes[..pass]);
+        }
+        drop(seen);
         if to.write_all(&bytes[..pass]).is_err() {
             break;
         }
         if pass < count {
-            cuts.fetch_add(1, Ordering::SeqCst);
+            shared.cuts.fetch_add(1, Ordering::SeqCst);
             break;
         }
     }

@@ -6,13 +6,14 @@ use super::{Changes, Store, Swap};
 use crate::frame::{FrameHeader, FrameReader};
 use crate::handshake::{Hello, Purpose, greet};
 use crate::socket::{self, retry};
+use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
 use crate::{Limits, Time, Token};
 use fleet_base::{Error, Result};
 use rustix::event::PollFlags;
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ struct State {
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     reader: FrameReader,
 }
 

@@ -11,6 +11,7 @@ use crate::membership::{
 };
 use crate::registry::{Notice, Registry, Seat, Vigilance};
 use crate::socket::{Bell, poll};
+use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
 use crate::{Deadline, Log, Member, Time, Token};
@@ -18,7 +19,7 @@ use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{ErrorKind as Io, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -66,7 +67,7 @@ struct Shared {
 }
 
 enum News {
-    Arrived(TcpStream, Hello, SocketAddr),
+    Arrived(Stream, Hello, SocketAddr),
     Failed(String, Notice),
 }
 
@@ -175,7 +176,7 @@ impl Host for Shared {
         Ok(answer)
     }
 
-    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, peer: SocketAddr) {
+    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, peer: SocketAddr) {
         self.connections.fetch_add(1, Ordering::SeqCst);
         lock(&self.inbox).push(News::Arrived(stream, hello, peer));
         self.bell.ring();
@@ -194,7 +195,7 @@ struct Desk {
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     peer: SocketAddr,
     role: Role,
     reader: FrameReader,
@@ -301,7 +302,7 @@ impl Desk {
             .collect()
     }
 
-    fn arrive(&mut self, stream: TcpStream, hello: &Hello, peer: SocketAddr) {
+    fn arrive(&mut self, stream: Stream, hello: &Hello, peer: SocketAddr) {
         // `admit` has read the same bytes.
         let role = match hello.purpose {
             Purpose::Member => {

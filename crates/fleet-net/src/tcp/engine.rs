@@ -8,12 +8,12 @@
 use crate::memory::Scratch;
 use crate::mesh::{FOLD_BYTES_MAX, FOLD_UNIT_MAX};
 use crate::socket::{self, poll};
+use crate::stream::Stream as Connection;
 use crate::{Limits, Time, Transfer};
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::io::{ErrorKind as Io, IoSlice, IoSliceMut, Read, Write};
-use std::net::TcpStream;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ const SLICES_MAX: usize = 16;
 pub(super) struct Engine {
     pub(super) checksum: bool,
     pub(super) spin: Duration,
+    pub(super) turn_bytes: usize,
 }
 
 /// The connections with one rank.
@@ -41,7 +42,7 @@ pub(super) struct Peer {
 }
 
 struct Stream {
-    socket: TcpStream,
+    socket: Connection,
     writes: VecDeque<Part>,
     reads: VecDeque<Part>,
     /// Bytes of a fold that wait for the rest of their unit or for more.
@@ -73,7 +74,7 @@ pub(super) enum Failure {
 }
 
 impl Peer {
-    pub(super) fn new(sockets: Vec<TcpStream>) -> Peer {
+    pub(super) fn new(sockets: Vec<Connection>) -> Peer {
         let stream = |socket| Stream {
             socket,
             writes: VecDeque::new(),
@@ -158,7 +159,7 @@ impl Engine {
     fn turn(&self, stream: &mut Stream, ops: &mut [Transfer<'_>]) -> Result<bool> {
         let mut moved = false;
         if !stream.writes.is_empty() && !stream.full {
-            moved |= write(stream, ops)?;
+            moved |= write(stream, ops, self.turn_bytes)?;
         }
         if !stream.reads.is_empty() {
             moved |= match &ops[stream.reads[0].op] {
@@ -346,15 +347,21 @@ fn received(result: std::io::Result<usize>) -> Result<Option<usize>> {
     }
 }
 
-/// Writes from the callers' slices, as many messages as the socket takes.
-fn write(stream: &mut Stream, ops: &[Transfer<'_>]) -> Result<bool> {
+/// Writes from the callers' slices, as many messages as the socket takes and a turn allows.
+fn write(stream: &mut Stream, ops: &[Transfer<'_>], turn_bytes: usize) -> Result<bool> {
     let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-    let mut used = 0;
+    let (mut used, mut left) = (0, turn_bytes);
     for part in stream.writes.iter().take(SLICES_MAX / 2) {
         let Transfer::Send { data, .. } = &ops[part.op] else { break };
         slices[used] = IoSlice::new(&part.header[part.header_done..]);
-        slices[used + 1] = IoSlice::new(&data[part.range.start + part.done..part.range.end]);
+        let start = part.range.start + part.done;
+        let bytes = (part.range.end - start).min(left);
+        slices[used + 1] = IoSlice::new(&data[start..start + bytes]);
         used += 2;
+        left -= bytes;
+        if left == 0 {
+            break;
+        }
     }
     let mut count = match (&stream.socket).write_vectored(&slices[..used]) {
         Ok(count) => count,

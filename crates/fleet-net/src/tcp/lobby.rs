@@ -3,11 +3,12 @@
 use super::TcpOptions;
 use crate::gate::Host;
 use crate::handshake::Hello;
+use crate::stream::Stream;
 use crate::wire::{Reader, Writer};
 use crate::{Limits, Member, Time};
 use fleet_base::{Error, Result};
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ pub(super) struct Lobby {
     size: usize,
     streams: usize,
     checksum: bool,
-    waiting: Mutex<HashMap<Key, TcpStream>>,
+    waiting: Mutex<HashMap<Key, Stream>>,
     changed: Arc<Condvar>,
 }
 
@@ -92,7 +93,7 @@ impl Lobby {
     }
 
     /// The stream that `member` makes, as soon as it is there.
-    pub(super) fn take(&self, key: &Key, member: &Member, limits: &Limits) -> Result<TcpStream> {
+    pub(super) fn take(&self, key: &Key, member: &Member, limits: &Limits) -> Result<Stream> {
         /// How soon a token that fires is seen at the latest; it is at once, but for a race.
         const WAIT_MAX: Duration = Duration::from_millis(50);
         let changed = self.changed.clone();
@@ -115,7 +116,7 @@ impl Lobby {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, TcpStream>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Stream>> {
         // A map is whole between calls, whoever panicked.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,7 +156,7 @@ impl Host for Lobby {
         Ok(Vec::new())
     }
 
-    fn welcome(self: Arc<Self>, stream: TcpStream, hello: Hello, _peer: SocketAddr) {
+    fn welcome(self: Arc<Self>, stream: Stream, hello: Hello, _peer: SocketAddr) {
         // `admit` has read the same bytes.
         if let Ok(hello) = MeshHello::decode(&hello.body) {
             // A second one means that the first broke before anybody asked for it.

@@ -1,0 +1,98 @@
+//! Jobs whose token asks for TLS.
+
+use crate::proxy::Proxy;
+use fleet_base::Result;
+use fleet_net::{
+    Fabric, Limits, Log, Mesh, Store, StoreClient, StoreServer, TcpFabric, TcpOptions, Token,
+    Transfer, Vigilance,
+};
+use std::time::Duration;
+
+fn limits() -> Limits {
+    Limits::within(Duration::from_secs(60))
+}
+
+fn server(token: &Token) -> StoreServer {
+    StoreServer::bind("127.0.0.1:0", token, Vigilance::default(), Log::silent()).expect("a port")
+}
+
+#[test]
+fn a_token_says_that_it_asks_for_tls() {
+    let token = Token::generate().and_then(Token::over_tls).expect("a key");
+    let text = token.to_text();
+    assert!(text.starts_with("tls:") && text.len() == 4 + 64);
+    let again = Token::from_text(&text).expect("the same");
+    assert!(again == token && again.is_over_tls());
+    let plain = Token::from_text(&text[4..]).expect("the same secret");
+    assert!(plain != token && !plain.is_over_tls());
+}
+
+/// Store and mesh, with messages longer than any buffer, both ways at once; the store is reached through a
+/// recorder, which finds nothing to read.
+#[test]
+fn everything_is_encrypted() {
+    let token = Token::generate().and_then(Token::over_tls).expect("a key");
+    let server = server(&token);
+    let proxy = Proxy::start(server.address(), 1, usize::MAX / 2);
+    const WORD: &[u8] = b"a word that nobody else may read";
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (token, proxy) = (&token, &proxy);
+            scope.spawn(move || -> Result<()> {
+                let store = StoreClient::connect(proxy.address(), token, &limits())?;
+                store.set(&format!("word/{rank}"), WORD, &limits())?;
+                let options = TcpOptions::new("job", rank, 2).interface("127.0.0.1");
+                let fabric = TcpFabric::start(&store, token, options, &limits())?;
+                let mesh = fabric.open("world", &[0, 1])?;
+                exchange(&*mesh)
+            });
+        }
+    });
+    let recorded = proxy.recorded();
+    assert!(recorded.len() > 1000, "{} bytes", recorded.len());
+    assert!(!recorded.windows(WORD.len()).any(|bytes| bytes == WORD));
+    assert!(!recorded.windows(8).any(|bytes| bytes == b"FLEETNET"));
+}
+
+fn exchange(mesh: &dyn Mesh) -> Result<()> {
+    let peer = 1 - mesh.rank();
+    let value = |rank: usize, i: usize| (rank * 31 + i * 7 + i / 1000) as u8;
+    for bytes in [0, 1, 5_000, 700_001, 20_000_003] {
+        let own: Vec<u8> = (0..bytes).map(|i| value(mesh.rank(), i)).collect();
+        let mut theirs = vec![0; bytes];
+        let mut folded = vec![0u8; bytes];
+        let mut sink =
+            |at: usize, piece: &[u8]| folded[at..at + piece.len()].copy_from_slice(piece);
+        mesh.transfer(
+            &mut [
+                Transfer::Send { to: peer, data: &own },
+                Transfer::Send { to: peer, data: &own },
+                Transfer::Recv { from: peer, into: &mut theirs },
+                Transfer::Fold { from: peer, bytes, unit: 1, sink: &mut sink },
+            ],
+            &limits(),
+        )?;
+        let expected: Vec<u8> = (0..bytes).map(|i| value(peer, i)).collect();
+        assert!(theirs == expected && folded == expected, "{bytes} bytes");
+    }
+    Ok(())
+}
+
+fn refused(server: &StoreServer, token: &Token) -> String {
+    let result = StoreClient::connect(server.address(), token, &limits());
+    result.map(|_| ()).expect_err("it is refused").to_string()
+}
+
+#[test]
+fn who_differs_is_told() {
+    let plain = Token::generate().expect("a token");
+    let under = plain.clone().over_tls().expect("a key");
+    let error = refused(&server(&under), &plain);
+    assert!(error.contains("the peer speaks TLS, and this process does not"), "{error}");
+    let error = refused(&server(&plain), &under);
+    assert!(error.contains("the handshake of TLS failed"), "{error}");
+    assert!(error.contains("does the other process use a token with `tls:`"), "{error}");
+    let other = Token::generate().and_then(Token::over_tls).expect("a key");
+    let error = refused(&server(&under), &other);
+    assert!(error.contains("the peer refused this process's token"), "{error}");
+}
