@@ -53,8 +53,13 @@ fn main() -> ExitCode {
 fn ci() -> Outcome {
     cargo("format", &["fmt", "--all", "--check"])?;
     cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    let with =
+        ["-p", "fleet-comm", "-p", "fleet-net", "--features", "fleet-comm/mpi,fleet-net/tls"];
+    let lints = [&["clippy", "--all-targets"], &with[..], &["--", "-D", "warnings"]].concat();
+    cargo("lints of features", &lints)?;
     tidy::run(&root())?;
-    cargo("tests", &["test", "--workspace"])
+    cargo("tests", &["test", "--workspace"])?;
+    cargo("tests of features", &[&["test"], &with[..]].concat())
 }
 
 fn bless() -> Outcome {

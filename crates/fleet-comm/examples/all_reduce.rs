@@ -3,11 +3,13 @@
 //! ```text
 //! cargo run --release -p fleet-comm --example all_reduce -- comm/allreduce_2x1MB
 //!     [--steps N] [--warmup N] [--slot-kb N] [--small-kb N] [--spin-us N] [--algorithm NAME]
+//!     [--streams N] [--turn-kb N]
 //! ```
 //!
 //! `comm/allreduce_RANKSxSIZE` goes through shared memory, `comm/tcp_allreduce_RANKSxSIZE` over TCP on
 //! the loopback, `comm/memory` is the memory bandwidth that two processes reach together. One JSON line;
-//! calls are made back to back, and a run is many of them where one is short.
+//! calls are made back to back, and a run is many of them where one is short. A token `tls:...` in
+//! FLEET_BENCH_TOKEN (feature `tls` of fleet-net) puts TCP under TLS.
 
 use fleet_base::{Error, Result};
 use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};
@@ -72,7 +74,10 @@ impl Setup {
 
 /// Starts the ranks, hosts their store, and waits.
 fn lead(setup: &Setup, args: &[String]) -> Result<()> {
-    let token = Token::generate()?;
+    let token = match std::env::var("FLEET_BENCH_TOKEN") {
+        Ok(text) => Token::from_text(&text)?,
+        Err(_) => Token::generate()?,
+    };
     let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
     let program = std::env::current_exe()
         .map_err(|error| Error::internal(format!("where is this program? {error}")))?;
@@ -101,7 +106,16 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
     let address = flag(args, "--store").unwrap_or_default();
     let address = address.parse().map_err(|_| Error::invalid("no address of the store"))?;
     let store = StoreClient::connect(address, &token, &limits)?;
-    let options = TcpOptions::new("bench", rank, setup.ranks).interface("127.0.0.1");
+    let mut options = TcpOptions::new("bench", rank, setup.ranks).interface("127.0.0.1");
+    if let Some(us) = flag(args, "--spin-us") {
+        options.spin = Duration::from_micros(number(&us)? as u64);
+    }
+    if let Some(streams) = flag(args, "--streams") {
+        options.streams = number(&streams)?;
+    }
+    if let Some(kb) = flag(args, "--turn-kb") {
+        options.turn_bytes = number(&kb)? << 10;
+    }
     let fabric = TcpFabric::start(&store, &token, options, &limits)?;
     let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
     let all: Vec<usize> = (0..setup.ranks).collect();

@@ -314,6 +314,16 @@ impl<'a> Pieces<'a> {
         }
     }
 
+    /// Room at `to` for `start..start + bytes`, cut as that stretch is. A message has the pieces of its
+    /// stretch, so what comes apart from the data must be cut like the data.
+    pub(crate) fn cut_like(&self, start: usize, bytes: usize, to: *mut u8) -> Vec<Piece> {
+        let mut list = Vec::new();
+        self.each(&mut Cursor::default(), start, bytes, |_, offset, len| {
+            list.push(Piece { start: to.wrapping_add(offset), bytes: len });
+        });
+        list
+    }
+
     /// # Safety
     /// `to` is writable for `bytes`.
     pub(crate) unsafe fn read(&self, cursor: &mut Cursor, start: usize, bytes: usize, to: *mut u8) {

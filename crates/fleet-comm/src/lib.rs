@@ -36,7 +36,10 @@ mod call;
 mod group;
 mod handle;
 mod mesh;
+#[cfg(all(feature = "mpi", unix))]
+mod mpi;
 mod recorder;
+mod rings;
 mod shm;
 mod watch;
 mod world;
@@ -45,5 +48,8 @@ pub use call::{Kind, LABEL_BYTES_MAX, ReduceOp};
 pub use group::Group;
 pub use handle::Handle;
 pub use mesh::choose::Algorithm;
+#[cfg(all(feature = "mpi", unix))]
+pub use mpi::{Mpi, MpiOptions};
 pub use recorder::{RECORDS_MAX, Recorder};
+pub use rings::{Rings, SIDE_BY_SIDE_MAX};
 pub use world::{GroupOptions, Hierarchy, World};

@@ -1,12 +1,16 @@
 //! Ranks that wait for each other in different groups: rank 0 in a call of group A that rank 1 has not
 //! made, rank 1 in a call of group B that rank 0 has not made. No group sees that by itself.
 //!
-//! A thread of each rank looks now and then. While a call is under way, no call begins or ends, and the
-//! process computes nothing, it publishes in the store what the rank waits in and which calls it has made;
-//! and it follows, through what others have published, who waits for whom. A way back to itself that is
-//! the same at two looks, between which every rank on it has said that it still stands, is a deadlock: an
-//! error on all of them that names each call. A rank that computes, loads or evaluates publishes nothing,
-//! so waiting for it is no deadlock.
+//! A thread of each rank looks now and then. While a call is under way and no call begins or ends, it
+//! publishes in the store what the rank waits in and which calls it has made; and it follows, through what
+//! others have published, who waits for whom. A way back to itself that is the same at two looks, between
+//! which every rank on it has said that it still stands, is a deadlock: an error on all of them that names
+//! each call.
+//!
+//! A process that computes meanwhile may be about to make the call that others wait for. Or it reads data
+//! ahead, and its thread of training stands. From outside these look the same, so such a rank counts as
+//! standing only after [`BUSY_FACTOR`] times the span: waiting for a step or an evaluation is no deadlock,
+//! and a deadlock beside busy loaders is found all the same.
 
 use crate::call::{Kind, Signature};
 use fleet_base::{Error, Result};
@@ -23,6 +27,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 /// A process that uses less of a core than one part in this many does nothing.
 const IDLE_PART: u32 = 10;
+/// How many times as long a process must stand that does something else meanwhile.
+const BUSY_FACTOR: u32 = 5;
 /// Ranks that are followed at one look; a cycle is short.
 const FOLLOWED_MAX: usize = 64;
 /// How long the others of a cycle are waited for: they look at least every [`PAUSE_MAX`].
@@ -186,7 +192,9 @@ struct Looks {
     nonce: u64,
     beat: u64,
     changes: u64,
+    /// Looks since the last change, and whether the process did something at one of them.
     still: u32,
+    busy: bool,
     at: Instant,
     cpu: Option<Duration>,
     /// The cycle of the last look.
@@ -208,7 +216,8 @@ impl Looks {
         use std::hash::BuildHasher;
         let nonce = std::collections::hash_map::RandomState::new().hash_one(shared.rank);
         let cpu = crate::shm::cpu_time();
-        Looks { nonce, beat: 0, changes: 0, still: 0, at: Instant::now(), cpu, last: Vec::new() }
+        let (at, last) = (Instant::now(), Vec::new());
+        Looks { nonce, beat: 0, changes: 0, still: 0, busy: false, at, cpu, last }
     }
 
     fn run(&mut self, shared: &Shared) {
@@ -219,7 +228,7 @@ impl Looks {
             }
             let (_, groups) = shared.groups();
             if !self.stands_still(&groups) {
-                (self.still, self.last) = (0, Vec::new());
+                (self.still, self.busy, self.last) = (0, false, Vec::new());
                 continue;
             }
             self.still += 1;
@@ -228,7 +237,7 @@ impl Looks {
         }
     }
 
-    /// Nothing began or ended since the last look, something is under way, and the process was idle.
+    /// Nothing began or ended since the last look, and something is under way.
     fn stands_still(&mut self, groups: &[Arc<Progress>]) -> bool {
         let (mut changes, mut flights) = (0, 0);
         for group in groups {
@@ -241,7 +250,8 @@ impl Looks {
             (Some(cpu), Some(before)) => (cpu - before) * IDLE_PART < now - self.at,
             _ => false,
         };
-        let still = idle && flights > 0 && changes == self.changes;
+        let still = flights > 0 && changes == self.changes;
+        self.busy |= !idle;
         (self.changes, self.at, self.cpu) = (changes, now, cpu);
         still
     }
@@ -252,6 +262,7 @@ impl Looks {
         let own = View {
             identity: (self.nonce, self.changes),
             beat: self.beat,
+            ripe: self.still >= if self.busy { BUSY_FACTOR * LOOKS } else { LOOKS },
             groups: groups.iter().map(|group| Standing::of(group)).collect(),
         };
         shared.store.set(&Shared::key(shared.rank), own.encode().as_bytes(), &limits)?;
@@ -262,12 +273,12 @@ impl Looks {
             end(groups);
             return Ok(());
         }
-        if self.still < LOOKS {
+        if !own.ripe {
             return Ok(());
         }
         let cycle = find_cycle(shared.rank, own, |rank| {
             let bytes = shared.store.get(&Shared::key(rank), &limits)?.unwrap_or_default();
-            Ok(View::decode(&String::from_utf8_lossy(&bytes)))
+            Ok(View::decode(&String::from_utf8_lossy(&bytes)).filter(|view| view.ripe))
         })?;
         let stands = !cycle.is_empty()
             && cycle.len() == self.last.len()
@@ -363,6 +374,8 @@ struct View {
     /// Run, and begins and ends so far: equal where nothing has happened.
     identity: (u64, u64),
     beat: u64,
+    /// It has stood for long enough to be part of a deadlock.
+    ripe: bool,
     groups: Vec<Standing>,
 }
 
@@ -423,9 +436,10 @@ impl Standing {
 }
 
 impl View {
-    /// Lines of fields: `run changes beat`, then a line a group.
+    /// Lines of fields: `run changes beat ripe`, then a line a group.
     fn encode(&self) -> String {
-        let mut text = format!("{} {} {}\n", self.identity.0, self.identity.1, self.beat);
+        let (run, changes) = self.identity;
+        let mut text = format!("{run} {changes} {} {}\n", self.beat, u8::from(self.ripe));
         for group in &self.groups {
             let (kind, root, sequence, call) = match &group.flight {
                 Some(flight) => (flight.kind as u8, flight.root, flight.sequence, &*flight.text),
@@ -450,8 +464,9 @@ impl View {
         let mut lines = text.lines();
         let mut head = lines.next()?.split(' ').map(|word| word.parse::<u64>().ok());
         let (run, changes, beat) = (head.next()??, head.next()??, head.next()??);
+        let ripe = head.next()?? != 0;
         let groups = lines.map(decode_standing).collect::<Option<Vec<_>>>()?;
-        Some(View { identity: (run, changes), beat, groups })
+        Some(View { identity: (run, changes), beat, ripe, groups })
     }
 }
 
@@ -578,7 +593,7 @@ mod tests {
     }
 
     fn view(rank: usize, groups: Vec<Standing>) -> View {
-        View { identity: (7, rank as u64), beat: 1, groups }
+        View { identity: (7, rank as u64), beat: 1, ripe: true, groups }
     }
 
     /// The ranks of the cycle that rank 0 finds; views travel as text.
@@ -588,8 +603,8 @@ mod tests {
             .enumerate()
             .map(|(rank, groups)| {
                 let again = |group: &Standing| {
-                    let line =
-                        View { identity: (0, 0), beat: 0, groups: vec![group.copy()] }.encode();
+                    let groups = vec![group.copy()];
+                    let line = View { identity: (0, 0), beat: 0, ripe: true, groups }.encode();
                     decode_standing(line.lines().nth(1).expect("a line")).expect("a standing")
                 };
                 let groups = groups.as_ref()?;
@@ -642,7 +657,7 @@ mod tests {
 
     #[test]
     fn words_of_others_are_not_trusted() {
-        for text in ["", "x", "1 2", "1 2 3\nline", "1 2 3\na\t0\t1\t0\t0\t99\t0\t0\tx"] {
+        for text in ["", "x", "1 2 3", "1 2 3 1\nline", "1 2 3 1\na\t0\t1\t0\t0\t99\t0\t0\tx"] {
             assert!(View::decode(text).is_none(), "{text}");
         }
     }

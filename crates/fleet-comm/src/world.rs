@@ -3,12 +3,13 @@
 use crate::Group;
 use crate::backend::{Backend, SharedMemory, Solo};
 use crate::mesh::choose::Algorithm;
-use crate::mesh::{Hierarchical, OverMesh};
+use crate::mesh::{Carrier, Hierarchical, OverMesh};
 use crate::recorder::Recorder;
 use crate::shm::{self, Local, Tuning};
 use crate::watch::Watch;
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Deadline, Fabric, Limits, Member, MemoryStore, Store};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -20,6 +21,10 @@ pub struct World {
     store: Arc<dyn Store>,
     abort: Abort,
     recorder: Recorder,
+    /// Of groups: none is used twice.
+    names: Arc<Mutex<BTreeSet<String>>>,
+    /// A library with collectives of its own.
+    carrier: Option<Arc<dyn Carrier>>,
     /// Lives as long as a group does.
     watch: Arc<Mutex<Weak<Watch>>>,
 }
@@ -34,7 +39,8 @@ pub struct GroupOptions {
     /// A peer that is stopped for longer than this is an error.
     pub silence: Duration,
     /// Ranks that wait for each other in different groups for this long, while their processes compute
-    /// nothing, are an error. Zero: nobody looks.
+    /// nothing, are an error; where a process does something beside its wait, for five times as long.
+    /// Zero: nobody looks.
     pub deadlock: Duration,
     /// Whether ranks of a host share memory.
     pub shared_memory: bool,
@@ -47,6 +53,8 @@ pub struct GroupOptions {
     /// How an all-reduce across hosts goes, for experiments.
     pub algorithm: Algorithm,
     pub hierarchy: Hierarchy,
+    /// Where a library carries the data that has collectives of its own (MPI): use them.
+    pub native: bool,
 }
 
 /// Whether an all-reduce goes on two levels (`use_hierarchical_allreduce`).
@@ -75,6 +83,7 @@ impl Default for GroupOptions {
             small_bytes_max: None,
             algorithm: Algorithm::Auto,
             hierarchy: Hierarchy::Auto,
+            native: true,
         }
     }
 }
@@ -83,7 +92,14 @@ impl World {
     /// `abort` ends everything that waits; heartbeats fire it when a peer is gone.
     pub fn new(fabric: Arc<dyn Fabric>, store: Arc<dyn Store>, abort: Abort) -> World {
         let (recorder, watch) = (Recorder::new(None), Arc::default());
-        World { fabric, store, abort, recorder, watch }
+        World { fabric, store, abort, recorder, names: Arc::default(), carrier: None, watch }
+    }
+
+    /// With meshes that a library carries, which has collectives of its own.
+    #[cfg(all(feature = "mpi", unix))]
+    pub(crate) fn carried_by(mut self, carrier: Arc<dyn Carrier>) -> World {
+        self.carrier = Some(carrier);
+        self
     }
 
     /// Ranks that are threads of this process, each with its world.
@@ -118,6 +134,11 @@ impl World {
     pub fn group(&self, name: &str, members: &[usize], options: &GroupOptions) -> Result<Group> {
         let rank = fleet_net::mesh::check_members(self.rank(), self.size(), members)
             .map_err(|error| error.at(format!("group '{name}'")))?;
+        // The second one would meet what the first has left in the store, and wait for ever.
+        if !self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_string()) {
+            return Err(Error::invalid(format!("a second group '{name}' in one job"))
+                .help("every group has a name of its own; keep the group that was opened first"));
+        }
         let people: Vec<Member> =
             members.iter().map(|member| self.fabric.member(*member)).collect();
         let abort = self.abort.child();
@@ -168,26 +189,19 @@ impl Open<'_> {
             let count = count.clamp(1, all.len());
             return self.hierarchical(all.chunks(count).map(<[usize]>::to_vec).collect());
         }
-        let hosts = self.hosts();
+        let hosts = by_host(&self.members);
         match hosts.len() {
             1 => self.flat(self.name, &all),
-            count if count == all.len() || self.options.hierarchy == Hierarchy::Never => {
+            // A library's own collectives know of hosts.
+            count
+                if count == all.len()
+                    || self.options.hierarchy == Hierarchy::Never
+                    || self.carrier().is_some() =>
+            {
                 self.mesh(self.name, &all).map(|mesh| Box::new(mesh) as Box<dyn Backend>)
             }
             _ => self.hierarchical(hosts),
         }
-    }
-
-    /// Ranks of the group by host, hosts in the order of their first rank.
-    fn hosts(&self) -> Vec<Vec<usize>> {
-        let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
-        for (rank, member) in self.members.iter().enumerate() {
-            match hosts.iter_mut().find(|(host, _)| *host == member.host_id) {
-                Some((_, ranks)) => ranks.push(rank),
-                None => hosts.push((&member.host_id, vec![rank])),
-            }
-        }
-        hosts.into_iter().map(|(_, ranks)| ranks).collect()
     }
 
     /// One level: shared memory where all ranks have it, the mesh elsewhere.
@@ -212,8 +226,15 @@ impl Open<'_> {
 
     fn mesh(&self, name: &str, ranks: &[usize]) -> Result<OverMesh> {
         let members: Vec<usize> = ranks.iter().map(|rank| self.members[*rank].rank).collect();
-        let mesh = self.world.fabric.open(name, &members)?;
-        Ok(OverMesh::new(name, mesh, self.options.algorithm))
+        let (mesh, native) = match self.carrier() {
+            Some(carrier) => carrier.open(name, &members).map(|(mesh, own)| (mesh, Some(own)))?,
+            None => (self.world.fabric.open(name, &members)?, None),
+        };
+        Ok(OverMesh::new(name, mesh, self.options.algorithm, native))
+    }
+
+    fn carrier(&self) -> Option<&dyn Carrier> {
+        self.world.carrier.as_deref().filter(|_| self.options.native)
     }
 
     fn hierarchical(&self, lowers: Vec<Vec<usize>>) -> Result<Box<dyn Backend>> {
@@ -266,7 +287,24 @@ impl Open<'_> {
     }
 }
 
+/// Places of members in the list by host, hosts in the order of their first member.
+pub(crate) fn by_host(members: &[Member]) -> Vec<Vec<usize>> {
+    let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (place, member) in members.iter().enumerate() {
+        match hosts.iter_mut().find(|(host, _)| *host == member.host_id) {
+            Some((_, places)) => places.push(place),
+            None => hosts.push((&member.host_id, vec![place])),
+        }
+    }
+    hosts.into_iter().map(|(_, places)| places).collect()
+}
+
 impl World {
+    /// Who holds a rank of the job.
+    pub fn member(&self, rank: usize) -> Member {
+        self.fabric.member(rank)
+    }
+
     pub(crate) fn recorder_handle(&self) -> Recorder {
         self.recorder.clone()
     }

@@ -2,8 +2,9 @@
 
 use fleet_base::Result;
 use fleet_comm::{Group, GroupOptions, World};
-use fleet_net::{Abort, MemoryStore};
+use fleet_net::{Abort, Limits, MemoryStore, TcpFabric, TcpOptions, Token};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Runs `work` on every rank of a job of threads and gives what it gave, by rank.
 pub fn each_rank<R: Send>(
@@ -35,6 +36,32 @@ pub fn each_rank_on<R: Send>(
                 })
             })
             .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
+    })
+}
+
+/// The same over TCP on the loopback.
+pub fn each_rank_over_tcp<R: Send>(
+    ranks: usize,
+    options: &GroupOptions,
+    work: impl Fn(&Group, &World) -> R + Sync,
+) -> Vec<R> {
+    let all: Vec<usize> = (0..ranks).collect();
+    let (store, token) = (MemoryStore::new(), Token::generate().expect("random bytes"));
+    let options = GroupOptions { shared_memory: false, ..options.clone() };
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let (store, token, work, all, options) = (&store, &token, &work, &all, &options);
+            scope.spawn(move || {
+                let limits = Limits::within(Duration::from_secs(60));
+                let tcp = TcpOptions::new("job", rank, ranks).interface("127.0.0.1");
+                let fabric = TcpFabric::start(store, token, tcp, &limits).expect("ranks meet");
+                let world = World::new(Arc::new(fabric), Arc::new(store.clone()), Abort::new());
+                let group = world.group("world", all, options).expect("the group opens");
+                work(&group, &world)
+            })
+        };
+        let threads: Vec<_> = (0..ranks).map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
     })
 }

@@ -2,6 +2,8 @@
 
 mod common;
 mod diagnosis;
+#[cfg(all(feature = "mpi", target_os = "linux"))]
+mod mpi;
 #[cfg(target_os = "linux")]
 mod namespaces;
 #[cfg(target_os = "linux")]

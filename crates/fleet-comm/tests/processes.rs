@@ -72,8 +72,16 @@ fn work(rank: usize, ranks: usize, address: &str, what: &str) -> Result<()> {
             let label = if rank == 1 { "other" } else { "same" };
             group.all_reduce(label, &mut more, ReduceOp::Sum)
         }
-        "cross" | "cross-mesh" => {
-            let options = GroupOptions { shared_memory: what == "cross", ..options };
+        "cross" | "cross-mesh" | "cross-busy" => {
+            if what == "cross-busy" && rank == 1 {
+                // As a loader that reads ahead does; it ends with the process.
+                std::thread::spawn(|| {
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let options = GroupOptions { shared_memory: what != "cross-mesh", ..options };
             let (a, b) = (world.group("a", &all, &options)?, world.group("b", &all, &options)?);
             let own = if rank == 1 { &b } else { &a };
             own.all_reduce("mine", &mut [0.0f32; 5], ReduceOp::Sum)
@@ -209,7 +217,7 @@ fn processes_that_differ_are_told() {
 
 #[test]
 fn ranks_that_wait_in_different_groups_are_told() {
-    for what in ["cross", "cross-mesh"] {
+    for what in ["cross", "cross-mesh", "cross-busy"] {
         let mut job = Job::start(2, what);
         let begin = Instant::now();
         for rank in [0, 1] {

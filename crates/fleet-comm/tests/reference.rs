@@ -1,8 +1,8 @@
 //! Every collective, every type, every operation, odd sizes, one to nine ranks.
 
-use crate::common::{each_rank, each_rank_on, ok};
+use crate::common::{each_rank, each_rank_on, each_rank_over_tcp, ok};
 use fleet_base::Result;
-use fleet_comm::{Algorithm, Group, GroupOptions, Hierarchy, ReduceOp};
+use fleet_comm::{Algorithm, Group, GroupOptions, Hierarchy, ReduceOp, Rings};
 use fleet_tensor::{Element, bf16, f16};
 
 /// Small slots, so that little data takes many chunks.
@@ -126,6 +126,15 @@ fn reductions_of_all_types() {
     }
 }
 
+/// Everything here that one group can do.
+#[cfg(all(feature = "mpi", target_os = "linux"))]
+pub fn all_of(group: &Group) -> Result<()> {
+    all_types(group)?;
+    check_all_reduce::<f32>(group)?;
+    check_all_reduce::<i64>(group)?;
+    [0, 1, 77, 20_011].iter().try_for_each(|length| check_moves(group, *length))
+}
+
 fn all_types(group: &Group) -> Result<()> {
     check_type::<f32>(group)?;
     check_type::<f64>(group)?;
@@ -207,6 +216,49 @@ fn check_all_reduce<T: Number>(group: &Group) -> Result<()> {
         expect("fused", buffer, |i| reduced(ReduceOp::Sum, group.size(), i));
     }
     Ok(())
+}
+
+/// Where messages have bounds: buckets of several buffers under every algorithm, reductions, moves.
+#[test]
+fn everything_over_tcp() {
+    for algorithm in Algorithm::ALL {
+        for ranks in [2, 3, 5] {
+            let options = GroupOptions { algorithm, ..options() };
+            ok(each_rank_over_tcp(ranks, &options, |group, _| {
+                check_fused::<f32>(group, 1)?;
+                check_fused::<bf16>(group, 1)?;
+                check_fused::<i64>(group, 100)?;
+                check_moves(group, 777)
+            }));
+        }
+    }
+}
+
+/// Buckets whose buffers are cut by the slices of ranks, to all and to one.
+fn check_fused<T: Number>(group: &Group, scale: usize) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    for root in [None, Some(size - 1)] {
+        let lengths = [3, 0, 2_000, 1, 700].map(|length| length * scale);
+        let mut buffers: Vec<Vec<T>> = lengths.iter().map(|n| own(rank, *n)).collect();
+        let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(|it| bytes_of(it)).collect();
+        match root {
+            None => group.all_reduce_bytes("bucket", T::DTYPE, &mut slices, ReduceOp::Sum)?,
+            Some(root) => group.reduce_bytes("one", T::DTYPE, &mut slices, ReduceOp::Sum, root)?,
+        }
+        for buffer in &buffers {
+            let kept = own::<T>(rank, buffer.len());
+            expect("fused", buffer, |i| match root.is_none_or(|root| root == rank) {
+                true => reduced(ReduceOp::Sum, size, i),
+                false => kept[i],
+            });
+        }
+    }
+    Ok(())
+}
+
+fn bytes_of<T: Number>(data: &mut [T]) -> &mut [u8] {
+    // SAFETY: numbers seen as their bytes.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
 #[test]
@@ -409,5 +461,42 @@ fn calls_in_the_background_keep_their_order() {
             assert_eq!(handle.wait()?, vec![3 * i as i32; 100]);
         }
         Ok(())
+    }));
+}
+
+/// Groups by what the job is: on each of two hosts, across them, and by number.
+#[test]
+fn rings_of_a_topology() {
+    ok(each_rank_on(&["a", "b", "a", "b", "b"], &options(), |group, world| {
+        let rank = group.rank();
+        assert_eq!(world.hosts(), [vec![0, 2], vec![1, 3, 4]]);
+        let rings = Rings::new(world, &options());
+        let host = rings.host()?;
+        let expected: &[usize] = if rank % 2 == 0 && rank < 4 { &[0, 2] } else { &[1, 3, 4] };
+        assert_eq!(host.ranks(), expected);
+        let mut sum = [rank as i32];
+        host.all_reduce("host", &mut sum, ReduceOp::Sum)?;
+        assert_eq!(sum, [expected.iter().sum::<usize>() as i32]);
+        let leaders = rings.leaders()?;
+        assert_eq!(leaders.as_ref().map(|it| it.ranks()), (rank < 2).then_some(&[0, 1][..]));
+        if let Some(leaders) = leaders {
+            leaders.barrier("leaders")?;
+        }
+        let side = rings.side_by_side(7, &[0, 1, 2, 3, 4], 3)?;
+        let again = rings.side_by_side(8, &[0, 1, 2, 3, 4], 2)?;
+        assert_eq!(side[1].name(), again[0].name());
+        let handles: Vec<_> = side
+            .iter()
+            .map(|ring| ring.all_reduce_start("x", vec![1i64; 5], ReduceOp::Sum))
+            .collect::<Result<_>>()?;
+        for handle in handles {
+            assert_eq!(handle.wait()?, [5; 5]);
+        }
+        let wrong = rings.ring(8, &[0, 1]).map(|_| ()).unwrap_err();
+        assert!(wrong.to_string().contains("'ring 8' was opened with other members"), "{wrong}");
+        let twice = world.group("world", &[rank], &options()).map(|_| ()).unwrap_err();
+        assert!(twice.to_string().contains("a second group 'world'"), "{twice}");
+        assert!(rings.side_by_side(0, &[0], 0).is_err());
+        rings.everyone()?.barrier("end")
     }));
 }

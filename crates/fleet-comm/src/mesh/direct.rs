@@ -52,10 +52,12 @@ impl Step<'_> {
         let len = own.len();
         // Two operands are folded as they come.
         let in_place = size == 2 && !is_half(dtype);
-        let mut room = vec![0u64; if in_place { 0 } else { (size - 1) * len.div_ceil(8) }];
+        let mut memory = vec![0u64; if in_place { 0 } else { (size - 1) * len.div_ceil(8) }];
         let pitch = len.div_ceil(8) * 8;
-        let list = [Piece::of(&mut room)];
-        let room = Pieces::new(&list);
+        let room = Piece::of(&mut memory).start;
+        let rooms: Vec<Vec<Piece>> = (0..if in_place { 0 } else { size - 1 })
+            .map(|index| data.cut_like(own.start, len, room.wrapping_add(index * pitch)))
+            .collect();
         let mut moves = Vec::with_capacity(2 * size);
         for peer in (0..size).filter(|peer| *peer != rank) {
             moves.push(Move::Send { to: peer, data, at: slice(peer) });
@@ -67,9 +69,7 @@ impl Step<'_> {
                     at: own.clone(),
                     how: Folding { dtype, op: op.partial(), comes_first: peer < rank },
                 },
-                false => {
-                    Move::Recv { from: peer, data: room, at: index * pitch..index * pitch + len }
-                }
+                false => Move::Recv { from: peer, data: Pieces::new(&rooms[index]), at: 0..len },
             });
         }
         self.go(&moves)?;
@@ -86,7 +86,7 @@ impl Step<'_> {
                     std::cmp::Ordering::Equal => piece.cast_const(),
                     order => {
                         let index = if order.is_lt() { peer } else { peer - 1 };
-                        list[0].start.wrapping_add(index * pitch + offset).cast_const()
+                        room.wrapping_add(index * pitch + offset).cast_const()
                     }
                 })
                 .collect();

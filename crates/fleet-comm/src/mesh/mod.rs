@@ -37,17 +37,38 @@ pub(crate) struct OverMesh {
     /// Closed after an error, so that peers in the middle of an algorithm learn of it.
     mesh: Option<Arc<dyn Mesh>>,
     algorithm: Algorithm,
+    native: Option<Box<dyn Native>>,
 }
 
 impl OverMesh {
-    pub fn new(name: &str, mesh: Arc<dyn Mesh>, algorithm: Algorithm) -> OverMesh {
-        OverMesh { name: name.to_string(), mesh: Some(mesh), algorithm }
+    pub fn new(
+        name: &str,
+        mesh: Arc<dyn Mesh>,
+        algorithm: Algorithm,
+        native: Option<Box<dyn Native>>,
+    ) -> OverMesh {
+        OverMesh { name: name.to_string(), mesh: Some(mesh), algorithm, native }
     }
+}
+
+/// Collectives of a library that carries the mesh.
+pub(crate) trait Native: Send {
+    /// For people: the library.
+    fn name(&self) -> String;
+
+    /// Runs a call in which all ranks are known to be; `None`, on all ranks alike, where the library has no
+    /// word for it.
+    fn run(&self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>>;
+}
+
+/// Opens meshes whose library has collectives.
+pub(crate) trait Carrier: Send + Sync {
+    fn open(&self, name: &str, members: &[usize]) -> Result<(Arc<dyn Mesh>, Box<dyn Native>)>;
 }
 
 impl Backend for OverMesh {
     fn name(&self) -> String {
-        "mesh".to_string()
+        self.native.as_ref().map_or_else(|| "mesh".to_string(), |native| native.name())
     }
 
     fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()> {
@@ -56,7 +77,7 @@ impl Backend for OverMesh {
         };
         let limits = mesh.limits(bounds.span, &bounds.abort);
         let step = Step::new(&**mesh, &limits, &self.name);
-        let result = step.run(call, self.algorithm).map_err(|error| {
+        let result = step.run(call, self.algorithm, self.native.as_deref()).map_err(|error| {
             error.at(format!(
                 "{} in group '{}', rank {} of {}{}",
                 call.signature,
@@ -151,10 +172,20 @@ impl<'a> Step<'a> {
         self.mesh.size()
     }
 
-    fn run(&self, call: &mut Call<'_>, algorithm: Algorithm) -> Result<()> {
+    fn run(
+        &self,
+        call: &mut Call<'_>,
+        algorithm: Algorithm,
+        native: Option<&dyn Native>,
+    ) -> Result<()> {
         let kind = call.signature.kind;
         if !matches!(kind, Kind::Send | Kind::Recv) {
             self.agree(&Claim::call(&call.signature))?;
+        }
+        if let Some(native) = native
+            && let Some(result) = native.run(self, call)
+        {
+            return result;
         }
         let dtype = call.signature.dtype;
         let root = call.signature.root as usize;

@@ -62,16 +62,17 @@ impl Step<'_> {
         };
         let own = slice(rank);
         let mut folded = vec![0u64; own.len().div_ceil(8)];
-        let list = [Piece { bytes: own.len(), ..Piece::of(&mut folded) }];
+        let room = Piece::of(&mut folded).start;
+        let list = data.cut_like(own.start, own.len(), room);
         let folded = Pieces::new(&list);
         // SAFETY: the room is as long as the slice.
-        unsafe { data.read(&mut Default::default(), own.start, own.len(), list[0].start) };
+        unsafe { data.read(&mut Default::default(), own.start, own.len(), room) };
         self.fold_apart(data, slice, dtype, op, folded)?;
         if rank != root {
             return self.go(&[Move::Send { to: root, data: folded, at: 0..own.len() }]);
         }
         // SAFETY: as above.
-        unsafe { data.write(&mut Default::default(), own.start, own.len(), list[0].start) };
+        unsafe { data.write(&mut Default::default(), own.start, own.len(), room) };
         let moves: Vec<Move<'_>> =
             self.others().map(|from| Move::Recv { from, data, at: slice(from) }).collect();
         self.go(&moves)
@@ -89,20 +90,22 @@ impl Step<'_> {
         let (rank, size) = (self.rank(), self.size());
         let len = slice(rank).len();
         let pitch = len.div_ceil(8) * 8;
-        let mut room = vec![0u64; size * pitch / 8];
-        let list = [Piece::of(&mut room)];
-        let room = Pieces::new(&list);
+        let mut memory = vec![0u64; size * pitch / 8];
+        let room = Piece::of(&mut memory).start;
+        let rooms: Vec<Vec<Piece>> = (0..size)
+            .map(|peer| data.cut_like(slice(rank).start, len, room.wrapping_add(peer * pitch)))
+            .collect();
         let mut moves = Vec::with_capacity(2 * size);
         for peer in self.others() {
             moves.push(Move::Send { to: peer, data, at: slice(peer) });
-            moves.push(Move::Recv { from: peer, data: room, at: peer * pitch..peer * pitch + len });
+            moves.push(Move::Recv { from: peer, data: Pieces::new(&rooms[peer]), at: 0..len });
         }
         self.go(&moves)?;
         folded.each(&mut Default::default(), 0, len, |piece, offset, bytes| {
             let operands: Vec<*const u8> = (0..size)
                 .map(|peer| match peer == rank {
                     true => piece.cast_const(),
-                    false => list[0].start.wrapping_add(peer * pitch + offset).cast_const(),
+                    false => room.wrapping_add(peer * pitch + offset).cast_const(),
                 })
                 .collect();
             // SAFETY: slices of the same length; the output is the own operand.
@@ -248,7 +251,7 @@ impl Step<'_> {
     }
 
     /// That everybody sends as much as is expected, or the same error everywhere.
-    fn check_counts(&self, sends: &[usize], receives: &[usize]) -> Result<()> {
+    pub(crate) fn check_counts(&self, sends: &[usize], receives: &[usize]) -> Result<()> {
         let size = self.size();
         let mut said: Vec<u64> = sends.iter().map(|count| *count as u64).collect();
         let mut heard = vec![0u64; size];

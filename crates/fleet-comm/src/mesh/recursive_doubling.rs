@@ -16,7 +16,8 @@ impl Step<'_> {
     ) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         let mut theirs = vec![0u64; data.bytes.div_ceil(8)];
-        let list = [Piece { bytes: data.bytes, ..Piece::of(&mut theirs) }];
+        let room = Piece::of(&mut theirs).start;
+        let list = data.cut_like(0, data.bytes, room);
         let theirs = Pieces::new(&list);
         self.with_core(data, dtype, op, |core| {
             let mut bit = 1;
@@ -29,7 +30,7 @@ impl Step<'_> {
                 let mut cursor = Default::default();
                 data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
                     let own = piece.cast_const();
-                    let other = list[0].start.wrapping_add(offset).cast_const();
+                    let other = room.wrapping_add(offset).cast_const();
                     let operands = if peer < rank { [other, own] } else { [own, other] };
                     // SAFETY: a piece of the data and as much of the copy of the peer's.
                     unsafe { fold_bytes(dtype, op.partial(), &operands, piece, None, len) };

@@ -1,0 +1,298 @@
+//! Meshes over MPI's messages between two ranks.
+//!
+//! A message of any length goes as pieces of at most [`PIECE_BYTES`], of which [`PIECES_UNDER_WAY`] are
+//! given to MPI at a time, in the order of the list: MPI keeps the order of what has the same sender,
+//! receiver and communicator, and each mesh has its own communicator. An empty message is one empty piece,
+//! so that the two ends stay in step.
+
+use super::library::{Handle, Library, Progress, Request};
+use fleet_base::{Error, Result};
+use fleet_net::mesh::{FOLD_BYTES_MAX, check_members, check_transfers, timeout_error};
+use fleet_net::{Abort, Fabric, Limits, Member, Mesh, Store, Transfer};
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Long enough for MPI's way for large messages, short enough that folding goes on beside it.
+const PIECE_BYTES: usize = 1 << 20;
+/// To each peer, each way.
+const PIECES_UNDER_WAY: usize = 4;
+/// Everything on a communicator has one tag: its order is all that counts.
+const TAG: c_int = 0;
+/// Tags that the standard promises.
+const TAGS: u64 = 32_767;
+
+/// All ranks of the job, by MPI.
+pub(super) struct MpiFabric {
+    pub library: Arc<Library>,
+    pub members: Vec<Member>,
+    pub store: Arc<dyn Store>,
+    pub abort: Abort,
+    /// How long a rank waits for the others when a mesh is opened.
+    pub timeout_open: Duration,
+}
+
+impl MpiFabric {
+    pub fn open_mesh(&self, name: &str, members: &[usize]) -> Result<Arc<MpiMesh>> {
+        let rank = check_members(self.rank(), self.size(), members)?;
+        let limits = Limits::new(fleet_net::Deadline::within(self.timeout_open), &self.abort);
+        // MPI would wait for a rank that never comes, whatever the deadline.
+        let key = |rank: usize| format!("mpi/open/{name}/{rank}");
+        self.store.set(&key(members[rank]), b"", &limits)?;
+        let keys: Vec<String> = members.iter().map(|member| key(*member)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        self.store.wait(&keys, &limits)?;
+        let comm = self.library.communicator(members, tag_of(name))?;
+        Ok(Arc::new(MpiMesh {
+            library: self.library.clone(),
+            comm,
+            rank,
+            members: members.iter().map(|member| self.members[*member].clone()).collect(),
+            state: Mutex::default(),
+        }))
+    }
+}
+
+/// Groups that are made at the same time are told apart by their tags, mostly: two with one tag are made
+/// one after the other.
+fn tag_of(name: &str) -> c_int {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    (name.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix) % TAGS) as c_int
+}
+
+impl Fabric for MpiFabric {
+    fn rank(&self) -> usize {
+        self.library.rank
+    }
+
+    fn size(&self) -> usize {
+        self.library.size
+    }
+
+    fn open(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Mesh>> {
+        self.open_mesh(name, members).map(|mesh| mesh as Arc<dyn Mesh>)
+    }
+
+    fn member(&self, rank: usize) -> Member {
+        self.members[rank].clone()
+    }
+}
+
+pub(super) struct MpiMesh {
+    pub library: Arc<Library>,
+    pub comm: Handle,
+    rank: usize,
+    members: Vec<Member>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    broken: Option<Error>,
+    /// Rooms for folds, kept between calls.
+    rooms: Vec<Vec<u128>>,
+}
+
+/// What goes to one peer or comes from it, in its order.
+struct Queue {
+    peer: usize,
+    waiting: VecDeque<Piece>,
+    under_way: VecDeque<(Piece, Request)>,
+}
+
+struct Piece {
+    op: usize,
+    range: Range<usize>,
+    /// Where a piece of a fold comes to; `u128` is aligned for any element.
+    room: Vec<u128>,
+}
+
+impl Mesh for MpiMesh {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn member(&self, rank: usize) -> Member {
+        self.members[rank].clone()
+    }
+
+    fn transfer(&self, ops: &mut [Transfer<'_>], limits: &Limits) -> Result<()> {
+        check_transfers(self.rank, self.size(), ops)?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &state.broken {
+            return Err(error.clone());
+        }
+        limits.abort.check()?;
+        let guard = self.library.enter()?;
+        let mut queues = queues(ops);
+        let result = self.run(&mut queues, ops, &mut state.rooms, limits);
+        if let Err(error) = &result {
+            state.broken = Some(error.clone().at("an earlier transfer, which broke the mesh"));
+            self.library.give_up(guard, error);
+            // Rooms of pieces that MPI may still write to.
+            std::mem::forget(queues);
+        }
+        result
+    }
+}
+
+impl MpiMesh {
+    fn run(
+        &self,
+        queues: &mut [Queue],
+        ops: &mut [Transfer<'_>],
+        rooms: &mut Vec<Vec<u128>>,
+        limits: &Limits,
+    ) -> Result<()> {
+        let mut done = vec![0usize; ops.len()];
+        // Read by the closure for the error, written by the other one.
+        let waiting = std::cell::RefCell::new(Vec::new());
+        let late = || timeout_error(&waiting.borrow());
+        self.library.wait(limits, late, || {
+            let (mut moved, mut open) = (false, false);
+            for queue in queues.iter_mut() {
+                moved |= self.turn(queue, ops, rooms, &mut done)?;
+                open |= !queue.waiting.is_empty() || !queue.under_way.is_empty();
+            }
+            Ok(match (open, moved) {
+                (false, _) => Progress::Done,
+                (true, true) => Progress::Moved,
+                (true, false) => {
+                    let open = (0..ops.len()).filter(|op| {
+                        let of = |piece: &Piece| piece.op == *op;
+                        queues.iter().any(|queue| {
+                            queue.waiting.iter().any(of)
+                                || queue.under_way.iter().any(|(piece, _)| of(piece))
+                        })
+                    });
+                    if limits.deadline.is_past(fleet_net::Time::now()) {
+                        *waiting.borrow_mut() = open
+                            .map(|op| {
+                                let what = &ops[op];
+                                let peer = self.member(what.peer());
+                                (peer, what.is_send(), done[op], what.bytes())
+                            })
+                            .collect();
+                    }
+                    Progress::Nothing
+                }
+            })
+        })
+    }
+
+    /// Gives MPI the next pieces and takes what is done; true when something was.
+    fn turn(
+        &self,
+        queue: &mut Queue,
+        ops: &mut [Transfer<'_>],
+        rooms: &mut Vec<Vec<u128>>,
+        done: &mut [usize],
+    ) -> Result<bool> {
+        let mut moved = false;
+        while queue.under_way.len() < PIECES_UNDER_WAY
+            && let Some(mut piece) = queue.waiting.pop_front()
+        {
+            let request = self.start(queue.peer, &mut piece, ops, rooms)?;
+            queue.under_way.push_back((piece, request));
+            moved = true;
+        }
+        while let Some((_, request)) = queue.under_way.front_mut() {
+            if !self.library.test(request)? {
+                break;
+            }
+            let Some((piece, request)) = queue.under_way.pop_front() else { break };
+            self.take(piece, &request, ops, rooms, done)?;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn start(
+        &self,
+        peer: usize,
+        piece: &mut Piece,
+        ops: &mut [Transfer<'_>],
+        rooms: &mut Vec<Vec<u128>>,
+    ) -> Result<Request> {
+        let (f, byte, comm) = (&self.library.f, self.library.names.byte, self.comm);
+        let (bytes, peer) = (piece.range.len() as c_int, peer as c_int);
+        let into = match &mut ops[piece.op] {
+            Transfer::Send { data, .. } => {
+                let from = data[piece.range.clone()].as_ptr().cast();
+                // SAFETY: the caller's memory, which is borrowed until the request is done; when it is
+                // given up, MPI is over.
+                return self
+                    .library
+                    .request(|to| unsafe { (f.isend)(from, bytes, byte, peer, TAG, comm, to) });
+            }
+            Transfer::Recv { into, .. } => into[piece.range.clone()].as_mut_ptr(),
+            Transfer::Fold { .. } => {
+                piece.room = rooms.pop().unwrap_or_else(|| vec![0; PIECE_BYTES / 16]);
+                piece.room.as_mut_ptr().cast()
+            }
+        };
+        // SAFETY: as above; a room is as long as the longest piece.
+        self.library
+            .request(|to| unsafe { (f.irecv)(into.cast(), bytes, byte, peer, TAG, comm, to) })
+    }
+
+    fn take(
+        &self,
+        piece: Piece,
+        request: &Request,
+        ops: &mut [Transfer<'_>],
+        rooms: &mut Vec<Vec<u128>>,
+        done: &mut [usize],
+    ) -> Result<()> {
+        let op = &mut ops[piece.op];
+        if !op.is_send() {
+            let (got, expected) = (self.library.bytes(request)?, piece.range.len());
+            if got != expected {
+                return Err(Error::invalid(
+                    "the two ends are out of step: they transfer different messages",
+                )
+                .expected(format!("{expected} bytes"))
+                .got(format!("{got} bytes"))
+                .at(self.member(op.peer())));
+            }
+        }
+        done[piece.op] += piece.range.len();
+        if let Transfer::Fold { sink, .. } = op {
+            // SAFETY: numbers read as bytes.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(piece.room.as_ptr().cast::<u8>(), piece.range.len())
+            };
+            for (index, part) in bytes.chunks(FOLD_BYTES_MAX).enumerate() {
+                sink(piece.range.start + index * FOLD_BYTES_MAX, part);
+            }
+            rooms.push(piece.room);
+        }
+        Ok(())
+    }
+}
+
+/// The pieces of all messages, by peer and direction.
+fn queues(ops: &[Transfer<'_>]) -> Vec<Queue> {
+    let mut queues: Vec<(bool, Queue)> = Vec::new();
+    for (index, op) in ops.iter().enumerate() {
+        let (peer, sends, bytes) = (op.peer(), op.is_send(), op.bytes());
+        let known = queues.iter().position(|(way, queue)| *way == sends && queue.peer == peer);
+        let at = known.unwrap_or_else(|| {
+            let queue = Queue { peer, waiting: VecDeque::new(), under_way: VecDeque::new() };
+            queues.push((sends, queue));
+            queues.len() - 1
+        });
+        let pieces = bytes.div_ceil(PIECE_BYTES).max(1);
+        queues[at].1.waiting.extend((0..pieces).map(|piece| {
+            let range = piece * PIECE_BYTES..((piece + 1) * PIECE_BYTES).min(bytes);
+            Piece { op: index, range, room: Vec::new() }
+        }));
+    }
+    queues.into_iter().map(|(_, queue)| queue).collect()
+}

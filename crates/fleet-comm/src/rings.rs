@@ -1,0 +1,125 @@
+//! The groups that a job needs, from what its world knows: everybody, the ranks of a host, one rank of each
+//! host, and rings by number, as programs know them.
+//!
+//! A group is one stream of calls, so `nccl_comm_num` communicators are as many groups over the same ranks;
+//! buckets of gradients take them in turn.
+//!
+//! ```
+//! use fleet_comm::{GroupOptions, ReduceOp, Rings, World};
+//! fn train(world: World) -> fleet_base::Result<()> {
+//!     let rings = Rings::new(&world, &GroupOptions::default());
+//!     let (all, host) = (rings.everyone()?, rings.host()?);
+//!     assert_eq!((all.size(), host.size()), (4, 4));
+//!     let leads = rings.leaders()?.is_some();
+//!     assert_eq!(leads, world.rank() == 0);
+//!     // Two communicators over all ranks, as rings 1 and 2; bucket `i` goes over `side[i % 2]`.
+//!     let side = rings.side_by_side(1, &[0, 1, 2, 3], 2)?;
+//!     side[1].all_reduce("bucket 1", &mut [1.0f32], ReduceOp::Sum)?;
+//!     assert_eq!(rings.ring(2, &[0, 1, 2, 3])?.name(), side[1].name());
+//!     Ok(())
+//! }
+//! std::thread::scope(|scope| {
+//!     for world in World::threads(4) {
+//!         scope.spawn(|| train(world).expect("no rank fails"));
+//!     }
+//! });
+//! ```
+
+use crate::{Group, GroupOptions, World};
+use fleet_base::{Error, Result};
+use fleet_net::Member;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// More communicators than this over the same ranks help nobody: each has its connections and buffers.
+pub const SIDE_BY_SIDE_MAX: usize = 64;
+
+/// The groups of one rank, each opened when it is first asked for; asking again gives the same group. A
+/// world has one of these.
+///
+/// What is opened is opened by all ranks of the group, in any order among groups.
+pub struct Rings {
+    world: World,
+    options: GroupOptions,
+    opened: Mutex<BTreeMap<String, Group>>,
+}
+
+impl World {
+    /// The ranks of the job by host, hosts in the order of their first rank: who is in one list can share
+    /// memory.
+    ///
+    /// ```
+    /// assert_eq!(fleet_comm::World::threads(3)[2].hosts(), [[0, 1, 2]]);
+    /// ```
+    pub fn hosts(&self) -> Vec<Vec<usize>> {
+        let members: Vec<Member> = (0..self.size()).map(|rank| self.member(rank)).collect();
+        crate::world::by_host(&members)
+    }
+}
+
+impl Rings {
+    pub fn new(world: &World, options: &GroupOptions) -> Rings {
+        Rings { world: world.clone(), options: options.clone(), opened: Mutex::default() }
+    }
+
+    /// All ranks of the job.
+    pub fn everyone(&self) -> Result<Group> {
+        let all: Vec<usize> = (0..self.world.size()).collect();
+        self.open("all", &all)
+    }
+
+    /// The ranks of this rank's host.
+    pub fn host(&self) -> Result<Group> {
+        let own = self.world.rank();
+        let hosts = self.world.hosts();
+        let found = hosts.iter().enumerate().find(|(_, ranks)| ranks.contains(&own));
+        let (index, ranks) = found.ok_or_else(|| Error::internal("a rank is on no host"))?;
+        self.open(&format!("host {index}"), ranks)
+    }
+
+    /// The first rank of each host, where this is one of them: what talks between hosts.
+    pub fn leaders(&self) -> Result<Option<Group>> {
+        let leaders: Vec<usize> = self.world.hosts().iter().map(|ranks| ranks[0]).collect();
+        match leaders.contains(&self.world.rank()) {
+            true => self.open("leaders", &leaders).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// The ring `id` of `members`, which is one group however often it is asked for.
+    pub fn ring(&self, id: i64, members: &[usize]) -> Result<Group> {
+        self.open(&format!("ring {id}"), members)
+    }
+
+    /// Rings `first`, `first + 1`, ... of the same members, for calls that go on beside each other
+    /// (`nccl_comm_num`).
+    pub fn side_by_side(&self, first: i64, members: &[usize], count: usize) -> Result<Vec<Group>> {
+        if count == 0 || count > SIDE_BY_SIDE_MAX {
+            return Err(Error::invalid("a bad number of communicators side by side")
+                .expected(format!("1 to {SIDE_BY_SIDE_MAX}"))
+                .got(count));
+        }
+        (0..count).map(|index| self.ring(first + index as i64, members)).collect()
+    }
+
+    fn open(&self, name: &str, members: &[usize]) -> Result<Group> {
+        // Held while the group opens: two threads that ask for one ring must get one.
+        let mut opened = self.lock();
+        if let Some(group) = opened.get(name) {
+            if group.ranks() != members {
+                return Err(Error::invalid(format!("'{name}' was opened with other members"))
+                    .expected(format!("{:?}", group.ranks()))
+                    .got(format!("{members:?}")));
+            }
+            return Ok(group.clone());
+        }
+        let group = self.world.group(&format!("{name} of the rings"), members, &self.options)?;
+        opened.insert(name.to_string(), group.clone());
+        Ok(group)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Group>> {
+        // A map is whole between calls, whoever panicked.
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

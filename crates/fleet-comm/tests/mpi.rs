@@ -1,0 +1,170 @@
+//! Jobs of `mpirun`: against the naive reference, against groups of our own, and when a rank dies.
+//!
+//! They run where FLEET_MPIRUN names an mpirun or PATH has one; FLEET_MPI_LIBRARY may name its libmpi.
+
+use crate::reference;
+use fleet_base::Result;
+use fleet_comm::{Algorithm, GroupOptions, Mpi, MpiOptions, ReduceOp};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// Set in processes that mpirun has started: what to do.
+const WORK: &str = "FLEET_COMM_MPI_TEST";
+const LIBRARY: &str = "FLEET_MPI_LIBRARY";
+/// Far more than anything here takes, far less than a hang.
+const SECONDS_MAX: u32 = 300;
+
+/// Is a rank where mpirun says so.
+#[test]
+fn rank_under_mpirun() {
+    let Ok(what) = std::env::var(WORK) else { return };
+    let result = work(&what);
+    // One write, so that the lines of ranks do not mix.
+    match result {
+        Ok(()) => println!("\nended well\n"),
+        Err(error) => println!("\nfailed: {}\n", error.to_string().replace('\n', " | ")),
+    }
+}
+
+fn work(what: &str) -> Result<()> {
+    let options =
+        MpiOptions { library: std::env::var_os(LIBRARY).map(PathBuf::from), ..Default::default() };
+    let job = Mpi::start(&options)?;
+    assert!(job.version().contains("MPI"), "{}", job.version());
+    let world = job.world();
+    let all: Vec<usize> = (0..job.size()).collect();
+    let own = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
+    let native = GroupOptions { shared_memory: false, ..own.clone() };
+    let ours = GroupOptions { native: false, ..native.clone() };
+    match what {
+        "all" => {
+            let group = world.group("native", &all, &native)?;
+            assert!(group.backend().contains("MPI"), "{}", group.backend());
+            reference::all_of(&group)?;
+            let group = world.group("ours", &all, &ours)?;
+            assert_eq!(group.backend(), "mesh");
+            reference::all_of(&group)?;
+            let shared = world.group("shared", &all, &own)?;
+            assert_eq!(shared.backend(), "shared memory");
+            reference::all_of(&shared)?;
+            same_as_shared_memory(&world.group("again", &all, &native)?, &shared)?;
+            for algorithm in Algorithm::ALL {
+                let options = GroupOptions { algorithm, ..ours.clone() };
+                let group = world.group(&format!("{algorithm:?}"), &all, &options)?;
+                let mut data = vec![job.rank() as i64 + 1; 3_000_001];
+                group.all_reduce("long", &mut data, ReduceOp::Sum)?;
+                let sum = (job.size() * (job.size() + 1) / 2) as i64;
+                assert!(data.iter().all(|x| *x == sum), "{algorithm:?}");
+            }
+            let part =
+                shared.split(Some(job.rank() as u32 % 2), 0)?.expect("every rank has a color");
+            part.barrier("part")?;
+        }
+        "differ" => {
+            let group = world.group("native", &all, &native)?;
+            let label = if job.rank() == 1 { "other" } else { "same" };
+            return group.all_reduce(label, &mut [0.0f32; 5], ReduceOp::Sum);
+        }
+        _ => {
+            let group = world.group("native", &all, &native)?;
+            let mut data = vec![1.0f32; 100_000];
+            loop {
+                group.all_reduce("again", &mut data, ReduceOp::Max)?;
+                if job.rank() == 1 {
+                    // SAFETY: the end of this process.
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                }
+            }
+        }
+    }
+    job.finish()
+}
+
+/// Sums of small integers are exact in any order, and halves of odd ones are, too.
+fn same_as_shared_memory(native: &fleet_comm::Group, shared: &fleet_comm::Group) -> Result<()> {
+    for length in [1usize, 999, 400_001] {
+        for op in ReduceOp::ALL {
+            let own = |i: usize| ((i * 7 + native.rank() * 3) % 5) as f32 - 1.0;
+            let mut a: Vec<f32> = (0..length).map(own).collect();
+            let mut b = a.clone();
+            native.all_reduce("a", &mut a, op)?;
+            shared.all_reduce("b", &mut b, op)?;
+            assert_eq!(a, b, "{op} of {length}");
+        }
+    }
+    Ok(())
+}
+
+/// The mpirun to use, and its library where it is beside it; prints why there is none.
+fn mpirun() -> Option<(PathBuf, Option<PathBuf>)> {
+    let named = std::env::var_os("FLEET_MPIRUN").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = named
+        .or_else(|| std::env::split_paths(&path).map(|p| p.join("mpirun")).find(|p| p.exists()));
+    let Some(found) = found else {
+        println!("skipped: FLEET_MPIRUN is not set, and PATH has no mpirun");
+        return None;
+    };
+    let beside = found.parent().and_then(Path::parent).map(|root| root.join("lib"));
+    let has_one = |folder: &PathBuf| {
+        ["libmpi.so.40", "libmpi.so.12"].iter().any(|name| folder.join(name).exists())
+    };
+    let library = std::env::var_os(LIBRARY).map(PathBuf::from);
+    Some((found, library.or(beside.filter(has_one))))
+}
+
+fn run(ranks: usize, what: &str) -> Option<Output> {
+    let (mpirun, library) = mpirun()?;
+    let mut command = Command::new("timeout");
+    command
+        .arg(SECONDS_MAX.to_string())
+        .arg(mpirun)
+        .args(["-n", &ranks.to_string()])
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", "mpi::rank_under_mpirun", "--nocapture"])
+        .env("RUST_BACKTRACE", "0")
+        .env(WORK, what)
+        // Open MPI refuses root, and more ranks than cores, where nobody says otherwise.
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        .stdin(Stdio::null());
+    if let Some(library) = library {
+        command.env(LIBRARY, library);
+    }
+    let output = command.output().expect("mpirun starts");
+    assert_ne!(output.status.code(), Some(124), "{what} took {SECONDS_MAX} s: {}", text(&output));
+    Some(output)
+}
+
+fn text(output: &Output) -> String {
+    let out = String::from_utf8_lossy(&output.stdout);
+    format!("{out}{}", String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn everything_on_two_and_four_ranks() {
+    for ranks in [2, 4] {
+        let Some(output) = run(ranks, "all") else { return };
+        let text = text(&output);
+        assert_eq!(text.matches("ended well").count(), ranks, "{text}");
+        assert!(output.status.success(), "{text}");
+    }
+}
+
+#[test]
+fn ranks_that_differ_are_told() {
+    let Some(output) = run(2, "differ") else { return };
+    let text = text(&output);
+    let told = "ranks of group 'native' are in different collectives";
+    // The first to end may be the end of the other one, by mpirun's hand.
+    assert!(text.contains(told) && text.contains("'other'") && text.contains("'same'"), "{text}");
+}
+
+#[test]
+fn a_death_is_an_error() {
+    let Some(output) = run(2, "die") else { return };
+    assert!(!output.status.success(), "{}", text(&output));
+}
