@@ -115,6 +115,13 @@ pub const FLAGS: &[Flag] = &[
         None,
         "Where the machines meet; the first one there answers",
     ),
+    flag(
+        MACHINES,
+        "elastic_server",
+        "HOST:PORT",
+        None,
+        "An etcd to meet in instead, so that the loss of any machine is survived",
+    ),
     aliased(
         MACHINES,
         "nnodes",
@@ -244,10 +251,6 @@ pub const FLAGS: &[Flag] = &[
 
 /// Flags that other launchers have and this one does not, with the reason.
 const REFUSED: &[(&str, &str)] = &[
-    (
-        "elastic_server",
-        "machines meet in the built-in store: give --master HOST:PORT and --nnodes MIN:MAX",
-    ),
     (
         "scale",
         "start fleetrun on one more machine, or stop one: --nnodes MIN:MAX lets the job follow",

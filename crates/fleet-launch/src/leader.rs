@@ -37,6 +37,8 @@ pub struct LeaderRules {
     pub silence: Duration,
     pub stop_timeout: Duration,
     pub sort_ip: bool,
+    /// Another machine can take the lead.
+    pub hands_over: bool,
 }
 
 /// The leader, with the job as it sees it.
@@ -54,15 +56,36 @@ pub struct Leader<'a> {
     failures: u32,
     members: Vec<String>,
     nodes: BTreeMap<String, Value>,
-    beats: HashMap<String, (Vec<u8>, Instant)>,
+    /// The last beat of each machine, and when it came, as far as that is known.
+    beats: HashMap<String, (Vec<u8>, Option<Instant>)>,
     results: HashMap<String, Value>,
     left: Vec<String>,
+    /// Who led before this machine, and is gone.
+    lost: Option<String>,
+    stage: Stage,
+}
+
+/// Where to go on.
+#[derive(Clone, Copy)]
+enum Stage {
+    Form,
+    Watch,
+    Stop,
+    Over,
 }
 
 /// What follows from what happened.
 enum Verdict {
-    Over { code: u8, reason: String, culprit: String },
-    Again { reason: String },
+    Over {
+        code: u8,
+        reason: String,
+        culprit: String,
+    },
+    Again {
+        reason: String,
+    },
+    /// This machine goes, and another one leads.
+    HandOver,
 }
 
 impl<'a> Leader<'a> {
@@ -89,29 +112,64 @@ impl<'a> Leader<'a> {
             beats: HashMap::new(),
             results: HashMap::new(),
             left: Vec::new(),
+            lost: None,
+            stage: Stage::Form,
         }
     }
 
-    /// Leads until the job is over and everybody knows.
-    pub fn lead(&mut self) -> Result<()> {
+    /// Goes on from the plan of a leader that is gone.
+    pub fn adopt(&mut self, plan: &Value) {
+        let ids = |list: &Value, name: &str| -> Vec<String> {
+            let all = list.as_array().into_iter().flatten();
+            all.filter_map(|it| if name.is_empty() { it.as_str() } else { it[name].as_str() })
+                .map(str::to_string)
+                .collect()
+        };
+        self.generation = plan["generation"].as_u64().unwrap_or(0);
+        self.failures =
+            plan["failures"].as_u64().and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
+        self.lost = plan["leader"].as_str().map(str::to_string);
+        (self.stage, self.members) = match plan["state"].as_str() {
+            Some("run") => (Stage::Watch, ids(&plan["nodes"], "id")),
+            Some("stop") => (Stage::Stop, ids(&plan["members"], "")),
+            Some("over") => (Stage::Over, Vec::new()),
+            _ => (Stage::Form, Vec::new()),
+        };
+    }
+
+    /// Leads until the job is over and everybody knows; false when another machine is to lead.
+    pub fn lead(&mut self) -> Result<bool> {
         loop {
-            let verdict = match self.form()? {
-                Some(verdict) => verdict,
-                None => self.watch()?,
-            };
-            match verdict {
-                Verdict::Over { code, reason, culprit } => {
-                    let plan = json!({ "state": "over", "generation": self.generation,
-                        "code": code, "reason": reason, "culprit": culprit });
-                    self.publish(&plan)?;
-                    return self.await_farewells();
-                }
-                Verdict::Again { reason } => {
-                    let plan =
-                        json!({ "state": "stop", "generation": self.generation, "reason": reason });
-                    self.publish(&plan)?;
+            let verdict = match std::mem::replace(&mut self.stage, Stage::Form) {
+                Stage::Form => match self.form()? {
+                    Some(verdict) => verdict,
+                    None => self.watch()?,
+                },
+                Stage::Watch => self.watch()?,
+                Stage::Stop => {
                     self.await_stopped()?;
                     self.generation += 1;
+                    continue;
+                }
+                Stage::Over => {
+                    self.await_farewells()?;
+                    return Ok(true);
+                }
+            };
+            match verdict {
+                Verdict::HandOver => return Ok(false),
+                Verdict::Over { code, reason, culprit } => {
+                    let plan = json!({ "state": "over", "generation": self.generation,
+                        "code": code, "reason": reason, "culprit": culprit, "leader": self.own });
+                    self.publish(&plan)?;
+                    self.stage = Stage::Over;
+                }
+                Verdict::Again { reason } => {
+                    let plan = json!({ "state": "stop", "generation": self.generation,
+                        "reason": reason, "members": self.members, "failures": self.failures,
+                        "leader": self.own });
+                    self.publish(&plan)?;
+                    self.stage = Stage::Stop;
                 }
             }
         }
@@ -198,7 +256,8 @@ impl<'a> Leader<'a> {
             .collect();
         self.members = members;
         let store = (self.new_store)()?;
-        self.publish(&json!({ "state": "run", "generation": self.generation, "nodes": nodes, "store": store }))?;
+        self.publish(&json!({ "state": "run", "generation": self.generation, "nodes": nodes,
+            "store": store, "failures": self.failures, "leader": self.own }))?;
         Ok(None)
     }
 
@@ -265,8 +324,13 @@ impl<'a> Leader<'a> {
     fn gone(&self, id: &str) -> Verdict {
         let host = self.host(id).to_string();
         let said = self.left.iter().any(|left| left == id);
+        let led = self.lost.as_deref() == Some(id);
         let reason = match said {
             true => format!("machine {host} was stopped by its user"),
+            false if led => format!(
+                "machine {host}, which led the job, has given no sign of life for {}",
+                words::seconds(self.rules.silence)
+            ),
             false => format!(
                 "machine {host} has given no sign of life for {}",
                 words::seconds(self.rules.silence)
@@ -279,6 +343,9 @@ impl<'a> Leader<'a> {
     }
 
     fn leader_left(&self) -> Verdict {
+        if self.rules.hands_over && self.rules.level > ElasticLevel::Off {
+            return Verdict::HandOver;
+        }
         Verdict::Over {
             code: 1,
             reason: format!(
@@ -340,9 +407,13 @@ impl<'a> Leader<'a> {
         }
         for (key, value) in self.store.list("beat/", &limits)? {
             let id = key["beat/".len()..].to_string();
-            let last = self.beats.entry(id).or_insert_with(|| (value.clone(), Instant::now()));
+            // What an earlier leader knew of may have been gone for long: a strange machine is alive
+            // once it beats.
+            let counts = self.lost.is_none() || id == self.own || self.members.contains(&id);
+            let fresh = || (value.clone(), counts.then(Instant::now));
+            let last = self.beats.entry(id).or_insert_with(fresh);
             if last.0 != value {
-                *last = (value, Instant::now());
+                *last = (value, Some(Instant::now()));
             }
         }
         self.left = self.ids("left/")?;
@@ -376,8 +447,9 @@ impl<'a> Leader<'a> {
     }
 
     fn is_alive(&self, id: &str) -> bool {
-        let beat = self.beats.get(id).is_some_and(|(_, at)| at.elapsed() < self.rules.silence);
-        beat && !self.left.iter().any(|left| left == id)
+        let last = self.beats.get(id).and_then(|(_, at)| *at);
+        let beat = last.is_some_and(|at| at.elapsed() < self.rules.silence);
+        beat && self.lost.as_deref() != Some(id) && !self.left.iter().any(|left| left == id)
     }
 
     fn alive(&self, ids: Vec<String>) -> Vec<String> {
@@ -418,6 +490,7 @@ mod tests {
             silence: Duration::from_secs(60),
             stop_timeout: Duration::ZERO,
             sort_ip: false,
+            hands_over: false,
         }
     }
 
@@ -435,11 +508,25 @@ mod tests {
         store.set(key, value.as_bytes(), &Limits::within(CALL_TIME)).unwrap();
     }
 
-    fn lead(store: &MemoryStore, rules: LeaderRules) -> std::thread::JoinHandle<Result<()>> {
+    fn lead(store: &MemoryStore, rules: LeaderRules) -> std::thread::JoinHandle<Result<bool>> {
+        lead_on(store, rules, "10.0.0.1", None)
+    }
+
+    fn lead_on(
+        store: &MemoryStore,
+        rules: LeaderRules,
+        own: &'static str,
+        plan: Option<Value>,
+    ) -> std::thread::JoinHandle<Result<bool>> {
         let store = store.clone();
         std::thread::spawn(move || {
             let mut new_store = || Ok("10.0.0.1:1".to_string());
-            Leader::new(&store, &rules, "10.0.0.1", &mut new_store, &|_| (), &|_, _, _| ()).lead()
+            let mut leader =
+                Leader::new(&store, &rules, own, &mut new_store, &|_| (), &|_, _, _| ());
+            if let Some(plan) = &plan {
+                leader.adopt(plan);
+            }
+            leader.lead()
         })
     }
 
@@ -532,5 +619,48 @@ mod tests {
         let over = plan(&store, 1, "over");
         assert_eq!((over["code"].as_u64(), over["reason"].as_str()), (Some(9), Some("it broke")));
         leader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn another_leader_goes_on_from_the_plan() {
+        let elastic =
+            || LeaderRules { level: ElasticLevel::Range, hands_over: true, ..rules(1, 2) };
+        let store = MemoryStore::new();
+        come(&store, "10.0.0.1", None, 1, 1);
+        come(&store, "10.0.0.2", None, 2, 1);
+        let first = lead(&store, elastic());
+        let run = plan(&store, 0, "run");
+        say(&store, "left/10.0.0.1", "1");
+        assert!(!first.join().unwrap().unwrap(), "it goes, and the job does not end");
+        let second = lead_on(&store, elastic(), "10.0.0.2", Some(run));
+        let stop = plan(&store, 0, "stop");
+        assert_eq!(stop["reason"], "machine 10.0.0.1 was stopped by its user");
+        // The second is lost in the middle of stopping, and a third goes on from there. What is left of
+        // a machine that is gone for long is not taken for one.
+        come(&store, "10.0.0.9", None, 0, 1);
+        say(&store, "left/10.0.0.2", "1");
+        come(&store, "10.0.0.3", None, 3, 1);
+        say(&store, "result/0/10.0.0.2", r#"{"end":"stopped"}"#);
+        second.join().unwrap().unwrap();
+        let third = lead_on(&store, elastic(), "10.0.0.3", Some(stop));
+        assert_eq!(hosts(&plan(&store, 1, "run")), ["10.0.0.3"]);
+        say(&store, "result/1/10.0.0.3", r#"{"end":"finished"}"#);
+        assert_eq!(plan(&store, 1, "over")["code"], 0);
+        assert!(third.join().unwrap().unwrap());
+        // Without another level the loss of the leader is the end.
+        let store = MemoryStore::new();
+        come(&store, "10.0.0.1", None, 1, 1);
+        come(&store, "10.0.0.2", None, 2, 1);
+        let run = json!({ "state": "run", "generation": 0, "leader": "10.0.0.1",
+            "nodes": [{ "id": "10.0.0.1" }, { "id": "10.0.0.2" }] });
+        let off = LeaderRules { hands_over: true, ..rules(2, 2) };
+        let second = lead_on(&store, off, "10.0.0.2", Some(run));
+        let over = plan(&store, 0, "over");
+        assert_eq!(over["code"], 1);
+        assert_eq!(
+            over["reason"],
+            "machine 10.0.0.1, which led the job, has given no sign of life for 60 s"
+        );
+        second.join().unwrap().unwrap();
     }
 }

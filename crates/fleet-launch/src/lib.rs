@@ -6,6 +6,7 @@
 mod child;
 pub mod cluster;
 mod console;
+mod etcd;
 pub mod flags;
 mod guard;
 pub mod job;

@@ -1,8 +1,9 @@
 //! A machine's part of a job on several machines: joins, gives signs of life, follows the plan.
 
 use crate::cluster::{Cluster, Place};
+use crate::etcd::{EtcdStore, Lead};
 use crate::leader::{Leader, LeaderRules};
-use crate::options::{Mode, Options};
+use crate::options::{ElasticLevel, Mode, Options};
 use crate::supervisor::{End, Ended, Event};
 use crate::words;
 use fleet_base::{Error, ErrorKind, Result};
@@ -22,6 +23,8 @@ pub struct Join {
     pub master: Endpoint,
     /// This machine answers at the master's address: always, if it can, or never.
     pub hosting: Hosting,
+    /// Machines meet in this etcd instead.
+    pub etcd: Option<Endpoint>,
     pub id: String,
     /// The job's name, which its processes know.
     pub job_id: String,
@@ -52,7 +55,8 @@ pub struct Link {
     shared: Arc<Shared>,
     id: String,
     agent: Option<JoinHandle<()>>,
-    leader: Option<JoinHandle<()>>,
+    /// The lead passes to another machine when this one leaves.
+    hands_over: bool,
     /// The store, on the machine that leads.
     _server: Option<StoreServer>,
 }
@@ -65,8 +69,13 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    store: Option<Arc<StoreClient>>,
+    store: Option<Arc<dyn Store>>,
+    leader: Option<JoinHandle<()>>,
+    /// In etcd, by this lease.
+    lead: Option<(EtcdStore, i64)>,
     plan: Option<Plan>,
+    /// The plan that is there is of a job that was over before this machine came.
+    is_stale: bool,
     /// What the user may want to know, until it is taken.
     said: Vec<String>,
     /// Why there is no job any more.
@@ -91,15 +100,18 @@ impl Link {
             master.port = server.address().port();
             let line = format!("machines meet at {master}, which this one hosts");
             shared.lock().said.push(line);
+            let (address, its) = (server.address(), token.clone());
+            let board = move || -> Result<Board> {
+                Ok(Board::Own(StoreClient::connect(address, &its, &Limits::within(CALL_TIME))?))
+            };
+            let leader = lead(&join, board, &token, &shared, &events)?;
+            shared.lock().leader = Some(leader);
         }
-        let leader = match &server {
-            Some(server) => Some(lead(&join, server.address(), &token, &shared, &events)?),
-            None => None,
-        };
+        let hands_over = join.rules.hands_over && join.rules.level > ElasticLevel::Off;
         let (id, agent) =
             (join.id.clone(), Agent { join, master, token, shared: shared.clone(), events });
         let agent = spawn("agent", move || agent.run())?;
-        Ok(Link { shared, id, agent: Some(agent), leader, _server: server })
+        Ok(Link { shared, id, agent: Some(agent), hands_over, _server: server })
     }
 
     pub fn plan(&self) -> Option<Plan> {
@@ -153,13 +165,18 @@ impl Link {
     pub fn leave(mut self, is_over: bool) {
         let key = if is_over { "bye" } else { "left" };
         self.tell(&format!("{key}/{}", self.id), "1");
-        if let Some(leader) = self.leader.take() {
+        let leader = self.shared.lock().leader.take();
+        if let Some(leader) = leader {
             // It waits for the others to read the end, for a bounded time.
-            if !is_over {
+            if !is_over && !self.hands_over {
                 self.await_over();
                 self.tell(&format!("bye/{}", self.id), "1");
             }
             let _ = leader.join();
+        }
+        let lead = self.shared.lock().lead.take();
+        if let Some((store, lease)) = lead {
+            store.resign(lease);
         }
         self.shared.quit.store(true, Ordering::SeqCst);
         if let Some(agent) = self.agent.take() {
@@ -223,7 +240,7 @@ fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
 /// The leader, in a thread of its own beside the store.
 fn lead(
     join: &Join,
-    address: SocketAddr,
+    board: impl FnOnce() -> Result<Board> + Send + 'static,
     token: &fleet_net::Token,
     shared: &Arc<Shared>,
     events: &Sender<Event>,
@@ -256,15 +273,41 @@ fn lead(
             job_store.replace(Some(server));
             Ok(endpoint.to_string())
         };
-        let led =
-            StoreClient::connect(address, &token, &Limits::within(CALL_TIME)).and_then(|store| {
-                Leader::new(&store, &rules, &own, &mut new_store, &said, &ended).lead()
-            });
+        let led = board().and_then(|board| {
+            let store = board.store();
+            let mut leader = Leader::new(store, &rules, &own, &mut new_store, &said, &ended);
+            if let Board::Etcd(store) = &board
+                && let Some(plan) = store.get("plan", &Limits::within(CALL_TIME))?
+            {
+                said("the machine that led the job is gone; this one leads now".into());
+                leader.adopt(&serde_json::from_slice(&plan).unwrap_or_default());
+            }
+            let is_over = leader.lead()?;
+            if let (Board::Etcd(store), true) = (&board, is_over) {
+                store.end_run();
+            }
+            Ok(())
+        });
         if let Err(error) = led {
             shared.lock().broken.get_or_insert(error.at("the leader of the job"));
             let _ = events.send(Event::News);
         }
     })
+}
+
+/// Where the leader writes.
+enum Board {
+    Own(StoreClient),
+    Etcd(EtcdStore),
+}
+
+impl Board {
+    fn store(&self) -> &dyn Store {
+        match self {
+            Board::Own(store) => store,
+            Board::Etcd(store) => store,
+        }
+    }
 }
 
 /// Joins, then beats and listens until told to quit.
@@ -278,7 +321,13 @@ struct Agent {
 
 impl Agent {
     fn run(self) {
-        if let Err(error) = self.connect().and_then(|store| self.follow(&store)) {
+        let followed = match &self.join.etcd {
+            None => {
+                self.connect().and_then(|store| self.follow(&*store, &mut || Ok(true)).map(drop))
+            }
+            Some(server) => self.in_etcd(server),
+        };
+        if let Err(error) = followed {
             self.shared.lock().broken.get_or_insert(error);
         }
         let _ = self.events.send(Event::News);
@@ -294,7 +343,7 @@ impl Agent {
             let error = match self.dial() {
                 Ok(store) => {
                     let store = Arc::new(store);
-                    self.register(&store)?;
+                    self.register(&*store)?;
                     self.shared.lock().store = Some(store.clone());
                     return Ok(store);
                 }
@@ -346,7 +395,7 @@ impl Agent {
         })
     }
 
-    fn register(&self, store: &StoreClient) -> Result<()> {
+    fn register(&self, store: &dyn Store) -> Result<()> {
         let limits = Limits::within(CALL_TIME);
         let mut node = self.join.node.clone();
         node["arrived"] = json!(store.add("arrivals", 1, &limits)?);
@@ -354,13 +403,17 @@ impl Agent {
         store.set(&format!("node/{}", self.join.id), node.to_string().as_bytes(), &limits)
     }
 
-    fn follow(&self, store: &StoreClient) -> Result<()> {
-        let (mut revision, mut beats, mut beaten) = (0, 0u64, Instant::now());
-        let mut heard = Instant::now();
+    /// Until told to quit, or, by `tend` at each beat, that there is nothing to follow any more: false.
+    fn follow(&self, store: &dyn Store, tend: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
+        let (mut revision, mut beats, mut beaten) = (0, 0u64, None::<Instant>);
+        let (mut heard, mut known) = (Instant::now(), Vec::new());
         while !self.quits() {
-            if beaten.elapsed() >= BEAT {
+            if beaten.is_none_or(|at| at.elapsed() >= BEAT) {
                 beats += 1;
-                beaten = Instant::now();
+                beaten = Some(Instant::now());
+                if !tend()? {
+                    return Ok(false);
+                }
                 let key = format!("beat/{}", self.join.id);
                 // A beat that fails is seen by the watch below.
                 let _ = store.set(&key, beats.to_string().as_bytes(), &Limits::within(BEAT));
@@ -369,21 +422,72 @@ impl Agent {
                 Ok(changes) => {
                     heard = Instant::now();
                     revision = changes.revision;
-                    for change in changes.changes {
-                        self.take(change.value.as_deref().unwrap_or_default())?;
+                    for value in changes.changes.into_iter().filter_map(|it| it.value) {
+                        if value != known {
+                            self.take(&value)?;
+                            known = value;
+                        }
                     }
                 }
                 Err(error) if heard.elapsed() >= self.join.rules.silence => {
-                    return Err(Error::unavailable(format!(
-                        "the machine that leads the job, at {}, is gone",
-                        self.master
-                    ))
+                    let silence = words::seconds(self.join.rules.silence);
+                    return Err(match &self.join.etcd {
+                        None => Error::unavailable(format!(
+                            "the machine that leads the job, at {}, is gone",
+                            self.master
+                        )),
+                        Some(server) => Error::unavailable(format!(
+                            "etcd at {server} has not answered for {silence}"
+                        )),
+                    }
                     .got(error));
                 }
                 Err(_) => std::thread::sleep(RETRY_DELAY),
             }
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// As often as a run is over before this machine has been a part of it, it comes anew.
+    fn in_etcd(&self, server: &Endpoint) -> Result<()> {
+        self.say(format!("machines meet in etcd at {server}, job '{}'", self.join.job_id));
+        loop {
+            let Some(store) = self.enter(server)? else { return Ok(()) };
+            let mut member = Tender { agent: self, store: &store, is_in: false };
+            if self.follow(&store, &mut || member.tend())? {
+                return Ok(());
+            }
+            let mut state = self.shared.lock();
+            (state.plan, state.is_stale) = (None, false);
+        }
+    }
+
+    /// The run of the job, with this machine in it; nothing when it is to quit.
+    fn enter(&self, server: &Endpoint) -> Result<Option<EtcdStore>> {
+        let (begun, rules) = (Instant::now(), &self.join.rules);
+        let ttl = rules.silence * RUN_SILENCES;
+        let mut said = None::<Instant>;
+        while !self.quits() {
+            let entered = EtcdStore::open(server, &self.join.job_id, &self.join.id, ttl)
+                .and_then(|store| self.register(&store).map(|()| store));
+            let error = match entered {
+                Ok(store) => {
+                    self.shared.lock().store = Some(Arc::new(store.clone()));
+                    return Ok(Some(store));
+                }
+                Err(error) => error,
+            };
+            if begun.elapsed() >= rules.join_timeout {
+                return Err(error.help("is etcd running there? --elastic_server says where it is"));
+            }
+            if said.is_none_or(|said| said.elapsed() >= SAY_PERIOD) {
+                said = Some(Instant::now());
+                let left = words::seconds(rules.join_timeout.saturating_sub(begun.elapsed()));
+                self.say(format!("waiting for etcd: {}; {left} left", error.message()));
+            }
+            std::thread::sleep(RETRY_DELAY);
+        }
+        Ok(None)
     }
 
     fn take(&self, bytes: &[u8]) -> Result<()> {
@@ -391,7 +495,13 @@ impl Agent {
             Error::unavailable("the leader's plan cannot be read")
                 .help("the machines of a job need the same version of fleetrun")
         })?;
-        self.shared.lock().plan = Some(plan);
+        let mut state = self.shared.lock();
+        if self.join.etcd.is_some() && state.plan.is_none() && matches!(plan, Plan::Over { .. }) {
+            state.is_stale = true;
+            return Ok(());
+        }
+        state.plan = Some(plan);
+        drop(state);
         let _ = self.events.send(Event::News);
         Ok(())
     }
@@ -403,6 +513,62 @@ impl Agent {
 
     fn quits(&self) -> bool {
         self.shared.quit.load(Ordering::SeqCst)
+    }
+}
+
+/// What a machine does for its run in etcd, at each beat.
+struct Tender<'a> {
+    agent: &'a Agent,
+    store: &'a EtcdStore,
+    /// The last plan named this machine.
+    is_in: bool,
+}
+
+impl Tender<'_> {
+    /// False when the run has ended without this machine. An etcd that does not answer is found out by
+    /// who watches it.
+    fn tend(&mut self) -> Result<bool> {
+        let is_candidate = {
+            let state = self.agent.shared.lock();
+            if let Some(Plan::Run { nodes, .. }) = &state.plan {
+                self.is_in = nodes.iter().any(|node| node["id"] == *self.agent.join.id);
+            }
+            (state.plan.is_none() && !state.is_stale) || self.is_in
+        };
+        let there = if is_candidate { self.store.keep_run() } else { self.store.is_running() };
+        match there {
+            Ok(true) => {}
+            Ok(false) if self.is_in => {
+                return Err(Error::unavailable("the job's run has ended in etcd")
+                    .help("no machine could keep it alive in time, or somebody removed its keys"));
+            }
+            Ok(false) => return Ok(false),
+            Err(_) => return Ok(true),
+        }
+        let lead = self.agent.shared.lock().lead.as_ref().map(|(_, lease)| *lease);
+        match lead {
+            Some(lease) => match self.store.keep_lead(lease) {
+                Ok(false) => Err(Error::unavailable(
+                    "this machine has lost the lead: etcd has not heard of it in time",
+                )),
+                _ => Ok(true),
+            },
+            None if is_candidate && !self.agent.quits() => self.campaign().map(|()| true),
+            None => Ok(true),
+        }
+    }
+
+    fn campaign(&self) -> Result<()> {
+        let agent = self.agent;
+        let Ok(Lead::Won(lease)) = self.store.campaign(agent.join.rules.silence) else {
+            return Ok(());
+        };
+        let store = self.store.clone();
+        agent.shared.lock().lead = Some((store.clone(), lease));
+        let board = move || Ok(Board::Etcd(store));
+        let leader = lead(&agent.join, board, &agent.token, &agent.shared, &agent.events)?;
+        agent.shared.lock().leader = Some(leader);
+        Ok(())
     }
 }
 
@@ -496,6 +662,8 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 const BEAT: Duration = Duration::from_secs(1);
 /// One look at the plan waits this long for news; shorter than a beat.
 const WATCH: Duration = Duration::from_millis(400);
+/// A run in etcd outlives the silence of all its machines so many times, so that another can lead.
+const RUN_SILENCES: u32 = 3;
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 const DIAL_TIME: Duration = Duration::from_secs(2);

@@ -118,6 +118,8 @@ pub struct Options {
 
     pub ips: Vec<String>,
     pub master: Option<Endpoint>,
+    /// Where machines meet in an etcd.
+    pub etcd: Option<Endpoint>,
     pub nodes: Option<Nodes>,
     pub node_rank: Option<usize>,
     pub host: Option<String>,
@@ -143,13 +145,6 @@ impl Options {
         given.refuse_unsupported()?;
         let (mode, is_mode_default) = mode(given)?;
         let outer = OuterEnv { env, nested: env.get(names::FLEET_LAUNCH).is_some() };
-        if let Some(server) = outer.text(&[names::PADDLE_ELASTIC_SERVER]) {
-            return Err(Error::unsupported("machines do not meet in etcd here")
-                .got(format!("PADDLE_ELASTIC_SERVER={server}"))
-                .help(
-                    "give --master HOST:PORT and --nnodes MIN:MAX; the first machine has the store",
-                ));
-        }
         let nodes = match given.text("nnodes").or_else(|| outer.text(NNODES_VARIABLES)) {
             Some(text) => Some(nodes(text)?),
             None => None,
@@ -163,14 +158,14 @@ impl Options {
                 .expected("a script: fleetrun [FLAGS] SCRIPT [ARGS]")
                 .help("fleetrun demo:wide_deep is a first look; fleetrun --help shows the flags"));
         }
-        rendezvous(given)?;
-        let master = master.map(master_endpoint).transpose()?;
+        let (master, etcd) = meeting(given, &outer, master)?;
         let mut ips = hosts(given.text("ips"), "ips")?;
         if given.is_on("sort_ip") {
             ips.sort_by_key(|host| words::address_key(host));
         }
         let node_rank = given.number("rank")?;
-        machines_agree(nodes, &ips, given.is_given("ips"), master.is_some(), node_rank)?;
+        let meets = master.is_some() || etcd.is_some();
+        machines_agree(nodes, &ips, given.is_given("ips"), meets, node_rank)?;
         if master.is_some() && given.is_given("ips") {
             return Err(Error::invalid("--ips and --master both say where the machines are")
                 .help("give one of them"));
@@ -187,7 +182,7 @@ impl Options {
             return Err(Error::invalid("--standalone is one machine, and several were given")
                 .help("leave out --standalone, or --nnodes and --ips"));
         }
-        if master.is_none() && nnodes.max > 1 && !given.is_given("ips") {
+        if !meets && nnodes.max > 1 && !given.is_given("ips") {
             return Err(Error::invalid("several machines need a place to meet")
                 .expected("--master HOST:PORT, or --ips HOST,HOST")
                 .got(format!(
@@ -211,6 +206,7 @@ impl Options {
             with_gloo: with_gloo(given, env)?,
             ips,
             master,
+            etcd,
             nodes,
             node_rank,
             host: given.text("host").map(str::to_string),
@@ -356,22 +352,54 @@ fn nodes(text: &str) -> Result<Nodes> {
     Ok(Nodes { min, max })
 }
 
-/// torchrun's word for where machines meet.
-fn rendezvous(given: &Given) -> Result<()> {
-    match given.text("rdzv_backend") {
-        None | Some("c10d" | "static") => Ok(()),
-        Some(other) => Err(Error::unsupported("--rdzv_backend is not there")
-            .expected("c10d or static, which are the built-in store")
-            .got(other)),
+/// Where machines meet: at the first of them, or in an etcd, which has names in every launcher.
+fn meeting(
+    given: &Given,
+    outer: &OuterEnv<'_>,
+    master: Option<&str>,
+) -> Result<(Option<Endpoint>, Option<Endpoint>)> {
+    let in_etcd = match given.text("rdzv_backend") {
+        None | Some("c10d" | "static") => false,
+        Some("etcd" | "etcd-v2") => true,
+        Some(other) => {
+            return Err(Error::unsupported("--rdzv_backend is not understood")
+                .expected("c10d or static, which are the built-in store, or etcd")
+                .got(other));
+        }
+    };
+    let from_env = || outer.text(&[names::PADDLE_ELASTIC_SERVER]);
+    let server = given.text("elastic_server").or_else(from_env);
+    let master_etcd = master.and_then(|text| text.strip_prefix("etcd://"));
+    match (server.or(master_etcd), master) {
+        (Some(_), Some(master)) if master_etcd.is_none() => {
+            Err(Error::invalid("--elastic_server and --master both say where machines meet")
+                .got(master)
+                .help("give one of them"))
+        }
+        (Some(_), _) if given.is_given("ips") => {
+            Err(Error::invalid("--elastic_server and --ips both say where the machines are")
+                .help("give one of them"))
+        }
+        (Some(server), _) => Ok((None, Some(etcd_endpoint(server, "--elastic_server")?))),
+        (None, Some(master)) if in_etcd => {
+            Ok((None, Some(etcd_endpoint(master, "--rdzv_endpoint")?)))
+        }
+        (None, None) if in_etcd => Err(Error::invalid("--rdzv_backend etcd needs an etcd")
+            .expected("--elastic_server HOST:PORT")),
+        (None, master) => Ok((master.map(master_endpoint).transpose()?, None)),
     }
 }
 
-fn master_endpoint(text: &str) -> Result<Endpoint> {
-    if text.starts_with("etcd://") {
-        return Err(Error::unsupported("a job does not meet in etcd here")
-            .got(text)
-            .help("--master HOST:PORT starts the built-in store on the first machine"));
+fn etcd_endpoint(text: &str, name: &str) -> Result<Endpoint> {
+    if text.starts_with("https://") {
+        return Err(Error::unsupported("etcd is asked without TLS").at(name).got(text));
     }
+    let text = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+    text.parse::<Endpoint>()
+        .map_err(|error| error.at(name).help("for example --elastic_server 10.0.0.1:2379"))
+}
+
+fn master_endpoint(text: &str) -> Result<Endpoint> {
     // The later launcher takes http:// in front.
     let text = text.strip_prefix("http://").unwrap_or(text);
     text.parse::<Endpoint>().map_err(|error| {

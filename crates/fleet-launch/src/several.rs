@@ -1,7 +1,8 @@
 //! A job on several machines, seen from one of them.
 //!
 //! Machines meet at a store, which the first of them hosts: at `--master`, or for a list of hosts, which
-//! says everything else by itself, at the first host, on the port above its processes' ones.
+//! says everything else by itself, at the first host, on the port above its processes' ones. Or they meet
+//! in an etcd (`etcd/`), which none of them hosts.
 
 use crate::cluster::{self, Cluster, Place};
 use crate::job::{Attempts, random_hex};
@@ -28,6 +29,8 @@ pub(crate) enum Members {
 pub(crate) struct Meeting {
     master: Endpoint,
     hosting: Hosting,
+    /// The master's address is that of an etcd.
+    is_etcd: bool,
     nodes: Nodes,
     host: String,
     node: Value,
@@ -46,6 +49,15 @@ pub(crate) fn members(
     let listed = [&options.ps.servers, &options.ps.workers]
         .into_iter()
         .any(|who| matches!(who, Who::Listed(_)));
+    if let Some(etcd) = &options.etcd {
+        if listed {
+            return Err(Error::invalid("--servers and --workers say where everybody is")
+                .expected("--server_num and --worker_num of this machine, with --elastic_server"));
+        }
+        let meeting = at_master(options, env, machine, ports, etcd, nodes)?;
+        let meeting = Meeting { hosting: Hosting::Never, is_etcd: true, ..meeting };
+        return Ok(Members::Several(Box::new(meeting)));
+    }
     match &options.master {
         Some(master) if nodes.max > 1 && !listed => {
             let meeting = at_master(options, env, machine, ports, master, nodes)?;
@@ -88,6 +100,7 @@ fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
     Ok(Meeting {
         master,
         hosting: if cluster.node == 0 { Hosting::Always } else { Hosting::Never },
+        is_etcd: false,
         nodes: Nodes { min: count, max: count },
         node: link::describe(&host, Some(cluster.node), &workers, &servers, 0),
         host,
@@ -150,6 +163,7 @@ fn at_master(
     Ok(Meeting {
         master: master.clone(),
         hosting,
+        is_etcd: false,
         nodes,
         node: link::describe(&host, options.node_rank, &workers, &servers, gloo),
         host,
@@ -190,14 +204,16 @@ impl Attempts<'_> {
         let join = Join {
             master: meeting.master.clone(),
             hosting: meeting.hosting,
+            etcd: meeting.is_etcd.then(|| meeting.master.clone()),
             id: id.clone(),
             job_id: self.run.job_id.clone(),
             node: meeting.node.clone(),
             host: meeting.host.clone(),
             token,
-            rules: self.leader_rules(meeting.nodes)?,
+            rules: LeaderRules { hands_over: meeting.is_etcd, ..self.leader_rules(meeting.nodes)? },
         };
-        self.run.master = Some(meeting.master.clone());
+        // Scripts find each other at the store.
+        self.run.master = (!meeting.is_etcd).then(|| meeting.master.clone());
         let link = Link::join(join, sender)?;
         let mut done = None;
         loop {
@@ -321,6 +337,7 @@ impl Attempts<'_> {
             silence: seconds.map_or(SILENCE, Duration::from_secs).max(SILENCE_MIN),
             stop_timeout: options.stop_timeout,
             sort_ip: options.sort_ip,
+            hands_over: false,
         })
     }
 }

@@ -320,7 +320,7 @@ pub const VARIABLES: &[Variable] = &[
     row(
         PADDLE_ELASTIC_SERVER,
         "",
-        "Address of an etcd; refused, since the built-in store does its work",
+        "Counts as --elastic_server: an etcd where machines meet",
         &[Reader::Launcher],
     ),
     row(

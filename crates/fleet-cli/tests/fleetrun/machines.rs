@@ -3,16 +3,16 @@
 use crate::{Place, signal, until};
 use std::process::{Child, Stdio};
 
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A launcher in a folder of its own that stands for a machine.
-struct Machine {
-    place: Place,
-    child: Child,
+pub struct Machine {
+    pub place: Place,
+    pub child: Child,
 }
 
 impl Machine {
-    fn start(name: &str, script: &str, line: &str, token: &str) -> Machine {
+    pub fn start(name: &str, script: &str, line: &str, token: &str) -> Machine {
         let place = Place::new(name, script);
         let mut command = place.command(line);
         command.env("FLEET_TOKEN", token).env("PADDLE_ELASTIC_TTL", "2");
@@ -40,7 +40,7 @@ impl Machine {
     }
 
     #[track_caller]
-    fn check(self, code: i32, parts: &[&str]) -> Place {
+    pub fn check(self, code: i32, parts: &[&str]) -> Place {
         let (found, place, said) = self.end();
         assert_eq!(found, Some(code), "{said}");
         for part in parts {
@@ -58,7 +58,7 @@ fn pair(name: &str, script: &str, line: &str) -> (Machine, Machine) {
     (first, second)
 }
 
-const WHO: &str = "echo $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM at $PADDLE_CURRENT_ENDPOINT of $PADDLE_TRAINER_ENDPOINTS";
+pub const WHO: &str = "echo $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM at $PADDLE_CURRENT_ENDPOINT of $PADDLE_TRAINER_ENDPOINTS";
 
 #[test]
 fn machines_meet_and_number_their_workers() {
@@ -167,7 +167,7 @@ fn a_list_of_hosts() {
 }
 
 /// Says who it is in every generation, and ends when it may.
-const ELASTIC: &str = "touch up.$FLEET_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM\n\
+pub const ELASTIC: &str = "touch up.$FLEET_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM\n\
                        trap 'exit 0' TERM; until [ -e go ]; do sleep 0.05; done";
 
 #[test]

@@ -6,6 +6,7 @@
 mod demos;
 mod drawn;
 mod endings;
+mod etcd;
 mod machines;
 mod orphans;
 mod refusals;

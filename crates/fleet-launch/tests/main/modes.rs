@@ -93,7 +93,12 @@ fn wrong_command_lines_say_what_to_do() {
     check("--rank 1 t.py", &["--rank is too high", "below 1"]);
     check("--nnodes 4:2 --master a:1 t.py", &["MIN:MAX"]);
     check("--master a:1 --ips a,b t.py", &["--ips and --master"]);
-    check("--master etcd://a:1 --nnodes 2 t.py", &["does not meet in etcd"]);
+    check("--master b:1 --elastic_server a:1 --nnodes 2 t.py", &["--elastic_server and --master"]);
+    check("--ips a,b --elastic_server a:1 t.py", &["--elastic_server and --ips"]);
+    check("--elastic_server https://a:1 --nnodes 2 t.py", &["without TLS"]);
+    check("--elastic_server a --nnodes 2 t.py", &["HOST:PORT", "--elastic_server 10.0.0.1:2379"]);
+    check("--rdzv_backend etcd --nnodes 2 t.py", &["needs an etcd"]);
+    check("--rdzv_backend zookeeper t.py", &["c10d or static", "zookeeper"]);
     check(
         "--ips 10.9.9.9,10.9.9.8 t.py",
         &["this machine is not in the list", "10.0.0.2", "--host"],
@@ -108,12 +113,27 @@ fn wrong_command_lines_say_what_to_do() {
         &["1 kinds"],
     );
     check("--gpus 0 t.py", &["this machine has no GPU", "--nproc_per_node"]);
-    check("--elastic_server a:1 t.py", &["--elastic_server is not there", "--master"]);
     check("--follow some t.py", &["0, all or none"]);
     check("--token_file /no/such/file t.py", &["cannot read the job token"]);
     check("--job_id a/b t.py", &["--job_id is not usable"]);
     check("--stop_timeout -1 t.py", &["--stop_timeout is not understood"]);
     check("", &["nothing to start", "demo:wide_deep"]);
+}
+
+#[test]
+fn an_etcd_has_many_names() {
+    let at = |line: &str| options(line, &Env::new()).unwrap().etcd.map(|it| it.to_string());
+    for line in [
+        "--elastic_server a:1 --np 1:2 t.py",
+        "--elastic_server=http://a:1/ --nnodes 1:2 t.py",
+        "--master etcd://a:1 --nnodes 1:2 t.py",
+        "--rdzv-backend etcd --rdzv-endpoint a:1 --nnodes 1:2 t.py",
+    ] {
+        assert_eq!(at(line).as_deref(), Some("a:1"), "{line}");
+    }
+    let env = Env::from([("PADDLE_ELASTIC_SERVER", "a:1"), ("PADDLE_ELASTIC_NP", "2")]);
+    assert_eq!(options("t.py", &env).unwrap().etcd.unwrap().to_string(), "a:1");
+    assert_eq!(at("--rdzv-backend c10d --rdzv-endpoint a:1 --nnodes 2 t.py"), None);
 }
 
 #[test]

@@ -1,0 +1,258 @@
+//! Calls of etcd's API, version 3, through its gateway for JSON over HTTP: a request and an answer a
+//! connection. No TLS, no users.
+
+use fleet_base::{Error, Result};
+use fleet_topology::Endpoint;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    pub endpoint: Endpoint,
+}
+
+/// A key with its value, as etcd has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub key: String,
+    pub value: Vec<u8>,
+    pub revision: i64,
+}
+
+impl Gateway {
+    /// The entries whose keys are `key`, or begin with it, and the revision of the whole.
+    pub fn range(&self, key: &str, is_prefix: bool, time: Duration) -> Result<(Vec<Entry>, u64)> {
+        let mut body = json!({ "key": encoded(key.as_bytes()) });
+        if is_prefix {
+            body["range_end"] = json!(encoded(&after(key)));
+        }
+        let answer = self.call("kv/range", &body, time)?;
+        let entries = match &answer["kvs"] {
+            Value::Array(list) => list.iter().map(entry).collect::<Option<Vec<Entry>>>(),
+            _ => Some(Vec::new()),
+        };
+        let revision = number(&answer["header"]["revision"]).and_then(|it| u64::try_from(it).ok());
+        entries.zip(revision).ok_or_else(|| self.unreadable("kv/range"))
+    }
+
+    pub fn put(&self, key: &str, value: &[u8], lease: i64, time: Duration) -> Result<()> {
+        self.call("kv/put", &put(key, value, lease), time).map(drop)
+    }
+
+    /// Puts where a key has this value (`None`: where it is not there); false where it has not.
+    pub fn put_if(
+        &self,
+        (key, expected): (&str, Option<&[u8]>),
+        (to, value, lease): (&str, &[u8], i64),
+        time: Duration,
+    ) -> Result<bool> {
+        let key = encoded(key.as_bytes());
+        let compare = match expected {
+            None => {
+                json!({ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" })
+            }
+            Some(value) => {
+                json!({ "key": key, "target": "VALUE", "result": "EQUAL", "value": encoded(value) })
+            }
+        };
+        let body =
+            json!({ "compare": [compare], "success": [{ "request_put": put(to, value, lease) }] });
+        // Of two answers false is left out.
+        Ok(self.call("kv/txn", &body, time)?["succeeded"] == json!(true))
+    }
+
+    pub fn delete(&self, key: &str, time: Duration) -> Result<bool> {
+        let body = json!({ "key": encoded(key.as_bytes()) });
+        Ok(number(&self.call("kv/deleterange", &body, time)?["deleted"]).unwrap_or(0) > 0)
+    }
+
+    /// A lease that runs out when nobody keeps it alive for so long.
+    pub fn grant(&self, ttl: Duration, time: Duration) -> Result<i64> {
+        let answer = self.call("lease/grant", &json!({ "TTL": ttl.as_secs().max(1) }), time)?;
+        number(&answer["ID"]).ok_or_else(|| self.unreadable("lease/grant"))
+    }
+
+    /// False when it has run out.
+    pub fn keep_alive(&self, lease: i64, time: Duration) -> Result<bool> {
+        let answer = self.call("lease/keepalive", &json!({ "ID": lease.to_string() }), time)?;
+        Ok(number(&answer["result"]["TTL"]).unwrap_or(0) > 0)
+    }
+
+    pub fn revoke(&self, lease: i64, time: Duration) -> Result<()> {
+        self.call("lease/revoke", &json!({ "ID": lease.to_string() }), time).map(drop)
+    }
+
+    fn call(&self, path: &str, body: &Value, time: Duration) -> Result<Value> {
+        let (status, text) = self.ask(path, &body.to_string(), time).map_err(|error| {
+            Error::unavailable(format!("etcd at {} cannot be asked: {error}", self.endpoint))
+        })?;
+        let value: Option<Value> = serde_json::from_str(text.lines().next().unwrap_or("")).ok();
+        match (status, value) {
+            (200, Some(value)) => Ok(value),
+            (_, value) => {
+                let why = value.as_ref().and_then(|it| {
+                    it["message"].as_str().or(it["error"].as_str()).map(str::to_string)
+                });
+                let why = why.unwrap_or_else(|| text.chars().take(WHY_CHARS_MAX).collect());
+                Err(Error::unavailable(format!("etcd at {} refused {path}", self.endpoint))
+                    .expected("an etcd of version 3.4 or newer, without TLS and users")
+                    .got(format!("status {status}: {why}")))
+            }
+        }
+    }
+
+    fn ask(&self, path: &str, body: &str, time: Duration) -> std::io::Result<(u16, String)> {
+        let Endpoint { host, port } = &self.endpoint;
+        let address = (host.as_str(), *port).to_socket_addrs()?.next();
+        let address = address.ok_or_else(|| std::io::Error::other("the host has no address"))?;
+        let mut stream = TcpStream::connect_timeout(&address, time)?;
+        stream.set_read_timeout(Some(time))?;
+        stream.set_write_timeout(Some(time))?;
+        stream.set_nodelay(true)?;
+        let request = format!(
+            "POST /v3/{path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            self.endpoint,
+            body.len()
+        );
+        stream.write_all(request.as_bytes())?;
+        let mut bytes = Vec::new();
+        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
+        answer(&bytes).ok_or_else(|| std::io::Error::other("its answer is no HTTP"))
+    }
+
+    fn unreadable(&self, path: &str) -> Error {
+        Error::unavailable(format!("the answer of etcd at {} to {path} is unknown", self.endpoint))
+    }
+}
+
+/// Status and body.
+fn answer(bytes: &[u8]) -> Option<(u16, String)> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = std::str::from_utf8(&bytes[..end]).ok()?;
+    let body = &bytes[end + 4..];
+    let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;
+    let head = head.to_ascii_lowercase();
+    let is_chunked = head.lines().any(|line| {
+        line.strip_prefix("transfer-encoding:").is_some_and(|value| value.trim() == "chunked")
+    });
+    let body = if is_chunked { unchunked(body)? } else { body.to_vec() };
+    Some((status, String::from_utf8(body).ok()?))
+}
+
+fn unchunked(mut bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line = bytes.windows(2).position(|window| window == b"\r\n")?;
+        let size = std::str::from_utf8(&bytes[..line]).ok()?.split(';').next()?.trim();
+        let size = usize::from_str_radix(size, 16).ok()?;
+        if size == 0 {
+            return Some(body);
+        }
+        let from = line + 2;
+        body.extend_from_slice(bytes.get(from..from.checked_add(size)?)?);
+        bytes = bytes.get(from + size + 2..)?;
+    }
+}
+
+fn entry(value: &Value) -> Option<Entry> {
+    Some(Entry {
+        key: String::from_utf8(decoded(value["key"].as_str()?)?).ok()?,
+        // An empty value is left out.
+        value: decoded(value["value"].as_str().unwrap_or(""))?,
+        revision: number(&value["mod_revision"])?,
+    })
+}
+
+fn put(key: &str, value: &[u8], lease: i64) -> Value {
+    json!({ "key": encoded(key.as_bytes()), "value": encoded(value), "lease": lease.to_string() })
+}
+
+/// Numbers of 64 bits are text in this JSON.
+fn number(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_str()?.parse().ok())
+}
+
+/// The end of the range of keys that begin with a prefix, of which none ends with byte 255.
+fn after(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last = last.saturating_add(1);
+    }
+    end
+}
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// Base64.
+fn encoded(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let word = group.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
+        let word = word << (8 * (3 - group.len()));
+        for place in 0..4 {
+            text.push(match place <= group.len() {
+                true => char::from(DIGITS[(word >> (18 - 6 * place)) as usize & 63]),
+                false => '=',
+            });
+        }
+    }
+    text
+}
+
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=').as_bytes();
+    let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);
+    for group in digits.chunks(4) {
+        let mut word = 0u32;
+        for digit in group {
+            word = word << 6 | DIGITS.iter().position(|known| known == digit)? as u32;
+        }
+        word <<= 6 * (4 - group.len());
+        bytes.extend_from_slice(&word.to_be_bytes()[1..group.len().max(1)]);
+    }
+    Some(bytes)
+}
+
+/// Of a job of thousands of machines.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// Of an answer that is no JSON, in a message.
+const WHY_CHARS_MAX: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_there_and_back() {
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
+        {
+            assert_eq!(encoded(bytes.as_bytes()), text);
+            assert_eq!(decoded(text).unwrap(), bytes.as_bytes());
+        }
+        let all: Vec<u8> = (0..=255).collect();
+        assert_eq!(decoded(&encoded(&all)).unwrap(), all);
+        assert_eq!(decoded("a?"), None);
+    }
+
+    #[test]
+    fn answers_are_read_whole_or_not_at_all() {
+        let plain = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+        assert_eq!(answer(plain), Some((200, "{}".into())));
+        let chunked =
+            b"HTTP/1.1 404 No\r\nTransfer-Encoding: Chunked\r\n\r\n1\r\n{\r\n1;x\r\n}\r\n0\r\n\r\n";
+        assert_eq!(answer(chunked), Some((404, "{}".into())));
+        for wrong in [
+            &b""[..],
+            b"HTTP/1.1",
+            b"SSH-2.0-x\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+        ] {
+            assert_eq!(answer(wrong), None, "{}", String::from_utf8_lossy(wrong));
+        }
+    }
+}

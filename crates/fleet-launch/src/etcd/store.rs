@@ -1,0 +1,229 @@
+//! The store of a meeting, and who leads it.
+
+use super::gateway::Gateway;
+use fleet_base::{Error, Result};
+use fleet_net::{Change, Changes, Limits, Store, Swap, Time};
+use fleet_topology::Endpoint;
+use std::time::{Duration, Instant};
+
+/// A job's part of an etcd, as one machine sees it.
+#[derive(Clone)]
+pub struct EtcdStore {
+    gateway: Gateway,
+    /// Before every key.
+    base: String,
+    /// The name of this machine, by which it leads.
+    own: String,
+    /// Of the run.
+    lease: i64,
+}
+
+/// Who leads.
+pub enum Lead {
+    Other,
+    /// This machine from now on, by this lease.
+    Won(i64),
+}
+
+impl EtcdStore {
+    /// The run that is there, or a new one. It ends when no member has kept it alive for `ttl`.
+    pub fn open(server: &Endpoint, job_id: &str, own: &str, ttl: Duration) -> Result<EtcdStore> {
+        let gateway = Gateway { endpoint: server.clone() };
+        let base = format!("/paddle/{job_id}/");
+        let run = format!("{base}run");
+        let made =
+            |lease| EtcdStore { gateway: gateway.clone(), base, own: own.to_string(), lease };
+        if let Some(lease) = running(&gateway, &run)? {
+            return Ok(made(lease));
+        }
+        let lease = gateway.grant(ttl, CALL_TIME)?;
+        if gateway.put_if((&run, None), (&run, lease.to_string().as_bytes(), lease), CALL_TIME)? {
+            return Ok(made(lease));
+        }
+        // Somebody was faster. An empty lease that cannot be given back runs out.
+        let _ = gateway.revoke(lease, CALL_TIME);
+        let lease = running(&gateway, &run)?;
+        lease.map(made).ok_or_else(|| Error::unavailable("the run has just ended in etcd"))
+    }
+
+    /// Says that the run is still wanted; false when it has ended.
+    pub fn keep_run(&self) -> Result<bool> {
+        self.gateway.keep_alive(self.lease, CALL_TIME)
+    }
+
+    /// Whether the run is still there.
+    pub fn is_running(&self) -> Result<bool> {
+        Ok(running(&self.gateway, &self.path("run"))? == Some(self.lease))
+    }
+
+    /// Ends the run: nothing of it is left.
+    pub fn end_run(&self) {
+        // What cannot be said now runs out by itself.
+        let _ = self.gateway.revoke(self.lease, CALL_TIME);
+    }
+
+    /// Leads, if nobody does. Who leads and says nothing for `ttl` leads no more.
+    pub fn campaign(&self, ttl: Duration) -> Result<Lead> {
+        let leader = self.path("leader");
+        if !self.gateway.range(&leader, false, CALL_TIME)?.0.is_empty() {
+            return Ok(Lead::Other);
+        }
+        let lease = self.gateway.grant(ttl, CALL_TIME)?;
+        match self.gateway.put_if((&leader, None), (&leader, self.own.as_bytes(), lease), CALL_TIME)
+        {
+            Ok(true) => Ok(Lead::Won(lease)),
+            other => {
+                let _ = self.gateway.revoke(lease, CALL_TIME);
+                other.map(|_| Lead::Other)
+            }
+        }
+    }
+
+    /// False when somebody else may lead by now.
+    pub fn keep_lead(&self, lease: i64) -> Result<bool> {
+        self.gateway.keep_alive(lease, CALL_TIME)
+    }
+
+    pub fn resign(&self, lease: i64) {
+        let _ = self.gateway.revoke(lease, CALL_TIME);
+    }
+
+    fn path(&self, key: &str) -> String {
+        format!("{}{key}", self.base)
+    }
+
+    fn entries(&self, prefix: &str, time: Duration) -> Result<(Vec<(String, Vec<u8>, i64)>, u64)> {
+        let (found, revision) = self.gateway.range(&self.path(prefix), true, time)?;
+        let own = |key: &str| key.strip_prefix(&self.base).unwrap_or(key).to_string();
+        let found = found.into_iter().map(|it| (own(&it.key), it.value, it.revision)).collect();
+        Ok((found, revision))
+    }
+}
+
+/// The lease of the run that is there.
+fn running(gateway: &Gateway, run: &str) -> Result<Option<i64>> {
+    let (found, _) = gateway.range(run, false, CALL_TIME)?;
+    let Some(entry) = found.first() else { return Ok(None) };
+    let lease = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
+    lease.map(Some).ok_or_else(|| {
+        Error::unavailable(format!("{run} in etcd is not what fleetrun writes"))
+            .help("another --job_id has keys of its own")
+    })
+}
+
+impl Store for EtcdStore {
+    fn set(&self, key: &str, value: &[u8], limits: &Limits) -> Result<()> {
+        let (path, time) = (self.path(key), time(limits)?);
+        if key != "plan" {
+            return self.gateway.put(&path, value, self.lease, time);
+        }
+        let leads = (&*self.path("leader"), Some(self.own.as_bytes()));
+        match self.gateway.put_if(leads, (&path, value, self.lease), time)? {
+            true => Ok(()),
+            false => Err(Error::unavailable("another machine has become the leader of the job")),
+        }
+    }
+
+    fn get(&self, key: &str, limits: &Limits) -> Result<Option<Vec<u8>>> {
+        let (found, _) = self.gateway.range(&self.path(key), false, time(limits)?)?;
+        Ok(found.into_iter().next().map(|entry| entry.value))
+    }
+
+    fn wait(&self, keys: &[&str], limits: &Limits) -> Result<Vec<Vec<u8>>> {
+        loop {
+            let found = keys.iter().map(|key| self.get(key, limits)).collect::<Result<Vec<_>>>()?;
+            let missing = found.iter().filter(|value| value.is_none()).count();
+            if missing == 0 {
+                return Ok(found.into_iter().flatten().collect());
+            }
+            if left(limits).is_zero() {
+                return Err(Error::unavailable(format!(
+                    "{missing} of {} keys are missing in etcd",
+                    keys.len()
+                )));
+            }
+            std::thread::sleep(POLL.min(left(limits)));
+        }
+    }
+
+    fn add(&self, key: &str, delta: i64, limits: &Limits) -> Result<i64> {
+        loop {
+            let now = self.get(key, limits)?;
+            let count = now
+                .as_deref()
+                .map_or(Some(0), |text| std::str::from_utf8(text).ok()?.parse::<i64>().ok());
+            let count = count.ok_or_else(|| Error::invalid(format!("{key} is no counter")))?;
+            let next = count.saturating_add(delta);
+            let swap =
+                self.compare_and_set(key, now.as_deref(), next.to_string().as_bytes(), limits)?;
+            if swap == Swap::Done {
+                return Ok(next);
+            }
+        }
+    }
+
+    fn compare_and_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        value: &[u8],
+        limits: &Limits,
+    ) -> Result<Swap> {
+        let path = self.path(key);
+        match self.gateway.put_if((&path, expected), (&path, value, self.lease), time(limits)?)? {
+            true => Ok(Swap::Done),
+            false => Ok(Swap::Lost(self.get(key, limits)?)),
+        }
+    }
+
+    fn delete(&self, key: &str, limits: &Limits) -> Result<bool> {
+        self.gateway.delete(&self.path(key), time(limits)?)
+    }
+
+    fn list(&self, prefix: &str, limits: &Limits) -> Result<Vec<(String, Vec<u8>)>> {
+        let (found, _) = self.entries(prefix, time(limits)?)?;
+        Ok(found.into_iter().map(|(key, value, _)| (key, value)).collect())
+    }
+
+    /// Asks from time to time. Revisions are of the whole etcd: what is given may be what was there.
+    fn watch(&self, prefix: &str, revision: u64, limits: &Limits) -> Result<Changes> {
+        let begun = Instant::now();
+        loop {
+            // A look that takes longer than the watch is still one.
+            let (found, now) = self.entries(prefix, CALL_TIME)?;
+            if now > revision {
+                let change = |(key, value, revision): (String, Vec<u8>, i64)| Change {
+                    key,
+                    value: Some(value),
+                    revision: revision.unsigned_abs(),
+                };
+                let changes = found.into_iter().map(change).collect();
+                // Not at every change of somebody else's.
+                std::thread::sleep(POLL.saturating_sub(begun.elapsed()).min(left(limits)));
+                return Ok(Changes { revision: now, complete: true, changes });
+            }
+            if left(limits).is_zero() {
+                return Ok(Changes { revision, ..Changes::default() });
+            }
+            std::thread::sleep(POLL.min(left(limits)));
+        }
+    }
+}
+
+fn left(limits: &Limits) -> Duration {
+    limits.deadline.remaining(Time::now()).unwrap_or(CALL_TIME)
+}
+
+/// A call has some time left, or is not made.
+fn time(limits: &Limits) -> Result<Duration> {
+    match left(limits) {
+        left if left.is_zero() => {
+            Err(Error::unavailable("the deadline passed before etcd was asked"))
+        }
+        left => Ok(left.min(CALL_TIME)),
+    }
+}
+
+/// An etcd that takes longer cannot be led by.
+const CALL_TIME: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(200);
