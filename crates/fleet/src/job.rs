@@ -406,7 +406,10 @@ impl DistributedOptimizer<'_> {
         let job = ServerJob::minimize(net, loss, optimizer, rows, &self.strategy, place)?;
         if self.fleet.is_first_worker() && !self.fleet.topology().is_non_distributed() {
             let (workers, servers) = (place.worker_count, place.server_count);
-            eprintln!("fleet: {workers} workers, {servers} servers, {}", job.plan.chain_text());
+            let s = |count: usize| if count == 1 { "" } else { "s" };
+            let (of_workers, of_servers) = (s(workers), s(servers));
+            let chain = job.plan.chain_text();
+            eprintln!("fleet: {workers} worker{of_workers}, {servers} server{of_servers}, {chain}");
             job.plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
         }
         Ok(job)

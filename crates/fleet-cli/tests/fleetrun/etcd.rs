@@ -373,7 +373,7 @@ fn encoded(bytes: &[u8]) -> String {
     };
     let mut text: String =
         (0..bits.len()).step_by(6).map(|at| digit(&bits[at..bits.len().min(at + 6)])).collect();
-    while text.len() % 4 != 0 {
+    while !text.len().is_multiple_of(4) {
         text.push('=');
     }
     text

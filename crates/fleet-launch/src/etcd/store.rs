@@ -1,6 +1,6 @@
 //! The store of a meeting, and who leads it.
 
-use super::gateway::Gateway;
+use super::gateway::{Entry, Gateway};
 use fleet_base::{Error, Result};
 use fleet_net::{Change, Changes, Limits, Store, Swap, Time};
 use fleet_topology::Endpoint;
@@ -92,10 +92,12 @@ impl EtcdStore {
         format!("{}{key}", self.base)
     }
 
-    fn entries(&self, prefix: &str, time: Duration) -> Result<(Vec<(String, Vec<u8>, i64)>, u64)> {
-        let (found, revision) = self.gateway.range(&self.path(prefix), true, time)?;
-        let own = |key: &str| key.strip_prefix(&self.base).unwrap_or(key).to_string();
-        let found = found.into_iter().map(|it| (own(&it.key), it.value, it.revision)).collect();
+    /// Without what stands before every key.
+    fn entries(&self, prefix: &str, time: Duration) -> Result<(Vec<Entry>, u64)> {
+        let (mut found, revision) = self.gateway.range(&self.path(prefix), true, time)?;
+        for entry in &mut found {
+            entry.key.drain(..self.base.len().min(entry.key.len()));
+        }
         Ok((found, revision))
     }
 }
@@ -182,7 +184,7 @@ impl Store for EtcdStore {
 
     fn list(&self, prefix: &str, limits: &Limits) -> Result<Vec<(String, Vec<u8>)>> {
         let (found, _) = self.entries(prefix, time(limits)?)?;
-        Ok(found.into_iter().map(|(key, value, _)| (key, value)).collect())
+        Ok(found.into_iter().map(|entry| (entry.key, entry.value)).collect())
     }
 
     /// Asks from time to time. Revisions are of the whole etcd: what is given may be what was there.
@@ -192,10 +194,10 @@ impl Store for EtcdStore {
             // A look that takes longer than the watch is still one.
             let (found, now) = self.entries(prefix, CALL_TIME)?;
             if now > revision {
-                let change = |(key, value, revision): (String, Vec<u8>, i64)| Change {
-                    key,
-                    value: Some(value),
-                    revision: revision.unsigned_abs(),
+                let change = |entry: Entry| Change {
+                    key: entry.key,
+                    value: Some(entry.value),
+                    revision: entry.revision.unsigned_abs(),
                 };
                 let changes = found.into_iter().map(change).collect();
                 // Not at every change of somebody else's.

@@ -150,9 +150,10 @@ pub fn minimize(
     let mut chain = job.chain.clone();
     chain.push(optimizer.rule.op());
     let mut notes = vec![format!(
-        "{}: {} sparse tables, {} dense numbers",
+        "{}: {} sparse table{}, {} dense numbers",
         exchange.name(),
         tables.sparse.len(),
+        if tables.sparse.len() == 1 { "" } else { "s" },
         tables.dense.iter().map(|table| table.len).sum::<usize>()
     )];
     notes.append(&mut job.notes);
