@@ -4,7 +4,9 @@
 
 mod bert4;
 mod data;
+mod datasets;
 mod ddp;
+mod images;
 mod launch;
 mod measure;
 mod ps_rpc;
@@ -27,6 +29,11 @@ fn main() -> ExitCode {
             "train/resnet50" => resnet50::run(&options),
             "data/multislot_parse_vs_500MBps" => data::multislot_parse(&options),
             "data/wide_deep_text_vs_memory" => data::wide_deep_text_vs_memory(&options),
+            "data/load" => datasets::load(&options),
+            "data/shuffle" => datasets::shuffle(&options),
+            "data/batches" => datasets::batches(&options),
+            "data/csv_load" => datasets::csv_load(&options),
+            "data/images_vs_compute" => images::images_vs_compute(&options),
             "ps/table_pull_rows_per_core_1e7" => ps_table::pull(&options),
             "ps/table_push_rows_per_core_5e6" => ps_table::push(&options),
             "ps/table_payload_percent_of_held" => ps_table::memory(&options),

@@ -25,6 +25,7 @@ examples! {
     gpt: "../../../examples/gpt.rs",
     gradient_merge: "../../../examples/gradient_merge.rs",
     hierarchical: "../../../examples/hierarchical.rs",
+    images: "../../../examples/images.rs",
     lamb: "../../../examples/lamb.rs",
     lars: "../../../examples/lars.rs",
     lenet: "../../../examples/lenet.rs",

@@ -114,16 +114,17 @@ impl Images {
     fn write(&self, epoch: u64, sample: u64, out: &mut [f32]) -> Result<()> {
         let bytes = self.list.read(sample as usize)?;
         let named = |error: Error| error.at(self.list.name(sample as usize));
-        let mut pixels = decode_image(&bytes).map_err(named)?;
-        if let Some(side) = self.options.resize {
-            pixels = resize::shorter_side(pixels, side).map_err(named)?;
-        }
+        let pixels = decode_image(&bytes).map_err(named)?;
+        let resized = match self.options.resize {
+            Some(side) => resize::resized_size(&pixels, side).map_err(named)?,
+            None => [pixels.height, pixels.width],
+        };
         let [height, width] = self.options.size;
-        if pixels.height < height || pixels.width < width {
+        if resized[0] < height || resized[1] < width {
             return Err(named(
                 Error::invalid("image is smaller than what is to be cut out of it")
                     .expected(format!("at least {height}x{width}"))
-                    .got(format!("{}x{}", pixels.height, pixels.width))
+                    .got(format!("{}x{}", resized[0], resized[1]))
                     .help("say what its shorter side is resized to (ImageOptions::resize)"),
             ));
         }
@@ -132,33 +133,18 @@ impl Images {
             let word = dice.word64(sample * DRAWS + which);
             ((u128::from(word) * below as u128) >> 64) as usize
         };
-        let free = [pixels.height - height, pixels.width - width];
+        let free = [resized[0] - height, resized[1] - width];
         let corner = match self.options.random_crop {
             true => [draw(0, free[0] + 1), draw(1, free[1] + 1)],
             false => [free[0] / 2, free[1] / 2],
         };
         let flip = self.options.random_flip && draw(2, 2) == 1;
-        self.normalise(&pixels, corner, flip, out);
+        let (mean, std) = (self.options.mean, self.options.std);
+        let scale = std.map(|std| 1.0 / (255.0 * std));
+        let shift = [0, 1, 2].map(|colour| -mean[colour] / std[colour]);
+        resize::Part { resized, corner, size: [height, width], flip, scale, shift }
+            .write(&pixels, out);
         Ok(())
-    }
-
-    /// Writes a part of an image, a colour after the other.
-    fn normalise(&self, pixels: &Pixels, corner: [usize; 2], flip: bool, out: &mut [f32]) {
-        let [height, width] = self.options.size;
-        let planes = out.chunks_exact_mut(height * width);
-        for (colour, plane) in planes.enumerate() {
-            let (mean, std) = (self.options.mean[colour], self.options.std[colour]);
-            let (scale, shift) = (1.0 / (255.0 * std), -mean / std);
-            for (row, line) in plane.chunks_exact_mut(width).enumerate() {
-                let start = ((corner[0] + row) * pixels.width + corner[1]) * 3;
-                let from = pixels.rgb[start..start + width * 3].chunks_exact(3);
-                let value = |pixel: &[u8]| f32::from(pixel[colour]) * scale + shift;
-                match flip {
-                    false => line.iter_mut().zip(from).for_each(|(to, it)| *to = value(it)),
-                    true => line.iter_mut().zip(from.rev()).for_each(|(to, it)| *to = value(it)),
-                }
-            }
-        }
     }
 }
 

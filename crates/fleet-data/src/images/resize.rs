@@ -1,82 +1,145 @@
-//! Resizing by a triangle filter: linear between pixels where the image grows, an average over all
-//! that a new pixel covers where it shrinks. First along rows, then along columns.
+//! From decoded pixels to the floats of a batch in one pass: a part of the resized image, mirrored or
+//! not, normalised, a colour after the other. Only what lies in the part is computed.
+//!
+//! The filter is a triangle: linear between pixels where the image grows, an average over all that a
+//! new pixel covers where it shrinks. Rows first, because that runs along memory; what is between rows
+//! and columns stays float.
 
 use super::{Pixels, SIDE_MAX};
 use fleet_base::{Error, Result};
+use std::ops::Range;
 
-/// Brings the shorter side to `side` and keeps the proportions.
-pub fn shorter_side(pixels: Pixels, side: usize) -> Result<Pixels> {
+/// Height and width of an image whose shorter side is brought to `side`, its proportions kept.
+pub fn resized_size(pixels: &Pixels, side: usize) -> Result<[usize; 2]> {
     let (height, width) = (pixels.height, pixels.width);
     let scaled = |long: usize, short: usize| (long * side + short / 2) / short;
-    let (new_height, new_width) = match height <= width {
-        true => (side, scaled(width, height)),
-        false => (scaled(height, width), side),
+    let size = match height <= width {
+        true => [side, scaled(width, height)],
+        false => [scaled(height, width), side],
     };
-    if (new_height, new_width) == (height, width) {
-        return Ok(pixels);
-    }
-    if new_height.max(new_width) > 4 * SIDE_MAX {
+    if size[0].max(size[1]) > 4 * SIDE_MAX {
         return Err(
             Error::invalid("image is too narrow to be resized").got(format!("{height}x{width}"))
         );
     }
-    let rows = along_rows(&pixels, new_width);
-    Ok(along_columns(&rows, new_height))
+    Ok(size)
 }
 
-/// The pixels that make one new pixel: from which on, and their weights.
-struct Reach {
-    start: usize,
-    weights: Vec<f32>,
+/// What is cut out of a resized image, and what becomes of its values.
+pub struct Part {
+    /// Of the whole image, resized.
+    pub resized: [usize; 2],
+    /// Where the part starts in it.
+    pub corner: [usize; 2],
+    pub size: [usize; 2],
+    pub flip: bool,
+    /// A byte of a colour becomes byte * scale + shift.
+    pub scale: [f32; 3],
+    pub shift: [f32; 3],
 }
 
-fn reaches(from: usize, to: usize) -> Vec<Reach> {
-    let scale = from as f32 / to as f32;
-    let radius = scale.max(1.0);
-    (0..to)
-        .map(|new| {
-            let centre = (new as f32 + 0.5) * scale;
-            let start = (centre - radius).floor().max(0.0) as usize;
-            let end = ((centre + radius).ceil() as usize).min(from);
-            let weight = |old: usize| (1.0 - ((old as f32 + 0.5 - centre) / radius).abs()).max(0.0);
-            let mut weights: Vec<f32> = (start..end).map(weight).collect();
-            let sum: f32 = weights.iter().sum();
-            weights.iter_mut().for_each(|weight| *weight /= sum);
-            Reach { start, weights }
-        })
-        .collect()
-}
-
-fn along_rows(pixels: &Pixels, width: usize) -> Pixels {
-    let reaches = reaches(pixels.width, width);
-    let mut rgb = vec![0u8; pixels.height * width * 3];
-    let rows = pixels.rgb.chunks_exact(pixels.width * 3).zip(rgb.chunks_exact_mut(width * 3));
-    for (from, to) in rows {
-        for (reach, to) in reaches.iter().zip(to.chunks_exact_mut(3)) {
-            let mut sums = [0.0f32; 3];
-            for (weight, pixel) in reach.weights.iter().zip(from[reach.start * 3..].chunks_exact(3))
-            {
-                sums.iter_mut().zip(pixel).for_each(|(sum, it)| *sum += weight * f32::from(*it));
+impl Part {
+    /// Writes three planes of the part's size.
+    pub fn write(&self, pixels: &Pixels, out: &mut [f32]) {
+        let [height, width] = self.size;
+        let reach = |axis: usize, from: usize| {
+            let start = self.corner[axis];
+            Reaches::new(from, self.resized[axis], start..start + self.size[axis])
+        };
+        let same = self.resized == [pixels.height, pixels.width];
+        let (rows, columns) = (reach(0, pixels.height), reach(1, pixels.width));
+        let used = columns.used();
+        let planes = out.split_at_mut(height * width);
+        let (red, (green, blue)) = (planes.0, planes.1.split_at_mut(height * width));
+        // One more than its pixels' values, because pixels are read four floats at a time.
+        let mut line = vec![0.0f32; 3 * used.len() + 1];
+        for row in 0..height {
+            let own = row * width..(row + 1) * width;
+            let planes = [&mut red[own.clone()], &mut green[own.clone()], &mut blue[own]];
+            if same {
+                let start = ((self.corner[0] + row) * pixels.width + self.corner[1]) * 3;
+                let from = pixels.rgb[start..start + width * 3].chunks_exact(3);
+                self.put(planes, from.map(|it| [0, 1, 2].map(|colour| f32::from(it[colour]))));
+            } else {
+                mix_rows(pixels, &rows, row, used.clone(), &mut line);
+                self.put(planes, (0..width).map(|column| columns.mix(column, used.start, &line)));
             }
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (sum + 0.5) as u8);
         }
     }
-    Pixels { height: pixels.height, width, rgb }
+
+    /// Writes one row of pixels.
+    fn put(&self, planes: [&mut [f32]; 3], pixels: impl Iterator<Item = [f32; 3]>) {
+        let [red, green, blue] = planes;
+        let last = red.len() - 1;
+        for (column, pixel) in pixels.enumerate() {
+            let at = if self.flip { last - column } else { column };
+            red[at] = pixel[0] * self.scale[0] + self.shift[0];
+            green[at] = pixel[1] * self.scale[1] + self.shift[1];
+            blue[at] = pixel[2] * self.scale[2] + self.shift[2];
+        }
+    }
 }
 
-fn along_columns(pixels: &Pixels, height: usize) -> Pixels {
-    let line = pixels.width * 3;
-    let mut rgb = vec![0u8; height * line];
-    let mut sums = vec![0.0f32; line];
-    for (reach, to) in reaches(pixels.height, height).iter().zip(rgb.chunks_exact_mut(line)) {
-        sums.fill(0.0);
-        let rows = pixels.rgb[reach.start * line..].chunks_exact(line);
-        for (weight, row) in reach.weights.iter().zip(rows) {
-            sums.iter_mut().zip(row).for_each(|(sum, it)| *sum += weight * f32::from(*it));
+/// For each new pixel along one side, the old ones that make it: from which on, and their weights, of
+/// which all have the same number.
+struct Reaches {
+    starts: Vec<usize>,
+    weights: Vec<f32>,
+    taps: usize,
+}
+
+impl Reaches {
+    /// Of the pixels `part` when `from` pixels become `to`.
+    fn new(from: usize, to: usize, part: Range<usize>) -> Reaches {
+        let scale = from as f32 / to as f32;
+        let radius = scale.max(1.0);
+        let taps = ((2.0 * radius).ceil() as usize + 1).min(from);
+        let mut reaches = Reaches { starts: Vec::new(), weights: Vec::new(), taps };
+        for new in part {
+            let centre = (new as f32 + 0.5) * scale;
+            let first = ((centre - radius).floor().max(0.0) as usize).min(from - taps);
+            let weight = |old: usize| (1.0 - ((old as f32 + 0.5 - centre) / radius).abs()).max(0.0);
+            let sum: f32 = (first..first + taps).map(weight).sum();
+            reaches.starts.push(first);
+            reaches.weights.extend((first..first + taps).map(|old| weight(old) / sum));
         }
-        to.iter_mut().zip(&sums).for_each(|(to, sum)| *to = (sum + 0.5) as u8);
+        reaches
     }
-    Pixels { height, width: pixels.width, rgb }
+
+    /// The old pixels that any of the new ones needs.
+    fn used(&self) -> Range<usize> {
+        let first = self.starts.first().copied().unwrap_or(0);
+        first..self.starts.last().map_or(first, |last| last + self.taps)
+    }
+
+    fn weights(&self, new: usize) -> &[f32] {
+        &self.weights[new * self.taps..(new + 1) * self.taps]
+    }
+
+    /// A new pixel out of a line of pixels, of which the first is number `line_start`.
+    fn mix(&self, new: usize, line_start: usize, line: &[f32]) -> [f32; 3] {
+        let start = 3 * (self.starts[new] - line_start);
+        let mut sums = [0.0f32; 4];
+        for (tap, weight) in self.weights(new).iter().enumerate() {
+            // The fourth belongs to the next pixel, and is not used.
+            let from = &line[start + 3 * tap..][..4];
+            for (sum, value) in sums.iter_mut().zip(from) {
+                *sum += weight * value;
+            }
+        }
+        [sums[0], sums[1], sums[2]]
+    }
+}
+
+/// The columns `used` of one new row.
+fn mix_rows(pixels: &Pixels, rows: &Reaches, row: usize, used: Range<usize>, line: &mut [f32]) {
+    let line = &mut line[..3 * used.len()];
+    line.fill(0.0);
+    for (tap, weight) in rows.weights(row).iter().enumerate().filter(|(_, it)| **it > 0.0) {
+        let start = (rows.starts[row] + tap) * pixels.width + used.start;
+        let from = &pixels.rgb[3 * start..3 * (start + used.len())];
+        line.iter_mut().zip(from).for_each(|(sum, it)| *sum += weight * f32::from(*it));
+    }
 }
 
 #[cfg(test)]
@@ -89,27 +152,72 @@ mod tests {
         Pixels { height, width, rgb }
     }
 
+    /// The red of a part of an image, in bytes.
+    fn part(pixels: &Pixels, side: usize, corner: [usize; 2], size: [usize; 2]) -> Vec<f32> {
+        let resized = resized_size(pixels, side).unwrap();
+        let (scale, shift) = ([1.0; 3], [0.0; 3]);
+        let part = Part { resized, corner, size, flip: false, scale, shift };
+        let mut out = vec![f32::NAN; 3 * size[0] * size[1]];
+        part.write(pixels, &mut out);
+        let planes: Vec<&[f32]> = out.chunks(size[0] * size[1]).collect();
+        assert!(planes[0] == planes[1] && planes[0] == planes[2]);
+        planes[0].to_vec()
+    }
+
     #[test]
     fn sizes_and_values() {
-        let flat = shorter_side(grey(40, 60, |_, _| 77), 16).unwrap();
-        assert_eq!((flat.height, flat.width), (16, 24));
-        assert!(flat.rgb.iter().all(|it| *it == 77));
-        let tall = shorter_side(grey(9, 3, |_, _| 200), 6).unwrap();
-        assert_eq!((tall.height, tall.width), (18, 6));
+        let flat = grey(40, 60, |_, _| 77);
+        assert_eq!(resized_size(&flat, 16).unwrap(), [16, 24]);
+        assert!(part(&flat, 16, [0, 0], [16, 24]).iter().all(|it| (it - 77.0).abs() < 1e-4));
+        assert_eq!(resized_size(&grey(9, 3, |_, _| 200), 6).unwrap(), [18, 6]);
+        assert!(resized_size(&grey(1, 9000, |_, _| 0), 64).is_err());
         // A ramp stays one, in the middle, whether it grows or shrinks.
         for side in [8, 64] {
-            let ramp = shorter_side(grey(32, 32, |_, column| column as u8 * 8), side).unwrap();
+            let ramp = grey(32, 32, |_, column| column as u8 * 8);
+            let ramp = part(&ramp, side, [0, 0], [side, side]);
             for column in side / 4..3 * side / 4 {
                 let expected = ((column as f32 + 0.5) * 32.0 / side as f32 - 0.5) * 8.0;
-                let got = f32::from(ramp.rgb[(side / 2 * side + column) * 3]);
-                assert!((got - expected).abs() <= 1.0, "{side}: {got} for {expected}");
+                let got = ramp[side / 2 * side + column];
+                assert!((got - expected).abs() <= 0.01, "{side}: {got} for {expected}");
             }
         }
         // A fine pattern becomes its mean, not a coarse pattern.
-        let fine = shorter_side(grey(64, 64, |row, column| ((row + column) % 2 * 200) as u8), 8);
-        assert!(fine.unwrap().rgb.iter().all(|it| it.abs_diff(100) <= 2));
+        let fine = grey(64, 64, |row, column| ((row + column) % 2 * 200) as u8);
+        assert!(part(&fine, 8, [0, 0], [8, 8]).iter().all(|it| (it - 100.0).abs() <= 2.0));
         let same = grey(5, 7, |row, column| (row * 7 + column) as u8);
-        assert_eq!(shorter_side(same.clone(), 5).unwrap(), same);
-        assert!(shorter_side(grey(1, 9000, |_, _| 0), 64).is_err());
+        assert!(part(&same, 5, [0, 0], [5, 7]).iter().enumerate().all(|(at, it)| *it == at as f32));
+        let one = part(&grey(1, 1, |_, _| 9), 4, [0, 0], [4, 4]);
+        assert!(one.iter().all(|it| *it == 9.0));
+    }
+
+    #[test]
+    fn a_part_is_that_part_of_the_whole() {
+        let noise = grey(37, 53, |row, column| (row * 7919 + column * 104_729) as u8);
+        for side in [20, 37, 64] {
+            let [height, width] = resized_size(&noise, side).unwrap();
+            let whole = part(&noise, side, [0, 0], [height, width]);
+            let (corner, size) = ([3, 5], [side - 4, side - 6]);
+            let cut = part(&noise, side, corner, size);
+            for row in 0..size[0] {
+                let line = &whole[(corner[0] + row) * width + corner[1]..][..size[1]];
+                assert!(cut[row * size[1]..][..size[1]] == *line, "{side}, row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn mirrored_and_normalised() {
+        let ramp = grey(4, 6, |_, column| column as u8);
+        let part = |flip| {
+            let [resized, size] = [[4, 6], [2, 3]];
+            let (scale, shift) = ([2.0, 3.0, 4.0], [1.0, 0.0, -1.0]);
+            let mut out = vec![0.0; 18];
+            Part { resized, corner: [1, 2], size, flip, scale, shift }.write(&ramp, &mut out);
+            out
+        };
+        assert_eq!(part(false)[..6], [5.0, 7.0, 9.0, 5.0, 7.0, 9.0]);
+        assert_eq!(part(true)[..3], [9.0, 7.0, 5.0]);
+        assert_eq!(part(true)[6..9], [12.0, 9.0, 6.0]);
+        assert_eq!(part(false)[12..15], [7.0, 11.0, 15.0]);
     }
 }

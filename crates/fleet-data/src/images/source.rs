@@ -7,20 +7,20 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// Images by number, with their labels; what is read of them until they are asked for is names.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ImageList {
     images: Vec<Image>,
     classes: Vec<String>,
     archives: Vec<PathBuf>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Image {
     place: Place,
     label: i64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Place {
     File(PathBuf),
     /// A part of an archive.
