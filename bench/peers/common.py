@@ -38,6 +38,8 @@ def options(batch_size, steps, warmup):
                         help="network (data parallel only)")
     parser.add_argument("--weak-scaling", action="store_true",
                         help="the speed of a rank among others over that of one alone")
+    parser.add_argument("--part", choices=["load", "shuffle", "batches"], default="load",
+                        help="what is timed (datasets only)")
     args = parser.parse_args()
     # Some libraries read these once, when they are loaded.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -84,6 +86,28 @@ def click_batches(count, batch_size, seed=1):
     return batches
 
 
+def click_files(folder, files, lines, form):
+    """Writes click logs as `fleet data make ctr` does, as MultiSlot text or CSV; gives their paths."""
+    paths = []
+    for file in range(files):
+        dense, ids, labels = click_batches(1, lines, seed=file + 1)[0]
+        path = os.path.join(folder, f"part-{file}")
+        with open(path, "w") as out:
+            if form == "csv":
+                names = [f"dense_input_{at}" for at in range(DENSE_COUNT)]
+                names += [f"C{slot + 1}" for slot in range(SLOT_COUNT)] + ["label"]
+                out.write(",".join(names) + "\n")
+            for numbers, row, label in zip(dense.tolist(), ids.tolist(), labels[:, 0].tolist()):
+                numbers = [f"{number:.3g}" for number in numbers]
+                if form == "csv":
+                    out.write(",".join([*numbers, *map(str, row), str(int(label))]) + "\n")
+                else:
+                    row = " ".join(f"1 {each}" for each in row)
+                    out.write(f"13 {' '.join(numbers)} {row} 1 {int(label)}\n")
+        paths.append(path)
+    return paths
+
+
 def coprime_step(size):
     """The first number from the golden section of `size` on that shares no factor with it."""
     step = max(1, int(size * 0.6180339887498949))
@@ -104,13 +128,18 @@ def measure(bench, args, step, batches, quiet=False):
         rates.append(args.batch_size / (time.perf_counter() - start))
     if quiet:
         return
-    print(json.dumps({
+    print(json.dumps(line(bench, "samples/s", rates, args)))
+
+
+def line(bench, unit, rates, args):
+    """What is printed as JSON."""
+    return {
         "bench": bench,
-        "unit": "samples/s",
+        "unit": unit,
         "median": round(statistics.median(rates), 3),
         "min": round(min(rates), 3),
         "max": round(max(rates), 3),
         "runs": args.steps,
         "threads": args.threads,
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-    }))
+    }

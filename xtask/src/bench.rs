@@ -51,13 +51,22 @@ const fn scaling(name: &'static str) -> Bench {
     Bench { name, unit: "of one rank's speed", peers: &[], target: Some(1.0) }
 }
 
+/// Paddle's in-memory dataset, and what of it is timed.
+const DATASET: &str = "paddle/dataset.py";
+const LOAD_PEER: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: DATASET, args: &["--part", "load"] }];
+const SHUFFLE_PEER: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: DATASET, args: &["--part", "shuffle"] }];
+const BATCHES_PEER: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: DATASET, args: &["--part", "batches"] }];
+
 const DDP: &str = "torch/ddp.py";
 const MLP_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "mlp"] }];
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
 
-const BENCHES: [Bench; 31] = [
+const BENCHES: [Bench; 36] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -98,6 +107,16 @@ const BENCHES: [Bench; 31] = [
         target: Some(500.0),
     },
     Bench { name: "data/wide_deep_text_vs_memory", unit: "%", peers: &[], target: Some(90.0) },
+    Bench { name: "data/load", unit: "MB/s", peers: LOAD_PEER, target: None },
+    Bench { name: "data/shuffle", unit: "records/s", peers: SHUFFLE_PEER, target: None },
+    Bench { name: "data/batches", unit: "records/s", peers: BATCHES_PEER, target: None },
+    Bench {
+        name: "data/csv_load",
+        unit: "MB/s",
+        peers: &[peer("polars", "polars/tables.py")],
+        target: None,
+    },
+    Bench { name: "data/images_vs_compute", unit: "%", peers: &[], target: Some(90.0) },
     comm("comm/allreduce_2x4KB"),
     comm("comm/allreduce_2x1MB"),
     comm("comm/allreduce_2x25MB"),
@@ -151,7 +170,7 @@ const BENCHES: [Bench; 31] = [
     Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];
 
-const FRAMEWORKS: [&str; 4] = ["torch", "paddle", "gloo", "mpi"];
+const FRAMEWORKS: [&str; 5] = ["torch", "paddle", "polars", "gloo", "mpi"];
 
 struct Options {
     names: Vec<String>,

@@ -13,10 +13,11 @@ usage: cargo xtask COMMAND
 
   ci      everything that a change must pass: format, lints, tidy, tests
   tidy    the rules of the house that the compiler does not know (layers of crates)
+  features  builds and tests the readers that are behind features (a minute or more)
   test    the tests (arguments are handed to cargo test)
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
-          [--peer torch|paddle|gloo|mpi=PYTHON]; names may be prefixes (train, train/bert4)
+          [--peer torch|paddle|polars|gloo|mpi=PYTHON]; names may be prefixes (train, train/bert4)
   picture the screen of a command as SVG: cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND
 ";
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     };
     let outcome = match command {
         "ci" => ci(),
+        "features" => features(),
         "tidy" => tidy::run(&root()),
         "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
         "bless" => bless(),
@@ -57,9 +59,19 @@ fn ci() -> Outcome {
         ["-p", "fleet-comm", "-p", "fleet-net", "--features", "fleet-comm/mpi,fleet-net/tls"];
     let lints = [&["clippy", "--all-targets"], &with[..], &["--", "-D", "warnings"]].concat();
     cargo("lints of features", &lints)?;
+    // Off by default, because few need them and they bring much: checked here, tested by `features`.
+    cargo("features", &[&["check"], FEATURES].concat())?;
     tidy::run(&root())?;
     cargo("tests", &["test", "--workspace"])?;
     cargo("tests of features", &[&["test"], &with[..]].concat())
+}
+
+/// What reads files of other systems: large, and turned on by those who have such files.
+const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];
+
+fn features() -> Outcome {
+    cargo("lints", &[&["clippy"], FEATURES, &["--", "-D", "warnings"]].concat())?;
+    cargo("tests", &[&["test"], &FEATURES[..3]].concat())
 }
 
 fn bless() -> Outcome {

@@ -31,15 +31,15 @@ pub struct MakeArgs {
     format: FormatArg,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many ids or words there are (ctr, text)
-    #[arg(long, value_enum, default_value_t = Size::Small)]
-    size: Size,
-    /// Spread the rows over this many days, between which tastes drift (ctr)
-    #[arg(long, default_value_t = 1)]
-    days: u64,
-    /// Tokens in a record (text)
-    #[arg(long, default_value_t = 128)]
-    length: usize,
+    /// How many ids or words there are (ctr, text) [default: small]
+    #[arg(long, value_enum)]
+    size: Option<Size>,
+    /// Spread the rows over this many days, between which tastes drift (ctr) [default: 1]
+    #[arg(long)]
+    days: Option<u64>,
+    /// Tokens in a record (text) [default: 128]
+    #[arg(long)]
+    length: Option<usize>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -59,6 +59,8 @@ enum FormatArg {
     Multislot,
     Csv,
     Jsonl,
+    /// Digits as images, in a folder for each class
+    Png,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -79,6 +81,7 @@ pub fn run(command: &DataCommand, out: &mut Output) -> Result<(), Stop> {
             FormatArg::Multislot => MakeFormat::MultiSlot,
             FormatArg::Csv => MakeFormat::Csv,
             FormatArg::Jsonl => MakeFormat::JsonLines,
+            FormatArg::Png => MakeFormat::Png,
         },
         first_row: args.first_row,
         rows: args.rows,
@@ -109,38 +112,55 @@ pub fn run(command: &DataCommand, out: &mut Output) -> Result<(), Stop> {
 
 fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
     let seed = args.seed;
-    if args.days == 0 || args.days > args.rows.max(1) {
-        return Err(Error::invalid("days are out of range")
-            .expected(format!("1 to {}, the number of rows", args.rows))
-            .got(args.days));
+    let has = (args.size.is_some(), args.days.is_some(), args.length.is_some());
+    let unused = match (args.kind, has) {
+        (Kind::Ctr | Kind::Digits | Kind::Blobs, (.., true)) => Some("--length is of texts"),
+        (Kind::Text | Kind::Digits | Kind::Blobs, (_, true, _)) => Some("--days is of click logs"),
+        (Kind::Digits | Kind::Blobs, (true, ..)) => Some("--size is of click logs and texts"),
+        _ => None,
+    };
+    if let Some(words) = unused {
+        return Err(Error::invalid(words).help("leave it out, or make another kind"));
     }
+    let size = args.size.unwrap_or(Size::Small);
     Ok(match args.kind {
         Kind::Ctr => {
-            let base = match args.size {
+            let days = args.days.unwrap_or(1);
+            if days == 0 || days > args.rows.max(1) {
+                return Err(Error::invalid("days are out of range")
+                    .expected(format!("1 to {}, the number of rows", args.rows))
+                    .got(days));
+            }
+            let base = match size {
                 Size::Tiny => CtrConfig::tiny(),
                 Size::Small => CtrConfig::small(),
                 Size::Large => CtrConfig::criteo_like(),
             };
-            let drifts = args.days > 1;
+            let drifts = days > 1;
             MakeKind::Ctr(CtrConfig {
                 seed,
-                samples_per_day: if drifts { args.rows.div_ceil(args.days) } else { 0 },
+                samples_per_day: if drifts { args.rows.div_ceil(days) } else { 0 },
                 drift_per_day: if drifts { DRIFT_PER_DAY } else { 0.0 },
                 ..base
             })
         }
         Kind::Digits => MakeKind::Digits { seed },
         Kind::Text => {
-            let base = match args.size {
+            let base = match size {
                 Size::Tiny => TextConfig::tiny(),
                 Size::Small => TextConfig::small(),
-                Size::Large => return Err(Error::invalid("there is no large text")),
+                Size::Large => {
+                    return Err(Error::invalid("there is no large text").expected("tiny or small"));
+                }
             };
-            MakeKind::Text { config: TextConfig { seed, ..base }, length: args.length }
+            let length = args.length.unwrap_or(TEXT_LENGTH);
+            MakeKind::Text { config: TextConfig { seed, ..base }, length }
         }
         Kind::Blobs => MakeKind::Blobs(BlobsConfig { seed, ..BlobsConfig::default() }),
     })
 }
 
+/// Tokens in a record of text.
+const TEXT_LENGTH: usize = 128;
 /// How far tastes turn in a day, in radians: a week changes half of them.
 const DRIFT_PER_DAY: f64 = 0.1;

@@ -252,4 +252,6 @@ fn data_sets_are_made() {
     assert!(!again.status.success() && said.contains("part-00000"), "{said}");
     let said = make(&["--days", "0"]);
     assert!(String::from_utf8_lossy(&said.stderr).contains("days are out of range"));
+    let said = make(&["--length", "3"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("--length is of texts"));
 }

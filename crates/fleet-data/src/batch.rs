@@ -17,6 +17,8 @@ enum Form {
     Dense,
     /// This many for each slot; what a record lacks is filled up.
     Padded { width: usize, pad: f64, truncate: bool },
+    /// This many for each slot, of which no record may have fewer or more.
+    Exact { width: usize },
     /// As many as the longest of the batch, rounded up.
     Longest { pad: f64 },
     /// As many as there are: values `[total, 1]` and offsets.
@@ -29,7 +31,7 @@ impl Form {
         match self {
             Form::Padded { pad, truncate, .. } => Some((*pad, *truncate)),
             Form::Longest { pad } => Some((*pad, false)),
-            Form::Dense | Form::Ragged => None,
+            Form::Dense | Form::Exact { .. } | Form::Ragged => None,
         }
     }
 }
@@ -81,6 +83,12 @@ impl Input {
     /// `width` values for each slot: fewer are filled up with `pad`, more are an error.
     pub fn padded(mut self, width: usize, pad: f64) -> Input {
         self.form = Some(Form::Padded { width, pad, truncate: false });
+        self
+    }
+
+    /// `width` values for each slot; another number is an error.
+    pub fn exact(mut self, width: usize) -> Input {
+        self.form = Some(Form::Exact { width });
         self
     }
 
@@ -174,7 +182,7 @@ fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
                 .help("say how long each one is: Input::padded"));
         }
     };
-    if matches!(form, Form::Padded { width: 0, .. }) {
+    if matches!(form, Form::Padded { width: 0, .. } | Form::Exact { width: 0 }) {
         return Err(Error::invalid("an input is padded to 0 values"));
     }
     if matches!(form, Form::Longest { .. }) && chosen.len() > 1 {
@@ -182,7 +190,7 @@ fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
             .help("give slots that lie side by side a width: Input::padded"));
     }
     let widths: Vec<usize> = match form {
-        Form::Padded { width, .. } => vec![width; chosen.len()],
+        Form::Padded { width, .. } | Form::Exact { width } => vec![width; chosen.len()],
         Form::Dense => chosen.iter().filter_map(|slot| slot.width()).collect(),
         Form::Ragged | Form::Longest { .. } => vec![0],
     };
@@ -352,11 +360,19 @@ fn fill_fixed<B: AsRef<Block>>(
             }
         };
         outcome.map_err(|count| {
-            Error::invalid(format!("slot '{}' has too many values", schema.slots()[slot].name))
-                .expected(format!("at most {width}"))
-                .got(count)
-                .at(format!("input '{}'", input.name))
-                .help("pad to a larger width, or cut (Input::padded_or_cut)")
+            let name = &schema.slots()[slot].name;
+            let error = match input.form.padding() {
+                Some(_) => Error::invalid(format!("slot '{name}' has too many values"))
+                    .expected(format!("at most {width}"))
+                    .help("pad to a larger width, or cut (Input::padded_or_cut)"),
+                None => Error::invalid(format!("slot '{name}' has a wrong number of values"))
+                    .expected(format!("exactly {width} in every record"))
+                    .help(
+                        "what a table's padding_idx looks up is zero: with one, shorter records \
+                         are padded; or pad by hand (Input::padded)",
+                    ),
+            };
+            error.got(count).at(format!("input '{}'", input.name))
         })?;
         start += width;
     }
@@ -383,7 +399,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Copies a slot's values of each record; fails with their number where they are too many.
+    /// Copies a slot's values of each record; fails with their number where they do not fit.
     fn scatter<'b, F: Copy + 'b, T: Copy + FromPad>(
         &self,
         rows: &[RowRef],
@@ -404,6 +420,8 @@ impl Place<'_> {
                     from = &from[..self.width];
                 }
                 out[from.len()..].fill(T::from_pad(pad));
+            } else if from.len() != self.width {
+                return Err(from.len());
             }
             for (to, value) in out.iter_mut().zip(from) {
                 *to = convert(*value);
@@ -529,6 +547,7 @@ mod tests {
                 Input::new("padded", ["words"]).padded(5, -1.0),
                 Input::new("cut", ["words"]).padded_or_cut(2, 0.0),
                 Input::new("longest", ["words"]).padded_to_longest(-1.0),
+                Input::new("exact", ["weights"]).exact(1),
                 Input::new("x", ["x"]),
                 Input::new("both", ["x", "weights"]).padded(4, 9.0),
                 Input::new("label", ["label"]).dtype(DType::F32),
@@ -552,7 +571,8 @@ mod tests {
             [2., 2., 2., 2., 0.5, 9., 9., 9., 0., 0., 0., 0., 0.5, 9., 9., 9.]
         );
         assert_eq!(floats("label"), [0.0, 0.0]);
-        assert_eq!(batch.feeds().len(), 7);
+        assert_eq!(floats("exact"), [0.5, 0.5]);
+        assert_eq!(batch.feeds().len(), 8);
     }
 
     #[test]
@@ -571,5 +591,11 @@ mod tests {
         let error = Batch::new(&narrow).fill(&[&block], &rows(&[0, 3])).unwrap_err().to_string();
         assert!(error.starts_with("slot 'words' has too many values: expected at most 2, got 4"));
         assert!(Batch::new(&narrow).fill(&[&block], &rows(&[4])).is_err());
+        let exact = layout(Input::new("a", ["words"]).exact(2)).unwrap();
+        for row in [0, 2] {
+            let error = Batch::new(&exact).fill(&[&block], &rows(&[1, row])).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("expected exactly 2") && error.contains("input 'a'"), "{error}");
+        }
     }
 }

@@ -34,7 +34,11 @@ pub use dataset::{
     QueueDataset, QueueReader, RecordFormat, TextFiles, sum_over,
 };
 pub use files::{file_shard, glob};
+#[cfg(feature = "parquet")]
+pub use formats::ParquetFiles;
 pub use formats::{Criteo, CriteoHash, Csv, CsvColumn, JsonLines, LibSvm, hash_bucket};
+#[cfg(feature = "tfrecord")]
+pub use formats::{TfRecordReader, TfRecords};
 pub use generator::{DataGenerator, Sample, SampleWriter, Value};
 pub use images::{ImageList, ImageOptions, Images, Pixels, decode_image};
 pub use lines::{LineError, LineFormat, LineReader, OnError, RecordReader, Skipped};

@@ -5,9 +5,11 @@ use crate::block::{Block, Values};
 use crate::multislot::MultiSlotWriter;
 use crate::slot::{Schema, Slot};
 use crate::synth::{
-    Blobs, BlobsConfig, Ctr, CtrConfig, Digits, IMAGE_PIXELS, Text, TextConfig, shard_range,
+    Blobs, BlobsConfig, Ctr, CtrConfig, Digits, IMAGE_PIXELS, IMAGE_SIDE, Text, TextConfig,
+    shard_range,
 };
 use fleet_base::{Error, Result};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +34,8 @@ pub enum MakeFormat {
     /// A header, and a column for every value.
     Csv,
     JsonLines,
+    /// Of digits: grey images, in a folder for each class.
+    Png,
 }
 
 /// A data set to be written.
@@ -84,11 +88,17 @@ impl Make {
                 .got(self.shards));
         }
         if self.rows == 0 || self.first_row.checked_add(self.rows).is_none() {
-            return Err(Error::invalid("number of rows is out of range").got(self.rows));
+            return Err(Error::invalid("number of rows is out of range")
+                .expected(format!("1 to {}", u64::MAX - self.first_row))
+                .got(self.rows));
         }
         let source = Source::new(&self.kind)?;
-        std::fs::create_dir_all(&self.folder)
-            .map_err(|error| Error::io("make the folder", &self.folder, &error))?;
+        make_folder(&self.folder)?;
+        if self.format == MakeFormat::Png {
+            let files = self.write_images()?;
+            let facts = source.facts(self.first_row, self.rows)?;
+            return Ok(Made { files, schema: source.schema, facts });
+        }
         let mut files = Vec::new();
         for shard in 0..self.shards {
             let path = self.folder.join(format!("part-{shard:05}"));
@@ -100,9 +110,43 @@ impl Make {
         Ok(Made { files, schema: source.schema, facts })
     }
 
+    /// Writes an image a row: `3/00000017.png` is a 3.
+    fn write_images(&self) -> Result<Vec<PathBuf>> {
+        let MakeKind::Digits { seed } = self.kind else {
+            return Err(Error::invalid("only digits are images")
+                .help("other kinds have the formats multislot, csv and jsonl"));
+        };
+        if self.shards != 1 || self.rows > IMAGES_MAX {
+            return Err(Error::invalid("every image is a file of its own")
+                .expected(format!("1 shard and at most {IMAGES_MAX} rows"))
+                .got(format!("{} and {}", self.shards, self.rows)));
+        }
+        let digits = Digits::new(seed);
+        let (mut image, mut label) = ([0; IMAGE_PIXELS], [0]);
+        let mut files = Vec::new();
+        for row in self.first_row..self.first_row + self.rows {
+            digits.fill_batch_u8(&mut image, &mut label, row)?;
+            let folder = self.folder.join(label[0].to_string());
+            make_folder(&folder)?;
+            let path = folder.join(format!("{row:08}.png"));
+            whole_file(&path, |path, file| write_png(path, file, &image))?;
+            files.push(path);
+        }
+        Ok(files)
+    }
+
     fn write_shard(&self, source: &Source, path: &Path, rows: std::ops::Range<u64>) -> Result<()> {
+        whole_file(path, |path, file| self.write_rows(source, path, file, rows))
+    }
+
+    fn write_rows(
+        &self,
+        source: &Source,
+        path: &Path,
+        file: File,
+        rows: std::ops::Range<u64>,
+    ) -> Result<()> {
         let failed = |error: std::io::Error| Error::io("write", path, &error);
-        let file = std::fs::File::create_new(path).map_err(failed)?;
         let mut out = BufWriter::with_capacity(WRITE_BYTES, file);
         let mut multi_slot = MultiSlotWriter::new(&source.schema);
         if self.format == MakeFormat::Csv {
@@ -128,6 +172,7 @@ impl Make {
                         .try_for_each(|row| json_line(&block, row, &mut out))
                         .map_err(failed)?;
                 }
+                MakeFormat::Png => return Err(Error::internal("images have no shards")),
             }
             at += count;
         }
@@ -254,6 +299,46 @@ fn labelled(x: &[f32], labels: &[i64], block: &mut Block) -> Result<()> {
     Ok(())
 }
 
+fn make_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| Error::io("make the folder", folder, &error))
+}
+
+/// Writes a file that has its name only when it is whole; what is there is not overwritten.
+fn whole_file(path: &Path, write: impl FnOnce(&Path, File) -> Result<()>) -> Result<()> {
+    let failed = |error: std::io::Error| Error::io("write", path, &error);
+    if path.exists() {
+        return Err(failed(std::io::ErrorKind::AlreadyExists.into())
+            .help("files that are there are kept: name another folder"));
+    }
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    // Hidden, so that no pattern takes it for a file of the set.
+    let part = path.with_file_name(format!(".{name}.part"));
+    let written = File::create(&part)
+        .map_err(failed)
+        .and_then(|file| write(path, file))
+        .and_then(|()| std::fs::rename(&part, path).map_err(failed));
+    if written.is_err() {
+        // The error says what happened; an unfinished file that cannot be removed either says no more.
+        let _ = std::fs::remove_file(&part);
+    }
+    written
+}
+
+fn write_png(path: &Path, file: File, grey: &[u8]) -> Result<()> {
+    let failed = |error: std::io::Error| Error::io("write", path, &error);
+    let mut out = BufWriter::new(file);
+    let side = IMAGE_SIDE as u32;
+    let mut encoder = png::Encoder::new(&mut out, side, side);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.set_depth(png::BitDepth::Eight);
+    let written = encoder.write_header().and_then(|mut png| {
+        png.write_image_data(grey)?;
+        png.finish()
+    });
+    written.map_err(|error| failed(std::io::Error::other(error)))?;
+    out.flush().map_err(failed)
+}
+
 /// Names of columns: the slot's, numbered where it has several values.
 fn header(schema: &Schema) -> String {
     let mut names = Vec::new();
@@ -298,6 +383,8 @@ fn json_line(block: &Block, row: usize, out: &mut impl Write) -> std::io::Result
 
 /// Five digits in a file's name.
 const SHARDS_MAX: u64 = 100_000;
+/// More files in a few folders are hard on file systems; eight digits are in a name.
+const IMAGES_MAX: u64 = 10_000_000;
 /// Rows made at once.
 const CHUNK_ROWS: u64 = 1024;
 const WRITE_BYTES: usize = 1 << 18;
@@ -314,7 +401,9 @@ mod tests {
         let make = Make { kind, format, first_row: 5, rows: 25, shards: 3, folder: folder.clone() };
         let made = make.write().unwrap();
         let again = make.write().unwrap_err().to_string();
-        assert!(again.contains("part-00000"), "{again}");
+        assert!(again.contains("part-00000") && again.contains("kept"), "{again}");
+        let names = std::fs::read_dir(&folder).unwrap().count();
+        assert_eq!(names, 3, "nothing unfinished is left");
         (made, folder)
     }
 
@@ -334,7 +423,7 @@ mod tests {
                 let line: Box<dyn crate::LineFormat> = match format {
                     MakeFormat::MultiSlot => Box::new(MultiSlot::new(&made.schema)),
                     MakeFormat::Csv => Box::new(csv),
-                    MakeFormat::JsonLines => Box::new(JsonLines::new(&made.schema)),
+                    _ => Box::new(JsonLines::new(&made.schema)),
                 };
                 LineReader::new(&text[..], "f", line).read(100, &mut block).unwrap();
             }
@@ -348,6 +437,50 @@ mod tests {
         let config = BlobsConfig { feature_count: 12, ..BlobsConfig::default() };
         Blobs::new(config).unwrap().fill_batch(&mut x, &mut labels, 5).unwrap();
         assert_eq!(blocks[0].column(0).floats(0), Some(&x[..]));
+    }
+
+    #[test]
+    fn digits_are_images_too() {
+        let (made, folder) = {
+            let folder =
+                std::env::temp_dir().join(format!("fleet-make-png-{}", std::process::id()));
+            let kind = MakeKind::Digits { seed: 4 };
+            let format = MakeFormat::Png;
+            let make =
+                Make { kind, format, first_row: 7, rows: 30, shards: 1, folder: folder.clone() };
+            let made = make.write().unwrap();
+            assert!(make.write().unwrap_err().to_string().contains("00000007.png"));
+            assert!(Make { shards: 2, ..make.clone() }.write().is_err());
+            let blobs = MakeKind::Blobs(BlobsConfig::default());
+            assert!(Make { kind: blobs, ..make }.write().is_err());
+            (made, folder)
+        };
+        let (mut images, mut labels) = (vec![0; 30 * IMAGE_PIXELS], vec![0; 30]);
+        Digits::new(4).fill_batch_u8(&mut images, &mut labels, 7).unwrap();
+        for ((path, image), label) in made.files.iter().zip(images.chunks(784)).zip(&labels) {
+            assert_eq!(path.parent().unwrap(), folder.join(label.to_string()));
+            let pixels = crate::decode_image(&std::fs::read(path).unwrap()).unwrap();
+            assert_eq!((pixels.height, pixels.width), (28, 28));
+            assert!(pixels.rgb.chunks(3).zip(image).all(|(rgb, grey)| rgb == [*grey; 3]));
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// A device that is always full stands for a disk that is.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_leaves_no_file() {
+        let folder = std::env::temp_dir().join(format!("fleet-make-full-{}", std::process::id()));
+        make_folder(&folder).unwrap();
+        let path = folder.join("part-0");
+        let error = whole_file(&path, |path, _| {
+            let full = File::options().write(true).open("/dev/full").unwrap();
+            write_png(path, full, &[0; IMAGE_PIXELS])
+        });
+        let error = error.unwrap_err();
+        assert!(error.to_string().contains("No space left"), "{error}");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

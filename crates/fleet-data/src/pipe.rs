@@ -4,7 +4,7 @@
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Cursor, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
@@ -32,9 +32,25 @@ pub fn open_piped(path: &Path, command: &str) -> Result<Box<dyn Read + Send>> {
         return Err(Error::invalid("a folder is no file of records").at(path.display()));
     }
     match command.trim() {
-        "" | "cat" => Ok(Box::new(file)),
+        "" | "cat" => plain(file, path),
         command => Ok(Box::new(Piped::start(file, path, command)?)),
     }
+}
+
+/// A file as it is; one that is compressed would only be a bad first line.
+fn plain(mut file: File, path: &Path) -> Result<Box<dyn Read + Send>> {
+    let mut start = Vec::new();
+    let read = file.by_ref().take(MAGIC_BYTES).read_to_end(&mut start);
+    read.map_err(|error| Error::io("read", path, &error))?;
+    let program = match &start[..] {
+        [0x1f, 0x8b, ..] => "zcat",
+        [0x28, 0xb5, 0x2f, 0xfd] => "zstdcat",
+        [0xfd, b'7', b'z', b'X'] => "xzcat",
+        _ => return Ok(Box::new(Cursor::new(start).chain(file))),
+    };
+    Err(Error::invalid("file of records is compressed")
+        .help(format!("read it through a program: pipe_command(\"{program}\")"))
+        .at(path.display()))
 }
 
 /// The output of a running command.
@@ -143,5 +159,7 @@ fn tail(mut from: impl Read) -> Vec<u8> {
     kept.into()
 }
 
+/// By which compressed files are known.
+const MAGIC_BYTES: u64 = 4;
 /// What an error shows of a command's standard error: a stack trace of a script.
 const STDERR_BYTES_MAX: usize = 4096;

@@ -47,6 +47,7 @@ use std::time::{Duration, Instant};
 pub struct DatasetRun<'a> {
     threads: usize,
     ahead: usize,
+    behind: u64,
     fetch: Vec<(String, String)>,
     print_period: u64,
     print: Box<dyn FnMut(&str) + 'a>,
@@ -65,7 +66,7 @@ type Call<'a> = dyn FnMut(&Fetched<'_>) -> Result<()> + 'a;
 /// What a fetch handler sees.
 #[derive(Debug)]
 pub struct Fetched<'a> {
-    /// Batches that are done.
+    /// Batches of the pass that are done, those before [`DatasetRun::start_behind`] included.
     pub batches: u64,
     pub records: u64,
     /// Labels and values of the fetch list.
@@ -93,6 +94,7 @@ impl Default for DatasetRun<'_> {
         DatasetRun {
             threads: 0,
             ahead: DOUBLE_BUFFER,
+            behind: 0,
             fetch: Vec::new(),
             print_period: PRINT_PERIOD,
             print: Box::new(|line| println!("{line}")),
@@ -118,6 +120,14 @@ impl<'a> DatasetRun<'a> {
     /// Batches that each thread keeps ready beside the one in use; 1 is a double buffer.
     pub fn ahead(mut self, batches: usize) -> Self {
         self.ahead = batches;
+        self
+    }
+
+    /// Leaves out the first batches: those that a pass had done ([`Fetched::batches`]) when the checkpoint
+    /// was taken from which this one goes on. Batches come in the same order whatever the threads read,
+    /// so with the same files, shuffles and number of threads nothing is repeated or skipped.
+    pub fn start_behind(mut self, batches: u64) -> Self {
+        self.behind = batches;
         self
     }
 
@@ -190,11 +200,12 @@ pub(crate) fn run_counted(
     let names: Vec<String> = pass.run.fetch.iter().map(|(_, name)| name.clone()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (mut batch, mut out) = (Batch::new(dataset.layout()), Vec::new());
+    pass.leave_out(&mut batches, &mut batch)?;
     while pass.next(&mut batches, &mut batch)? {
         before(scope)?;
-        executor.run_into(program, scope, &batch.feeds(), &names, &mut out).map_err(|error| {
-            error.at(format!("batch {} of the dataset", pass.report.batches + 1))
-        })?;
+        executor
+            .run_into(program, scope, &batch.feeds(), &names, &mut out)
+            .map_err(|error| error.at(format!("batch {} of the dataset", pass.done() + 1)))?;
         pass.after_step(batch.len() as u64, &mut out)?;
     }
     pass.end(&batches)
@@ -214,6 +225,23 @@ impl<'a> Pass<'a> {
     fn new(run: DatasetRun<'a>) -> Pass<'a> {
         let now = Instant::now();
         Pass { run, report: DatasetReport::default(), begin: now, handled: now, seen: 0 }
+    }
+
+    /// Takes the batches that an earlier pass has done.
+    fn leave_out(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<()> {
+        for left_out in 0..self.run.behind {
+            if !batches.next_batch(batch)? {
+                return Err(Error::invalid("a pass starts behind the dataset's last batch")
+                    .expected(format!("at most {left_out}"))
+                    .got(self.run.behind));
+            }
+        }
+        Ok(())
+    }
+
+    /// Batches of the whole pass that are done.
+    fn done(&self) -> u64 {
+        self.run.behind + self.report.batches
     }
 
     /// Whether there is a batch, here and on the workers that go together.
@@ -240,8 +268,7 @@ impl<'a> Pass<'a> {
         self.report.batches += 1;
         self.report.records += records;
         let period = self.run.print_period;
-        let prints =
-            period > 0 && self.report.batches.is_multiple_of(period) && !self.run.fetch.is_empty();
+        let prints = period > 0 && self.done().is_multiple_of(period) && !self.run.fetch.is_empty();
         let handles =
             self.run.handler.as_ref().is_some_and(|it| self.handled.elapsed() >= it.period);
         self.keep(out);
@@ -264,7 +291,7 @@ impl<'a> Pass<'a> {
     }
 
     fn line(&self) -> String {
-        let mut line = format!("batch {}", self.report.batches);
+        let mut line = format!("batch {}", self.done());
         for (info, value) in &self.report.last {
             // Writing to a string cannot fail.
             let _ = write!(line, ", {info}: {}", shown(value));
@@ -273,10 +300,11 @@ impl<'a> Pass<'a> {
     }
 
     fn handle(&mut self) -> Result<()> {
+        let batches = self.done();
         let Some(handler) = &mut self.run.handler else { return Ok(()) };
         (self.handled, self.seen) = (Instant::now(), self.report.batches);
-        let DatasetReport { batches, records, last, .. } = &self.report;
-        (handler.call)(&Fetched { batches: *batches, records: *records, values: last })
+        let DatasetReport { records, last, .. } = &self.report;
+        (handler.call)(&Fetched { batches, records: *records, values: last })
     }
 
     fn end(mut self, batches: &Prefetch) -> Result<DatasetReport> {

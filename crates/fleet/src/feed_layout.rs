@@ -59,7 +59,8 @@ fn slot_of(program: &Program, name: &str) -> Result<Slot> {
 /// A ragged slot goes into an input of ragged rows as it is, into one of fixed width padded to that
 /// width, and into one of unknown width padded to the longest record of the batch. The padding is the
 /// `padding_idx` of the table that looks the input up (whose row is zero, so that a sum over rows pools
-/// what is there), and 0 elsewhere.
+/// what is there), and 0 where no table does. A table without `padding_idx` would pool a row that no
+/// record has: then every record must fill the width, and an unknown width is an error.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -90,23 +91,32 @@ pub fn feed_layout(program: &Program, schema: &Arc<Schema>) -> Result<Arc<BatchL
 }
 
 fn padded(program: &Program, id: VarId, var: &Var, input: Input) -> Result<Input> {
-    let pad = padding_of(program, id) as f64;
-    match var.shape.dims() {
-        [_, -1] => Ok(input.padded_to_longest(pad)),
-        [_, width] => Ok(input.padded(*width as usize, pad)),
+    let padding = padding_of(program, id);
+    match (var.shape.dims(), padding) {
+        ([_, -1], Some(pad)) => Ok(input.padded_to_longest(pad as f64)),
+        ([_, -1], None) => {
+            Err(Error::invalid(format!("shorter records of input '{}' cannot be padded", var.name))
+                .expected("a table with a padding_idx, whose row is zero")
+                .help("Embedding::padding_idx; or lay out the batch by hand (BatchLayout)"))
+        }
+        ([_, width], Some(pad)) => Ok(input.padded(*width as usize, pad as f64)),
+        ([_, width], None) => Ok(input.exact(*width as usize)),
         _ => Err(Error::invalid(format!("a ragged slot does not fill input '{}'", var.name))
             .expected("two dimensions, the batch and the values of a record")
             .got(var.shape)),
     }
 }
 
-/// The id whose row the tables that look a variable up keep at zero.
-fn padding_of(program: &Program, id: VarId) -> i64 {
+/// What fills up records: the id whose row the tables that look a variable up keep at zero; 0 where
+/// none does; nothing where a table looks it up that keeps no row at zero, or two keep different ones.
+fn padding_of(program: &Program, id: VarId) -> Option<i64> {
     let lookups = program
         .root_ops()
         .map(|(_, op)| op)
         .filter(|op| op.attr("padding_idx").is_some() && op.all_inputs().any(|input| input == id));
-    lookups.map(|op| op.attr_int("padding_idx")).find(|row| *row >= 0).unwrap_or(0)
+    let mut rows = lookups.map(|op| op.attr_int("padding_idx"));
+    let Some(first) = rows.next() else { return Some(0) };
+    (first >= 0 && rows.all(|row| row == first)).then_some(first)
 }
 
 fn input<'p>(program: &'p Program, name: &str) -> Result<(VarId, &'p Var)> {

@@ -4,11 +4,19 @@ mod criteo;
 mod csv;
 mod json_lines;
 mod libsvm;
+#[cfg(feature = "parquet")]
+mod parquet_files;
+#[cfg(feature = "tfrecord")]
+mod tf_record;
 
 pub use criteo::{Criteo, CriteoHash};
 pub use csv::{Csv, CsvColumn};
 pub use json_lines::JsonLines;
 pub use libsvm::LibSvm;
+#[cfg(feature = "parquet")]
+pub use parquet_files::ParquetFiles;
+#[cfg(feature = "tfrecord")]
+pub use tf_record::{TfRecordReader, TfRecords};
 
 /// The number of a word among `buckets`: the same on every machine and in every run.
 ///

@@ -66,6 +66,39 @@ fn a_program_that_is_not_wanted_any_more_is_ended() {
 }
 
 #[test]
+fn compressed_files_want_a_program_and_torn_ones_are_errors() {
+    let folder = Folder::new("pipe-gzip");
+    let path = folder.file("part-0", &b"1 123456\n1 7\n".repeat(5000));
+    let zipped = std::process::Command::new("gzip").arg("-c").arg(&path).output().unwrap().stdout;
+    let read = |bytes: &[u8], command: &str| {
+        let path = folder.file("part-0.gz", bytes);
+        let files = TextFiles::multi_slot(&schema()).pipe_command(command);
+        let mut block = Block::new(&schema());
+        let mut reader = files.open(&path).map_err(|error| error.to_string())?;
+        while reader.read(100, &mut block).map_err(|error| error.to_string())? > 0 {}
+        Ok::<usize, String>(block.len())
+    };
+    assert_eq!(read(&zipped, "gzip -dc").unwrap(), 10_000);
+    let error = read(&zipped, "").unwrap_err();
+    assert!(error.contains("compressed") && error.contains("zcat"), "{error}");
+    let error = read(&zipped[..zipped.len() / 2], "gzip -dc").unwrap_err();
+    assert!(error.contains("gzip -dc' failed on") && error.contains("part-0.gz"), "{error}");
+}
+
+#[test]
+fn a_line_without_end_is_an_error_and_its_program_is_ended() {
+    let folder = Folder::new("pipe-long");
+    let path = folder.file("part-0", b"");
+    let files = TextFiles::multi_slot(&schema())
+        .pipe_command("printf '1 1\\n'; head -c 1000000000 /dev/zero | tr '\\0' 7");
+    let mut reader = files.open(&path).unwrap();
+    let mut block = Block::new(&schema());
+    assert_eq!(reader.read(1, &mut block).unwrap(), 1);
+    let error = reader.read(1, &mut block).unwrap_err().to_string();
+    assert!(error.contains("line is too long") && error.contains("part-0:2"), "{error}");
+}
+
+#[test]
 fn folders_and_missing_files_are_named() {
     let folder = Folder::new("pipe-missing");
     let error = |path: &std::path::Path| open_piped(path, "").err().unwrap().to_string();

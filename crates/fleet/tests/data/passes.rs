@@ -38,6 +38,38 @@ fn a_pass_gives_the_bits_of_a_loop_by_hand_on_any_number_of_threads() {
 }
 
 #[test]
+fn a_pass_that_goes_on_computes_the_bits_of_one_that_never_stopped() {
+    let folder = Folder::new("behind");
+    let files = files(&folder, 3, 35);
+    let (mut whole, _) = session();
+    let mut dataset = loaded(text_files(&whole, 8), &files);
+    dataset.local_shuffle();
+    let mut queue = QueueDataset::new(text_files(&whole, 8)).unwrap();
+    queue.set_filelist(&files).unwrap();
+    for dataset in [&dataset as &dyn fleet::data::Dataset, &queue] {
+        (whole, _) = session();
+        whole.train_from_dataset(dataset, DatasetRun::new().threads(2)).unwrap();
+        let (mut stopped, _) = session();
+        let stop = DatasetRun::new().threads(2).handler(Duration::ZERO, |fetched| {
+            if fetched.batches == 5 { Err(Error::unavailable("killed")) } else { Ok(()) }
+        });
+        assert_eq!(stopped.train_from_dataset(dataset, stop).unwrap_err().message(), "killed");
+        assert_ne!(parameters(&stopped), parameters(&whole));
+        let mut last = 0;
+        let on = DatasetRun::new().threads(2).start_behind(5).handler(Duration::MAX, |fetched| {
+            last = fetched.batches;
+            Ok(())
+        });
+        let report = stopped.train_from_dataset(dataset, on).unwrap();
+        assert_eq!(last, 5 + report.batches);
+        assert_eq!(parameters(&stopped), parameters(&whole));
+        let far = DatasetRun::new().threads(2).start_behind(100);
+        let error = stopped.train_from_dataset(dataset, far).unwrap_err().to_string();
+        assert!(error.contains("behind the dataset's last batch"), "{error}");
+    }
+}
+
+#[test]
 fn the_last_batch_is_kept_or_dropped_and_streams_train_too() {
     let folder = Folder::new("stream");
     let files = files(&folder, 3, 20);
@@ -133,11 +165,17 @@ fn bad_lines_and_missing_inputs_are_named() {
 }
 
 /// The sum of the rows of a record's words, each row being (its number, 1).
-fn pooled(width: i64, lines: &str) -> Result<Vec<f32>> {
+fn pooled(width: i64, padding: Option<i64>, lines: &str) -> Result<Vec<f32>> {
     let net = Net::new();
     let words = net.data("words", [-1, width], DType::I64);
-    let rows = words.embedding(Embedding::new(12, 2).padding_idx(9).weight("table"));
-    let sums = rows.reduce_sum([1], false).name();
+    let table = Embedding::new(12, 2).weight("table");
+    let table = padding.map_or(table.clone(), |row| table.padding_idx(row));
+    let sums = words.embedding(table).reduce_sum([1], false).name();
+    looked_up(&net, &sums, lines)
+}
+
+/// What a program fetches for lines of words, two at a time.
+fn looked_up(net: &Net, fetch: &str, lines: &str) -> Result<Vec<f32>> {
     let mut session = Session::new(net.build()?, ExecOptions::default())?;
     let table: Vec<f32> = (0..12).flat_map(|row| [row as f32, 1.0]).collect();
     session.scope.set("table", Tensor::from_slice(&table, [12, 2])?);
@@ -148,7 +186,7 @@ fn pooled(width: i64, lines: &str) -> Result<Vec<f32>> {
     let mut dataset = QueueDataset::new(DatasetOptions { layout, batch_size: 2, ..options })?;
     dataset.set_filelist([folder.file("words", lines.as_bytes())])?;
     let mut all = Vec::new();
-    let run = DatasetRun::new().fetch("sums", &sums).print_period(0);
+    let run = DatasetRun::new().fetch("fetched", fetch).print_period(0);
     let collect = run.handler(Duration::ZERO, |fetched| {
         all.extend(fetched.values[0].1.to_vec::<f32>()?);
         Ok(())
@@ -161,8 +199,30 @@ fn pooled(width: i64, lines: &str) -> Result<Vec<f32>> {
 fn ragged_slots_are_padded_as_the_program_wants() {
     let lines = "2 3 4\n1 5\n3 1 2 3\n";
     let sums = [7.0, 2.0, 5.0, 1.0, 6.0, 3.0];
-    assert_eq!(pooled(4, lines).unwrap(), sums);
-    assert_eq!(pooled(-1, lines).unwrap(), sums);
-    let long = pooled(2, lines).unwrap_err().to_string();
+    assert_eq!(pooled(4, Some(9), lines).unwrap(), sums);
+    assert_eq!(pooled(-1, Some(9), lines).unwrap(), sums);
+    let long = pooled(2, Some(9), lines).unwrap_err().to_string();
     assert!(long.contains("slot 'words' has too many values: expected at most 2, got 3"), "{long}");
+    // Without a row that is zero, nothing can stand for what a record lacks.
+    assert_eq!(pooled(2, None, "2 3 4\n2 5 1\n").unwrap(), [7.0, 2.0, 6.0, 2.0]);
+    let short = pooled(4, None, lines).unwrap_err().to_string();
+    assert!(short.contains("expected exactly 4 in every record, got 2"), "{short}");
+    let longest = pooled(-1, None, lines).unwrap_err().to_string();
+    assert!(longest.contains("input 'words'") && longest.contains("padding_idx"), "{longest}");
+}
+
+/// The documented wide & deep: inputs of lod level 1, a word in each record.
+#[test]
+fn inputs_of_ragged_rows_take_one_id_a_record_beside_dense_ones() {
+    let run = |lines: &str| {
+        let net = Net::new();
+        let words = net.data_lod("words", [-1, 1], DType::I64, 1);
+        let rows = words.embedding(Embedding::new(12, 2).weight("table")).reshape([-1, 2]);
+        // As many rows as there are words, which is one a record here.
+        let all = net.concat(&[rows, words.cast(DType::F32)], 1).name();
+        looked_up(&net, &all, lines)
+    };
+    let rows = |words: &[f32]| words.iter().flat_map(|it| [*it, 1.0, *it]).collect::<Vec<f32>>();
+    assert_eq!(run("1 3\n1 5\n1 4\n").unwrap(), rows(&[3.0, 5.0, 4.0]));
+    assert_eq!(run("2 3 4\n1 5\n").unwrap(), rows(&[3.0, 4.0, 5.0]), "values, one a row");
 }

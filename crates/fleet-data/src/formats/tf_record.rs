@@ -1,0 +1,560 @@
+//! TFRecord files of `tf.train.Example`, in the feature `tfrecord`.
+//!
+//! A file is frames: length (8 bytes, little endian), its checksum, that many bytes, their checksum.
+//! Both are CRC-32C, turned and shifted, so that a checksum within data is told from one of it. The
+//! bytes are a protobuf message, whose few fields are read here without a copy.
+
+use super::hash_bucket;
+use crate::block::Block;
+use crate::dataset::RecordFormat;
+use crate::lines::{OnError, RecordReader, Skipped};
+use crate::pipe::open_piped;
+use crate::slot::{Schema, SlotKind};
+use fleet_base::{Error, Result, text};
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Reads examples: the feature of a slot's name fills it. Integers go to ids and floats, floats to
+/// floats, and bytes to ids where buckets are given. Other features are left alone; a missing one
+/// leaves a ragged slot empty and is an error for a dense one.
+///
+/// ```
+/// # fn main() -> fleet_base::Result<()> {
+/// use fleet_data::{DatasetOptions, QueueDataset, Schema, Slot, TfRecords};
+/// let schema = Schema::new([Slot::ragged_ids("words"), Slot::dense_floats("x", [13])])?;
+/// let files = TfRecords::new(&schema).hash_bytes(1000).pipe_command("zcat");
+/// let mut dataset = QueueDataset::new(DatasetOptions { batch_size: 32, ..DatasetOptions::new(files)? })?;
+/// assert!(dataset.set_filelist(["no/such/file.tfrecord.gz"]).is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct TfRecords {
+    schema: Arc<Schema>,
+    buckets: Option<u64>,
+    pipe_command: String,
+    on_error: OnError,
+}
+
+impl TfRecords {
+    pub fn new(schema: &Arc<Schema>) -> TfRecords {
+        let (schema, pipe_command) = (Arc::clone(schema), String::new());
+        TfRecords { schema, buckets: None, pipe_command, on_error: OnError::Fail }
+    }
+
+    /// Bytes in a slot of ids become one of `buckets` ids.
+    pub fn hash_bytes(mut self, buckets: u64) -> TfRecords {
+        self.buckets = Some(buckets);
+        self
+    }
+
+    /// Sends each file through a command of the shell first: `zcat` for compressed ones.
+    pub fn pipe_command(mut self, command: impl Into<String>) -> TfRecords {
+        self.pipe_command = command.into();
+        self
+    }
+
+    /// Skips records that cannot be read rather than failing. A length that is torn ends the file:
+    /// where the next record starts is then unknown.
+    pub fn on_error(mut self, on_error: OnError) -> TfRecords {
+        self.on_error = on_error;
+        self
+    }
+
+    /// Reads records from anything that gives bytes; errors call it `name`.
+    pub fn read<R: Read + Send>(&self, from: R, name: &str) -> TfRecordReader<R> {
+        TfRecordReader {
+            from,
+            format: self.clone(),
+            name: name.to_string(),
+            record: 0,
+            bytes: Vec::new(),
+            skipped: Skipped::default(),
+        }
+    }
+
+    /// Appends one record.
+    fn take(&self, example: &[u8], block: &mut Block) -> Result<()> {
+        let mut found = vec![false; self.schema.slots().len()];
+        for features in Fields(example) {
+            let (EXAMPLE_FEATURES, Wire::Bytes(features)) = features? else { continue };
+            for entry in Fields(features) {
+                let (FEATURES_ENTRY, Wire::Bytes(entry)) = entry? else { continue };
+                let (name, feature) = map_entry(entry)?;
+                let slots = self.schema.slots();
+                let Some(slot) = slots.iter().position(|it| it.name.as_bytes() == name) else {
+                    continue;
+                };
+                if std::mem::replace(&mut found[slot], true) {
+                    let name = &slots[slot].name;
+                    return Err(Error::invalid(format!("feature '{name}' comes twice")));
+                }
+                self.push(slot, feature, block)?;
+            }
+        }
+        let mut slots = self.schema.slots().iter().zip(found);
+        match slots.find(|(slot, found)| !found && slot.width().is_some()) {
+            Some((slot, _)) => {
+                Err(Error::invalid(format!("example has no feature '{}'", slot.name)))
+            }
+            None => block.end_record(),
+        }
+    }
+
+    fn push(&self, slot: usize, feature: &[u8], block: &mut Block) -> Result<()> {
+        let Slotted { name, kind } = Slotted::of(&self.schema, slot);
+        for list in Fields(feature) {
+            let (list_kind, Wire::Bytes(list)) = list? else { return Err(torn()) };
+            for value in Fields(list) {
+                let (LIST_VALUE, value) = value? else { continue };
+                match (list_kind, value, kind) {
+                    (FEATURE_BYTES, Wire::Bytes(bytes), SlotKind::Ids) => {
+                        let buckets = self.buckets.ok_or_else(|| {
+                            wrong(name, kind, "bytes")
+                                .help("they can be hashed into ids (TfRecords::hash_bytes)")
+                        })?;
+                        let id = hash_bucket(name.as_bytes(), bytes, buckets) as i64;
+                        block.push_ids(slot, &[id])?;
+                    }
+                    (FEATURE_FLOATS, Wire::Bytes(packed), SlotKind::Floats) => {
+                        let (floats, rest) = packed.as_chunks::<4>();
+                        if !rest.is_empty() {
+                            return Err(torn());
+                        }
+                        for float in floats {
+                            block
+                                .push_floats(slot, &[finite(name, f32::from_le_bytes(*float))?])?;
+                        }
+                    }
+                    (FEATURE_FLOATS, Wire::Four(float), SlotKind::Floats) => {
+                        block.push_floats(slot, &[finite(name, f32::from_le_bytes(float))?])?;
+                    }
+                    (FEATURE_INTS, Wire::Bytes(mut packed), _) => {
+                        while !packed.is_empty() {
+                            push_int(slot, varint(&mut packed)? as i64, kind, block)?;
+                        }
+                    }
+                    (FEATURE_INTS, Wire::Varint(int), _) => {
+                        push_int(slot, int as i64, kind, block)?;
+                    }
+                    (FEATURE_BYTES, ..) => return Err(wrong(name, kind, "bytes")),
+                    (FEATURE_FLOATS, ..) => return Err(wrong(name, kind, "floats")),
+                    _ => return Err(torn()),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RecordFormat for TfRecords {
+    fn schema(&self) -> &Arc<Schema> {
+        &self.schema
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
+        let from =
+            std::io::BufReader::with_capacity(BUFFER_BYTES, open_piped(path, &self.pipe_command)?);
+        Ok(Box::new(self.read(from, &path.display().to_string())))
+    }
+}
+
+/// Records of one file.
+pub struct TfRecordReader<R> {
+    from: R,
+    format: TfRecords,
+    name: String,
+    /// Of the record being read, from 1.
+    record: u64,
+    bytes: Vec<u8>,
+    skipped: Skipped,
+}
+
+impl<R: Read + Send> TfRecordReader<R> {
+    /// Reads the next frame; false at the end. An error in the inner result leaves the next frame
+    /// readable.
+    fn next_frame(&mut self) -> Result<Result<bool>> {
+        self.record += 1;
+        self.take(LENGTH_BYTES + CHECK_BYTES)?;
+        if self.bytes.is_empty() {
+            return Ok(Ok(false));
+        }
+        let torn = || Error::invalid("file ends within a TFRecord");
+        let (length, check) = self.bytes.split_first_chunk::<LENGTH_BYTES>().ok_or_else(torn)?;
+        let check = <[u8; CHECK_BYTES]>::try_from(check).map_err(|_| torn())?;
+        if masked_crc(length) != u32::from_le_bytes(check) {
+            return Err(Error::invalid("length of a TFRecord has a wrong checksum")
+                .help("the file is torn, no TFRecord, or compressed (pipe_command(\"zcat\"))"));
+        }
+        let length = u64::from_le_bytes(*length);
+        if length > RECORD_BYTES_MAX {
+            return Err(Error::exhausted("TFRecord is too large")
+                .expected(format!("at most {}", text::bytes(RECORD_BYTES_MAX)))
+                .got(text::bytes(length)));
+        }
+        self.take(length as usize + CHECK_BYTES)?;
+        if self.bytes.len() < length as usize + CHECK_BYTES {
+            return Err(torn());
+        }
+        let (data, check) = self.bytes.split_last_chunk::<CHECK_BYTES>().ok_or_else(torn)?;
+        let good = masked_crc(data) == u32::from_le_bytes(*check);
+        self.bytes.truncate(length as usize);
+        Ok(if good { Ok(true) } else { Err(Error::invalid("TFRecord has a wrong checksum")) })
+    }
+
+    /// Reads up to `count` bytes; memory grows with what comes, not with what is promised.
+    fn take(&mut self, count: usize) -> Result<()> {
+        self.bytes.clear();
+        let mut part = self.from.by_ref().take(count as u64);
+        part.read_to_end(&mut self.bytes)
+            .map_err(|error| Error::unavailable(format!("cannot read {}: {error}", self.name)))?;
+        Ok(())
+    }
+
+    fn bad_record(&mut self, error: Error) -> Result<()> {
+        let OnError::Skip { lines_max } = self.format.on_error else { return Err(error) };
+        self.skipped.lines += 1;
+        if self.skipped.lines > lines_max {
+            return Err(error.help(format!("{lines_max} bad records were skipped before this one")));
+        }
+        self.skipped.first.get_or_insert(error);
+        Ok(())
+    }
+}
+
+impl<R: Read + Send> RecordReader for TfRecordReader<R> {
+    fn schema(&self) -> &Arc<Schema> {
+        &self.format.schema
+    }
+
+    fn read(&mut self, rows_max: usize, block: &mut Block) -> Result<usize> {
+        let first = block.len();
+        while block.len() - first < rows_max {
+            let frame = self.next_frame();
+            let at = |error: Error| error.at(format!("{}, record {}", self.name, self.record));
+            let outcome = match frame.map_err(at)? {
+                Ok(false) => break,
+                Ok(true) => self.format.take(&self.bytes, block),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = outcome.map_err(at) {
+                block.rollback();
+                self.bad_record(error)?;
+            }
+        }
+        Ok(block.len() - first)
+    }
+
+    fn skipped(&self) -> Skipped {
+        self.skipped.clone()
+    }
+}
+
+/// What errors say about a slot.
+struct Slotted<'a> {
+    name: &'a str,
+    kind: SlotKind,
+}
+
+impl Slotted<'_> {
+    fn of(schema: &Schema, slot: usize) -> Slotted<'_> {
+        let slot = &schema.slots()[slot];
+        Slotted { name: &slot.name, kind: slot.kind }
+    }
+}
+
+fn push_int(slot: usize, int: i64, kind: SlotKind, block: &mut Block) -> Result<()> {
+    match kind {
+        SlotKind::Ids => block.push_ids(slot, &[int]),
+        SlotKind::Floats => block.push_floats(slot, &[int as f32]),
+    }
+}
+
+fn finite(name: &str, float: f32) -> Result<f32> {
+    if float.is_finite() {
+        return Ok(float);
+    }
+    Err(Error::invalid(format!("feature '{name}' holds a value that is no number")).got(float))
+}
+
+fn wrong(name: &str, kind: SlotKind, got: &str) -> Error {
+    Error::invalid(format!("feature '{name}' holds other values than its slot"))
+        .expected(kind)
+        .got(got)
+}
+
+fn torn() -> Error {
+    Error::invalid("TFRecord holds no tf.train.Example")
+}
+
+fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK)
+}
+
+/// Key and value of an entry of a map.
+fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8])> {
+    let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
+    for field in Fields(entry) {
+        match field? {
+            (1, Wire::Bytes(bytes)) => key = bytes,
+            (2, Wire::Bytes(bytes)) => value = bytes,
+            _ => {}
+        }
+    }
+    Ok((key, value))
+}
+
+/// A value as it is on the wire.
+enum Wire<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    Four([u8; 4]),
+    Eight,
+}
+
+/// The fields of a protobuf message, in order: numbers and values.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u64, Wire<'a>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = field(&mut self.0);
+        if field.is_err() {
+            self.0 = &[];
+        }
+        Some(field)
+    }
+}
+
+fn field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Wire<'a>)> {
+    let tag = varint(rest)?;
+    let wire = match tag & 7 {
+        0 => Wire::Varint(varint(rest)?),
+        1 => {
+            let (_, behind) = rest.split_first_chunk::<8>().ok_or_else(torn)?;
+            *rest = behind;
+            Wire::Eight
+        }
+        2 => {
+            let length = varint(rest)?;
+            let length = usize::try_from(length).ok().filter(|it| *it <= rest.len());
+            let (bytes, behind) = rest.split_at(length.ok_or_else(torn)?);
+            *rest = behind;
+            Wire::Bytes(bytes)
+        }
+        5 => {
+            let (four, behind) = rest.split_first_chunk::<4>().ok_or_else(torn)?;
+            *rest = behind;
+            Wire::Four(*four)
+        }
+        _ => return Err(torn()),
+    };
+    Ok((tag >> 3, wire))
+}
+
+fn varint(rest: &mut &[u8]) -> Result<u64> {
+    let mut value = 0u64;
+    for (at, byte) in rest.iter().enumerate().take(VARINT_BYTES_MAX) {
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            *rest = &rest[at + 1..];
+            return Ok(value);
+        }
+    }
+    Err(torn())
+}
+
+const EXAMPLE_FEATURES: u64 = 1;
+const FEATURES_ENTRY: u64 = 1;
+const FEATURE_BYTES: u64 = 1;
+const FEATURE_FLOATS: u64 = 2;
+const FEATURE_INTS: u64 = 3;
+const LIST_VALUE: u64 = 1;
+const LENGTH_BYTES: usize = 8;
+const CHECK_BYTES: usize = 4;
+/// What is added to a turned checksum.
+const MASK: u32 = 0xa282_ead8;
+/// 64 bits, seven a byte.
+const VARINT_BYTES_MAX: usize = 10;
+/// An example of images of a few megapixels, or of a hundred million ids.
+const RECORD_BYTES_MAX: u64 = 256 << 20;
+const BUFFER_BYTES: usize = 1 << 18;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Slot;
+
+    fn message(fields: &[(u64, &[u8])]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (number, value) in fields {
+            bytes.push((number << 3 | 2) as u8);
+            put_varint(value.len() as u64, &mut bytes);
+            bytes.extend_from_slice(value);
+        }
+        bytes
+    }
+
+    fn put_varint(mut value: u64, bytes: &mut Vec<u8>) {
+        while value >= 0x80 {
+            bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        bytes.push(value as u8);
+    }
+
+    fn ints(values: &[i64]) -> Vec<u8> {
+        let mut packed = Vec::new();
+        values.iter().for_each(|it| put_varint(*it as u64, &mut packed));
+        message(&[(FEATURE_INTS, &message(&[(LIST_VALUE, &packed)]))])
+    }
+
+    fn floats(values: &[f32]) -> Vec<u8> {
+        let packed: Vec<u8> = values.iter().flat_map(|it| it.to_le_bytes()).collect();
+        message(&[(FEATURE_FLOATS, &message(&[(LIST_VALUE, &packed)]))])
+    }
+
+    fn example(features: &[(&str, Vec<u8>)]) -> Vec<u8> {
+        let entry = |(name, feature): &(&str, Vec<u8>)| {
+            let entry = message(&[(1, name.as_bytes()), (2, feature)]);
+            message(&[(FEATURES_ENTRY, &entry)])
+        };
+        let entries: Vec<u8> = features.iter().flat_map(entry).collect();
+        message(&[(EXAMPLE_FEATURES, &entries)])
+    }
+
+    fn frame(data: &[u8]) -> Vec<u8> {
+        let length = (data.len() as u64).to_le_bytes();
+        let check = |bytes: &[u8]| masked_crc(bytes).to_le_bytes();
+        [&length[..], &check(&length), data, &check(data)].concat()
+    }
+
+    fn schema() -> Arc<Schema> {
+        let (words, x) = (Slot::ragged_ids("words"), Slot::dense_floats("x", [2]));
+        Schema::new([words, x, Slot::dense_ids("label", [1])]).unwrap()
+    }
+
+    fn good(label: i64) -> Vec<u8> {
+        let words = ints(&[7, -1, 1 << 40]);
+        let bytes = message(&[(FEATURE_BYTES, &message(&[(LIST_VALUE, b"left alone")]))]);
+        let x = floats(&[0.5, -2.0]);
+        example(&[("words", words), ("note", bytes), ("x", x), ("label", ints(&[label]))])
+    }
+
+    fn read(bytes: &[u8], format: &TfRecords) -> Result<(Block, Skipped)> {
+        let mut block = Block::new(&format.schema);
+        let mut reader = format.read(bytes, "a.tfrecord");
+        while reader.read(2, &mut block)? > 0 {}
+        Ok((block, reader.skipped()))
+    }
+
+    /// The published check value of CRC-32C; masked as the format says: turned by 15, plus a number.
+    #[test]
+    fn checksums_are_those_of_the_format() {
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(masked_crc(b"123456789"), 0xc78a_b0e5);
+    }
+
+    #[test]
+    fn examples_fill_slots() {
+        let format = TfRecords::new(&schema());
+        let second = {
+            // Lists that are not packed, a float slot of integers, no words.
+            let mut list = Vec::new();
+            for value in [3.0f32, 4.0] {
+                list.push((LIST_VALUE << 3 | 5) as u8);
+                list.extend(value.to_le_bytes());
+            }
+            let x = message(&[(FEATURE_FLOATS, &list)]);
+            let label = message(&[(FEATURE_INTS, &[(LIST_VALUE << 3) as u8, 9])]);
+            example(&[("label", label), ("x", x)])
+        };
+        let third = example(&[("x", ints(&[1, 2])), ("label", ints(&[5])), ("words", ints(&[]))]);
+        let bytes = [frame(&good(1)), frame(&second), frame(&third)].concat();
+        let (block, _) = read(&bytes, &format).unwrap();
+        assert_eq!(block.len(), 3);
+        assert_eq!(block.column(0).ids(0), Some(&[7, -1, 1 << 40][..]));
+        assert_eq!(block.column(0).ids(1), Some(&[][..]));
+        assert_eq!(block.column(1).floats(0), Some(&[0.5, -2.0][..]));
+        assert_eq!(block.column(1).floats(1), Some(&[3.0, 4.0][..]));
+        assert_eq!(block.column(1).floats(2), Some(&[1.0, 2.0][..]));
+        assert_eq!(block.column(2).values(), &crate::Values::Ids(vec![1, 9, 5]));
+    }
+
+    #[test]
+    fn bytes_are_hashed_where_that_is_wanted() {
+        let schema = Schema::new([Slot::ragged_ids("city")]).unwrap();
+        let cities = message(&[(LIST_VALUE, b"Paris"), (LIST_VALUE, b"Rome")]);
+        let bytes = frame(&example(&[("city", message(&[(FEATURE_BYTES, &cities)]))]));
+        let error = read(&bytes, &TfRecords::new(&schema)).unwrap_err().to_string();
+        assert!(error.contains("hash_bytes") && error.contains("a.tfrecord, record 1"), "{error}");
+        let (block, _) = read(&bytes, &TfRecords::new(&schema).hash_bytes(1000)).unwrap();
+        let expected = [b"Paris".as_slice(), b"Rome"].map(|it| hash_bucket(b"city", it, 1000));
+        assert_eq!(block.column(0).ids(0), Some(&expected.map(|it| it as i64)[..]));
+    }
+
+    #[test]
+    fn what_is_broken_is_named_or_skipped() {
+        let message_of = |bytes: &[u8]| {
+            read(bytes, &TfRecords::new(&schema())).map(drop).unwrap_err().to_string()
+        };
+        let bad_data = {
+            let mut bytes = frame(&good(2));
+            bytes[20] ^= 1;
+            bytes
+        };
+        let lacking = frame(&example(&[("x", floats(&[1.0, 2.0]))]));
+        let long = frame(&example(&[("x", floats(&[1.0; 3])), ("label", ints(&[1]))]));
+        let no_number = frame(&example(&[("x", floats(&[f32::NAN, 1.0])), ("label", ints(&[1]))]));
+        let twice = example(&[("label", ints(&[1])), ("label", ints(&[1]))]);
+        for (bytes, words) in [
+            (&bad_data, "wrong checksum"),
+            (&lacking, "no feature 'label'"),
+            (&long, "slot 'x' has a wrong number of values"),
+            (&no_number, "no number"),
+            (&frame(&twice), "feature 'label' comes twice"),
+            (&frame(b"\x0a\xff"), "no tf.train.Example"),
+        ] {
+            let error = message_of(bytes);
+            assert!(error.contains(words) && error.contains("record 1"), "{error}");
+        }
+        let all = [bad_data, frame(&good(3)), lacking, frame(&good(4))].concat();
+        let skip = |lines_max| TfRecords::new(&schema()).on_error(OnError::Skip { lines_max });
+        let (block, skipped) = read(&all, &skip(2)).unwrap();
+        assert_eq!((block.len(), skipped.lines), (2, 2));
+        assert!(skipped.first.unwrap().to_string().contains("checksum"));
+        assert!(read(&all, &skip(1)).is_err());
+        // A torn length ends the file whatever is skipped.
+        for end in 1..frame(&good(3)).len() {
+            assert!(read(&frame(&good(3))[..end], &skip(9)).is_err(), "{end}");
+        }
+        let mut length = frame(&good(3));
+        length[0] ^= 1;
+        assert!(message_of(&length).contains("length of a TFRecord"));
+        let huge = (u64::MAX >> 1).to_le_bytes();
+        let huge = [&huge[..], &masked_crc(&huge).to_le_bytes()].concat();
+        assert!(message_of(&huge).contains("too large"));
+    }
+
+    /// Any byte of an example may be wrong: an error or other values, never a panic.
+    #[test]
+    fn changed_bytes_are_no_panic() {
+        let whole = good(1);
+        let mut block = Block::new(&schema());
+        let format = TfRecords::new(&schema());
+        for at in 0..whole.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut changed = whole.clone();
+                changed[at] ^= flip;
+                if format.take(&changed, &mut block).is_err() {
+                    block.rollback();
+                }
+            }
+        }
+    }
+}
