@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
 /// Opens a file as it is, or through a command of the shell (`zcat`, `python reader.py`).
@@ -26,15 +26,43 @@ use std::thread::JoinHandle;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn open_piped(path: &Path, command: &str) -> Result<Box<dyn Read + Send>> {
+    open_downloaded(path, "", command)
+}
+
+/// As [`open_piped`], from where files are that the system does not know: `download` gets the path as
+/// its last argument and writes what is there (`hadoop fs -cat`, `aws s3 cp --quiet`). Empty, or `cat`,
+/// for local files.
+pub(crate) fn open_downloaded(
+    path: &Path,
+    download: &str,
+    command: &str,
+) -> Result<Box<dyn Read + Send>> {
+    let is_plain = is_plain(command);
+    if !self::is_plain(download) {
+        // The path is an argument of the shell's, so that nothing in it is taken for a command.
+        let whole = format!("{} \"$1\"", download.trim());
+        let from = Piped::start(Stdio::null(), path, &whole, "download command")?;
+        return match is_plain {
+            true => Ok(Box::new(from)),
+            false => Ok(Box::new(from.through(path, command.trim())?)),
+        };
+    }
     let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
     let is_folder = file.metadata().is_ok_and(|metadata| metadata.is_dir());
     if is_folder {
         return Err(Error::invalid("a folder is no file of records").at(path.display()));
     }
-    match command.trim() {
-        "" | "cat" => plain(file, path),
-        command => Ok(Box::new(Piped::start(file, path, command)?)),
+    match is_plain {
+        true => plain(file, path),
+        false => {
+            Ok(Box::new(Piped::start(Stdio::from(file), path, command.trim(), "pipe command")?))
+        }
     }
+}
+
+/// Whether a command is one that changes nothing.
+pub(crate) fn is_plain(command: &str) -> bool {
+    matches!(command.trim(), "" | "cat")
 }
 
 /// A file as it is; one that is compressed would only be a bad first line.
@@ -56,38 +84,48 @@ fn plain(mut file: File, path: &Path) -> Result<Box<dyn Read + Send>> {
 /// The output of a running command.
 struct Piped {
     child: Child,
-    stdout: ChildStdout,
+    /// None when another command reads it.
+    stdout: Option<ChildStdout>,
+    /// What its input comes from.
+    from: Option<Box<Piped>>,
     /// Keeps the end of the standard error.
     stderr: Option<JoinHandle<Vec<u8>>>,
+    /// What errors call the command.
+    role: &'static str,
     command: String,
     path: String,
     ended: bool,
 }
 
 impl Piped {
-    fn start(file: File, path: &Path, command: &str) -> Result<Piped> {
+    fn start(input: Stdio, path: &Path, command: &str, role: &'static str) -> Result<Piped> {
         let unstarted = |error: std::io::Error| {
-            Error::unavailable(format!("cannot start the pipe command '{command}': {error}"))
+            Error::unavailable(format!("cannot start the {role} '{command}': {error}"))
                 .at(path.display())
         };
         let mut shell = Command::new("sh");
-        shell.args(["-c", command]);
+        shell.args(["-c", command, "sh"]).arg(path);
         // A group of its own, so that it can be ended with everything that it started.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut shell, 0);
         let mut child = shell
-            .stdin(Stdio::from(file))
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .map_err(unstarted)?;
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let Some(stdout) = stdout else {
-            return Err(Error::internal("a started command has no standard output"));
-        };
-        let stderr = stderr.map(|stderr| std::thread::spawn(move || tail(stderr)));
+        let stdout = child.stdout.take();
+        let stderr = child.stderr.take().map(|it| std::thread::spawn(move || tail(it)));
         let (command, path) = (command.to_string(), path.display().to_string());
-        Ok(Piped { child, stdout, stderr, command, path, ended: false })
+        Ok(Piped { child, stdout, from: None, stderr, role, command, path, ended: false })
+    }
+
+    /// The output of a command that reads this one's.
+    fn through(mut self, path: &Path, command: &str) -> Result<Piped> {
+        let input = self.stdout.take().map_or_else(Stdio::null, Stdio::from);
+        let mut next = Piped::start(input, path, command, "pipe command")?;
+        next.from = Some(Box::new(self));
+        Ok(next)
     }
 
     /// Takes the exit status when the output has ended.
@@ -96,7 +134,16 @@ impl Piped {
         let status = self.child.wait()?;
         let said = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         if status.success() {
+            return self.from.as_mut().map_or(Ok(()), |from| from.end());
+        }
+        if self.stdout.is_none() && stopped_listening(status) {
             return Ok(());
+        }
+        // What it reads from may have failed before it: that is then the reason.
+        if let Some(from) = &mut self.from
+            && from.child.try_wait()?.is_some()
+        {
+            from.end()?;
         }
         let said = String::from_utf8_lossy(&said);
         let said = match said.trim() {
@@ -104,8 +151,8 @@ impl Piped {
             said => format!("it said:\n{said}"),
         };
         Err(std::io::Error::other(format!(
-            "the pipe command '{}' failed on {} ({status}); {said}",
-            self.command, self.path
+            "the {} '{}' failed on {} ({status}); {said}",
+            self.role, self.command, self.path
         )))
     }
 }
@@ -115,7 +162,8 @@ impl Read for Piped {
         if self.ended || buffer.is_empty() {
             return Ok(0);
         }
-        let count = self.stdout.read(buffer)?;
+        let Some(stdout) = &mut self.stdout else { return Ok(0) };
+        let count = stdout.read(buffer)?;
         if count == 0 {
             self.end()?;
         }
@@ -131,6 +179,16 @@ impl Drop for Piped {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Whether a program ended because nobody reads on: as `head` does, which has had enough.
+fn stopped_listening(status: ExitStatus) -> bool {
+    // Shells report the signal of what they ran as 128 and its number.
+    #[cfg(unix)]
+    if std::os::unix::process::ExitStatusExt::signal(&status) == Some(SIGPIPE) {
+        return true;
+    }
+    status.code() == Some(128 + SIGPIPE)
 }
 
 #[cfg(unix)]
@@ -159,6 +217,7 @@ fn tail(mut from: impl Read) -> Vec<u8> {
     kept.into()
 }
 
+const SIGPIPE: i32 = 13;
 /// By which compressed files are known.
 const MAGIC_BYTES: u64 = 4;
 /// What an error shows of a command's standard error: a stack trace of a script.

@@ -82,7 +82,7 @@ impl InMemoryDataset {
         files: impl IntoIterator<Item = P>,
     ) -> Result<()> {
         let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
-        check_files(&files)?;
+        check_files(&*self.options.format, &files)?;
         self.files = files;
         Ok(())
     }

@@ -14,7 +14,7 @@ pub(crate) use shuffle::stable_hash;
 use crate::batch::{BatchLayout, BatchSource};
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};
 use crate::multislot::MultiSlot;
-use crate::pipe::open_piped;
+use crate::pipe::{is_plain, open_downloaded};
 use crate::slot::Schema;
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -26,12 +26,18 @@ pub trait RecordFormat: Send + Sync {
 
     /// Starts to read a file.
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>>;
+
+    /// Whether files are where the system finds them, so that a list can be checked before it is read.
+    fn is_local(&self) -> bool {
+        true
+    }
 }
 
 /// Text files of a line format, plain or through a program.
 pub struct TextFiles {
     schema: Arc<Schema>,
     format: Box<dyn Fn() -> Box<dyn LineFormat> + Send + Sync>,
+    download_command: String,
     pipe_command: String,
     on_error: OnError,
 }
@@ -47,6 +53,7 @@ impl TextFiles {
         TextFiles {
             schema: Arc::clone(format.schema()),
             format: Box::new(move || Box::new(format.clone())),
+            download_command: String::new(),
             pipe_command: String::new(),
             on_error: OnError::Fail,
         }
@@ -56,6 +63,26 @@ impl TextFiles {
     /// the lines: `zcat`, `python reader.py`. Empty, or `cat`: the file is read as it is.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TextFiles {
         self.pipe_command = command.into();
+        self
+    }
+
+    /// Gets files from elsewhere: the command of the shell gets a file's name as its last argument and
+    /// writes what is in it: `hadoop fs -cat`, `gsutil cat`, `ssh store cat`. What it writes goes through
+    /// the pipe command, where there is one. Empty, or `cat`: files are local.
+    ///
+    /// ```
+    /// # #[cfg(unix)] {
+    /// use fleet_data::{Block, RecordFormat, Schema, Slot, TextFiles};
+    /// let schema = Schema::new([Slot::dense_ids("id", [1])])?;
+    /// let files = TextFiles::multi_slot(&schema).download_command("echo 1");
+    /// let mut block = Block::new(&schema);
+    /// assert_eq!(files.open("17".as_ref())?.read(10, &mut block)?, 1);
+    /// assert_eq!(block.column(0).ids(0), Some(&[17][..]));
+    /// # }
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn download_command(mut self, command: impl Into<String>) -> TextFiles {
+        self.download_command = command.into();
         self
     }
 
@@ -71,9 +98,13 @@ impl RecordFormat for TextFiles {
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
-        let from = open_piped(path, &self.pipe_command)?;
+        let from = open_downloaded(path, &self.download_command, &self.pipe_command)?;
         let name = path.display().to_string();
         Ok(Box::new(LineReader::new(from, name, (self.format)()).on_error(self.on_error)))
+    }
+
+    fn is_local(&self) -> bool {
+        is_plain(&self.download_command)
     }
 }
 
@@ -147,7 +178,10 @@ impl DatasetOptions {
 }
 
 /// Checks that all files are there before hours are spent on the first ones.
-fn check_files(files: &[PathBuf]) -> Result<()> {
+fn check_files(format: &dyn RecordFormat, files: &[PathBuf]) -> Result<()> {
+    if !format.is_local() {
+        return Ok(());
+    }
     for file in files {
         std::fs::metadata(file).map_err(|error| Error::io("read", file, &error))?;
     }

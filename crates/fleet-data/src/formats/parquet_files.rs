@@ -15,6 +15,7 @@ use ::parquet::schema::types::ColumnDescriptor;
 use fleet_base::{Error, Result, text};
 use std::fs::File;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -101,7 +102,8 @@ impl RecordFormat for ParquetFiles {
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
-        let file = SerializedFileReader::new(file).map_err(|error| unreadable(&error).at(&name))?;
+        let file = guarded(|| SerializedFileReader::new(file).map_err(|error| unreadable(&error)));
+        let file = file.map_err(|error| error.at(&name))?;
         let columns = file.metadata().file_metadata().schema_descr().columns().to_vec();
         let place = |slot| self.column_of(slot, &columns);
         let places: Result<Vec<usize>> = self.schema.slots().iter().map(place).collect();
@@ -211,7 +213,7 @@ impl RecordReader for Reader {
         while block.len() - first < rows_max {
             if self.rows.is_empty() {
                 let from = format!("{}, behind row {}", self.name, self.row);
-                if !self.decode().map_err(|error| error.at(from))? {
+                if !guarded(|| self.decode()).map_err(|error| error.at(from))? {
                     break;
                 }
             }
@@ -350,6 +352,12 @@ impl Want<'_> {
 
 fn unreadable(error: &ParquetError) -> Error {
     Error::invalid(format!("Parquet file cannot be read: {error}"))
+}
+
+/// The crate asserts some of what a file says about itself; what a file says is no reason to panic.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let broken = |_| Error::invalid("Parquet file cannot be read: it contradicts itself");
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(broken(panic)))
 }
 
 fn torn() -> Error {

@@ -8,10 +8,10 @@ use super::hash_bucket;
 use crate::block::Block;
 use crate::dataset::RecordFormat;
 use crate::lines::{OnError, RecordReader, Skipped};
-use crate::pipe::open_piped;
+use crate::pipe::{is_plain, open_downloaded};
 use crate::slot::{Schema, SlotKind};
 use fleet_base::{Error, Result, text};
-use std::io::Read;
+use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,14 +33,20 @@ use std::sync::Arc;
 pub struct TfRecords {
     schema: Arc<Schema>,
     buckets: Option<u64>,
+    download_command: String,
     pipe_command: String,
     on_error: OnError,
 }
 
 impl TfRecords {
     pub fn new(schema: &Arc<Schema>) -> TfRecords {
-        let (schema, pipe_command) = (Arc::clone(schema), String::new());
-        TfRecords { schema, buckets: None, pipe_command, on_error: OnError::Fail }
+        TfRecords {
+            schema: Arc::clone(schema),
+            buckets: None,
+            download_command: String::new(),
+            pipe_command: String::new(),
+            on_error: OnError::Fail,
+        }
     }
 
     /// Bytes in a slot of ids become one of `buckets` ids.
@@ -52,6 +58,12 @@ impl TfRecords {
     /// Sends each file through a command of the shell first: `zcat` for compressed ones.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TfRecords {
         self.pipe_command = command.into();
+        self
+    }
+
+    /// Gets files from elsewhere, as [`TextFiles::download_command`](crate::TextFiles::download_command).
+    pub fn download_command(mut self, command: impl Into<String>) -> TfRecords {
+        self.download_command = command.into();
         self
     }
 
@@ -154,9 +166,13 @@ impl RecordFormat for TfRecords {
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
-        let from =
-            std::io::BufReader::with_capacity(BUFFER_BYTES, open_piped(path, &self.pipe_command)?);
+        let from = open_downloaded(path, &self.download_command, &self.pipe_command)?;
+        let from = BufReader::with_capacity(BUFFER_BYTES, from);
         Ok(Box::new(self.read(from, &path.display().to_string())))
+    }
+
+    fn is_local(&self) -> bool {
+        is_plain(&self.download_command)
     }
 }
 

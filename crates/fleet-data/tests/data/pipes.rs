@@ -3,7 +3,10 @@
 
 use super::datasets::{Folder, ids_of, schema};
 use fleet_base::rng::Sequence;
-use fleet_data::{Block, MultiSlotWriter, RecordFormat, TextFiles, open_piped};
+use fleet_data::{
+    Batch, BatchSource, Block, DatasetOptions, MultiSlotWriter, QueueDataset, RecordFormat,
+    TextFiles, open_piped,
+};
 use std::io::Read;
 
 #[test]
@@ -83,6 +86,39 @@ fn compressed_files_want_a_program_and_torn_ones_are_errors() {
     assert!(error.contains("compressed") && error.contains("zcat"), "{error}");
     let error = read(&zipped[..zipped.len() / 2], "gzip -dc").unwrap_err();
     assert!(error.contains("gzip -dc' failed on") && error.contains("part-0.gz"), "{error}");
+}
+
+#[test]
+fn files_from_elsewhere_come_through_a_command() {
+    let folder = Folder::new("pipe-download");
+    // A store whose objects have names that a shell would take apart.
+    let name = "day 1/it's $(id); part";
+    std::fs::create_dir_all(folder.path.join("day 1")).unwrap();
+    folder.file(name, b"1 1\n1 2\n1 3\n");
+    let get = format!("get() {{ cat {}/\"$1\"; }}; get", folder.path.display());
+    let read = |download: &str, pipe: &str, name: &str| {
+        let files = TextFiles::multi_slot(&schema()).download_command(download).pipe_command(pipe);
+        let mut dataset = QueueDataset::new(DatasetOptions::new(files).unwrap()).unwrap();
+        dataset.set_filelist([name]).unwrap();
+        let (mut batch, mut all) = (Batch::new(dataset.layout()), Vec::new());
+        for mut reader in dataset.readers().unwrap() {
+            while reader.next_batch(&mut batch).map_err(|error| error.to_string())? {
+                all.extend(batch.tensor("id").unwrap().to_vec::<i64>().unwrap());
+            }
+        }
+        Ok::<Vec<i64>, String>(all)
+    };
+    assert_eq!(read(&get, "", name).unwrap(), [1, 2, 3]);
+    assert_eq!(read(&get, "tr 2 7", name).unwrap(), [1, 7, 3]);
+    for pipe in ["", "cat -u"] {
+        let error = read(&get, pipe, "day 2").unwrap_err();
+        assert!(error.contains("download command") && error.contains("day 2"), "{error}");
+    }
+    // Whoever has had enough is no fault of who sends.
+    assert_eq!(read("yes '1 1' #", "head -n 2", name).unwrap(), [1, 1]);
+    // What failed first is what is said.
+    let error = read(&get, "cat; exit 1", "day 2").unwrap_err();
+    assert!(error.contains("failed on day 2"), "{error}");
 }
 
 #[test]
