@@ -36,29 +36,33 @@ def measure(files, size):
         paddle.mean(dense)
     exe = paddle.static.Executor(paddle.CPUPlace())
     exe.run(startup)
-    dataset = paddle.distributed.InMemoryDataset()
-    dataset.init(batch_size=args.batch_size, thread_num=args.threads, pipe_command="cat",
-                 use_var=[dense, *ids, label])
-    dataset.set_filelist(files)
+
+    # A new one each time: Paddle 2.6.2 crashes when it loads into one that was released.
+    def empty():
+        dataset = paddle.distributed.InMemoryDataset()
+        dataset.init(batch_size=args.batch_size, thread_num=args.threads, pipe_command="cat",
+                     use_var=[dense, *ids, label])
+        dataset.set_filelist(files)
+        return dataset
+
+    def rate(work, amount):
+        start = time.perf_counter()
+        work()
+        return amount / (time.perf_counter() - start)
 
     def load():
-        dataset.release_memory()
-        start = time.perf_counter()
-        dataset.load_into_memory()
-        return size / (time.perf_counter() - start) / 1e6
+        return rate(empty().load_into_memory, size / 1e6)
 
     def shuffle():
-        start = time.perf_counter()
-        dataset.local_shuffle()
-        return FILES * LINES / (time.perf_counter() - start)
+        dataset = empty()
+        dataset.load_into_memory()
+        return rate(dataset.local_shuffle, FILES * LINES)
 
     def batches():
-        start = time.perf_counter()
-        exe.infer_from_dataset(main, dataset)
-        return FILES * LINES / (time.perf_counter() - start)
-
-    if args.part != "load":
+        dataset = empty()
         dataset.load_into_memory()
+        return rate(lambda: exe.infer_from_dataset(main, dataset), FILES * LINES)
+
     step = {"load": load, "shuffle": shuffle, "batches": batches}[args.part]
     for _ in range(args.warmup):
         step()
