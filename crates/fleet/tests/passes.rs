@@ -104,6 +104,29 @@ fn what_is_fetched_is_still_made() {
     assert!(counts(&done)["batch_norm"] >= 5);
 }
 
+/// Updates that are made in some steps only are one sweep as well.
+#[test]
+fn updates_under_a_condition_are_one_sweep() {
+    let alone = fleet::Topology::collective(&fleet::topology::Env::new()).unwrap();
+    let fleet = fleet::Fleet::init(alone).unwrap();
+    let net = Net::new();
+    let model = resnet(&net, &ResNetConfig { size: 64, ..ResNetConfig::new(18) });
+    let strategy = fleet::DistributedStrategy::new().use_gradient_merge(4);
+    fleet
+        .distributed_optimizer(Momentum::new(0.1, 0.9), &strategy)
+        .minimize(&net, model.loss)
+        .unwrap();
+    let program = net.build().unwrap().main;
+    let in_blocks = |program: &Program, name: &str| -> usize {
+        let blocks = program.block_ids().filter(|block| *block != Program::ROOT);
+        blocks.map(|it| program.block_ops(it).filter(|(_, op)| op.name() == name).count()).sum()
+    };
+    assert_eq!(in_blocks(&program, "momentum"), program.parameters().count());
+    let done = optimized(&program, &[], &BuildOptions::default());
+    assert_eq!((in_blocks(&done, "momentum"), in_blocks(&done, "fused_momentum")), (0, 1));
+    assert!(!counts(&done).contains_key("fused_momentum"));
+}
+
 #[test]
 fn a_fully_connected_layer_is_one_op_each_way() {
     let net = Net::new();

@@ -11,7 +11,7 @@ pub(crate) mod optimizer;
 pub(crate) mod relu_depthwise;
 pub(crate) mod residual_norm;
 
-use fleet_ir::{Op, OpId, Program, VarId};
+use fleet_ir::{BlockId, Op, OpId, Program, VarId};
 use std::collections::{HashMap, HashSet};
 
 /// Who makes and who uses each variable of the root block.
@@ -135,23 +135,29 @@ impl Edit {
 
     /// Applies the edit to the root block; whether anything changed.
     pub fn apply(self, program: &mut Program) -> bool {
+        self.apply_to(program, Program::ROOT)
+    }
+
+    /// As [`Edit::apply`], in another block.
+    pub fn apply_to(self, program: &mut Program, block: BlockId) -> bool {
         if self.removed.is_empty() {
             return false;
         }
-        let mut ops = Vec::with_capacity(program.block(Program::ROOT).ops().len());
-        for id in program.block(Program::ROOT).ops() {
+        let mut ops = Vec::with_capacity(program.block(block).ops().len());
+        for id in program.block(block).ops() {
             match self.replaced.get(id) {
                 Some(new) => ops.extend(new),
                 None if self.removed.contains(id) => {}
                 None => ops.push(*id),
             }
         }
-        program.set_block_ops(Program::ROOT, ops);
+        program.set_block_ops(block, ops);
         true
     }
 }
 
-/// Starts an emission with the role and labels of an op that it replaces.
+/// Starts an emission with the role and labels of an op that it replaces. Blocks are where the op stands:
+/// what is emitted belongs to none until an [`Edit`] puts it there.
 pub(crate) fn emit_like<'p>(
     program: &'p mut Program,
     registry: &'p fleet_ops::Registry,

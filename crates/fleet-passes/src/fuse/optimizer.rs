@@ -1,37 +1,42 @@
 //! One sweep of the optimizer over all parameters: update ops of one kind, with the same attributes
-//! and the same learning rate, become one op over lists.
+//! and the same learning rate, become one op over lists. Each block by itself: updates that are made in
+//! some steps only (gradient merge, found infinities) stand in a block of their own.
 
 use super::{Edit, emit_like};
 use fleet_base::Result;
-use fleet_ir::{Op, OpId, Program, VarId, VarKind};
+use fleet_ir::{BlockId, Op, OpId, Program, VarId, VarKind};
 use fleet_ops::Registry;
 use std::collections::HashSet;
 
 /// Kinds that have a form over lists.
-const KINDS: [&str; 4] = ["sgd", "momentum", "adam", "adamw"];
+pub(super) const KINDS: [&str; 4] = ["sgd", "momentum", "adam", "adamw"];
 
 /// Slots that all members of a group share.
 const SHARED: [&str; 3] = ["LearningRate", "GradScale", "SkipUpdate"];
 
 pub(crate) fn run(program: &mut Program, registry: &Registry) -> Result<bool> {
-    let mut edit = Edit::default();
-    for kind in KINDS {
-        let fused = format!("fused_{kind}");
-        if registry.find(&fused).is_none() {
-            continue;
-        }
-        for group in groups(program, kind) {
-            if group.len() > 1 && may_move(program, &group) {
-                replace(program, registry, &mut edit, &fused, &group)?;
+    let mut changed = false;
+    for block in program.block_ids() {
+        let mut edit = Edit::default();
+        for kind in KINDS {
+            let fused = format!("fused_{kind}");
+            if registry.find(&fused).is_none() {
+                continue;
+            }
+            for group in groups(program, block, kind) {
+                if group.len() > 1 && may_move(program, block, &group) {
+                    replace(program, registry, &mut edit, &fused, &group)?;
+                }
             }
         }
+        changed |= edit.apply_to(program, block);
     }
-    Ok(edit.apply(program))
+    Ok(changed)
 }
 
-fn groups(program: &Program, kind: &str) -> Vec<Vec<OpId>> {
+fn groups(program: &Program, block: BlockId, kind: &str) -> Vec<Vec<OpId>> {
     let mut groups: Vec<Vec<OpId>> = Vec::new();
-    for (id, op) in program.root_ops() {
+    for (id, op) in program.block_ops(block) {
         let dense =
             op.input("Grad").first().is_some_and(|var| program.var(*var).kind == VarKind::Dense);
         if op.name() != kind || !dense {
@@ -45,7 +50,7 @@ fn groups(program: &Program, kind: &str) -> Vec<Vec<OpId>> {
     groups
 }
 
-fn alike(a: &Op, b: &Op) -> bool {
+pub(super) fn alike(a: &Op, b: &Op) -> bool {
     a.attrs == b.attrs
         && a.device == b.device
         && SHARED.iter().all(|slot| a.input(slot) == b.input(slot))
@@ -54,11 +59,11 @@ fn alike(a: &Op, b: &Op) -> bool {
 
 /// Whether all ops of the group may run where the last one stands: nothing in between touches what
 /// they write, nor writes what they read.
-fn may_move(program: &Program, group: &[OpId]) -> bool {
+fn may_move(program: &Program, block: BlockId, group: &[OpId]) -> bool {
     let members: HashSet<OpId> = group.iter().copied().collect();
     let mut reads: HashSet<VarId> = HashSet::new();
     let mut writes: HashSet<VarId> = HashSet::new();
-    for (id, op) in program.root_ops() {
+    for (id, op) in program.block_ops(block) {
         if members.contains(&id) {
             reads.extend(op.all_inputs());
             writes.extend(op.all_outputs());
