@@ -66,7 +66,7 @@ const MLP_PEER: &[PeerScript] =
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
 
-const BENCHES: [Bench; 36] = [
+const BENCHES: [Bench; 39] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -131,6 +131,14 @@ const BENCHES: [Bench; 36] = [
     ddp("ddp/resnet50_step_vs_torch", RESNET50_PEER),
     scaling("ddp/mlp_weak_scaling"),
     scaling("ddp/resnet50_weak_scaling"),
+    scaling("ddp/mlp_side_by_side"),
+    scaling("ddp/resnet50_side_by_side"),
+    Bench {
+        name: "ddp/mlp_update_on_arrival",
+        unit: "of the speed without",
+        peers: &[],
+        target: Some(1.0),
+    },
     Bench { name: "comm/memory", unit: "GB/s", peers: &[], target: None },
     Bench {
         name: "ps/table_pull_rows_per_core_1e7",

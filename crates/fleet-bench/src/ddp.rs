@@ -1,10 +1,12 @@
 //! Data-parallel training: ranks of one thread each on this machine, each with its own batch.
 //!
 //! `ddp/{mlp,resnet50}_step_vs_torch` is the samples per second of rank 0 with two ranks;
-//! `.._weak_scaling` divides it by what one rank alone reaches. The process that is started is the
-//! launcher; it starts itself again as the ranks.
+//! `.._weak_scaling` divides it by what one rank alone reaches. `.._side_by_side` is the same for two
+//! processes that have nothing to do with each other: what sharing the machine costs without any
+//! communication, which no weak scaling on it can pass by sending less. The process that is started is
+//! the launcher; it starts itself again as the ranks.
 
-use crate::measure::{Options, measure};
+use crate::measure::{Options, measure, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
 use fleet::{DistributedStrategy, Fleet};
@@ -12,6 +14,9 @@ use fleet_net::{Log, StoreServer, Token, Vigilance};
 use std::process::{Child, Command, Stdio};
 
 const RANKS: usize = 2;
+
+/// Pairs of runs that a ratio is the median of.
+const ROUNDS: usize = 3;
 
 /// Says to a started process which rank of which network it is.
 const RANK_OF: &str = "FLEET_BENCH_RANK_OF";
@@ -27,13 +32,34 @@ pub fn step(options: &Options, model: &str) -> Result<()> {
 }
 
 pub fn weak_scaling(options: &Options, model: &str) -> Result<()> {
+    scaling(options, model, |options, model| job(options, model, RANKS))
+}
+
+pub fn side_by_side(options: &Options, model: &str) -> Result<()> {
+    scaling(options, model, |options, model| {
+        let other = || job(options, model, 1);
+        let (first, second) = std::thread::scope(|scope| {
+            let second = scope.spawn(other);
+            (other(), second.join())
+        });
+        second.map_err(|_| Error::internal("a job's thread panicked"))??;
+        first
+    })
+}
+
+/// The speed of a rank in `together`, over that of one alone, in turn.
+fn scaling(
+    options: &Options,
+    model: &str,
+    together: impl Fn(&Options, &str) -> Result<String>,
+) -> Result<()> {
     if std::env::var(RANK_OF).is_ok() {
         return rank(options, model);
     }
     let mut ratios = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..ROUNDS {
         let alone = samples_per_second(&job(options, model, 1)?)?;
-        let together = samples_per_second(&job(options, model, RANKS)?)?;
+        let together = samples_per_second(&together(options, model)?)?;
         ratios.push(together / alone);
     }
     ratios.sort_by(f64::total_cmp);
@@ -41,12 +67,55 @@ pub fn weak_scaling(options: &Options, model: &str) -> Result<()> {
         "{{\"bench\": \"{}\", \"unit\": \"of one rank's speed\", \"median\": {:.4}, \
          \"min\": {:.4}, \"max\": {:.4}, \"runs\": {}, \"threads\": 1}}",
         options.name,
-        ratios[1],
+        ratios[ratios.len() / 2],
         ratios[0],
         ratios[2],
         ratios.len()
     );
     Ok(())
+}
+
+/// The speed with updates on arrival over that with updates behind everything, step by step in turn, so that
+/// what else goes on beside hits both.
+pub fn update_on_arrival(options: &Options) -> Result<()> {
+    if std::env::var(RANK_OF).is_ok() {
+        return compare_updates(options);
+    }
+    print!("{}", job(options, "mlp", RANKS)?);
+    Ok(())
+}
+
+fn compare_updates(options: &Options) -> Result<()> {
+    let fleet = Fleet::collective()?;
+    let strategy = DistributedStrategy::new();
+    let mut prepared = Vec::new();
+    for update_on_arrival in [true, false] {
+        let net = Net::new();
+        let (loss, batches) = mlp(&net)?;
+        let rule = Momentum::new(0.01, 0.9);
+        let job = fleet.distributed_optimizer(rule, &strategy).minimize(&net, loss)?;
+        let build = fleet::BuildOptions { update_on_arrival, ..Default::default() };
+        let exec = ExecOptions { num_threads: 1, build, ..options.exec() };
+        prepared.push((fleet.session(net.build()?, &job, exec)?, batches));
+    }
+    let (steps, warmup) = options.counts(20, 3);
+    let mut ratios = Vec::with_capacity(steps);
+    for step in 0..warmup + steps {
+        let mut seconds = [0.0; 2];
+        for (seconds, (session, batches)) in seconds.iter_mut().zip(&mut prepared) {
+            let batch = &batches[step % batches.len()];
+            let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
+            fleet.barrier_worker()?;
+            let begin = std::time::Instant::now();
+            session.run(&feed, &[])?;
+            *seconds = begin.elapsed().as_secs_f64();
+        }
+        if step >= warmup {
+            ratios.push(seconds[1] / seconds[0]);
+        }
+    }
+    print_rates(&Options { threads: 1, ..options.clone() }, "of the speed without", ratios);
+    fleet.finish()
 }
 
 /// Starts the ranks and gives what rank 0 prints.

@@ -47,6 +47,9 @@ fn main() -> ExitCode {
             "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),
             "ddp/mlp_weak_scaling" => ddp::weak_scaling(&options, "mlp"),
             "ddp/resnet50_weak_scaling" => ddp::weak_scaling(&options, "resnet50"),
+            "ddp/mlp_side_by_side" => ddp::side_by_side(&options, "mlp"),
+            "ddp/resnet50_side_by_side" => ddp::side_by_side(&options, "resnet50"),
+            "ddp/mlp_update_on_arrival" => ddp::update_on_arrival(&options),
             other => return Err(format!("unknown benchmark '{other}'")),
         }
         .map_err(|error| error.to_string())

@@ -324,6 +324,32 @@ impl<'a> Pieces<'a> {
         list
     }
 
+    /// Calls `visit(piece, start in the piece, its bytes)` for every stretch, as [`Pieces::each`]. Nobody
+    /// else touches the stretch meanwhile.
+    pub(crate) fn each_part(
+        &self,
+        cursor: &mut Cursor,
+        start: usize,
+        bytes: usize,
+        visit: &mut dyn FnMut(usize, usize, &[u8]),
+    ) {
+        let mut at = start;
+        while at < start + bytes {
+            let Some(piece) = self.list.get(cursor.index) else { return };
+            let inside = at - cursor.base;
+            if inside >= piece.bytes {
+                cursor.base += piece.bytes;
+                cursor.index += 1;
+                continue;
+            }
+            let len = (piece.bytes - inside).min(start + bytes - at);
+            // SAFETY: `inside` is within the piece, which is borrowed for this call.
+            let part = unsafe { std::slice::from_raw_parts(piece.start.add(inside), len) };
+            visit(cursor.index, inside, part);
+            at += len;
+        }
+    }
+
     /// # Safety
     /// `to` is writable for `bytes`.
     pub(crate) unsafe fn read(&self, cursor: &mut Cursor, start: usize, bytes: usize, to: *mut u8) {
@@ -356,10 +382,16 @@ pub(crate) struct Cursor {
     base: usize,
 }
 
+/// Is told (start, bytes) of what is ready.
+pub(crate) type Done<'a> = &'a mut dyn FnMut(usize, usize);
+
 /// What a call works on. Where an input may be missing its data is in the output already.
 pub(crate) enum Work<'a> {
     AllReduce {
         data: Pieces<'a>,
+        /// Told of stretches (start, bytes) that are final, in order. Who takes it out tells of all; who
+        /// leaves it tells nothing.
+        done: Option<Done<'a>>,
     },
     Reduce {
         data: Pieces<'a>,

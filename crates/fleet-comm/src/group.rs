@@ -1,7 +1,7 @@
 //! What users call: a group of ranks and its collectives.
 
 use crate::backend::{Backend, Bounds};
-use crate::call::{Call, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
+use crate::call::{Call, Cursor, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
 use crate::recorder::Recorder;
 use crate::watch::{Progress, Watch};
@@ -162,6 +162,52 @@ impl Group {
         with_pieces(data, |pieces| self.reduce_pieces(Kind::AllReduce, label, dtype, pieces, op, 0))
     }
 
+    /// As [`Group::all_reduce_bytes`], for who goes on with the results: `done(buffer, start, bytes)` is
+    /// told of every part of every buffer once it is final, in order. Between ranks that share memory
+    /// that is while the rest is under way, and the part is in the cache of this core.
+    ///
+    /// When the call fails, some parts may have been told of.
+    ///
+    /// ```
+    /// # use fleet_comm::{ReduceOp, World};
+    /// # let world = World::threads(1).remove(0);
+    /// # let group = world.group("all", &[0], &Default::default())?;
+    /// let (mut a, mut b, mut seen) = ([1u8; 8], [2u8; 4], 0);
+    /// let mut data: [&mut [u8]; 2] = [&mut a, &mut b];
+    /// group.all_reduce_bytes_then("sum", fleet_tensor::DType::F32, &mut data, ReduceOp::Sum, &mut |_, _, part| {
+    ///     seen += part.len();
+    /// })?;
+    /// assert_eq!(seen, 12);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn all_reduce_bytes_then(
+        &self,
+        label: &str,
+        dtype: DType,
+        data: &mut [&mut [u8]],
+        op: ReduceOp,
+        done: &mut dyn FnMut(usize, usize, &[u8]),
+    ) -> Result<()> {
+        for part in data.iter() {
+            self.expect_whole(Kind::AllReduce, label, dtype, part)?;
+        }
+        with_pieces(data, |pieces| {
+            let (mut cursor, mut told) = (Cursor::default(), 0);
+            let mut tell = |start: usize, bytes: usize| {
+                told = start + bytes;
+                pieces.each_part(&mut cursor, start, bytes, &mut *done);
+            };
+            let elements = pieces.bytes / dtype.size();
+            let head = Head::new(Kind::AllReduce, label, dtype, elements);
+            let head = Head { op: Some(op), extra: pieces.digest(), ..head };
+            self.call(head, Work::AllReduce { data: pieces, done: Some(&mut tell) })?;
+            if told < pieces.bytes {
+                pieces.each_part(&mut cursor, told, pieces.bytes - told, done);
+            }
+            Ok(())
+        })
+    }
+
     /// `data` of rank `root` becomes the reduction of all; the others' is as it was.
     pub fn reduce<T: Element>(
         &self,
@@ -201,7 +247,7 @@ impl Group {
         let elements = data.bytes / dtype.size();
         let extra = data.digest();
         let work = match kind {
-            Kind::AllReduce => Work::AllReduce { data },
+            Kind::AllReduce => Work::AllReduce { data, done: None },
             _ => Work::Reduce { data },
         };
         self.call(Head { kind, label, dtype, op: Some(op), root, elements, extra }, work)

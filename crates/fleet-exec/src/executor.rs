@@ -10,6 +10,7 @@ use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
 use fleet_kernels::pool::Pool;
 use fleet_ops::{Meta, Registry, Services};
+use fleet_passes::BuildOptions;
 use fleet_tensor::{Buffer, DType, Shape, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -212,7 +213,7 @@ impl Executor {
             feed.iter().map(|fed| feedable(program, fed)).collect::<Result<_>>()?;
         check_no_double(feed)?;
         let rewritten =
-            fleet_passes::optimize(program, self.registry, &fetches, &self.options.build)?;
+            fleet_passes::optimize(program, self.registry, &fetches, &self.build_options())?;
         let plan = Plan::build(PlanRequest {
             program: rewritten,
             registry: self.registry,
@@ -235,6 +236,17 @@ impl Executor {
         let times = self.options.profile.then(|| Times::new(plan.steps.len()));
         let (binding, last_run) = (Binding::default(), self.runs);
         Ok(Planned { plan, binding, order, last_run, times, last_begin: 0 })
+    }
+
+    /// Updates come with their sums where the ring's lane is as good as the compute lane, and where
+    /// gradients need not be looked at in between.
+    fn build_options(&self) -> BuildOptions {
+        let options = &self.options;
+        let alone = options.thread_count() == 1 && !options.check_nan_inf;
+        let build = options.build.clone();
+        let update_on_arrival =
+            build.update_on_arrival && alone && !build.enable_sequential_execution;
+        BuildOptions { update_on_arrival, ..build }
     }
 
     fn run_planned(

@@ -287,6 +287,37 @@ impl Segments {
     }
 }
 
+impl Segments {
+    /// Updates the elements of one tensor from `start` on, with `grad` in the place of the segment's own
+    /// gradient: for who gets gradients piece by piece, and has each in the cache just then. Elements
+    /// come out as those of [`Segments::update`] do, to the bit.
+    ///
+    /// Panics for LARS and LAMB, which must see whole tensors first, and beyond the tensor's end.
+    ///
+    /// # Safety
+    /// As for [`Segments::update`], but for the segment's gradient, which is not looked at.
+    pub unsafe fn update_part(
+        &self,
+        rule: Rule,
+        step: Step,
+        segment: usize,
+        start: usize,
+        grad: &[f32],
+    ) {
+        assert!(!rule.needs_norms(), "the rule needs whole tensors");
+        let whole = &self.segments[segment];
+        assert!(start + grad.len() <= whole.len, "the part is outside of its tensor");
+        // Null stays null: states that the rule does not have.
+        let state = whole.state.map(|p| if p.is_null() { p } else { p.wrapping_add(start) });
+        let param = whole.param.wrapping_add(start);
+        let part = Segment { param, grad: grad.as_ptr(), state, len: grad.len(), ..*whole };
+        let rate = step.lr * part.lr_scale;
+        let all = Piece { segment, start: 0, len: part.len };
+        // SAFETY: promised by the caller; the part is inside of its tensors.
+        unsafe { update_piece(rule, part.step(step), rate, &part, all) };
+    }
+}
+
 /// The learning rate of a tensor from its norms: of w and g for LARS, of w and r for LAMB.
 fn layer_rate(rule: Rule, step: Step, segment: &Segment, param: f64, other: f64) -> f32 {
     let lr = step.lr * segment.lr_scale;

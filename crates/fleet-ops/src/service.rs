@@ -35,6 +35,19 @@ pub trait Ring: Send + Sync {
     fn size(&self) -> usize;
     /// Every part becomes the reduction of that part over all ranks.
     fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()>;
+    /// As [`Ring::all_reduce`]; `done(part, start, values)` is told of every stretch of every part, in
+    /// bytes and in order, once it is final: while it is in the cache, where the ring can tell.
+    fn all_reduce_then(
+        &self,
+        label: &str,
+        parts: &[Arg],
+        op: ReduceOp,
+        done: &mut dyn FnMut(usize, usize, &[u8]),
+    ) -> Result<()> {
+        self.all_reduce(label, parts, op)?;
+        parts.iter().enumerate().for_each(|(index, part)| done(index, 0, part.bytes()));
+        Ok(())
+    }
     /// As [`Ring::all_reduce`] at `root`; what other ranks hold afterwards is unspecified.
     fn reduce(&self, label: &str, parts: &[Arg], op: ReduceOp, root: usize) -> Result<()>;
     /// Every part becomes what `root` holds.

@@ -60,6 +60,18 @@ impl Ring for GroupRing {
         with_parts(parts, |dtype, parts| self.0.all_reduce_bytes(label, dtype, parts, op_of(op)))
     }
 
+    fn all_reduce_then(
+        &self,
+        label: &str,
+        parts: &[Arg],
+        op: ReduceOp,
+        done: &mut dyn FnMut(usize, usize, &[u8]),
+    ) -> Result<()> {
+        with_parts(parts, |dtype, parts| {
+            self.0.all_reduce_bytes_then(label, dtype, parts, op_of(op), done)
+        })
+    }
+
     fn reduce(&self, label: &str, parts: &[Arg], op: ReduceOp, root: usize) -> Result<()> {
         with_parts(parts, |dtype, parts| self.0.reduce_bytes(label, dtype, parts, op_of(op), root))
     }

@@ -26,7 +26,7 @@ impl Backend for Hierarchical {
     }
 
     fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()> {
-        let Work::AllReduce { data } = call.work else {
+        let Work::AllReduce { data, .. } = call.work else {
             return self.whole.run(call, bounds);
         };
         let op = call.signature.op.ok_or_else(|| Error::internal("a reduction of no kind"))?;
@@ -60,7 +60,7 @@ impl Hierarchical {
         let mut up = Call { signature: sign(Kind::Reduce), work: Work::Reduce { data } };
         self.lower.run(&mut up, bounds)?;
         if let Some(leaders) = &mut self.leaders {
-            let (signature, work) = (sign(Kind::AllReduce), Work::AllReduce { data });
+            let (signature, work) = (sign(Kind::AllReduce), Work::AllReduce { data, done: None });
             let mut across = Call { signature, work };
             leaders.run(&mut across, bounds)?;
             finish(data, 0..data.bytes, dtype, op, self.size);

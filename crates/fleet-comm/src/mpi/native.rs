@@ -28,7 +28,7 @@ impl Native for Collectives {
         };
         let root = call.signature.root as usize;
         let own = match (&call.work, reduction) {
-            (Work::AllReduce { data }, Some((dtype, op, _))) => self.pieces(
+            (Work::AllReduce { data, .. }, Some((dtype, op, _))) => self.pieces(
                 *data,
                 move |piece, count| self.all_reduce(piece, count, dtype, op),
                 call,
@@ -299,7 +299,7 @@ fn average(call: &Call<'_>, step: &Step<'_>) {
     let (dtype, size) = (call.signature.dtype, step.size());
     let Some(op) = call.signature.op else { return };
     match call.work {
-        Work::AllReduce { data } => finish(data, 0..data.bytes, dtype, op, size),
+        Work::AllReduce { data, .. } => finish(data, 0..data.bytes, dtype, op, size),
         Work::Reduce { data } if step.rank() == call.signature.root as usize => {
             finish(data, 0..data.bytes, dtype, op, size);
         }

@@ -276,14 +276,17 @@ impl Run<'_> {
         let root = signature.root as usize;
         let small = self.engine.tuning.small_bytes_max;
         match work {
-            Work::AllReduce { data } if data.bytes <= small || size == 1 => {
+            Work::AllReduce { data, .. } if data.bytes <= small || size == 1 => {
                 self.small_reduce(*data, dtype, op()?, None)
             }
             Work::Reduce { data } if data.bytes <= small || size == 1 => {
                 self.small_reduce(*data, dtype, op()?, Some(root))
             }
-            Work::AllReduce { data } => self.large_reduce(*data, dtype, op()?, None),
-            Work::Reduce { data } => self.large_reduce(*data, dtype, op()?, Some(root)),
+            Work::AllReduce { data, done } => {
+                let done = done.take();
+                self.large_reduce(*data, dtype, op()?, None, done)
+            }
+            Work::Reduce { data } => self.large_reduce(*data, dtype, op()?, Some(root), None),
             Work::ReduceScatter { input, output } => {
                 self.reduce_scatter(*input, *output, dtype, op()?)
             }

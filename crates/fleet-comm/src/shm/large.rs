@@ -13,7 +13,7 @@
 //! where a slot that all read is written once.
 
 use super::engine::Run;
-use crate::call::{Cursor, Pieces, ReduceOp, fold_bytes, part};
+use crate::call::{Cursor, Done, Pieces, ReduceOp, fold_bytes, part};
 use fleet_base::Result;
 use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
@@ -25,13 +25,15 @@ const GRAIN_BYTES: usize = 64;
 const IN_PLACE_RANKS_MAX: usize = 4;
 
 impl Run<'_> {
-    /// Into every rank's data, or into that of `root` alone.
+    /// Into every rank's data, or into that of `root` alone. `done` is told of each chunk once it is final
+    /// and nobody waits for what this rank does with it.
     pub(super) fn large_reduce(
         &mut self,
         data: Pieces<'_>,
         dtype: DType,
         op: ReduceOp,
         root: Option<usize>,
+        mut done: Option<Done<'_>>,
     ) -> Result<()> {
         let chunk_bytes = self.engine.segment.layout.slot_bytes;
         let chunks = data.bytes.div_ceil(chunk_bytes).max(1);
@@ -58,6 +60,10 @@ impl Run<'_> {
             }
             if turn >= 2 {
                 plan.drain(self, turn - 2)?;
+                if let Some(done) = &mut done {
+                    let (start, bytes) = plan.chunk(turn - 2);
+                    done(start, bytes);
+                }
             }
         }
         Ok(())

@@ -2,6 +2,8 @@
 //! `fused_adamw` is the same over many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::reduced;
+use crate::comm::{LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -80,6 +82,51 @@ pub static FUSED: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| cpu(p, &SLOTS, rule(p.op), extra(p.op)),
     traits: TRAITS,
+};
+
+/// The sum over ranks and the update in one: see `reduced.rs`.
+pub static REDUCED: OpDef = OpDef {
+    spec: OpSpec {
+        name: "allreduce_adamw",
+        inputs: &[
+            many("Param"),
+            many("Grad"),
+            one("LearningRate"),
+            optional("GradScale"),
+            many("Moment1"),
+            many("Moment2"),
+            many("Beta1Pow"),
+            many("Beta2Pow"),
+            optional("SkipUpdate"),
+        ],
+        outputs: &[
+            many("ParamOut"),
+            many("Moment1Out"),
+            many("Moment2Out"),
+            many("Beta1PowOut"),
+            many("Beta2PowOut"),
+            many("GradOut"),
+        ],
+        attrs: &[
+            attr("beta1", Float(0.9)),
+            attr("beta2", Float(0.999)),
+            attr("epsilon", Float(1e-8)),
+            attr("lazy_mode", Bool(false)),
+            attr("coeff", Float(0.01)),
+            attr("with_decay", Bool(true)),
+            METHOD,
+            COEFF,
+            LR_SCALE,
+            RING_ID,
+            NRANKS,
+            USE_CALC_STREAM,
+            LABEL,
+        ],
+    },
+    infer: |i| reduced::infer(i, &SLOTS),
+    grad: Grad::None,
+    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), extra(p.op)),
+    traits: reduced::TRAITS,
 };
 
 fn rule(op: &Op) -> Rule {

@@ -55,6 +55,9 @@ pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
                 .help("use sgd, momentum, adam, adamw or adagrad, or a dense embedding gradient"));
         }
         i.push("ParamOut", *param);
+        if i.op.spec.output_index("GradOut").is_some() {
+            i.push("GradOut", grad);
+        }
     }
     for (slot, out) in slots.full {
         let is_optional =
@@ -132,10 +135,10 @@ pub(super) struct Plan {
     powers: Vec<(usize, usize, f32)>,
     skip: Option<usize>,
     /// Indices of the parameters with dense gradients, in the order of the segments.
-    dense: Vec<usize>,
+    pub dense: Vec<usize>,
     /// Their addresses are filled in at each run; the lock is there because a kernel could be run by
     /// two threads, which nobody does.
-    segments: Mutex<Segments>,
+    pub segments: Mutex<Segments>,
     sparse: Vec<Sparse>,
 }
 
@@ -155,7 +158,7 @@ pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -
 }
 
 impl Plan {
-    fn new(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Plan> {
+    pub(super) fn new(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Plan> {
         let spec = p.op.spec;
         let out = |slot: &str| spec.output_index(slot);
         let betas: [f64; 2] = match rule {
@@ -207,16 +210,30 @@ impl Plan {
         self.sparse.iter().map(Sparse::scratch_words).fold(norms, usize::max)
     }
 
-    fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
-        self.take_over(k);
-        if self.skip.and_then(|slot| k.optional::<u8>(slot)).is_some_and(|skip| skip[0] != 0) {
-            return Ok(());
-        }
-        let step = Step {
+    pub(super) fn skips(&self, k: &KernelCtx<'_>) -> bool {
+        self.skip.and_then(|slot| k.optional::<u8>(slot)).is_some_and(|skip| skip[0] != 0)
+    }
+
+    pub(super) fn step(&self, k: &KernelCtx<'_>) -> Step {
+        Step {
             lr: k.input::<f32>(LEARNING_RATE)[0] * self.lr_scale,
             grad_scale: k.optional::<f32>(GRAD_SCALE).map_or(1.0, |scale| scale[0]),
             ..Step::default()
-        };
+        }
+    }
+
+    pub(super) fn multiply_powers(&self, k: &KernelCtx<'_>) {
+        for (slot, _, beta) in &self.powers {
+            k.outputs[*slot].iter().for_each(|arg| arg.slice_mut::<f32>()[0] *= beta);
+        }
+    }
+
+    fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
+        self.take_over(k);
+        if self.skips(k) {
+            return Ok(());
+        }
+        let step = self.step(k);
         if !self.dense.is_empty() {
             let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
             segments.rebind(|segment, it| self.bind(k, self.dense[segment], it));
@@ -228,9 +245,7 @@ impl Plan {
             let [beta1_pow, beta2_pow] = self.powers_of(k, sparse.index).unwrap_or_default();
             sparse.update(k, self, Step { beta1_pow, beta2_pow, ..step })?;
         }
-        for (slot, _, beta) in &self.powers {
-            k.outputs[*slot].iter().for_each(|arg| arg.slice_mut::<f32>()[0] *= beta);
-        }
+        self.multiply_powers(k);
         Ok(())
     }
 
@@ -255,7 +270,7 @@ impl Plan {
     }
 
     /// Lets outputs start from the inputs that they continue, where the two are not one variable.
-    fn take_over(&self, k: &KernelCtx<'_>) {
+    pub(super) fn take_over(&self, k: &KernelCtx<'_>) {
         let full = self.states.iter().enumerate().map(|(index, out)| (*out, STATE + index));
         let powers = self.powers.iter().map(|(out, input, _)| (*out, *input));
         for (out, input) in full.chain(powers).chain([(0, PARAM)]) {

@@ -22,4 +22,5 @@ pub mod sgd;
 pub mod update_loss_scaling;
 
 mod common;
+mod reduced;
 mod sparse;

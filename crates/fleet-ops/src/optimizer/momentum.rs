@@ -2,6 +2,8 @@
 //! the same over many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
+use super::reduced;
+use crate::comm::{LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -47,6 +49,36 @@ pub static FUSED: OpDef = OpDef {
     grad: Grad::None,
     cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
     traits: TRAITS,
+};
+
+/// The sum over ranks and the update in one: see `reduced.rs`.
+pub static REDUCED: OpDef = OpDef {
+    spec: OpSpec {
+        name: "allreduce_momentum",
+        inputs: &[
+            many("Param"),
+            many("Grad"),
+            one("LearningRate"),
+            optional("GradScale"),
+            many("Velocity"),
+        ],
+        outputs: &[many("ParamOut"), many("VelocityOut"), many("GradOut")],
+        attrs: &[
+            attr("mu", Float(0.9)),
+            attr("use_nesterov", Bool(false)),
+            METHOD,
+            COEFF,
+            LR_SCALE,
+            RING_ID,
+            NRANKS,
+            USE_CALC_STREAM,
+            LABEL,
+        ],
+    },
+    infer: |i| reduced::infer(i, &SLOTS),
+    grad: Grad::None,
+    cpu: |p| reduced::cpu(p, &SLOTS, rule(p.op), Extra::default()),
+    traits: reduced::TRAITS,
 };
 
 fn rule(op: &Op) -> Rule {

@@ -8,6 +8,7 @@ pub(crate) mod elementwise_act;
 pub(crate) mod embedding_concat;
 pub(crate) mod gemm_epilogue;
 pub(crate) mod optimizer;
+pub(crate) mod reduced_update;
 pub(crate) mod relu_depthwise;
 pub(crate) mod residual_norm;
 
