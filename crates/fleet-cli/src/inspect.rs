@@ -219,6 +219,10 @@ fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Resul
     out.line(format!("  planned memory   {}", bytes(total)))?;
     let unshared = bytes(plan.arena_bytes_unshared);
     out.line(format!("    temporaries    {} ({unshared} unshared)", bytes(plan.arena_bytes)))?;
+    if plan.offload_bytes > 0 {
+        let beside = bytes(plan.offload_bytes);
+        out.line(format!("    offloaded      {beside} a step, in a file and not in the sum"))?;
+    }
     out.line(format!("    scratch        {}", bytes(plan.scratch_bytes)))?;
     out.line(format!("    kept           {}", bytes(plan.persistable_bytes)))?;
     out.line(format!("    fed            {}", bytes(plan.feed_bytes)))

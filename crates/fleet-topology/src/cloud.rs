@@ -245,6 +245,7 @@ fn job(env: &Env) -> Result<Job> {
         store: store.map_err(|error: Error| error.at(names::FLEET_STORE))?,
         token: env.text(names::FLEET_TOKEN).map(Token::new).transpose()?,
         restarts: env.number(names::FLEET_RESTART_COUNT)?.unwrap_or(0),
+        shared_memory: env.switch(names::FLEET_SHARED_MEMORY)?,
     })
 }
 

@@ -124,6 +124,7 @@ pub const FLEET_TOKEN: &str = "FLEET_TOKEN";
 pub const FLEET_TOKEN_FILE: &str = "FLEET_TOKEN_FILE";
 pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
 pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
+pub const FLEET_SHARED_MEMORY: &str = "FLEET_SHARED_MEMORY";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
@@ -369,6 +370,12 @@ pub const VARIABLES: &[Variable] = &[
         "",
         "Marks every process of one launch, so that none is left behind",
         &[Reader::Launcher],
+    ),
+    row(
+        FLEET_SHARED_MEMORY,
+        "1",
+        "0: ranks of one machine talk over sockets as well",
+        &[Reader::RoleMaker],
     ),
     row(
         FLEET_PROGRESS,

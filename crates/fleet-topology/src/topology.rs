@@ -88,6 +88,8 @@ pub struct Job {
     pub token: Option<Token>,
     /// How often the job was started again after a failure or a change of members.
     pub restarts: u32,
+    /// Whether ranks of one machine may talk through memory, where somebody has said so.
+    pub shared_memory: Option<bool>,
 }
 
 impl Job {

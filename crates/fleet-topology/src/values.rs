@@ -48,6 +48,7 @@ fn form(name: &str) -> Form {
         names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES => Form::Whole { min: 0 },
         names::PADDLE_PORT | names::FLAGS_START_PORT => Form::Port,
         names::FLAGS_LAUNCH_BARRIER
+        | names::FLEET_SHARED_MEMORY
         | names::PSERVER_DEBUG
         | names::FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD
         | names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER

@@ -66,6 +66,8 @@ pub struct Fleet {
 /// The way to the other ranks.
 struct Link {
     world: World,
+    /// Of every group of the job.
+    options: GroupOptions,
     everyone: Group,
     /// Groups that sessions talk over, by name: a name is used once in a job.
     opened: Mutex<BTreeMap<String, Group>>,
@@ -299,9 +301,21 @@ impl Link {
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
         let world = World::new(fabric, store, abort.clone());
         let all: Vec<usize> = (0..topology.worker_num()).collect();
-        let everyone = world.group("everyone", &all, &GroupOptions::default())?;
+        let shared_memory = job.shared_memory.unwrap_or(true);
+        let options = GroupOptions { shared_memory, ..GroupOptions::default() };
+        let everyone = world.group("everyone", &all, &options)?;
         let (opened, steps, finished) = Default::default();
-        Ok(Link { world, everyone, opened, steps, membership, abort, finished, _server: server })
+        Ok(Link {
+            world,
+            options,
+            everyone,
+            opened,
+            steps,
+            membership,
+            abort,
+            finished,
+            _server: server,
+        })
     }
 
     /// Over every ring that programs use: there a rank that still trains finds out. All at once, since
@@ -349,7 +363,7 @@ impl Link {
         if let Some(group) = opened.get(&name) {
             return Ok(group.clone());
         }
-        let group = self.world.group(&name, members, &GroupOptions::default())?;
+        let group = self.world.group(&name, members, &self.options)?;
         opened.insert(name, group.clone());
         Ok(group)
     }

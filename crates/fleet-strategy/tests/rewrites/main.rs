@@ -7,6 +7,7 @@ mod combinations;
 mod effects;
 mod numbers;
 mod programs;
+mod rules;
 mod servers;
 mod wire;
 mod world;

@@ -40,6 +40,16 @@ pub fn run(job: &str, ranks: usize) -> Vec<Output> {
 }
 
 pub fn run_in(job: &str, ranks: usize, folder: &str) -> Vec<Output> {
+    run_with(job, ranks, folder, &[])
+}
+
+/// With more in the environment.
+pub fn run_with(
+    job: &str,
+    ranks: usize,
+    folder: &str,
+    environment: &[(&str, &str)],
+) -> Vec<Output> {
     let token = Token::generate().unwrap();
     let server =
         StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr()).unwrap();
@@ -47,6 +57,7 @@ pub fn run_in(job: &str, ranks: usize, folder: &str) -> Vec<Output> {
     let start = |rank: usize| -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_rank", "--nocapture", "--test-threads", "1"])
+            .envs(environment.iter().copied())
             .env(JOB, job)
             .env(FOLDER, folder)
             .env("FLEET_STORE", server.address().to_string())

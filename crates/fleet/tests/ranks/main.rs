@@ -1,12 +1,15 @@
 //! Jobs of several processes on this machine. The ranks are this test binary, started again to run
 //! [`a_rank`] alone; the test itself plays the launcher.
 
+mod arrival;
+mod counts;
 mod deaths;
 mod examples;
 #[path = "../common/launch.rs"]
 mod launch;
 mod resume;
 mod strategies;
+mod unused;
 
 use fleet::prelude::*;
 use fleet::topology::{Env, Topology};
@@ -14,6 +17,9 @@ use fleet::{DistributedStrategy, Fleet};
 use launch::{init, run, said};
 use std::path::PathBuf;
 use std::process::{Command, Output};
+
+#[global_allocator]
+static ALLOCATOR: counts::Counting = counts::Counting;
 
 const BATCH: usize = 12;
 const STEPS: usize = 5;
@@ -41,6 +47,20 @@ fn a_rank() {
             let name = folder.to_str().unwrap_or_default();
             init().and_then(|fleet| deaths::unequal(&fleet, name))
         }
+        "count allocations" => {
+            let name = folder.to_str().unwrap_or_default();
+            init().and_then(|fleet| counts::allocations(&fleet, name))
+        }
+        #[cfg(target_os = "linux")]
+        "count bytes" => {
+            let name = folder.to_str().unwrap_or_default();
+            init().and_then(|fleet| counts::bytes(&fleet, name))
+        }
+        "update on arrival" => {
+            let name = folder.to_str().unwrap_or_default();
+            init().and_then(|fleet| arrival::compare(&fleet, name))
+        }
+        "leave parameters unused" => init().and_then(|fleet| unused::train(&fleet)),
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
         "go on after death" => init().and_then(|fleet| resume::go_on_after_death(&fleet, folder)),
         other => panic!("no job {other}"),

@@ -56,25 +56,43 @@ pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
 /// Statistics of batches, random numbers, and a parameter that is large enough to be compressed.
 pub fn session(fleet: &Fleet, name: &str) -> Result<Session> {
     let (strategy, optimizer) = strategy(name);
-    let net = Net::new();
-    net.set_seed(5);
+    session_of(fleet, &strategy, optimizer, network)
+}
+
+fn network(net: &Net) -> Var<'_> {
     let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
     let hidden = x.fc(Fc::new(32).act(Act::Tanh)).dropout(0.2).batch_norm(BatchNorm::new());
-    let loss = hidden.fc(Fc::new(512).act(Act::Tanh)).fc(1).mse_loss(y, Reduction::Mean);
-    let job = fleet.distributed_optimizer(optimizer, &strategy).minimize(&net, loss)?;
+    hidden.fc(Fc::new(512).act(Act::Tanh)).fc(1).mse_loss(y, Reduction::Mean)
+}
+
+pub fn session_of(
+    fleet: &Fleet,
+    strategy: &DistributedStrategy,
+    optimizer: OptimizerDesc,
+    network: for<'n> fn(&'n Net) -> Var<'n>,
+) -> Result<Session> {
+    let net = Net::new();
+    net.set_seed(5);
+    let loss = network(&net);
+    let job = fleet.distributed_optimizer(optimizer, strategy).minimize(&net, loss)?;
     fleet.session(net.build()?, &job, ExecOptions::threads(1))
 }
 
 /// One step over this rank's rows.
 pub fn step(session: &mut Session, fleet: &Fleet, number: u64) -> Result<()> {
+    let (x, y) = feed(fleet, number)?;
+    session.run(&[("x", &x), ("y", &y)], &[]).map(|_| ())
+}
+
+/// This rank's rows of a step, as (x, y).
+pub fn feed(fleet: &Fleet, number: u64) -> Result<(Tensor, Tensor)> {
     const ROWS: usize = 4;
     let from = (number as usize * fleet.worker_num() + fleet.worker_index()) * ROWS;
     let value = |at: usize| ((at * 37 + 11) % 97) as f32 / 97.0 - 0.5;
     let x: Vec<f32> = (from * 6..(from + ROWS) * 6).map(value).collect();
     let y: Vec<f32> = (from..from + ROWS).map(|row| value(row * 7 + 3)).collect();
     let x = Tensor::from_slice(&x, [ROWS as i64, 6])?;
-    let y = Tensor::from_slice(&y, [ROWS as i64, 1])?;
-    session.run(&[("x", &x), ("y", &y)], &[]).map(|_| ())
+    Ok((x, Tensor::from_slice(&y, [ROWS as i64, 1])?))
 }
 
 /// Everything that the scope holds, bit for bit.
