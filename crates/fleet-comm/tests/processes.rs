@@ -180,6 +180,24 @@ fn ranks_end_and_leave_nothing() {
     assert_eq!(left_behind(), 0);
 }
 
+/// Shared memory takes none of `/dev/shm`. Where nothing can be mounted the test says so and is over.
+#[test]
+fn a_full_dev_shm_changes_nothing() {
+    const SCRIPT: &str = "mount -t tmpfs -o size=8k none /dev/shm || exit 77
+        dd if=/dev/zero of=/dev/shm/full bs=4k 2>/dev/null
+        exec \"$0\" --exact processes::ranks_end_and_leave_nothing";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", SCRIPT]);
+    command.arg(std::env::current_exe().expect("this program"));
+    match command.output() {
+        Ok(output) if matches!(output.status.code(), Some(0 | 101)) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains("1 passed"), "{text}");
+        }
+        other => println!("skipped: no mount of its own: {other:?}"),
+    }
+}
+
 #[test]
 fn a_killed_rank_is_named_at_once() {
     let mut job = Job::start(3, "loop");
