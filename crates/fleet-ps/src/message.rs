@@ -39,7 +39,8 @@ pub(crate) enum Method {
     PushSteps,
     /// word: where. Answer: the round.
     Arrive,
-    /// word: where; count: the round; body: u64 milliseconds. Answer: u32 for everybody missing.
+    /// word: where; count: the round; body: u64 milliseconds. Answer: three u32 for everybody missing:
+    /// the worker, and its sign (`server/presence.rs`).
     Wait,
     /// Answer: 1 if all workers have.
     Finish,
@@ -56,6 +57,10 @@ pub(crate) enum Method {
     EndSave,
     /// Body: a folder. Answer: rows and dense numbers.
     Load,
+    /// The worker lives.
+    Alive,
+    /// word: where. Answer: how often all workers have met there.
+    Rounds,
 }
 
 pub(crate) const SHOWS: u32 = 1;
@@ -64,7 +69,7 @@ pub(crate) const SLOTS: u32 = 4;
 pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
 pub(crate) const BINARY: u32 = 1 << 8;
 
-const METHODS: [Method; 20] = [
+const METHODS: [Method; 22] = [
     Method::Compare,
     Method::PullSparse,
     Method::PushSparse,
@@ -85,6 +90,8 @@ const METHODS: [Method; 20] = [
     Method::Save,
     Method::EndSave,
     Method::Load,
+    Method::Alive,
+    Method::Rounds,
 ];
 
 impl Method {
@@ -99,7 +106,7 @@ impl Method {
     pub fn changes(self) -> bool {
         use Method as M;
         let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
-        !(reads || matches!(self, M::Stats | M::LastSave))
+        !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds))
     }
 
     /// Whether it takes as long as tables are large.

@@ -61,7 +61,11 @@ impl TableConfig {
 }
 
 /// Changes when a worker of one version cannot talk to a server of another.
-const MESSAGES_VERSION: &str = "messages of version 1";
+const MESSAGES_VERSION: &str = "messages of version 2";
+/// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are there, when
+/// worker 0 has brought the parameters, and when all have them. A worker that comes to servers where
+/// they have met so often was started again.
+pub const START_ROUNDS: u64 = 3;
 /// Servers and workers of a job: what a barrier and a placement make sense for.
 const COUNT_MAX: usize = 1 << 16;
 
@@ -139,6 +143,8 @@ pub trait Servers: Send + Sync {
     /// Waits until all workers that have not finished are here. In a synchronous job the tables apply
     /// what was pushed before anybody leaves [`Arrival::Sent`].
     fn arrive(&self, at: Arrival) -> Result<()>;
+    /// How often all workers have met here.
+    fn rounds(&self, at: Arrival) -> Result<u64>;
     /// This worker ends: nobody waits for it any more. True for the last one, who may stop the servers
     /// ([`Servers::stop`]).
     fn finish(&self) -> Result<bool>;

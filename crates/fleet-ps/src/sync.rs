@@ -39,6 +39,8 @@ struct Points {
     received: Point,
     /// Trainers that have ended, of whom nobody waits for more.
     finished: BTreeSet<u32>,
+    /// Trainers that nobody waits for until they are heard of again.
+    lost: BTreeSet<u32>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -70,6 +72,7 @@ impl BarrierTable {
         let mut points = self.lock();
         // One that was started again after it had finished takes part again.
         points.finished.remove(&trainer);
+        points.lost.remove(&trainer);
         points.at(at).arrived.insert(trainer);
         let round = points.at(at).round;
         if points.complete(at, self.trainer_count) {
@@ -108,7 +111,9 @@ impl BarrierTable {
             return Ok(Vec::new());
         }
         let here = |t: &u32, points: &mut Points| {
-            points.at(at).arrived.contains(t) || points.finished.contains(t)
+            points.at(at).arrived.contains(t)
+                || points.finished.contains(t)
+                || points.lost.contains(t)
         };
         Ok((0..self.trainer_count).filter(|t| !here(t, &mut points)).collect())
     }
@@ -119,6 +124,7 @@ impl BarrierTable {
         self.check(trainer)?;
         let mut points = self.lock();
         points.finished.insert(trainer);
+        points.lost.remove(&trainer);
         for at in [Arrival::Sent, Arrival::Received] {
             points.at(at).arrived.remove(&trainer);
             let count = points.at(at).arrived.len() as u32;
@@ -128,7 +134,36 @@ impl BarrierTable {
             }
         }
         self.changed.notify_all();
-        Ok(points.finished.len() as u32 == self.trainer_count)
+        Ok((points.finished.len() + points.lost.len()) as u32 == self.trainer_count)
+    }
+
+    /// A trainer is not to be waited for until it is heard of again. What it has pushed stays; nothing
+    /// is applied because of it, so this is for jobs whose pushes are applied when they come.
+    pub(crate) fn lose(&self, trainer: u32) {
+        let mut points = self.lock();
+        if points.finished.contains(&trainer) || trainer >= self.trainer_count {
+            return;
+        }
+        points.lost.insert(trainer);
+        for at in [Arrival::Sent, Arrival::Received] {
+            points.at(at).arrived.remove(&trainer);
+            if !points.at(at).arrived.is_empty() && points.complete(at, self.trainer_count) {
+                points.at(at).open();
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// A trainer is heard of.
+    pub(crate) fn find(&self, trainer: usize) {
+        if let Ok(trainer) = u32::try_from(trainer) {
+            self.lock().lost.remove(&trainer);
+        }
+    }
+
+    /// How often all have met.
+    pub(crate) fn rounds(&self, at: Arrival) -> u64 {
+        self.lock().at(at).round
     }
 
     pub(crate) fn image(&self) -> BarrierImage {
@@ -149,6 +184,7 @@ impl BarrierTable {
             sent: point(sent, image.rounds[0]),
             received: point(received, image.rounds[1]),
             finished: image.finished.into_iter().collect(),
+            lost: BTreeSet::new(),
         };
     }
 
@@ -175,7 +211,7 @@ impl Points {
     }
 
     fn complete(&mut self, at: Arrival, trainer_count: u32) -> bool {
-        let here = self.at(at).arrived.len() + self.finished.len();
+        let here = self.at(at).arrived.len() + self.finished.len() + self.lost.len();
         here as u32 == trainer_count
     }
 }

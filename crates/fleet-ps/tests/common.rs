@@ -72,6 +72,8 @@ pub fn options() -> RemoteOptions {
     RemoteOptions {
         log: Log::silent(),
         deadline: Duration::from_secs(120),
+        // Tests count connections.
+        silent_after: Duration::ZERO,
         ..RemoteOptions::default()
     }
 }

@@ -1,6 +1,7 @@
 //! Servers and workers over real sockets.
 
 mod common;
+mod deaths;
 mod durable;
 mod remote;
 mod saves;

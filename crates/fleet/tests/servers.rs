@@ -228,7 +228,7 @@ fn synchronous_workers_train_as_one_process_on_the_whole_batch() {
                 check_near(
                     &got,
                     &want,
-                    2e-6,
+                    1e-6,
                     &format!("{name}, {servers} servers, {workers} workers"),
                 );
             }
@@ -242,7 +242,7 @@ fn schedules_run_on_the_servers() {
     let optimizer: OptimizerDesc = Sgd::new(rate).into();
     let want = alone(&optimizer, 8, BATCH * 2);
     let case = Case::new(optimizer, DistributedStrategy::new().with_a_sync(false));
-    case.train(8).iter().for_each(|got| check_near(got, &want, 2e-6, "sync with a schedule"));
+    case.train(8).iter().for_each(|got| check_near(got, &want, 1e-6, "sync with a schedule"));
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn half_asynchronous_alone_is_synchronous() {
     let want = alone(&optimizer, 10, BATCH);
     let strategy = DistributedStrategy::new().with_a_sync(false);
     let case = Case { workers: 1, half_async: true, ..Case::new(optimizer, strategy) };
-    check_near(&case.train(10)[0], &want, 2e-6, "half-async");
+    check_near(&case.train(10)[0], &want, 1e-6, "half-async");
 }
 
 /// With sgd sums do not depend on their order, so what asynchronous workers have pushed is what they
@@ -359,7 +359,7 @@ fn geo_alone_is_local_training() {
     for k_steps in [1, 4] {
         let strategy = DistributedStrategy::new().use_geo(k_steps);
         let case = Case { workers: 1, ..Case::new(optimizer.clone(), strategy) };
-        check_near(&case.train(9)[0], &want, 2e-6, "geo");
+        check_near(&case.train(9)[0], &want, 1e-6, "geo");
     }
 }
 

@@ -199,6 +199,23 @@ fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
 }
 
 #[test]
+fn a_killed_worker_of_an_asynchronous_job_comes_back() {
+    let place = Place::new("demo_worker_back", "");
+    let folder = place.folder.canonicalize().unwrap();
+    let child = place.start(
+        "--server_num=1 --worker_num=2 --max_restart 1 demo:wide_deep --samples 200000 --threads 1",
+    );
+    until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
+    signal(worker(1, &folder).expect("worker 1"), "KILL");
+    let said = Said::new(child.wait_with_output().unwrap());
+    said.check(0, &["was killed by SIGKILL (9)", "worker 1 is started again (1 of 1)"]);
+    assert!(said.out.contains("AUC"), "{}", said.out);
+    // It begins its share again: what it had trained is in the servers' tables.
+    let log = place.read("log/workerlog.1");
+    assert_eq!(log.matches("batches of").count(), 2, "{log}");
+}
+
+#[test]
 fn a_killed_server_goes_on_with_every_push() {
     let place = Place::new("demo_durable", "");
     let folder = place.folder.canonicalize().unwrap();

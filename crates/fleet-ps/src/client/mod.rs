@@ -2,9 +2,11 @@
 //!
 //! [`Client`] is the same wherever the servers are; a [`Transport`] takes requests to them.
 
+mod alive;
 mod local;
 #[cfg(test)]
 mod lossy;
+mod missing;
 mod place;
 mod remote;
 #[cfg(test)]
@@ -16,12 +18,14 @@ pub use remote::{RemoteOptions, RemoteServers};
 use crate::message::{
     BINARY, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, copy_f32s,
 };
+use crate::server::SILENT_AFTER;
 use crate::{
     Arrival, JobTables, PullMode, Push, SaveFormat, SaveMode, Saved, Servers, SparseConfig,
     TableConfig, TableStats, dense_range,
 };
 use fleet_base::{Error, Result};
 use fleet_net::Time;
+use missing::Missing;
 use place::Split;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -55,6 +59,8 @@ pub struct Client<T> {
     worker: usize,
     /// How long a barrier waits for the other workers.
     patience: Duration,
+    /// How long a worker may say nothing before it is lost.
+    silent_after: Duration,
     transport: T,
     numbers: Mutex<Numbers>,
     splits: Mutex<Vec<Split>>,
@@ -84,6 +90,7 @@ impl<T: Transport> Client<T> {
             job: job.clone(),
             worker,
             patience: PATIENCE_DEFAULT,
+            silent_after: SILENT_AFTER,
             transport,
             numbers: Mutex::default(),
             splits: Mutex::default(),
@@ -338,17 +345,20 @@ impl<T: Transport> Client<T> {
                 })
                 .collect();
             let answers = self.ask(&mut requests)?;
-            let mut missing = BTreeSet::new();
+            let mut missing = Missing::default();
             let mut still = Vec::new();
             for (server, answer) in closed.into_iter().zip(&answers) {
-                let workers = crate::message::Body(answer).u32s(answer.len() as u64 / 4)?;
-                if !workers.is_empty() {
+                if missing.add(answer)? {
                     still.push(server);
                 }
-                missing.extend(workers.iter().copied());
             }
             if still.is_empty() {
                 return Ok(());
+            }
+            // Where pushes are applied when they come, servers decide when to go on without somebody.
+            let silent_after = if self.job.sync { self.silent_after } else { SILENT_AFTER };
+            if let Some(error) = missing.lost(silent_after) {
+                return Err(error);
             }
             if left.is_zero() {
                 return Err(Error::unavailable("not all workers came to a barrier")
@@ -356,7 +366,7 @@ impl<T: Transport> Client<T> {
                         "{} workers within {:?} at '{at:?}'",
                         self.job.worker_count, self.patience
                     ))
-                    .got(format!("{} missing: {missing:?}", missing.len())));
+                    .got(format!("{} missing: {}", missing.count(), missing.names())));
             }
             self.transport.check()?;
             closed = still;
@@ -446,6 +456,16 @@ impl<T: Transport> Servers for Client<T> {
 
     fn arrive(&self, at: Arrival) -> Result<()> {
         self.try_arrive(at).map_err(|error| self.place(error))
+    }
+
+    fn rounds(&self, at: Arrival) -> Result<u64> {
+        let head = Head { word: at as u32, ..Head::default() };
+        let rounds = || -> Result<u64> {
+            let answers = self.ask_all(Method::Rounds, head, &[])?;
+            let rounds: Result<Vec<u64>> = answers.iter().map(|answer| number(answer)).collect();
+            Ok(rounds?.into_iter().min().unwrap_or(0))
+        };
+        rounds().map_err(|error| self.place(error))
     }
 
     fn finish(&self) -> Result<bool> {

@@ -5,15 +5,16 @@
 //! first sends to all servers and then takes the answers. What fails is sent again on another
 //! connection until the deadline; servers do it once (`server/ledger.rs`).
 
+use super::alive::Alive;
 use super::{Client, Request, Transport};
 use crate::JobTables;
 use crate::message::{Body, Head, Method};
-use crate::server::{Caller, hello};
+use crate::server::{Caller, SILENT_AFTER, hello};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
 use fleet_net::{Abort, Deadline, Limits, Log, Time, Token};
 use std::net::SocketAddr;
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A worker whose servers are elsewhere; see [`TableServer`](crate::TableServer) for an example.
@@ -26,6 +27,9 @@ pub struct RemoteOptions {
     /// How long one request is tried, waits for a server that is being started again included
     /// (`FLAGS_rpc_deadline`).
     pub deadline: Duration,
+    /// Other workers of a synchronous job that give no sign of life for so long are an error. This one
+    /// says six times as often that it lives; zero: it does not.
+    pub silent_after: Duration,
     /// Connections to one server, which are the requests on the way to it.
     pub connections_max: usize,
     /// Where it says for whom it waits.
@@ -39,6 +43,7 @@ impl Default for RemoteOptions {
         RemoteOptions {
             calls: CallOptions::default(),
             deadline: super::PATIENCE_DEFAULT,
+            silent_after: SILENT_AFTER,
             connections_max: 16,
             log: Log::stderr(),
             abort: Abort::new(),
@@ -49,12 +54,19 @@ impl Default for RemoteOptions {
 /// Lanes to servers of other processes.
 pub struct Remote {
     lanes: Vec<Lane>,
+    door: Arc<Door>,
+    options: RemoteOptions,
+    alive: Option<Alive>,
+}
+
+/// What it takes to connect.
+pub(super) struct Door {
     caller: Caller,
     /// What the job is, as servers compare it.
     job: Vec<u8>,
     resolve: Box<Resolve>,
     token: Token,
-    options: RemoteOptions,
+    options: CallOptions,
 }
 
 /// Where a server is now.
@@ -84,6 +96,8 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries of a request, doubled from the least to the most.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Signs of life in the span after which a worker counts as silent: several may be lost.
+const SIGNS_IN_SILENCE: u32 = 6;
 /// How long a save, a load or a shrink may take: tables may be large and disks slow.
 const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
 /// How long a server that is to stop is looked for: it may have stopped already.
@@ -123,19 +137,27 @@ impl Client<Remote> {
         let text = job.text();
         let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
         bytes.extend(text.as_bytes());
-        let remote = Remote {
-            lanes: (0..job.server_count).map(|_| Lane::default()).collect(),
+        let door = Arc::new(Door {
             caller: Caller { worker, client: fleet_net::random_number()? },
             job: bytes,
             resolve: Box::new(resolve),
             token: token.clone(),
-            options,
-        };
-        let client = Client::over(job, worker, remote)?;
+            options: options.calls,
+        });
+        let (every, silent_after) = (options.silent_after / SIGNS_IN_SILENCE, options.silent_after);
+        let lanes = (0..job.server_count).map(|_| Lane::default()).collect();
+        let remote = Remote { lanes, door: door.clone(), options, alive: None };
+        let mut client = Client::over(job, worker, remote)?;
+        if !silent_after.is_zero() {
+            client.silent_after = silent_after;
+        }
         let limits = client.transport.limits();
         for server in 0..job.server_count {
             let connected = client.transport.insist(server, &limits, None, |_| Ok(()));
             connected.map_err(|error| client.place(error))?;
+        }
+        if !every.is_zero() {
+            client.transport.alive = Some(Alive::start(door, job.server_count, every)?);
         }
         Ok(client)
     }
@@ -259,22 +281,9 @@ impl Remote {
         self.connect(server, limits, span).inspect_err(|_| lane.closed())
     }
 
-    /// Connects, and makes sure that the server means the same job and still has what we know.
+    /// Connects to a server that still has what we know.
     fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
-        let address = (self.resolve)(server)?;
-        let options = self.options.calls;
-        let soon = limits.at_most(span);
-        let mut connection =
-            CallClient::connect(address, &self.token, &hello(self.caller), options, &soon)?;
-        let parts: [&[u8]; 2] = [&Head::default().encode(), &self.job];
-        let answer = connection.call(Method::Compare as u8, &parts, limits)?;
-        let mut body = Body(&answer);
-        let (number, life) = (body.u64()?, body.u64()?);
-        if number != server as u64 {
-            return Err(Error::invalid(format!("the server at {address} has another number"))
-                .expected(server)
-                .got(number));
-        }
+        let (connection, life, address) = self.door.connect(server, limits, span)?;
         let lane = &self.lanes[server];
         if *lane.life.get_or_init(|| life) != life {
             return Err(Error::invalid("a server was started again and has lost its tables")
@@ -285,7 +294,7 @@ impl Remote {
             let span = Time::now().since(since).as_secs_f64();
             self.options.log.line(format!(
                 "worker {}: server {server} at {address} is back after {span:.1} s",
-                self.caller.worker
+                self.door.caller.worker
             ));
         }
         Ok(connection)
@@ -322,17 +331,42 @@ impl Remote {
         let mut pool = self.lanes[server].lock();
         if pool.down.is_none() {
             pool.down = Some(Time::now());
-            let worker = self.caller.worker;
+            let worker = self.door.caller.worker;
             let name = self.name(server);
             self.options.log.line(format!("worker {worker} waits for {name}: {error}"));
         }
     }
 
     fn name(&self, server: usize) -> String {
-        match (self.resolve)(server) {
+        match (self.door.resolve)(server) {
             Ok(address) => format!("server {server} at {address}"),
             Err(_) => format!("server {server}"),
         }
+    }
+}
+
+impl Door {
+    /// Connects, and makes sure that the server means the same job; with the life of its tables.
+    pub fn connect(
+        &self,
+        server: usize,
+        limits: &Limits,
+        span: Duration,
+    ) -> Result<(CallClient, u64, SocketAddr)> {
+        let address = (self.resolve)(server)?;
+        let soon = limits.at_most(span);
+        let (greeting, options) = (hello(self.caller), self.options);
+        let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
+        let parts: [&[u8]; 2] = [&Head::default().encode(), &self.job];
+        let answer = connection.call(Method::Compare as u8, &parts, limits)?;
+        let mut body = Body(&answer);
+        let (number, life) = (body.u64()?, body.u64()?);
+        if number != server as u64 {
+            return Err(Error::invalid(format!("the server at {address} has another number"))
+                .expected(server)
+                .got(number));
+        }
+        Ok((connection, life, address))
     }
 }
 

@@ -183,7 +183,10 @@ fn who_is_missing_at_a_barrier_is_named() {
     let brief = Duration::from_millis(1);
     let worker = LocalServers::new(&servers, 0).unwrap().with_patience(brief);
     let error = worker.arrive(Arrival::Sent).unwrap_err();
-    assert!(error.to_string().contains("got 2 missing: {1, 2}\n  at worker 0"), "{error}");
+    assert!(
+        error.to_string().contains("got 2 missing: worker 1, worker 2\n  at worker 0"),
+        "{error}"
+    );
 }
 
 #[test]

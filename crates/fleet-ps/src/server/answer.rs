@@ -1,12 +1,13 @@
 //! What every method does.
 
-use super::{Caller, ServerTables, Table, lock};
+use super::{Caller, SILENT_AFTER, ServerTables, Sign, SignKind, Table, lock};
 use crate::message::{
     BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, fill_f32s,
 };
 use crate::save::job;
-use crate::{Arrival, PullMode, Push, SaveFormat, SaveMode, SparseTable, TableStats};
+use crate::{Arrival, PullMode, Push, START_ROUNDS, SaveFormat, SaveMode, SparseTable, TableStats};
 use fleet_base::{Error, Result};
+use fleet_net::Log;
 use std::path::Path;
 use std::time::Duration;
 
@@ -40,7 +41,15 @@ impl ServerTables {
                 let patience = Duration::from_millis(body.u64()?).min(WAIT_MAX);
                 let worker = caller.worker as u32;
                 let missing = self.barrier.missing_after(worker, at, head.count, patience)?;
-                answer.extend(bytes_of(&missing).iter());
+                for (worker, sign) in self.awaited(missing) {
+                    let [kind, span] = sign.numbers();
+                    answer.extend(bytes_of(&[worker, kind, span]).iter());
+                }
+                Ok(())
+            }
+            Method::Alive => Ok(()),
+            Method::Rounds => {
+                answer.extend(self.barrier.rounds(arrival(head.word)?).to_le_bytes());
                 Ok(())
             }
             Method::Stats => {
@@ -174,6 +183,31 @@ impl ServerTables {
         }
         let screened = rows.screen(&push)?;
         lock(pending).hold(caller.worker, head.seq, push, &screened)
+    }
+
+    /// Of those who are missing, the ones that are waited for, and what is known of them. Workers of a
+    /// job that is not synchronous go on without those that are lost, once all have met at the start.
+    fn awaited(&self, missing: Vec<u32>) -> Vec<(u32, Sign)> {
+        let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
+        let mut awaited = Vec::new();
+        for worker in missing {
+            let mut sign = self.presence.sign(worker as usize);
+            if has_begun && sign.kind == SignKind::NeverCame {
+                // It had come to the process before this one, of which this one is the restart.
+                sign = Sign { kind: SignKind::Here, ..sign };
+            }
+            if self.job.sync || !has_begun || !sign.is_lost(SILENT_AFTER) {
+                awaited.push((worker, sign));
+                continue;
+            }
+            Log::stderr().line(format!(
+                "server {}: worker {worker} {}; the others go on without it",
+                self.server,
+                sign.text()
+            ));
+            self.barrier.lose(worker);
+        }
+        awaited
     }
 
     /// All workers have sent: what they pushed is applied.

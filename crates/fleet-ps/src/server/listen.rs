@@ -41,6 +41,9 @@ impl TableServer {
         let served = tables.clone();
         let open = move |hello: &[u8], _peer: SocketAddr| {
             let caller = read_hello(hello);
+            if let Ok(caller) = &caller {
+                served.meets(caller.worker);
+            }
             let talk = Talk { tables: served.clone(), caller, agreed: false };
             Ok(Box::new(talk) as Box<dyn Conversation>)
         };
@@ -92,11 +95,28 @@ struct Talk {
 impl Conversation for Talk {
     fn call(&mut self, method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()> {
         let caller = self.caller.clone()?;
+        self.tables.presence.heard(caller.worker);
         if !self.agreed && method != Method::Compare as u8 {
             return Err(Error::invalid("a client asks before it has said which job it means"));
         }
         self.tables.call(caller, method, request, answer)?;
         self.agreed = true;
         Ok(())
+    }
+}
+
+impl Drop for Talk {
+    fn drop(&mut self) {
+        if let Ok(caller) = &self.caller {
+            self.tables.presence.left(caller.worker);
+        }
+    }
+}
+
+impl ServerTables {
+    /// A worker has connected.
+    fn meets(&self, worker: usize) {
+        self.presence.came(worker);
+        self.barrier.find(worker);
     }
 }

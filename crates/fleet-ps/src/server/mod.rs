@@ -11,6 +11,7 @@ mod ledger;
 mod listen;
 mod log;
 mod pending;
+mod presence;
 mod save;
 
 pub use durable::Durability;
@@ -18,6 +19,7 @@ pub(crate) use ledger::Caller;
 pub use listen::TableServer;
 pub(crate) use listen::hello;
 pub use log::Flush;
+pub(crate) use presence::{SILENT_AFTER, Sign, SignKind};
 
 use crate::message::{Body, Head, Method};
 use crate::{
@@ -27,6 +29,7 @@ use crate::{
 use fleet_base::{Error, Result};
 use ledger::Ledger;
 use pending::Pending;
+use presence::Presence;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -51,6 +54,7 @@ pub struct ServerTables {
     life: u64,
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
+    presence: Presence,
     ledger: Ledger,
     /// Held shared by what changes tables; exclusively where a snapshot of all of them is cut.
     gate: RwLock<()>,
@@ -88,6 +92,7 @@ impl ServerTables {
             life: fleet_net::random_number()?,
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
+            presence: Presence::new(job.worker_count),
             ledger: Ledger::default(),
             gate: RwLock::new(()),
             keeper: None,

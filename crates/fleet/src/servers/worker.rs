@@ -11,7 +11,7 @@ use fleet_nn::Programs;
 use fleet_ops::Services;
 use fleet_ps::{
     Arrival, Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats,
-    GeoCommunicator, Servers,
+    GeoCommunicator, START_ROUNDS, Servers,
 };
 use fleet_strategy::servers::Exchange;
 use fleet_tensor::Tensor;
@@ -208,17 +208,39 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
     Ok(())
 }
 
-/// Worker 0 brings the parameters; all take them.
+/// Worker 0 brings the parameters; all take them. A worker that was started again finds how far they are.
 fn meet(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
-    servers.arrive(Arrival::Received)?;
-    if servers.worker() == 0 {
-        for table in &job.plan.tables.dense {
-            servers.set_dense(table.table_id, &gather(session, &table.params)?)?;
-        }
+    let met = servers.rounds(Arrival::Received)?;
+    if met >= START_ROUNDS {
+        can_come_back(job)?;
+        return pull(servers, job, session);
     }
-    servers.arrive(Arrival::Received)?;
-    pull(servers, job, session)?;
-    servers.arrive(Arrival::Received)
+    for round in met..START_ROUNDS {
+        if round == 1 && servers.worker() == 0 {
+            for table in &job.plan.tables.dense {
+                servers.set_dense(table.table_id, &gather(session, &table.params)?)?;
+            }
+        }
+        if round == 2 {
+            pull(servers, job, session)?;
+        }
+        servers.arrive(Arrival::Received)?;
+    }
+    Ok(())
+}
+
+/// Whether a worker may join a job that trains already.
+fn can_come_back(job: &ServerJob) -> Result<()> {
+    let why = match job.plan.exchange {
+        Exchange::Async | Exchange::HalfAsync => return Ok(()),
+        Exchange::Sync => "the others wait in the middle of a step of which a part may be applied",
+        Exchange::Geo { .. } => "what it had trained and not sent yet is lost to the others",
+    };
+    Err(Error::unavailable(format!(
+        "a worker of a job in {} mode cannot be started again alone: {why}",
+        job.plan.exchange.name()
+    ))
+    .help("start the whole job again from a save or a checkpoint"))
 }
 
 fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
@@ -245,6 +267,9 @@ fn copies(job: &ServerJob) -> Copies {
 
 fn meet_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
     let servers = geo.servers();
+    if servers.rounds(Arrival::Received)? >= START_ROUNDS {
+        can_come_back(job)?;
+    }
     servers.arrive(Arrival::Received)?;
     if servers.worker() == 0 {
         for (table, params, width) in copies(job) {

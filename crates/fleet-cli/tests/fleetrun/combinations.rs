@@ -1,0 +1,283 @@
+//! Training with parameter servers as real processes: every mode, rules of all kinds, one to three
+//! servers and one to four workers, each held to one process.
+//!
+//! The program that `fleetrun` starts is this test binary, told to run [`a_process`] alone.
+//!
+//! * sync: workers divide the batches of one process.
+//! * half-async, async: what is trained is a sum, whose gradients do not depend on the parameters: whatever
+//!   comes when, so many pushes are so many steps of one process.
+//! * geo: of the same sum, of which every exchange brings the servers a worker's share.
+
+use crate::Place;
+use fleet::nn::optimizer::OptimizerDesc;
+use fleet::prelude::*;
+use fleet::ps::PullMode;
+use fleet::rng::Sequence;
+use fleet::{DistributedStrategy, Fleet};
+use std::sync::Mutex;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mode {
+    Sync,
+    HalfAsync,
+    Async,
+    Geo(i32),
+}
+
+/// (mode, rule, servers, workers)
+type Case = (Mode, &'static str, usize, usize);
+
+const CASES: [Case; 24] = [
+    (Mode::Sync, "sgd", 1, 1),
+    (Mode::Sync, "sgd", 1, 4),
+    (Mode::Sync, "sgd", 3, 3),
+    (Mode::Sync, "momentum", 2, 3),
+    (Mode::Sync, "momentum", 3, 2),
+    (Mode::Sync, "adagrad", 1, 2),
+    (Mode::Sync, "adagrad", 3, 4),
+    (Mode::Sync, "adam", 2, 4),
+    (Mode::Sync, "adam", 2, 1),
+    (Mode::HalfAsync, "sgd", 1, 3),
+    (Mode::HalfAsync, "momentum", 2, 2),
+    (Mode::HalfAsync, "adagrad", 3, 1),
+    (Mode::HalfAsync, "adam", 2, 4),
+    (Mode::HalfAsync, "adam", 3, 3),
+    (Mode::Async, "sgd", 1, 2),
+    (Mode::Async, "sgd", 3, 4),
+    (Mode::Async, "momentum", 2, 1),
+    (Mode::Async, "adagrad", 2, 3),
+    (Mode::Async, "adam", 1, 4),
+    (Mode::Async, "adam", 3, 2),
+    (Mode::Geo(1), "sgd", 1, 1),
+    (Mode::Geo(2), "sgd", 1, 4),
+    (Mode::Geo(4), "sgd", 2, 3),
+    (Mode::Geo(2), "sgd", 3, 2),
+];
+
+/// What training may differ from that of one process: rounding.
+const LIMIT: f32 = 1e-6;
+const STEPS: u64 = 8;
+const ROWS: i64 = 8;
+const DIM: i64 = 3;
+/// Samples of one worker's batch; each has so many ids.
+const BATCH: usize = 6;
+const IDS: usize = 4;
+/// Tells a started process which of [`CASES`] it belongs to.
+const CASE: &str = "COMBINATION";
+/// Jobs on their way at once.
+const JOBS_AT_ONCE: usize = 2;
+
+fn optimizer(rule: &str) -> OptimizerDesc {
+    match rule {
+        "sgd" => Sgd::new(0.1).into(),
+        "momentum" => Momentum::new(0.05, 0.9).into(),
+        "adagrad" => Adagrad::new(0.05).initial_accumulator_value(0.1).into(),
+        _ => Adam::new(0.01).into(),
+    }
+}
+
+fn strategy(mode: Mode) -> DistributedStrategy {
+    match mode {
+        Mode::Sync | Mode::HalfAsync => DistributedStrategy::new().with_a_sync(false),
+        Mode::Async => DistributedStrategy::new().with_a_sync(true),
+        Mode::Geo(k_steps) => DistributedStrategy::new().use_geo(k_steps),
+    }
+}
+
+/// Rows of a table and numbers beside them, which end in one number.
+fn build(net: &Net, mode: Mode) -> Var<'_> {
+    let ids = net.data("ids", [-1, IDS as i64], DType::I64);
+    let x = net.data("x", [-1, 2], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let attr = ParamAttr::from("table").init(Init::Constant(0.25));
+    let rows = ids.embedding(Embedding::new(ROWS, DIM).sparse().weight(attr)).flatten(1);
+    match mode {
+        Mode::Sync => {
+            let hidden = net.concat(&[rows, x], 1).fc(Fc::new(5).act(Act::Tanh));
+            hidden.fc(1).mse_loss(y, Reduction::Mean)
+        }
+        // A sum: its gradients are the numbers fed, whatever the parameters are.
+        _ => rows.sum() * 0.05 + (x.fc(Fc::new(2)) * y).sum() * 0.05,
+    }
+}
+
+/// What a worker is fed at a step: its part of the batch of all, or in a sum what everybody is fed.
+fn batch(mode: Mode, step: u64, from: usize, count: usize) -> [(&'static str, Tensor); 3] {
+    let (step, from) = if mode == Mode::Sync { (step, from) } else { (0, 0) };
+    let row = |at: usize| Sequence::new(step + 1, at as u64);
+    let (mut ids, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new());
+    for at in from..from + count {
+        let mut rng = row(at);
+        let mut number = || rng.below(2001) as f32 / 1000.0 - 1.0;
+        x.extend([number(), number()]);
+        y.push(number());
+        // Every row is seen at every step: what rules do with rows that were not is another question.
+        ids.extend((0..IDS).map(|id| ((at * IDS + id) as i64 + step as i64) % ROWS));
+    }
+    let count = count as i64;
+    [
+        ("ids", Tensor::from_slice(&ids, [count, IDS as i64]).unwrap()),
+        ("x", Tensor::from_slice(&x, [count, 2]).unwrap()),
+        ("y", Tensor::from_slice(&y, [count, 1]).unwrap()),
+    ]
+}
+
+fn fed<'a>(batch: &'a [(&'static str, Tensor); 3]) -> Vec<(&'static str, &'a Tensor)> {
+    batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
+}
+
+/// All parameters but the table, one after another.
+fn layers(session: &Session) -> Vec<f32> {
+    let mut names: Vec<&str> =
+        session.programs.main.parameters().map(|(_, var)| &*var.name).collect();
+    names.retain(|name| *name != "table");
+    names.sort_unstable();
+    let values = |name: &&str| session.scope.tensor(name).unwrap().to_vec::<f32>().unwrap();
+    names.iter().flat_map(values).collect()
+}
+
+/// What one process makes of the job.
+fn alone(case @ (mode, _, _, workers): Case) -> Vec<f32> {
+    match mode {
+        Mode::Sync => train(case, STEPS, BATCH * workers),
+        Mode::HalfAsync | Mode::Async => train(case, STEPS * workers as u64, BATCH),
+        Mode::Geo(k_steps) => geo(case, k_steps as u64),
+    }
+}
+
+/// GEO by its formula, in multiples of what one step of sgd adds: of the difference that a worker has, an
+/// exchange brings the servers the share of one worker of all.
+fn geo(case @ (.., workers): Case, k_steps: u64) -> Vec<f32> {
+    let arrived = |exchanges: u64| {
+        let (mut own, mut all) = (0.0, 0.0);
+        for _ in 0..STEPS / k_steps {
+            own += k_steps as f64;
+            for _ in 0..exchanges {
+                all += own;
+                own -= own / workers as f64;
+            }
+        }
+        all as f32
+    };
+    let (start, one) = (train(case, 0, BATCH), train(case, 1, BATCH));
+    let table = (ROWS * DIM) as usize;
+    // At the end of the steps, and at the flush that follows; rows only where they were touched since.
+    let times = |at: usize| if at < table { arrived(1) } else { arrived(2) };
+    start.iter().zip(&one).enumerate().map(|(at, (a, b))| a + times(at) * (b - a)).collect()
+}
+
+/// What so many steps of one process come to.
+fn train((mode, rule, ..): Case, steps: u64, count: usize) -> Vec<f32> {
+    let net = Net::new();
+    let loss = build(&net, mode);
+    net.minimize(loss, optimizer(rule)).unwrap();
+    let mut session = Session::new(net.build().unwrap(), ExecOptions::threads(1)).unwrap();
+    for step in 0..steps {
+        session.run(&fed(&batch(mode, step, 0, count)), &[]).unwrap();
+    }
+    let mut all = session.scope.tensor("table").unwrap().to_vec::<f32>().unwrap();
+    all.extend(layers(&session));
+    all
+}
+
+/// What a started process does; nothing in the process of the tests.
+#[test]
+fn a_process() {
+    let Some(case) = std::env::var(CASE).ok().and_then(|it| it.parse::<usize>().ok()) else {
+        return;
+    };
+    if let Err(error) = take_part(CASES[case]) {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn take_part((mode, rule, ..): Case) -> Result<()> {
+    let fleet = Fleet::from_env()?;
+    let net = Net::new();
+    let loss = build(&net, mode);
+    let job = fleet
+        .distributed_optimizer(optimizer(rule), &strategy(mode))
+        .half_async(mode == Mode::HalfAsync)
+        .minimize_on_servers(&net, loss)?;
+    if fleet.is_server() {
+        fleet.init_server(&job)?.run();
+        return Ok(());
+    }
+    let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::threads(1))?;
+    let own = fleet.worker_index();
+    for step in 0..STEPS {
+        let next = batch(mode, step + 1, own * BATCH, BATCH);
+        worker.look_ahead(&fed(&next))?;
+        worker.run(&fed(&batch(mode, step, own * BATCH, BATCH)), &[])?;
+        if let Mode::Geo(k_steps) = mode
+            && (step + 1) % k_steps as u64 == 0
+        {
+            worker.flush()?;
+        }
+    }
+    if !job.plan.exchange.is_geo() {
+        worker.flush()?;
+    }
+    worker.barrier()?;
+    let ids: Vec<u64> = (0..ROWS as u64).collect();
+    let mut all = vec![0.0; (ROWS * DIM) as usize];
+    worker.servers().pull_sparse(0, &ids, &mut all, PullMode::Infer)?;
+    for table in &job.plan.tables.dense {
+        let mut values = vec![0.0; table.len];
+        worker.servers().pull_dense(table.table_id, &mut values)?;
+        all.extend(values);
+    }
+    worker.barrier()?;
+    worker.stop()?;
+    let bits: Vec<String> = all.iter().map(|value| value.to_bits().to_string()).collect();
+    println!("\nparameters {}", bits.join(" "));
+    Ok(())
+}
+
+/// Runs one job; what is wrong with it.
+fn run(index: usize) -> Option<String> {
+    let case @ (mode, rule, servers, workers) = CASES[index];
+    let place = Place::new(&format!("combination{index}"), "");
+    let binary = std::env::current_exe().unwrap();
+    let mut command =
+        place.command(&format!("--server_num {servers} --worker_num {workers} --log_overwrite"));
+    command.arg(binary).args(["combinations::a_process", "--exact", "--nocapture"]);
+    let output = command.env(CASE, index.to_string()).output().unwrap();
+    let what = format!("{mode:?}, {rule}, {servers} servers, {workers} workers");
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Some(format!("{what}: {}\n{said}", place.read("log/workerlog.0")));
+    }
+    let want = alone(case);
+    let mut worst = 0.0f32;
+    for worker in 0..workers {
+        let log = place.read(&format!("log/workerlog.{worker}"));
+        let Some(line) = log.lines().find_map(|line| line.strip_prefix("parameters ")) else {
+            return Some(format!("{what}: worker {worker} printed no parameters:\n{log}"));
+        };
+        let got: Vec<f32> =
+            line.split(' ').map(|bits| f32::from_bits(bits.parse().unwrap())).collect();
+        assert_eq!(got.len(), want.len(), "{what}");
+        worst = want.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(worst, f32::max);
+    }
+    println!("{what}: {worst:e}");
+    (worst > LIMIT || worst.is_nan()).then(|| format!("{what}: off by {worst}"))
+}
+
+#[test]
+fn every_combination_trains_as_one_process() {
+    let (next, wrong) = (Mutex::new(0..CASES.len()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..JOBS_AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let Some(index) = next.lock().unwrap().next() else { return };
+                    wrong.lock().unwrap().extend(run(index));
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,49 @@
+//! Who is missing at a barrier, and what servers know of them.
+
+use crate::message::Body;
+use crate::server::Sign;
+use fleet_base::{Error, Result};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Missing workers; of what several servers know the most hopeful counts.
+#[derive(Default)]
+pub(super) struct Missing(BTreeMap<u32, Sign>);
+
+impl Missing {
+    /// Adds what a server has answered; returns whether anybody is missing there.
+    pub fn add(&mut self, answer: &[u8]) -> Result<bool> {
+        let numbers = Body(answer).u32s(answer.len() as u64 / 4)?;
+        for told in numbers.chunks_exact(3) {
+            let sign = Sign::from_numbers([told[1], told[2]])?;
+            let known = self.0.entry(told[0]).or_insert(sign);
+            if sign.span < known.span {
+                *known = sign;
+            }
+        }
+        Ok(!numbers.is_empty())
+    }
+
+    /// The error of a worker that will not come.
+    pub fn lost(&self, silent_after: Duration) -> Option<Error> {
+        let (worker, sign) = self.0.iter().find(|(_, sign)| {
+            sign.kind != crate::server::SignKind::NeverCame && sign.is_lost(silent_after)
+        })?;
+        let others = match self.0.len() {
+            1 => String::new(),
+            _ => format!("; missing are {}", self.names()),
+        };
+        Some(Error::unavailable(format!("worker {worker} {}{others}", sign.text())).help(
+            "the end of its log says why; workers of a synchronous job stand or fall together",
+        ))
+    }
+
+    pub fn names(&self) -> String {
+        let names: Vec<String> = self.0.keys().map(|worker| format!("worker {worker}")).collect();
+        names.join(", ")
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+}

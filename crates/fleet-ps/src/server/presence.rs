@@ -1,0 +1,153 @@
+//! Who is there: the connections of every worker, and when it was heard last.
+//!
+//! A worker that dies loses its connections at once; one that is stopped, or whose host is gone, keeps
+//! them and says nothing any more. Workers say that they live every few seconds, whatever else they do.
+
+use fleet_base::{Error, Result};
+use fleet_net::Time;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+/// Connections break and are made again within a second or two; who has none for so long is gone.
+pub(crate) const GONE_AFTER: Duration = Duration::from_secs(6);
+/// Whoever is not heard of for so long is stopped, or out of reach.
+pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(30);
+
+/// What a server knows of a worker, and for how long it has been so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sign {
+    pub kind: SignKind,
+    pub span: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SignKind {
+    /// It has not connected since this server began.
+    NeverCame,
+    /// It is connected; the span is since it was heard.
+    Here,
+    /// It was connected; the span is since its last connection closed.
+    Gone,
+}
+
+pub(crate) struct Presence {
+    began: Time,
+    workers: Vec<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    connections: AtomicUsize,
+    /// Nanoseconds of the clock; 0: never.
+    last: AtomicU64,
+}
+
+impl Presence {
+    pub fn new(worker_count: usize) -> Presence {
+        let workers = (0..worker_count).map(|_| Seen::default()).collect();
+        Presence { began: Time::now(), workers }
+    }
+
+    pub fn came(&self, worker: usize) {
+        self.hear(worker, |seen| _ = seen.connections.fetch_add(1, SeqCst));
+    }
+
+    pub fn left(&self, worker: usize) {
+        self.hear(worker, |seen| _ = seen.connections.fetch_sub(1, SeqCst));
+    }
+
+    pub fn heard(&self, worker: usize) {
+        self.hear(worker, |_| ());
+    }
+
+    fn hear(&self, worker: usize, change: impl Fn(&Seen)) {
+        // Whoever says a number that is none of the job's is refused elsewhere.
+        let Some(seen) = self.workers.get(worker) else { return };
+        seen.last.store(Time::now().nanos().max(1), SeqCst);
+        change(seen);
+    }
+
+    pub fn sign(&self, worker: usize) -> Sign {
+        let now = Time::now();
+        let never = Sign { kind: SignKind::NeverCame, span: now.since(self.began) };
+        let Some(seen) = self.workers.get(worker) else { return never };
+        match (seen.last.load(SeqCst), seen.connections.load(SeqCst)) {
+            (0, _) => never,
+            (last, count) => {
+                let kind = if count == 0 { SignKind::Gone } else { SignKind::Here };
+                Sign { kind, span: now.since(Time::from_nanos(last)) }
+            }
+        }
+    }
+}
+
+impl Sign {
+    /// Whether a worker of a job that has begun is lost, at the latest after so long without a sign.
+    pub fn is_lost(self, silent_after: Duration) -> bool {
+        let bound = match self.kind {
+            SignKind::Gone => GONE_AFTER.min(silent_after),
+            SignKind::Here | SignKind::NeverCame => silent_after,
+        };
+        self.span >= bound
+    }
+
+    pub fn text(self) -> String {
+        let seconds = self.span.as_secs_f64();
+        match self.kind {
+            SignKind::NeverCame => format!("has not come for {seconds:.1} s"),
+            SignKind::Gone => {
+                format!("is gone: it closed its last connection {seconds:.1} s before")
+            }
+            SignKind::Here => format!(
+                "has been silent for {seconds:.1} s: the process is stopped or its host cannot be \
+                 reached"
+            ),
+        }
+    }
+
+    /// As a message has it.
+    pub fn numbers(self) -> [u32; 2] {
+        let kind = match self.kind {
+            SignKind::NeverCame => 0,
+            SignKind::Here => 1,
+            SignKind::Gone => 2,
+        };
+        [kind, u32::try_from(self.span.as_millis()).unwrap_or(u32::MAX)]
+    }
+
+    pub fn from_numbers([kind, milliseconds]: [u32; 2]) -> Result<Sign> {
+        let kind = match kind {
+            0 => SignKind::NeverCame,
+            1 => SignKind::Here,
+            2 => SignKind::Gone,
+            _ => return Err(Error::internal("a server's answer is not understood").got(kind)),
+        };
+        Ok(Sign { kind, span: Duration::from_millis(milliseconds.into()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_and_goes_is_known() {
+        let presence = Presence::new(2);
+        assert_eq!(presence.sign(1).kind, SignKind::NeverCame);
+        presence.came(1);
+        presence.came(1);
+        presence.left(1);
+        assert_eq!(presence.sign(1).kind, SignKind::Here);
+        presence.left(1);
+        let sign = presence.sign(1);
+        assert_eq!(sign.kind, SignKind::Gone);
+        assert!(!sign.is_lost(SILENT_AFTER) && sign.is_lost(Duration::ZERO));
+        assert!(Sign { span: GONE_AFTER, ..sign }.is_lost(SILENT_AFTER));
+        assert!(!Sign { span: GONE_AFTER, kind: SignKind::Here }.is_lost(SILENT_AFTER));
+        presence.heard(7);
+        assert_eq!(presence.sign(7).kind, SignKind::NeverCame);
+        let told = Sign { span: Duration::from_millis(1500), ..sign };
+        assert_eq!(Sign::from_numbers(told.numbers()).unwrap(), told);
+        assert!(Sign::from_numbers([3, 0]).is_err());
+    }
+}

@@ -1,0 +1,136 @@
+//! Workers that die, stop or are started again: real processes, and what the others are told.
+
+use crate::common::{DENSE, Fleet, dense, job, options};
+use fleet_base::ErrorKind;
+use fleet_net::{Log, Token};
+use fleet_ps::{Arrival, RemoteOptions, RemoteServers, START_ROUNDS, Servers};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Tells a started process the addresses of its servers, and whether the job is synchronous.
+const SERVERS: &str = "PS_DEATHS_SERVERS";
+const TOKEN: &str = "PS_DEATHS_TOKEN";
+const SYNC: &str = "PS_DEATHS_SYNC";
+
+/// Worker 1, in a process of its own: meets the others and waits for its end. Nothing in the process of
+/// the tests.
+#[test]
+fn a_worker() {
+    let Ok(addresses) = std::env::var(SERVERS) else { return };
+    let addresses: Vec<SocketAddr> = addresses.split(',').map(|it| it.parse().unwrap()).collect();
+    let token = Token::from_text(&std::env::var(TOKEN).unwrap()).unwrap();
+    let job = job(addresses.len(), 2, std::env::var(SYNC).unwrap() == "true");
+    let worker = RemoteServers::connect(&job, 1, &addresses, &token, vigilant()).unwrap();
+    (0..START_ROUNDS).for_each(|_| worker.arrive(Arrival::Received).unwrap());
+    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Silence is noticed after three seconds, so that a test need not last half a minute.
+fn vigilant() -> RemoteOptions {
+    RemoteOptions { log: Log::silent(), silent_after: Duration::from_secs(3), ..options() }
+}
+
+struct Other(Child);
+
+impl Other {
+    fn start(fleet: &Fleet, sync: bool) -> Other {
+        let addresses: Vec<String> = fleet.addresses().iter().map(ToString::to_string).collect();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["deaths::a_worker", "--exact", "--nocapture"])
+            .env(SERVERS, addresses.join(","))
+            .env(TOKEN, fleet.token.to_text())
+            .env(SYNC, sync.to_string())
+            .stdout(Stdio::null())
+            .spawn();
+        Other(child.unwrap())
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // It may have been killed before.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A job of this process's worker 0 and the other process, after the start.
+fn together(sync: bool) -> (Fleet, RemoteServers, Other) {
+    let fleet = Fleet::start(&job(2, 2, sync));
+    let other = Other::start(&fleet, sync);
+    let (addresses, options) = (fleet.addresses(), vigilant());
+    let worker = RemoteServers::connect(&fleet.job, 0, &addresses, &fleet.token, options).unwrap();
+    (0..START_ROUNDS).for_each(|_| worker.arrive(Arrival::Received).unwrap());
+    (fleet, worker, other)
+}
+
+/// Waits until what the other has pushed is applied.
+fn other_has_pushed(worker: &RemoteServers) {
+    let begun = Instant::now();
+    while dense(worker) != [-1.0; 5] {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the other has pushed nothing");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_is_named_to_the_others_of_a_synchronous_job() {
+    let (_fleet, worker, other) = together(true);
+    other.signal("KILL");
+    let begun = Instant::now();
+    let error = worker.arrive(Arrival::Sent).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("worker 1 is gone: it closed its last connection"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(60), "not by patience: {text}");
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_named_too() {
+    let (_fleet, worker, other) = together(true);
+    // It lives without working: signs of life keep it from being given up.
+    let worker = worker.with_patience(Duration::from_secs(5));
+    let text = worker.arrive(Arrival::Sent).unwrap_err().to_string();
+    assert!(text.contains("1 missing: worker 1"), "{text}");
+    other.signal("STOP");
+    let worker = worker.with_patience(Duration::from_secs(120));
+    let text = worker.arrive(Arrival::Sent).unwrap_err().to_string();
+    assert!(text.contains("worker 1 has been silent for"), "{text}");
+}
+
+#[test]
+fn others_go_on_where_nobody_waits_for_anybody() {
+    let (_fleet, worker, other) = together(false);
+    other_has_pushed(&worker);
+    other.signal("KILL");
+    worker.arrive(Arrival::Received).unwrap();
+    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+    assert_eq!(dense(&worker), [-2.0; 5], "what it had pushed stays");
+    assert_eq!(worker.rounds(Arrival::Received).unwrap(), START_ROUNDS + 1);
+    assert!(worker.finish().unwrap(), "nobody else is left");
+}
+
+#[test]
+fn who_comes_back_is_waited_for_again() {
+    let (fleet, worker, other) = together(false);
+    other.signal("KILL");
+    drop(other);
+    worker.arrive(Arrival::Received).unwrap();
+    let again = fleet.worker(1);
+    assert_eq!(again.rounds(Arrival::Received).unwrap(), START_ROUNDS + 1);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| worker.arrive(Arrival::Received));
+        again.arrive(Arrival::Received).unwrap();
+        waits.join().unwrap().unwrap();
+    });
+    assert!(!again.finish().unwrap() && worker.finish().unwrap());
+}
