@@ -195,18 +195,40 @@ pub(crate) fn run_counted(
     before: &mut dyn FnMut(&mut Scope) -> Result<()>,
 ) -> Result<DatasetReport> {
     check_inputs(program, dataset)?;
+    run_steps(dataset, run, false, |batch, _, names, out| {
+        before(scope)?;
+        executor.run_into(program, scope, &batch.feeds(), names, out)
+    })
+}
+
+/// One pass, whose steps are the caller's: it is given a batch, the next one where it `looks_ahead` and there
+/// is one, what to fetch, and where to.
+pub(crate) fn run_steps(
+    dataset: &dyn Dataset,
+    run: DatasetRun<'_>,
+    looks_ahead: bool,
+    mut step: impl FnMut(&Batch, Option<&Batch>, &[&str], &mut Vec<Tensor>) -> Result<()>,
+) -> Result<DatasetReport> {
     let mut batches = Prefetch::start(dataset.sources(run.threads)?, dataset.layout(), run.ahead)?;
     let mut pass = Pass::new(run);
     let names: Vec<String> = pass.run.fetch.iter().map(|(_, name)| name.clone()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (mut batch, mut out) = (Batch::new(dataset.layout()), Vec::new());
     pass.leave_out(&mut batches, &mut batch)?;
-    while pass.next(&mut batches, &mut batch)? {
-        before(scope)?;
-        executor
-            .run_into(program, scope, &batch.feeds(), &names, &mut out)
+    let mut coming = Batch::new(dataset.layout());
+    let mut more = pass.next(&mut batches, &mut batch)?;
+    while more {
+        let ahead = looks_ahead && pass.next(&mut batches, &mut coming)?;
+        step(&batch, ahead.then_some(&coming), &names, &mut out)
             .map_err(|error| error.at(format!("batch {} of the dataset", pass.done() + 1)))?;
         pass.after_step(batch.len() as u64, &mut out)?;
+        more = match looks_ahead {
+            true => ahead,
+            false => pass.next(&mut batches, &mut batch)?,
+        };
+        if ahead {
+            std::mem::swap(&mut batch, &mut coming);
+        }
     }
     pass.end(&batches)
 }
@@ -327,7 +349,7 @@ impl<'a> Pass<'a> {
 }
 
 /// Every input of the program must be filled, before threads are started.
-fn check_inputs(program: &Program, dataset: &dyn Dataset) -> Result<()> {
+pub(crate) fn check_inputs(program: &Program, dataset: &dyn Dataset) -> Result<()> {
     let given: Vec<&str> = dataset.layout().names().collect();
     let missing = program.vars().find(|(_, var)| var.is_data && !given.contains(&&*var.name));
     match missing {

@@ -27,7 +27,7 @@ use fleet_topology::{Env, Mode, Topology};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How long ranks wait for each other to come; a machine may still be loading its program.
@@ -60,7 +60,9 @@ const NOTICE_SPAN: Duration = Duration::from_secs(5);
 /// ```
 pub struct Fleet {
     topology: Topology,
-    link: Option<Link>,
+    /// Ranks of a collective job connect at once, workers of parameter servers when they first need it.
+    link: OnceLock<Link>,
+    connecting: Mutex<()>,
 }
 
 /// The way to the other ranks.
@@ -88,15 +90,12 @@ impl Fleet {
 
     /// A rank with a known place; returns when all ranks have come.
     pub fn init(topology: Topology) -> Result<Fleet> {
-        let link = match topology.worker_num() {
-            1 => None,
-            // These meet at their servers.
-            _ if topology.mode() == Mode::ParameterServer => None,
-            _ => Some(Link::connect(&topology).map_err(|error| {
-                error.at(format!("rank {} of {}", topology.rank(), topology.worker_num()))
-            })?),
-        };
-        Ok(Fleet { topology, link })
+        let fleet = Fleet { topology, link: OnceLock::new(), connecting: Mutex::default() };
+        // Workers of parameter servers meet at their servers.
+        if fleet.topology.mode() != Mode::ParameterServer {
+            fleet.group()?;
+        }
+        Ok(fleet)
     }
 
     pub fn topology(&self) -> &Topology {
@@ -122,13 +121,20 @@ impl Fleet {
 
     /// The way to the other workers; none for a worker alone.
     fn group(&self) -> Result<Option<&Link>> {
-        if self.link.is_none() && self.worker_num() > 1 {
-            return Err(Error::unsupported(
-                "workers of parameter servers have no group of their own",
-            )
-            .help("they meet at the servers: Worker::barrier"));
+        if self.worker_num() == 1 || self.link.get().is_some() {
+            return Ok(self.link.get());
         }
-        Ok(self.link.as_ref())
+        if !self.topology.is_worker() {
+            return Err(Error::invalid("only workers have a group").got(self.topology.role()));
+        }
+        let _one = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.link.get().is_none() {
+            let link = Link::connect(&self.topology).map_err(|error| {
+                error.at(format!("rank {} of {}", self.topology.rank(), self.worker_num()))
+            })?;
+            return Ok(Some(self.link.get_or_init(|| link)));
+        }
+        Ok(self.link.get())
     }
 
     /// The group of all workers; a worker alone has none.
@@ -175,7 +181,7 @@ impl Fleet {
         let executor = Executor::new(ExecOptions { num_threads, ..options });
         let executor = executor.services(self.services(&job.plan.rings)?);
         let session = Session::with_executor(programs, executor)?;
-        if let Some(link) = &self.link {
+        if let Some(link) = self.link.get() {
             link.steps.lock().unwrap_or_else(PoisonError::into_inner).push(session.step_count());
         }
         Ok(session)
@@ -227,7 +233,7 @@ impl Fleet {
         folder: impl AsRef<Path>,
         policy: CheckpointPolicy,
     ) -> Result<Checkpoints> {
-        match &self.link {
+        match self.group()? {
             None => Checkpoints::open(folder, policy),
             Some(link) => Checkpoints::open_together(folder.as_ref(), policy, &link.everyone),
         }
@@ -236,7 +242,7 @@ impl Fleet {
     /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it, or
     /// while others still train, or after another number of steps, is an error on the others.
     pub fn finish(&self) -> Result<()> {
-        let Some(link) = &self.link else { return Ok(()) };
+        let Some(link) = self.link.get() else { return Ok(()) };
         link.finish_rings()?;
         link.compare_steps()?;
         link.finished.store(true, SeqCst);
@@ -244,7 +250,7 @@ impl Fleet {
     }
 
     fn services(&self, rings: &[RingSpec]) -> Result<Services> {
-        let Some(link) = &self.link else { return Ok(Services::none()) };
+        let Some(link) = self.link.get() else { return Ok(Services::none()) };
         let mut services = Services::none();
         for ring in rings {
             let members: Vec<usize> = ring.members().collect();

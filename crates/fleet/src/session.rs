@@ -32,6 +32,15 @@ impl Session {
     pub fn with_executor(programs: Programs, mut executor: Executor) -> Result<Session> {
         let mut scope = Scope::new();
         executor.run(&programs.startup, &mut scope, &[], &[])?;
+        Session::with_scope(programs, scope, executor)
+    }
+
+    /// With a scope that has what the startup program would make.
+    pub(crate) fn with_scope(
+        programs: Programs,
+        scope: Scope,
+        executor: Executor,
+    ) -> Result<Session> {
         let test = programs.for_test()?;
         Ok(Session { programs, scope, executor, test, steps: Arc::default() })
     }
@@ -62,6 +71,23 @@ impl Session {
         self.steps.fetch_add(1, Relaxed);
         set_rates(&self.programs.host_rates, &mut self.scope)?;
         self.executor.run(&self.programs.main, &mut self.scope, feed, fetch)
+    }
+
+    /// A training step into tensors that are there already.
+    pub(crate) fn run_into(
+        &mut self,
+        feed: &[(&str, &Tensor)],
+        fetch: &[&str],
+        out: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        self.steps.fetch_add(1, Relaxed);
+        set_rates(&self.programs.host_rates, &mut self.scope)?;
+        self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out)
+    }
+
+    /// The forward part, as for inference.
+    pub(crate) fn test_program(&self) -> &Program {
+        &self.test
     }
 
     /// Counts the training steps of this session.

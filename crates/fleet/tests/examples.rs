@@ -33,6 +33,7 @@ examples! {
     quick_start: "../../../examples/quick_start.rs",
     recompute: "../../../examples/recompute.rs",
     resnet: "../../../examples/resnet.rs",
+    servers_dataset: "../../../examples/servers_dataset.rs",
     strategy: "../../../examples/strategy.rs",
     sync_batch_norm: "../../../examples/sync_batch_norm.rs",
     vgg: "../../../examples/vgg.rs",

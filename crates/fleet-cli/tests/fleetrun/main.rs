@@ -3,6 +3,7 @@
 //! Scripts are of the shell, so that no interpreter must be there. Nothing depends on how long
 //! something takes: what is waited for is waited for up to a generous deadline.
 
+mod clicks;
 mod combinations;
 mod demos;
 mod drawn;

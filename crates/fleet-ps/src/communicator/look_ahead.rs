@@ -87,6 +87,16 @@ impl LookAhead {
         self.shared.changed.notify_all();
     }
 
+    /// Forgets what was asked for, and waits for what is on the way: afterwards nobody asks the servers.
+    pub fn rest(&self) {
+        let mut state = lock(&self.shared.state);
+        state.asked.retain(|asked| matches!(asked.answer, Answer::OnTheWay));
+        while state.asked.iter().any(|asked| matches!(asked.answer, Answer::OnTheWay)) {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.asked.clear();
+    }
+
     /// The rows of these ids, if they were asked for; waits for them when they are on the way.
     pub fn take(&self, table: u32, ids: &[u64], rows: &mut [f32]) -> Result<bool> {
         let mut state = lock(&self.shared.state);
@@ -133,9 +143,14 @@ fn deliver(asked: Option<Asked>, rows: &mut [f32]) -> Result<bool> {
 
 impl Drop for LookAhead {
     fn drop(&mut self) {
-        lock(&self.shared.state).closed = true;
+        let waits = {
+            let mut state = lock(&self.shared.state);
+            state.closed = true;
+            state.asked.iter().any(|asked| matches!(asked.answer, Answer::OnTheWay))
+        };
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
+        // A thread that waits for a server, which may be gone, ends by itself.
+        if let Some(thread) = self.thread.take().filter(|_| !waits) {
             // A panic has been reported by its thread.
             let _ = thread.join();
         }

@@ -284,6 +284,11 @@ impl Communicator {
         self.core.outbox.drain()
     }
 
+    /// Ends what was asked for ahead, before the servers stop: nobody would answer it.
+    pub fn rest(&self) {
+        self.look_ahead.rest();
+    }
+
     pub fn stats(&self) -> CommunicatorStats {
         let sent = self.core.outbox.counts();
         CommunicatorStats {

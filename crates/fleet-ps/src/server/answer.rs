@@ -297,6 +297,7 @@ fn pull_mode(word: u32) -> Result<PullMode> {
     match word {
         0 => Ok(PullMode::Train),
         1 => Ok(PullMode::Infer),
-        _ => Err(Error::invalid("a mode of pulling is unknown").expected("0 or 1").got(word)),
+        2 => Ok(PullMode::InferInitial),
+        _ => Err(Error::invalid("a mode of pulling is unknown").expected("0 to 2").got(word)),
     }
 }

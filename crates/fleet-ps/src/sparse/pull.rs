@@ -20,6 +20,8 @@ pub enum PullMode {
     Train,
     /// They read as zeros, and nothing changes.
     Infer,
+    /// They read as the values that a row of theirs would begin with, and nothing changes.
+    InferInitial,
 }
 
 /// Rows of a batch, written by position; groups are disjoint.
@@ -59,6 +61,10 @@ impl Shard {
         refused: &mut Refused,
     ) {
         let mut rows: [[Option<NonNull<f32>>; BLOCK]; 2] = [[None; BLOCK]; 2];
+        let mut fresh = match mode {
+            PullMode::InferInitial => vec![0.0; core.layout.stride],
+            PullMode::Train | PullMode::Infer => Vec::new(),
+        };
         let blocks = ids.len().div_ceil(BLOCK);
         let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
         self.prefetch_buckets(&ids[range(0)]);
@@ -73,7 +79,7 @@ impl Shard {
                 for (found, id) in rows[block % 2].iter_mut().zip(&ids[range(block)]) {
                     let hit = match mode {
                         PullMode::Train => refused.note(self.find_or_admit(core, *id, true)),
-                        PullMode::Infer => self.find(core, *id),
+                        PullMode::Infer | PullMode::InferInitial => self.find(core, *id),
                     };
                     *found = hit.map(|found| found.row);
                     if let Some(row) = *found {
@@ -82,12 +88,17 @@ impl Shard {
                 }
             }
             if block > 0 {
-                let found = &rows[(block - 1) % 2];
-                for (row, position) in found.iter().zip(&positions[range(block - 1)]) {
+                let found = rows[(block - 1) % 2].iter().zip(&ids[range(block - 1)]);
+                for ((row, id), position) in found.zip(&positions[range(block - 1)]) {
+                    let mut row = *row;
+                    if row.is_none() && mode == PullMode::InferInitial {
+                        core.layout.init(&core.config, core.seed_of(*id), &mut fresh);
+                        row = NonNull::new(fresh.as_mut_ptr());
+                    }
                     // SAFETY: promised by the caller.
                     unsafe {
                         let out = target.out.add(*position as usize * target.width);
-                        core.copy_out(*row, out, target.width);
+                        core.copy_out(row, out, target.width);
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
+use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
 use fleet_base::{Error, Result};
@@ -13,6 +14,7 @@ use fleet_ps::{
 };
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,6 +90,21 @@ impl Fleet {
         self.serve(|server| ServerTables::new(&job.tables, server).map(Arc::new))
     }
 
+    /// As [`Fleet::init_server`], with what was saved in `dir` (`init_server(dirname, var_names)`): all tables, or
+    /// the sparse ones of these names. Any number of servers may have saved it.
+    pub fn init_server_from(
+        &self,
+        job: &ServerJob,
+        dir: &Path,
+        var_names: Option<&[&str]>,
+    ) -> Result<Server> {
+        self.serve(|server| {
+            let tables = ServerTables::new(&job.tables, server)?;
+            load_server(&tables, job, dir, var_names)?;
+            Ok(Arc::new(tables))
+        })
+    }
+
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
     /// `fleetrun` or by hand, goes on with every push that was acknowledged.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
@@ -132,7 +149,7 @@ impl Fleet {
             .map_err(|error| error.at(format!("worker {}", self.topology().rank())))
     }
 
-    fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
+    pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
         let topology = self.topology();
         if topology.server_num() == 0 {
             let servers = ServerTables::all(&job.tables)?;

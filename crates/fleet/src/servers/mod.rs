@@ -5,13 +5,17 @@
 //! program looks rows up and sends gradients.
 
 mod describe;
+mod infer;
 mod life;
 mod port;
 mod rows;
+mod save;
 mod settings;
 mod worker;
 
+pub use infer::DistributedInfer;
 pub use life::Server;
+pub use port::UnknownIds;
 pub use settings::{communicator_options, steps_between_reports};
 pub use worker::{Worker, WorkerStats};
 

@@ -4,32 +4,75 @@ use fleet_base::{Error, Result};
 use fleet_ops::{LookUp, Lookup, PushRows, Tables};
 use fleet_ps::{Communicator, GeoCommunicator, PullMode, Servers, SparseGrads};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// What inference reads for an id that has no row. It gets none either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnknownIds {
+    #[default]
+    Zeros,
+    /// The values that a row of its own would begin with.
+    InitialValues,
+}
 
 /// The ops' side of a worker's traffic.
-pub(super) enum Traffic {
+pub(super) struct Traffic {
+    pub way: Way,
+    reads_initial: AtomicBool,
+}
+
+/// How gradients go out.
+pub(super) enum Way {
     Pushes(Communicator),
     Geo(GeoCommunicator),
+    /// Inference sends none.
+    Reads(Arc<dyn Servers>),
 }
 
 impl Traffic {
+    pub fn new(way: Way) -> Traffic {
+        Traffic { way, reads_initial: AtomicBool::new(false) }
+    }
+
     pub fn servers(&self) -> &Arc<dyn Servers> {
-        match self {
-            Traffic::Pushes(communicator) => communicator.servers(),
-            Traffic::Geo(geo) => geo.servers(),
+        match &self.way {
+            Way::Pushes(communicator) => communicator.servers(),
+            Way::Geo(geo) => geo.servers(),
+            Way::Reads(servers) => servers,
+        }
+    }
+
+    pub fn set_unknown(&self, unknown: UnknownIds) {
+        self.reads_initial.store(unknown == UnknownIds::InitialValues, Relaxed);
+    }
+
+    fn read(&self, table: u32, ids: &[u64], rows: &mut [f32], is_training: bool) -> Result<()> {
+        let mode = match (is_training, self.reads_initial.load(Relaxed)) {
+            (true, _) => PullMode::Train,
+            (false, true) => PullMode::InferInitial,
+            (false, false) => PullMode::Infer,
+        };
+        match &self.way {
+            Way::Pushes(communicator) => communicator.look_up(table, ids, rows, mode),
+            Way::Reads(servers) if !is_training => servers.pull_sparse(table, ids, rows, mode),
+            Way::Reads(_) => Err(wrong("a mode with pushes", "inference")),
+            Way::Geo(_) => Err(wrong("GEO", "one of another mode")),
         }
     }
 
     fn pushes(&self) -> Result<&Communicator> {
-        match self {
-            Traffic::Pushes(communicator) => Ok(communicator),
-            Traffic::Geo(_) => Err(wrong("GEO", "one of another mode")),
+        match &self.way {
+            Way::Pushes(communicator) => Ok(communicator),
+            Way::Geo(_) => Err(wrong("GEO", "one of another mode")),
+            Way::Reads(_) => Err(wrong("inference", "one that trains")),
         }
     }
 
     fn geo(&self) -> Result<&GeoCommunicator> {
-        match self {
-            Traffic::Geo(geo) => Ok(geo),
-            Traffic::Pushes(_) => Err(wrong("a mode with pushes", "one of GEO")),
+        match &self.way {
+            Way::Geo(geo) => Ok(geo),
+            Way::Pushes(_) => Err(wrong("a mode with pushes", "one of GEO")),
+            Way::Reads(_) => Err(wrong("inference", "one that trains")),
         }
     }
 }
@@ -57,15 +100,13 @@ pub(super) fn wanted<'a>(parts: impl Iterator<Item = &'a [i64]>, padding: Option
 impl Tables for Traffic {
     fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
         let ids = wanted(lookups.iter().map(|it| it.ids), how.padding);
-        let mode = if how.is_training { PullMode::Train } else { PullMode::Infer };
-        let communicator = self.pushes()?;
         if let [only] = lookups
             && ids.len() == only.ids.len()
         {
-            return communicator.look_up(table, &ids, only.rows, mode);
+            return self.read(table, &ids, only.rows, how.is_training);
         }
         let mut rows = vec![0.0; ids.len() * how.width];
-        communicator.look_up(table, &ids, &mut rows, mode)?;
+        self.read(table, &ids, &mut rows, how.is_training)?;
         let mut came = rows.chunks_exact(how.width);
         for lookup in lookups {
             for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_exact_mut(how.width)) {

@@ -1,10 +1,9 @@
-//! What a worker asks of its tables of rows beside training: reading, saving, the end of a day.
+//! What a worker asks of its tables of rows beside training: reading, the end of a day.
 
 use super::Worker;
 use fleet_base::{Error, Result};
-use fleet_ps::{PullMode, SaveFormat, SaveMode, Saved, TableStats};
+use fleet_ps::{PullMode, TableStats};
 use fleet_strategy::servers::SparseTable;
-use std::path::Path;
 
 impl Worker {
     /// Deletes rows that nobody needs, in all tables of rows: those unseen for more than `unseen_days` days
@@ -43,18 +42,6 @@ impl Worker {
         self.flush()?;
         let tables = self.job().plan.tables.sparse.iter();
         tables.map(|table| self.servers().shrink(table.table_id, unseen_days)).sum()
-    }
-
-    /// Saves all tables of all servers into a folder that servers see by this name, with everything that
-    /// this worker has sent: all or nothing, while others go on. One worker does it.
-    pub fn save_persistables(
-        &mut self,
-        dir: impl AsRef<Path>,
-        mode: SaveMode,
-        format: SaveFormat,
-    ) -> Result<Saved> {
-        self.flush()?;
-        self.servers().save(dir.as_ref(), mode, format)
     }
 
     /// The rows of a table by the name of its parameter, as a lookup would give them, one after another;

@@ -2,10 +2,12 @@
 
 use super::ServerJob;
 use super::describe::rates;
-use super::port::{Traffic, wanted};
+use super::port::{Traffic, UnknownIds, Way, wanted};
 use super::settings::steps_between_reports;
-use crate::{Session, exec_options};
+use crate::dataset_run::{check_inputs, run_steps};
+use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, Result};
+use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor};
 use fleet_nn::Programs;
 use fleet_ops::Services;
@@ -79,7 +81,7 @@ impl Worker {
             Exchange::Geo { k_steps } => {
                 let geo = GeoCommunicator::start(servers, k_steps)?;
                 meet_geo(&geo, job, &mut session)?;
-                Traffic::Geo(geo)
+                Way::Geo(geo)
             }
             exchange => {
                 meet(&*servers, job, &mut session)?;
@@ -89,10 +91,10 @@ impl Worker {
                     Exchange::Async | Exchange::Geo { .. } => CommunicatorMode::Async,
                 };
                 let rates = rates(&job.plan, steps_between_reports(&job.strategy));
-                Traffic::Pushes(Communicator::start(servers, mode, traffic, rates)?)
+                Way::Pushes(Communicator::start(servers, mode, traffic, rates)?)
             }
         };
-        let traffic = Arc::new(traffic);
+        let traffic = Arc::new(Traffic::new(traffic));
         let services = Services::none().with_tables(traffic.clone());
         Ok(Worker {
             session: session.with_services(services),
@@ -114,16 +116,46 @@ impl Worker {
     /// A training step.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         let out = self.session.run(feed, fetch)?;
-        if let (Exchange::Async, Traffic::Pushes(communicator)) =
-            (self.job.plan.exchange, &*self.traffic)
-        {
-            // No op of the program says so: nobody waits for the end of a step.
-            communicator.sent()?;
-        }
+        after_step(&self.job, &self.traffic)?;
         Ok(out)
     }
 
-    /// The forward part; ids that nobody knows read as zeros, and get no row.
+    /// Trains on one pass of a dataset. The rows of a step are asked for while the step before computes.
+    ///
+    /// Synchronous workers make steps together: where their shares of the data differ, `run` wants
+    /// [`DatasetRun::together`], or a worker that is done first stops and the others go on without it.
+    pub fn train_from_dataset(
+        &mut self,
+        dataset: &dyn Dataset,
+        run: DatasetRun<'_>,
+    ) -> Result<DatasetReport> {
+        check_inputs(&self.session.programs.main, dataset)?;
+        let (job, traffic, session) = (&self.job, &self.traffic, &mut self.session);
+        run_steps(dataset, run, true, |batch, next, fetch, out| {
+            if let Some(next) = next {
+                look_ahead(job, traffic, &next.feeds())?;
+            }
+            session.run_into(&batch.feeds(), fetch, out)?;
+            after_step(job, traffic)
+        })
+    }
+
+    /// Runs the forward part on one pass of a dataset: nothing is updated but what metrics count.
+    pub fn infer_from_dataset(
+        &mut self,
+        dataset: &dyn Dataset,
+        run: DatasetRun<'_>,
+    ) -> Result<DatasetReport> {
+        self.session.infer_from_dataset(dataset, run)
+    }
+
+    /// What inference reads for ids that have no row.
+    pub fn set_unknown_ids(&mut self, unknown: UnknownIds) {
+        self.traffic.set_unknown(unknown);
+    }
+
+    /// The forward part; ids that nobody knows read as zeros (or as [`Worker::set_unknown_ids`] says), and
+    /// get no row.
     pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         self.session.evaluate(feed, fetch)
     }
@@ -132,21 +164,7 @@ impl Worker {
     /// computes (in the modes that wait for nobody), or as soon as it has ended. A step that is fed
     /// something else is right all the same.
     pub fn look_ahead(&self, next: &[(&str, &Tensor)]) -> Result<()> {
-        let Traffic::Pushes(communicator) = &*self.traffic else { return Ok(()) };
-        for lookup in self.job.plan.lookups.iter().filter(|lookup| lookup.is_fed) {
-            let mut parts = Vec::new();
-            for name in &lookup.ids {
-                match next.iter().find(|(fed, _)| fed == name) {
-                    Some((_, tensor)) => parts.push(tensor.as_slice::<i64>()?),
-                    None => break,
-                }
-            }
-            if parts.len() == lookup.ids.len() {
-                let ids = wanted(parts.into_iter(), lookup.padding);
-                communicator.look_ahead(lookup.table_id, ids, lookup.width);
-            }
-        }
-        Ok(())
+        look_ahead(&self.job, &self.traffic, next)
     }
 
     /// Returns when all workers that have not stopped have called it.
@@ -156,19 +174,21 @@ impl Worker {
 
     /// Waits until what this worker has sent is applied, and takes the newest parameters.
     pub fn flush(&mut self) -> Result<()> {
-        match &*self.traffic {
-            Traffic::Pushes(communicator) => {
+        match &self.traffic.way {
+            Way::Pushes(communicator) => {
                 communicator.flush()?;
                 pull(&**communicator.servers(), &self.job, &mut self.session)
             }
-            Traffic::Geo(geo) => end_geo(geo, &self.job, &mut self.session),
+            Way::Geo(geo) => end_geo(geo, &self.job, &mut self.session),
+            Way::Reads(servers) => pull(&**servers, &self.job, &mut self.session),
         }
     }
 
     pub fn stats(&self) -> WorkerStats {
-        match &*self.traffic {
-            Traffic::Pushes(communicator) => communicator.stats(),
-            Traffic::Geo(geo) => geo.stats(),
+        match &self.traffic.way {
+            Way::Pushes(communicator) => communicator.stats(),
+            Way::Geo(geo) => geo.stats(),
+            Way::Reads(_) => WorkerStats::default(),
         }
     }
 
@@ -179,6 +199,9 @@ impl Worker {
             return Ok(());
         }
         self.flush()?;
+        if let Way::Pushes(communicator) = &self.traffic.way {
+            communicator.rest();
+        }
         self.stopped = true;
         let servers = self.servers();
         if servers.finish()? {
@@ -186,6 +209,34 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// A step has run.
+fn after_step(job: &ServerJob, traffic: &Traffic) -> Result<()> {
+    match (job.plan.exchange, &traffic.way) {
+        // No op of the program says so: nobody waits for the end of a step.
+        (Exchange::Async, Way::Pushes(communicator)) => communicator.sent(),
+        _ => Ok(()),
+    }
+}
+
+/// Asks for the rows of a coming step.
+fn look_ahead(job: &ServerJob, traffic: &Traffic, next: &[(&str, &Tensor)]) -> Result<()> {
+    let Way::Pushes(communicator) = &traffic.way else { return Ok(()) };
+    for lookup in job.plan.lookups.iter().filter(|lookup| lookup.is_fed) {
+        let mut parts = Vec::new();
+        for name in &lookup.ids {
+            match next.iter().find(|(fed, _)| fed == name) {
+                Some((_, tensor)) => parts.push(tensor.as_slice::<i64>()?),
+                None => break,
+            }
+        }
+        if parts.len() == lookup.ids.len() {
+            let ids = wanted(parts.into_iter(), lookup.padding);
+            communicator.look_ahead(lookup.table_id, ids, lookup.width);
+        }
+    }
+    Ok(())
 }
 
 /// The parameters of a dense table, from the scope.
@@ -243,7 +294,7 @@ fn can_come_back(job: &ServerJob) -> Result<()> {
     .help("start the whole job again from a save or a checkpoint"))
 }
 
-fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
+pub(super) fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
     for table in &job.plan.tables.dense {
         let mut values = vec![0.0; table.len];
         servers.pull_dense(table.table_id, &mut values)?;

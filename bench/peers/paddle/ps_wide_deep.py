@@ -1,0 +1,137 @@
+"""Wide & deep on parameter servers in Paddle 2.6.2, the last release with a wheel that has them: one server,
+one or two workers of one trainer thread, asynchronous, Adam on everything: the workload of
+`fleet-bench ps/wide_deep_1s1w_vs_paddle`.
+
+The process that is started is the launcher: it starts itself as server and workers, and adds up what the
+workers reach. Paddle trains with servers only through `train_from_dataset` (its `exe.run` loop sends
+nothing), so batches come from text files in memory; the pass that is timed follows one that is not.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common
+
+FOLDER = "FLEET_PEER_FOLDER"
+
+
+def write_batches(path, args):
+    """One pass: 16 batches again and again, as MultiSlot text."""
+    batches = common.click_batches(16, args.batch_size)
+    with open(path, "w") as file:
+        for index in range(args.steps):
+            dense, ids, labels = batches[index % len(batches)]
+            for row in range(args.batch_size):
+                values = " ".join(f"{value:.6f}" for value in dense[row])
+                slots = " ".join(str(value) for value in ids[row])
+                file.write(f"{common.DENSE_COUNT} {values} {common.SLOT_COUNT} {slots} 1 {labels[row][0]:.0f}\n")
+
+
+def launch(args, workers):
+    with tempfile.TemporaryDirectory() as folder:
+        write_batches(Path(folder) / "part-0", args)
+        # Taken and given back: the processes take them next.
+        taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(1 + workers)]
+        ports = [str(one.getsockname()[1]) for one in taken]
+        for one in taken:
+            one.close()
+        env = dict(os.environ, **{
+            FOLDER: folder,
+            "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{ports[0]}",
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in ports[1:]),
+            "PADDLE_TRAINERS_NUM": str(workers),
+            "POD_IP": "127.0.0.1",
+            "PADDLE_WITH_GLOO": "0",
+            "CPU_NUM": "1",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "FLAGS_communicator_max_merge_var_num": "20",
+            "FLAGS_communicator_send_queue_size": "20",
+        })
+
+        def start(role, port, rank):
+            place = {"TRAINING_ROLE": role, "PADDLE_PORT": port, "PADDLE_TRAINER_ID": str(rank)}
+            return subprocess.Popen([sys.executable, *sys.argv], env=dict(env, **place),
+                                    stdout=subprocess.PIPE, text=True,
+                                    stderr=open(Path(folder) / f"{role}.{rank}", "w"))
+
+        server = start("PSERVER", ports[0], 0)
+        children = [start("TRAINER", port, rank) for rank, port in enumerate(ports[1:])]
+        total = 0.0
+        try:
+            for rank, child in enumerate(children):
+                out, _ = child.communicate(timeout=170)
+                rates = [line for line in out.splitlines() if line.startswith("rate ")]
+                if not rates:
+                    said = (Path(folder) / f"TRAINER.{rank}").read_text()[-2000:]
+                    raise SystemExit(f"a worker ended with {child.returncode} and no rate:\n{said}")
+                total += float(rates[-1].split()[1])
+        finally:
+            for child in [server, *children]:
+                child.kill()
+                child.wait()
+    return total
+
+
+def part(args):
+    import paddle
+    import paddle.distributed.fleet as fleet
+
+    paddle.enable_static()
+    dense = paddle.static.data("dense", [None, common.DENSE_COUNT], "float32")
+    ids = paddle.static.data("ids", [None, common.SLOT_COUNT], "int64")
+    label = paddle.static.data("label", [None, 1], "float32")
+    rows = paddle.static.nn.sparse_embedding(
+        paddle.reshape(ids, [-1, 1]), [common.ROW_COUNT, 16],
+        param_attr=paddle.ParamAttr("table", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01)))
+    hidden = paddle.concat([paddle.reshape(rows, [-1, common.SLOT_COUNT * 16]), dense], axis=1)
+    for width in (400, 400, 400):
+        hidden = paddle.static.nn.fc(hidden, width, activation="relu")
+    logit = paddle.static.nn.fc(dense, 1) + paddle.static.nn.fc(hidden, 1)
+    loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(logit, label))
+
+    # Its way of printing a strategy imports what protobuf 4 does not have.
+    fleet.DistributedStrategy.__repr__ = lambda self: "a strategy"
+    fleet.init(is_collective=False)
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = True
+    strategy.a_sync_configs = {"k_steps": 0}
+    optimizer = fleet.distributed_optimizer(paddle.optimizer.Adam(1e-3), strategy)
+    optimizer.minimize(loss)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        return
+    exe = paddle.static.Executor(paddle.CPUPlace())
+    exe.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    dataset = paddle.distributed.InMemoryDataset()
+    dataset.init(batch_size=args.batch_size, thread_num=1, pipe_command="cat", use_var=[dense, ids, label])
+    dataset.set_filelist([str(Path(os.environ[FOLDER]) / "part-0")])
+    dataset.load_into_memory()
+    main = paddle.static.default_main_program()
+    for timed in (False, True):
+        start = time.perf_counter()
+        exe.train_from_dataset(main, dataset, thread=1)
+        seconds = time.perf_counter() - start
+    print(f"rate {args.steps * args.batch_size / seconds}", flush=True)
+    fleet.stop_worker()
+
+
+args = common.options(batch_size=2048, steps=60, warmup=60)
+if FOLDER in os.environ:
+    part(args)
+else:
+    workers = args.ranks
+    rate = launch(args, workers)
+    print(json.dumps({
+        "bench": f"ps/wide_deep_1s{workers}w", "unit": "samples/s", "median": round(rate, 1),
+        "min": round(rate, 1), "max": round(rate, 1), "runs": args.steps, "threads": 1, "peak_rss_mb": 0,
+    }))

@@ -1,0 +1,100 @@
+//! The example of data sets on parameter servers as real processes, and inference from what it saved.
+
+use crate::Place;
+use fleet::prelude::*;
+use fleet::servers::UnknownIds;
+use fleet::{DistributedStrategy, Fleet};
+use std::path::Path;
+
+#[path = "../../../../examples/servers_dataset.rs"]
+#[allow(dead_code)] // main
+mod servers_dataset;
+
+/// Tells a started process what to do, and where.
+const JOB: &str = "CLICKS_JOB";
+const FOLDER: &str = "CLICKS_FOLDER";
+
+/// What a started process does; nothing in the process of the tests.
+#[test]
+fn a_process() {
+    let (Ok(job), Ok(folder)) = (std::env::var(JOB), std::env::var(FOLDER)) else { return };
+    let folder = Path::new(&folder);
+    let outcome = match job.as_str() {
+        "train" => servers_dataset::train_in(folder, 6).map(|area| {
+            area.into_iter().for_each(|area| println!("\nAUC of all {area}"));
+        }),
+        _ => infer(folder),
+    };
+    if let Err(error) = outcome {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+/// Loads what was saved and predicts; tables stay as they are.
+fn infer(folder: &Path) -> Result<()> {
+    let fleet = Fleet::from_env()?;
+    let net = Net::new();
+    let model = servers_dataset::network(&net);
+    let probability = model.probability.name();
+    let strategy = DistributedStrategy::new().with_a_sync(false);
+    let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
+    let job = optimizer.minimize_on_servers(&net, model.loss)?;
+    if fleet.is_server() {
+        fleet.init_server(&job)?.run();
+        return Ok(());
+    }
+    let (dir, options) = (folder.join("saved"), ExecOptions::threads(1));
+    let mut infer = fleet.distributed_infer(net.build()?, &job, Some(&dir), options)?;
+    let table = job.plan.tables.sparse[0].table_id;
+    let rows = infer.servers().stats(table)?.row_count;
+    let ids = Tensor::from_slice(&[0i64, 3, 6, 1 << 39, 1, 2, 4, 5], [2, 4])?;
+    let click = Tensor::zeros(DType::F32, [2, 1])?;
+    for (name, unknown) in [("zeros", UnknownIds::Zeros), ("initial", UnknownIds::InitialValues)] {
+        infer.set_unknown_ids(unknown);
+        let found = infer.run(&[("ids", &ids), ("click", &click)], &[&probability])?;
+        println!("\n{name} {:?}", found[0].to_vec::<f32>()?);
+    }
+    println!("\nrows {rows} {}", infer.servers().stats(table)?.row_count);
+    infer.stop()
+}
+
+fn start(place: &Place, job: &str, line: &str) {
+    let mut command = place.command(line);
+    command.arg(std::env::current_exe().unwrap());
+    command.args(["clicks::a_process", "--exact", "--nocapture"]);
+    command.env(JOB, job).env(FOLDER, &place.folder);
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stderr), place.read("log/workerlog.0"));
+}
+
+/// What a log says behind these words.
+#[track_caller]
+fn said(log: &str, words: &str) -> String {
+    let line = log.lines().find_map(|line| line.split_once(words));
+    line.unwrap_or_else(|| panic!("no '{words}' in:\n{log}")).1.trim().to_string()
+}
+
+#[test]
+fn files_are_shuffled_over_workers_trained_on_saved_and_inferred_with() {
+    let place = Place::new("clicks", "");
+    start(&place, "train", "--server_num=2 --worker_num=2 --log_overwrite");
+    let (first, second) = (place.read("log/workerlog.0"), place.read("log/workerlog.1"));
+    // Workers have nearly as many records after a shuffle, and what one has more is left.
+    let number = |words: &str| -> u64 {
+        said(&first, words).split_whitespace().next().and_then(|it| it.parse().ok()).expect(words)
+    };
+    assert!((11_000..=12_000).contains(&number("pass 6: ")), "{first}");
+    assert!((5_500..=6_500).contains(&number("inference over ")), "{first}");
+    let area: f64 = said(&first, "AUC of all ").parse().unwrap();
+    assert_eq!(said(&second, "AUC of all ").parse(), Ok(area), "metrics are those of all");
+    assert!(area > 0.7, "AUC {area}");
+
+    start(&place, "infer", "--server_num=3 --worker_num=1 --log_overwrite");
+    let log = place.read("log/workerlog.0");
+    let trained = said(&first, "clicks are expected with ");
+    assert_eq!(said(&log, "initial "), trained, "three servers have what two saved");
+    assert_ne!(said(&log, "zeros "), trained, "an unknown id reads as zeros");
+    assert_eq!(said(&log, "rows "), "400 400", "unknown ids get no rows");
+}

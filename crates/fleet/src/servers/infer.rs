@@ -1,0 +1,193 @@
+//! Inference with tables on servers (`DistributedInfer`): after training, or alone from a save.
+
+use super::port::{Traffic, UnknownIds, Way};
+use super::save::load_own;
+use super::worker::pull;
+use super::{ServerJob, Worker};
+use crate::{DatasetReport, DatasetRun, Fleet, Session, exec_options};
+use fleet_base::{Error, Result};
+use fleet_data::Dataset;
+use fleet_exec::{ExecOptions, Executor, Scope};
+use fleet_ir::Program;
+use fleet_nn::Programs;
+use fleet_ops::Services;
+use fleet_ps::{Arrival, PullMode, START_ROUNDS, Servers};
+use fleet_tensor::Tensor;
+use fleet_topology::Env;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A program's forward part, whose rows are read from servers. Nothing that it does changes a table: an id that
+/// has no row reads as zeros, or as what its row would begin with, and gets none.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::servers::UnknownIds;
+/// use fleet::{DistributedStrategy, Fleet};
+/// # let dir = std::env::temp_dir().join(format!("fleet-infer-servers-{}", std::process::id()));
+/// fn network(net: &Net) -> Var<'_> {
+///     let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
+///     ids.sparse_embedding([1000, 8]).flatten(1).fc(1).mse_loss(y, Reduction::Mean)
+/// }
+/// let fleet = Fleet::parameter_server()?; // under fleetrun a server or a worker; here both
+/// let net = Net::new();
+/// let loss = network(&net);
+/// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
+/// let job = optimizer.minimize_on_servers(&net, loss)?;
+/// let loss = loss.name();
+/// let ids = Tensor::from_slice(&[7i64, 900], [1, 2])?;
+/// let y = Tensor::from_slice(&[1.0f32], [1, 1])?;
+/// let feed = [("ids", &ids), ("y", &y)];
+///
+/// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
+/// worker.run(&feed, &[])?;
+/// worker.save_persistables(&dir, fleet::ps::SaveMode::All, fleet::ps::SaveFormat::Binary)?;
+/// let trained = worker.infer()?.run(&feed, &[&loss])?;
+/// worker.stop()?;
+///
+/// // Another day: the same network, and what was saved.
+/// let mut infer = fleet.distributed_infer(net.build()?, &job, Some(&dir), ExecOptions::default())?;
+/// infer.set_unknown_ids(UnknownIds::InitialValues);
+/// assert_eq!(infer.run(&feed, &[&loss])?[0].item::<f32>()?, trained[0].item::<f32>()?);
+/// infer.stop()?;
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub struct DistributedInfer {
+    session: Session,
+    traffic: Arc<Traffic>,
+    job: ServerJob,
+    /// The servers are asked to stop by whoever is the last; a trained worker does it itself.
+    stops: bool,
+}
+
+impl Fleet {
+    /// Stand-alone inference (`init_distributed_infer_env`): the servers load what
+    /// [`Worker::save_persistables`] has written into `dir`, which they and the workers see by this name, and
+    /// the workers take the parameters from there. The servers' processes call [`Fleet::init_server`]; `job` is
+    /// that of the same network, strategy and optimizer.
+    pub fn distributed_infer(
+        &self,
+        programs: Programs,
+        job: &ServerJob,
+        dir: Option<&Path>,
+        options: ExecOptions,
+    ) -> Result<DistributedInfer> {
+        let servers = self.servers(job, &Env::process())?;
+        let num_threads = match options.num_threads {
+            0 => self.cores_share(),
+            given => given,
+        };
+        let options = exec_options(&job.strategy, ExecOptions { num_threads, ..options });
+        let mut session = Session::with_executor(programs, Executor::new(options))?;
+        for round in servers.rounds(Arrival::Received)?..START_ROUNDS {
+            if round == 1
+                && self.is_first_worker()
+                && let Some(dir) = dir
+            {
+                servers.load(dir)?;
+            }
+            servers.arrive(Arrival::Received)?;
+        }
+        if let Some(dir) = dir {
+            load_own(dir, job, &mut session)?;
+        }
+        DistributedInfer::over(servers, session, job, true)
+    }
+}
+
+impl Worker {
+    /// Inference with what has been trained so far, by all workers; training may go on beside it.
+    pub fn infer(&self) -> Result<DistributedInfer> {
+        let Session { programs, scope, executor, .. } = &self.session;
+        let mut own = Scope::new();
+        for (_, var) in programs.main.vars().filter(|(_, var)| var.persistable) {
+            if scope.contains(&var.name) {
+                own.set(var.name.clone(), scope.tensor(&var.name)?);
+            }
+        }
+        let executor = Executor::new(executor.options().clone());
+        let session = Session::with_scope(programs.clone(), own, executor)?;
+        DistributedInfer::over(Arc::clone(self.servers()), session, self.job(), false)
+    }
+}
+
+impl DistributedInfer {
+    fn over(
+        servers: Arc<dyn Servers>,
+        session: Session,
+        job: &ServerJob,
+        stops: bool,
+    ) -> Result<DistributedInfer> {
+        let traffic = Arc::new(Traffic::new(Way::Reads(servers)));
+        let session = session.with_services(Services::none().with_tables(traffic.clone()));
+        let mut infer = DistributedInfer { session, traffic, job: job.clone(), stops };
+        infer.refresh()?;
+        Ok(infer)
+    }
+
+    /// Takes the parameters as the servers have them now. Rows are read anew at every step.
+    pub fn refresh(&mut self) -> Result<()> {
+        let servers = Arc::clone(self.traffic.servers());
+        pull(&*servers, &self.job, &mut self.session)?;
+        if !self.job.plan.exchange.is_geo() {
+            return Ok(());
+        }
+        // GEO's programs have whole tables.
+        for table in &self.job.plan.tables.sparse {
+            let mut rows = self.session.scope.tensor(&table.name)?.to_vec::<f32>()?;
+            let ids: Vec<u64> = (0..table.rows).collect();
+            for (ids, rows) in
+                ids.chunks(ROWS_AT_ONCE).zip(rows.chunks_mut(ROWS_AT_ONCE * table.width))
+            {
+                servers.pull_sparse(table.table_id, ids, rows, PullMode::Infer)?;
+            }
+            let shape = [table.rows as i64, table.width as i64];
+            self.session.scope.assign(&table.name, &Tensor::from_slice(&rows, shape)?)?;
+        }
+        Ok(())
+    }
+
+    /// What ids without a row read as (zeros).
+    pub fn set_unknown_ids(&mut self, unknown: UnknownIds) {
+        self.traffic.set_unknown(unknown);
+    }
+
+    /// The program that runs (`get_dist_infer_program`): lookups read from servers, nothing is updated.
+    pub fn program(&self) -> &Program {
+        self.session.test_program()
+    }
+
+    pub fn servers(&self) -> &Arc<dyn Servers> {
+        self.traffic.servers()
+    }
+
+    pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
+        self.session.evaluate(feed, fetch)
+    }
+
+    /// One pass of a dataset.
+    pub fn infer_from_dataset(
+        &mut self,
+        dataset: &dyn Dataset,
+        run: DatasetRun<'_>,
+    ) -> Result<DatasetReport> {
+        self.session.infer_from_dataset(dataset, run)
+    }
+
+    /// Says goodbye; the last worker of stand-alone inference stops the servers.
+    pub fn stop(self) -> Result<()> {
+        if !self.stops {
+            return Err(Error::invalid("a worker that trains stops its servers itself")
+                .help("call Worker::stop"));
+        }
+        let servers = self.traffic.servers();
+        if servers.finish()? {
+            servers.stop()?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows of one request: some megabytes.
+const ROWS_AT_ONCE: usize = 1 << 16;
