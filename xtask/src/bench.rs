@@ -66,6 +66,13 @@ const MLP_PEER: &[PeerScript] =
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
 
+const PS: &str = "paddle/ps_wide_deep.py";
+/// With one worker and with two; of Paddle 2.6.2, the last release that has parameter servers.
+const PS_PEER_1: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "1"] }];
+const PS_PEER_2: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "2"] }];
+
 const BENCHES: [Bench; 39] = [
     Bench {
         name: "train/wide_deep_sgd",
@@ -156,13 +163,13 @@ const BENCHES: [Bench; 39] = [
     Bench {
         name: "ps/wide_deep_1s1w_vs_paddle",
         unit: "samples/s",
-        peers: &[],
+        peers: PS_PEER_1,
         target: Some(21_100.0),
     },
     Bench {
         name: "ps/wide_deep_1s2w_vs_paddle",
         unit: "samples/s",
-        peers: &[],
+        peers: PS_PEER_2,
         target: Some(28_500.0),
     },
     Bench { name: "ps/rpc_pull_rows_per_pair_3e6", unit: "rows/s", peers: &[], target: Some(3e6) },

@@ -7,6 +7,7 @@
 
 use super::producer::Share;
 use super::progress::Progress;
+use super::server_saves::Saves;
 use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer, train::Trained};
 use crate::output::{Output, Stop};
 use fleet::ps::Durability;
@@ -24,11 +25,6 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         return Err(Error::unsupported(format!("demo:{name} does not train on servers: {why}"))
             .help(format!("data parallel it does: fleetrun --nproc_per_node 2 demo:{name}"))
             .into());
-    }
-    if args.checkpoint.is_some() {
-        return Err(
-            Error::unsupported("--checkpoint is not there with parameter servers yet").into()
-        );
     }
     let strategy = args.strategy()?;
     let plan = Work::plan(args, fleet, &strategy)?;
@@ -66,7 +62,11 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         plan.share.rows,
         counted(fleet.worker_num(), "worker"),
     ))?;
-    let trained = train(&demo, &plan, fleet, &mut worker, out)?;
+    let every = args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20));
+    let first = fleet.is_first_worker();
+    let mut saves = Saves::new(args.checkpoint.clone(), every, first, plan.samples);
+    saves.resume(&mut worker, plan.steps, out)?;
+    let trained = train(&demo, &plan, (fleet, &saves), &mut worker, out)?;
     if fleet.is_first_worker() {
         summary(demo, &trained, &mut worker, out)?;
     }
@@ -131,7 +131,7 @@ impl Work {
 fn train(
     demo: &Demo,
     work: &Work,
-    fleet: &Fleet,
+    (fleet, saves): (&Fleet, &Saves),
     worker: &mut Worker,
     out: &mut Output,
 ) -> Result<Trained, Stop> {
@@ -140,7 +140,8 @@ fn train(
     let score = demo.score.as_ref().map(|(name, _)| *name);
     let live = Env::process().text(names::FLEET_PROGRESS).map(PathBuf::from);
     let workers = fleet.worker_num();
-    let mut progress = Progress::new(0, work.steps, work.samples, score, workers, live);
+    let done = saves.done.min(work.steps);
+    let mut progress = Progress::new(done, work.steps, work.samples, score, workers, live);
     // What this worker has found: workers that wait for nobody have nobody to ask.
     let mean = |values: &[f64]| Ok(values.to_vec());
     worker.barrier()?;
@@ -148,11 +149,12 @@ fn train(
     let mut step = |number_of: u64, batch: &Batch, worker: &mut Worker, out: &mut Output| {
         let found = worker.run(&fed(batch), &fetch)?;
         let score = found.get(1).map(number).transpose()?;
-        progress.step(number_of, number(&found[0])?, score, mean, out)
+        progress.step(number_of, number(&found[0])?, score, mean, out)?;
+        Ok(saves.after_step(number_of, worker)?)
     };
     // Rows are not asked for ahead: the most frequent are in every batch, and what is read before the
     // last step has changed them is a step older for nothing on a machine where reading takes no time.
-    producer::run(&*demo.source, &work.share, 0..work.steps, |number_of, batch| {
+    producer::run(&*demo.source, &work.share, done..work.steps, |number_of, batch| {
         step(number_of, batch, worker, out)
     })?;
     worker.flush()?;
@@ -160,7 +162,8 @@ fn train(
     let seconds = begin.elapsed().as_secs_f64();
     // What the others have sent since.
     worker.flush()?;
-    Ok(Trained { samples: work.samples as f64 * work.steps as f64, seconds, workers, before: 0.0 })
+    let samples = |steps: u64| work.samples as f64 * steps as f64;
+    Ok(Trained { samples: samples(work.steps - done), seconds, workers, before: samples(done) })
 }
 
 fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {

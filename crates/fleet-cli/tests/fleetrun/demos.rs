@@ -216,6 +216,42 @@ fn a_killed_worker_of_an_asynchronous_job_comes_back() {
 }
 
 #[test]
+fn a_job_on_servers_goes_on_from_its_checkpoint() {
+    for (name, strategy) in [("sync", "a_sync: false"), ("async", "a_sync: true")] {
+        let place = Place::new(&format!("demo_servers_resume/{name}"), "");
+        std::fs::write(place.path("job.prototxt"), strategy).unwrap();
+        let line = |servers: u32| {
+            format!(
+                "--server_num={servers} --worker_num=2 --log_overwrite demo:wide_deep --samples 40960 \
+                 --strategy job.prototxt --checkpoint saves --checkpoint_every 8 --threads 1"
+            )
+        };
+        let child = place.start(&line(1));
+        let is_done = |entry: std::fs::DirEntry| entry.path().join("done").exists();
+        let saves = || std::fs::read_dir(place.path("saves")).into_iter().flatten().flatten();
+        until("a checkpoint", || saves().any(is_done));
+        signal(child.id(), "INT");
+        child.wait_with_output().unwrap();
+
+        let said = place.run(&line(2));
+        said.check(0, &[]);
+        let log = place.read("log/workerlog.1");
+        for text in [&said.out, &log] {
+            assert!(text.contains("resumed after step "), "{text}");
+        }
+        // What was trained before is not trained again.
+        let samples = |words: &str| -> f64 {
+            let rest = said.out.split_once(words).expect(words).1;
+            let mut words = rest.split_whitespace();
+            let number: f64 = words.next().unwrap().parse().unwrap();
+            if words.next() == Some("k") { number * 1000.0 } else { number }
+        };
+        let (now, before) = (samples("trained   "), samples(", after "));
+        assert!((now + before - 40960.0).abs() < 600.0 && before > 0.0, "{}", said.out);
+    }
+}
+
+#[test]
 fn a_killed_server_goes_on_with_every_push() {
     let place = Place::new("demo_durable", "");
     let folder = place.folder.canonicalize().unwrap();

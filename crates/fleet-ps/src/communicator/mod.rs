@@ -279,6 +279,21 @@ impl Communicator {
         Ok(())
     }
 
+    /// Says that so many steps were made before this run: schedules of rates go on from there.
+    pub fn set_steps_done(&self, steps: u64) -> Result<()> {
+        self.core.steps.store(steps, Relaxed);
+        let servers = &self.core.servers;
+        if servers.worker() != 0 {
+            return Ok(());
+        }
+        // A load has brought the servers' count back, where they count.
+        let all = match self.core.rates.steps_table {
+            Some(table) => servers.push_steps(table, 0)?,
+            None => steps,
+        };
+        self.core.rates.set(&**servers, all)
+    }
+
     /// Waits until everything that was handed over is applied.
     pub fn flush(&self) -> Result<()> {
         self.core.outbox.drain()

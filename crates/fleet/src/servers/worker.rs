@@ -167,6 +167,16 @@ impl Worker {
         look_ahead(&self.job, &self.traffic, next)
     }
 
+    /// Says that so many steps were made in an earlier run, whose tables were loaded: schedules of rates go on
+    /// from there. All workers call it.
+    pub fn set_steps_done(&mut self, steps: u64) -> Result<()> {
+        match &self.traffic.way {
+            Way::Pushes(communicator) => communicator.set_steps_done(steps),
+            // Their rates are in the program.
+            Way::Geo(_) | Way::Reads(_) => Ok(()),
+        }
+    }
+
     /// Returns when all workers that have not stopped have called it.
     pub fn barrier(&self) -> Result<()> {
         self.servers().arrive(Arrival::Received)
