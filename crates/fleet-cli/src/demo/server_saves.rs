@@ -60,7 +60,7 @@ impl Saves {
 
     /// A step has been made; where a checkpoint is due, all workers meet and the first one sees to it.
     pub fn after_step(&self, step: u64, worker: &mut Worker) -> Result<()> {
-        let Some(folder) = self.folder.as_ref().filter(|_| step % self.every == 0) else {
+        let Some(folder) = self.folder.as_ref().filter(|_| step.is_multiple_of(self.every)) else {
             return Ok(());
         };
         worker.flush()?;

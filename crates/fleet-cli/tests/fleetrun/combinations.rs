@@ -211,7 +211,7 @@ fn take_part((mode, rule, ..): Case) -> Result<()> {
         worker.look_ahead(&fed(&next))?;
         worker.run(&fed(&batch(mode, step, own * BATCH, BATCH)), &[])?;
         if let Mode::Geo(k_steps) = mode
-            && (step + 1) % k_steps as u64 == 0
+            && (step + 1).is_multiple_of(k_steps as u64)
         {
             worker.flush()?;
         }
