@@ -41,7 +41,7 @@ const SLOTS: usize = 26;
 const SMALLEST_SLOT: f64 = 4.0;
 const EXPONENT: f64 = 1.1;
 /// Batches that are drawn: each is a few thousand draws of the law.
-const BATCHES: u64 = 400;
+const BATCHES: u64 = 200;
 
 /// What came of drawing batches.
 pub struct Drawn {
