@@ -240,7 +240,10 @@ impl<'a> Builder<'a> {
                 .collect();
             self.op_metas.push((inputs, planned));
         }
-        self.request.fetches.iter().try_for_each(|var| self.check_known(*var))
+        self.request.fetches.iter().try_for_each(|var| {
+            self.check_known(*var)?;
+            self.check_always_written(*var)
+        })
     }
 
     fn check_known(&self, id: VarId) -> Result<()> {
@@ -256,6 +259,30 @@ impl<'a> Builder<'a> {
             }
             None => Err(Error::invalid(format!("'{}' is read before it is written", var.name))),
         }
+    }
+
+    /// What only conditional parts write has no value in steps in which they do not run: there is nothing to
+    /// give to who fetches it. What lives in the scope has the value of an earlier step.
+    fn check_always_written(&self, id: VarId) -> Result<()> {
+        let var = self.program.var(id);
+        let (mut behind, mut sometimes, mut always) = (0, false, var.persistable || var.is_data);
+        for (at, flat) in self.flat.iter().enumerate() {
+            match flat {
+                Flat::Jump { to, .. } => behind = behind.max(*to),
+                Flat::Op(op, _) if self.program.op(*op).all_outputs().any(|out| out == id) => {
+                    sometimes |= at < behind;
+                    always |= at >= behind;
+                }
+                Flat::Op(..) => {}
+            }
+        }
+        if always || !sometimes {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("'{}' cannot be fetched", var.name))
+            .expected("a variable that is written in every step")
+            .got("one that only a conditional part writes")
+            .help("fetch what the parts come to: the result of cond, or a persistable variable"))
     }
 
     fn lane_key(&self, flat: &Flat) -> LaneKey {

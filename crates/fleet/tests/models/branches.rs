@@ -96,6 +96,21 @@ fn gradients_are_those_of_the_branch_that_runs() {
     assert_eq!(zeros, [5, 5, 5, 5]);
 }
 
+/// What a branch makes has a value in some steps only, and nobody is given the memory of something else.
+#[test]
+fn what_a_branch_makes_is_not_fetched() {
+    let net = Net::new();
+    let loss = network(&net);
+    let inside = net.var("fc_1.tmp_0").name();
+    let mut session = Session::new(net.build().unwrap(), ExecOptions::threads(1)).unwrap();
+    let (x, side) = feeds(1.0);
+    let feed = [("x", &x), ("side", &side)];
+    let error = session.run(&feed, &[&inside]).unwrap_err().to_string();
+    assert!(error.contains("'fc_1.tmp_0' cannot be fetched"), "{error}");
+    assert!(error.contains("got one that only a conditional part writes"), "{error}");
+    session.run(&feed, &[&loss.name()]).unwrap();
+}
+
 #[test]
 fn mistakes_are_told_where_they_are_made() {
     let check = |write: &dyn Fn(&Net, Var<'_>, Var<'_>), words: &str| {
