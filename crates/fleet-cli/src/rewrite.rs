@@ -80,8 +80,8 @@ pub struct RewriteArgs {
     /// Print what each pass changed instead of the programs
     #[arg(long)]
     diff: bool,
-    /// Print what this rank sends instead of the programs
-    #[arg(long)]
+    /// Print what this rank sends to the others instead of the programs
+    #[arg(long, conflicts_with = "servers")]
     cost: bool,
     /// Print which strategies apply, why, and what is refused, instead of the programs
     #[arg(long)]

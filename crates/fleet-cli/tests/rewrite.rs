@@ -74,6 +74,7 @@ fn mistakes() {
     check("number", &["rewrite", "net.fleet", "--optimizer", "sgd,mu=0.9"]);
     check("loss", &["rewrite", "net.fleet", "--loss", "los"]);
     check("no-loss", &["rewrite", "net.fleet", "--loss", "cost", "--strategy", "job.prototxt"]);
+    check("servers-cost", &["rewrite", "net.fleet", "--servers", "2", "--cost"]);
     check("negative", &["rewrite", "net.fleet", "--rank", "-1"]);
     check("refused", &["rewrite", "net.fleet", "--strategy", "both.prototxt", "--ranks", "2"]);
     check("twice", &["rewrite", "linear.fleet", "--ranks", "2"]);

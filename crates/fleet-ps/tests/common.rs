@@ -1,4 +1,7 @@
-//! A job whose numbers come out exactly, and servers of it.
+//! Servers of a job whose numbers come out exactly.
+
+#[path = "job.rs"]
+mod job;
 
 use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token};
@@ -6,38 +9,9 @@ use fleet_ps::{
     Initializer, JobTables, NonFinite, PullMode, RemoteOptions, RemoteServers, Rule, ServerTables,
     Servers, SparseConfig, TableConfig, TableServer, rule::Sgd,
 };
+pub use job::{DENSE, GEO, SPARSE, STEPS, job, sparse};
 use std::net::SocketAddr;
 use std::time::Duration;
-
-pub const SPARSE: u32 = 0;
-pub const DENSE: u32 = 1;
-pub const GEO: u32 = 2;
-pub const STEPS: u32 = 3;
-
-/// Rows of two start at 1 and go down by half of what is pushed.
-pub fn sparse() -> SparseConfig {
-    SparseConfig {
-        rule: Rule::Sgd(Sgd { lr: 0.5 }),
-        initializer: Initializer::Constant(1.0),
-        shard_count: 4,
-        ..SparseConfig::plain(SPARSE, 2)
-    }
-}
-
-pub fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
-    let tables = vec![
-        TableConfig::Sparse(sparse()),
-        TableConfig::Dense {
-            table_id: DENSE,
-            len: 5,
-            rule: Rule::Sgd(Sgd { lr: 0.5 }),
-            non_finite: NonFinite::Refuse,
-        },
-        TableConfig::Geo(SparseConfig { table_id: GEO, ..sparse() }),
-        TableConfig::GlobalStep { table_id: STEPS },
-    ];
-    JobTables { server_count, worker_count, sync, tables }
-}
 
 /// Servers of a job on ports of the system's choice.
 pub struct Fleet {

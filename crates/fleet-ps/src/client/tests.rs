@@ -5,20 +5,13 @@ use crate::{
     CtrAccessor, Initializer, NonFinite, Rule, ServerTables, SparseTable, rule, rule::Sgd,
 };
 
-pub(super) const SPARSE: u32 = 0;
-pub(super) const DENSE: u32 = 1;
-pub(super) const GEO: u32 = 2;
-pub(super) const STEPS: u32 = 3;
-const CLICK: u32 = 4;
+use plain::sparse;
+pub(super) use plain::{DENSE, GEO, SPARSE, STEPS};
 
-fn sparse() -> SparseConfig {
-    SparseConfig {
-        rule: Rule::Sgd(Sgd { lr: 0.5 }),
-        initializer: Initializer::Constant(1.0),
-        shard_count: 4,
-        ..SparseConfig::plain(SPARSE, 2)
-    }
-}
+#[path = "../../tests/job.rs"]
+mod plain;
+
+const CLICK: u32 = 4;
 
 fn click() -> SparseConfig {
     let ctr = CtrAccessor { embedx_threshold: 0.0, ..CtrAccessor::default() };
@@ -33,19 +26,9 @@ fn click() -> SparseConfig {
 }
 
 pub(super) fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
-    let tables = vec![
-        TableConfig::Sparse(sparse()),
-        TableConfig::Dense {
-            table_id: DENSE,
-            len: 5,
-            rule: Rule::Sgd(Sgd { lr: 0.5 }),
-            non_finite: NonFinite::Refuse,
-        },
-        TableConfig::Geo(SparseConfig { table_id: GEO, ..sparse() }),
-        TableConfig::GlobalStep { table_id: STEPS },
-        TableConfig::Sparse(click()),
-    ];
-    JobTables { server_count, worker_count, sync, tables }
+    let mut job = plain::job(server_count, worker_count, sync);
+    job.tables.push(TableConfig::Sparse(click()));
+    job
 }
 
 fn workers(job: &JobTables) -> Vec<LocalServers> {

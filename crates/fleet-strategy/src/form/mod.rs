@@ -13,6 +13,7 @@ use crate::schema::DistributedStrategy;
 use document::Filled;
 use fleet_base::{Error, Result, file, text};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 
 /// How a strategy is written down.
@@ -147,11 +148,16 @@ pub(crate) fn one_line(message: &dyn crate::Reflect) -> String {
     text.lines().map(shown).collect::<Vec<_>>().join(" ")
 }
 
-/// Reads a file that may be a strategy.
+/// Reads a file that may be a strategy: what a length says, and then no more than a strategy may have,
+/// since devices and pipes have no length.
 pub fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let length = std::fs::metadata(path).map_err(|error| Error::io("read", path, &error))?.len();
+    let wrong = |error: std::io::Error| Error::io("read", path, &error);
+    let file = std::fs::File::open(path).map_err(wrong)?;
+    let length = file.metadata().map_err(wrong)?.len();
     check_length(length).map_err(|error| error.at(path.display()))?;
-    std::fs::read(path).map_err(|error| Error::io("read", path, &error))
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(wrong)?;
+    Ok(bytes)
 }
 
 fn check_length(length: u64) -> Result<()> {

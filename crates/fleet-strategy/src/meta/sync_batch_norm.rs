@@ -4,7 +4,7 @@
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
 use fleet_base::Result;
-use fleet_ir::{OpId, Program};
+use fleet_ir::{Op, OpId, Program};
 use fleet_ops::Emit;
 
 pub struct SyncBatchNorm;
@@ -24,8 +24,16 @@ impl Strategy for SyncBatchNorm {
 
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         let count = norms(facts.program).len();
+        let program = facts.program;
+        let all = program.block_ids().flat_map(|block| program.block_ops(block));
+        let in_branches = all.filter(|(_, op)| measures(op)).count() - count;
         match (facts.ranks.count, count) {
             (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
+            _ if in_branches > 0 => Applies::Refused(
+                "batch norms in the branches of a cond cannot be synchronised: ranks may take different \
+                 branches"
+                    .into(),
+            ),
             (_, 0) => Applies::Idle("the program has no batch norm".into()),
             (ranks, _) => {
                 Applies::Yes(format!("{count} batch norms take statistics over {ranks} ranks"))
@@ -67,8 +75,9 @@ impl Strategy for SyncBatchNorm {
 
 /// Batch norms that measure their batch.
 fn norms(program: &Program) -> Vec<OpId> {
-    let measures = |op: &fleet_ir::Op| {
-        op.name() == "batch_norm" && !op.attr_bool("is_test") && !op.attr_bool("use_global_stats")
-    };
     program.root_ops().filter(|(_, op)| measures(op)).map(|(id, _)| id).collect()
+}
+
+fn measures(op: &Op) -> bool {
+    op.name() == "batch_norm" && !op.attr_bool("is_test") && !op.attr_bool("use_global_stats")
 }

@@ -74,4 +74,16 @@ fn what_cannot_take_branches_says_so() {
     assert!(amp.contains("amp cannot choose precisions in the branches of a cond"), "{amp}");
     let again = refused(&DistributedStrategy::new().with_recompute(true));
     assert!(again.contains("recompute cannot cut a program with conditional parts"), "{again}");
+    fn normalised(net: &Net) -> fleet_ir::VarId {
+        let x = net.data("x", [-1, 6], DType::F32).fc(4);
+        let holds = x.mean().less_than(0.0);
+        net.cond(holds, || x.batch_norm(BatchNorm::new()), || x * 1.0).mean().id()
+    }
+    let synced = DistributedStrategy::new().with_sync_batch_norm(true);
+    let error = rewritten(normalised, &rule, &synced, Ranks::new(0, 2)).unwrap_err().to_string();
+    assert!(
+        error.contains("batch norms in the branches of a cond cannot be synchronised"),
+        "{error}"
+    );
+    rewritten(normalised, &rule, &synced, Ranks::new(0, 1)).unwrap();
 }

@@ -428,5 +428,10 @@ fn files_are_written_whole_and_read_with_their_name() {
     std::fs::write(&path, [0xff]).unwrap();
     assert!(loaded.load(&path).unwrap_err().to_string().starts_with("the file is not text"));
     let missing = loaded.load(folder.join("no-such.json")).unwrap_err();
+    #[cfg(unix)]
+    {
+        let endless = loaded.load("/dev/zero").unwrap_err().to_string();
+        assert!(endless.starts_with("the file is too large for a strategy"), "{endless}");
+    }
     assert!(missing.to_string().contains("no-such.json"));
 }
