@@ -58,7 +58,9 @@ def launch(args, workers):
 
         def start(role, port, rank):
             place = {"TRAINING_ROLE": role, "PADDLE_PORT": port, "PADDLE_TRAINER_ID": str(rank)}
-            return subprocess.Popen([sys.executable, *sys.argv], env=dict(env, **place),
+            # Paddle writes descriptions of its trainers where it stands.
+            command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
+            return subprocess.Popen(command, env=dict(env, **place), cwd=folder,
                                     stdout=subprocess.PIPE, text=True,
                                     stderr=open(Path(folder) / f"{role}.{rank}", "w"))
 
