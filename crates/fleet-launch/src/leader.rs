@@ -52,6 +52,10 @@ pub struct Leader<'a> {
     /// Tells the workers of a generation that one of them has ended: its rank, and what its machine says.
     ended: &'a dyn Fn(u64, usize, &Value),
     ended_told: BTreeSet<String>,
+    /// Workers of this generation that have ended badly, in the order in which that was heard.
+    deaths: Vec<(usize, Value)>,
+    /// Since when a machine has failed.
+    failed_since: Option<Instant>,
     generation: u64,
     failures: u32,
     members: Vec<String>,
@@ -105,6 +109,8 @@ impl<'a> Leader<'a> {
             say,
             ended,
             ended_told: BTreeSet::new(),
+            deaths: Vec::new(),
+            failed_since: None,
             generation: 0,
             failures: 0,
             members: Vec::new(),
@@ -149,6 +155,7 @@ impl<'a> Leader<'a> {
                 Stage::Stop => {
                     self.await_stopped()?;
                     self.generation += 1;
+                    (self.deaths, self.failed_since) = (Vec::new(), None);
                     continue;
                 }
                 Stage::Over => {
@@ -275,7 +282,7 @@ impl<'a> Leader<'a> {
     fn judge(&mut self) -> Option<Verdict> {
         let ended = |id: &String| self.results.get(id).and_then(|it| it["end"].as_str());
         if let Some(id) = self.members.iter().find(|id| ended(id) == Some("failed")).cloned() {
-            return Some(self.failed(&id));
+            return self.failed(id);
         }
         let works =
             |id: &&String| self.nodes[*id]["workers"].as_array().is_some_and(|it| !it.is_empty());
@@ -307,8 +314,39 @@ impl<'a> Leader<'a> {
         None
     }
 
-    fn failed(&mut self, id: &str) -> Verdict {
-        let result = &self.results[id];
+    /// Workers fail by each other's deaths, on other machines faster than the first death is known: it
+    /// is waited for a moment. Who was killed explains the others; otherwise who was first.
+    fn failed(&mut self, mut id: String) -> Option<Verdict> {
+        let killed = |it: &&(usize, Value)| it.1["code"].as_u64().is_some_and(|code| code > 128);
+        let culprit = self.deaths.iter().find(killed).or(self.deaths.first()).cloned();
+        let since = *self.failed_since.get_or_insert_with(Instant::now);
+        let is_killed = culprit.as_ref().is_some_and(|it| killed(&it));
+        if self.members.len() > 1 && !is_killed && since.elapsed() < SETTLE {
+            return None;
+        }
+        let mut result = self.results[&id].clone();
+        if let Some((rank, death)) = culprit
+            && let Some(other) = death["id"].as_str().filter(|other| *other != id)
+        {
+            // Its machine says more, when it has stopped its processes.
+            let pid = &death["pid"];
+            let how = death["how"].as_str().unwrap_or("ended");
+            let was = if how.starts_with("killed") { "was " } else { "" };
+            let host = self.host(other);
+            let report = format!("worker {rank} on {host} (pid {pid}) {was}{how}");
+            let short = json!({ "report": report, "code": death["code"] });
+            result = self
+                .results
+                .get(other)
+                .filter(|it| it["end"] == "failed")
+                .cloned()
+                .unwrap_or(short);
+            id = other.to_string();
+        }
+        Some(self.failure(&id, &result))
+    }
+
+    fn failure(&mut self, id: &str, result: &Value) -> Verdict {
         let reason = result["report"].as_str().unwrap_or("a process failed").to_string();
         if self.failures < self.rules.max_restart {
             self.failures += 1;
@@ -436,6 +474,7 @@ impl<'a> Leader<'a> {
                 && self.ended_told.insert(key)
             {
                 (self.ended)(self.generation, rank, &value);
+                self.deaths.push((rank, value));
             }
         }
         Ok(())
@@ -466,6 +505,8 @@ impl<'a> Leader<'a> {
 }
 
 const TICK: Duration = Duration::from_millis(50);
+/// How long the first death may take to be known after one that follows from it.
+const SETTLE: Duration = Duration::from_millis(500);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 /// After a loss, those who are left go on when nobody has come for this long.
 const REFORM_QUIET: Duration = Duration::from_secs(2);
@@ -618,6 +659,31 @@ mod tests {
         say(&store, "result/1/10.0.0.3", r#"{"end":"failed","code":9,"report":"it broke"}"#);
         let over = plan(&store, 1, "over");
         assert_eq!((over["code"].as_u64(), over["reason"].as_str()), (Some(9), Some("it broke")));
+        leader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn who_was_killed_explains_who_then_failed() {
+        let store = MemoryStore::new();
+        come(&store, "10.0.0.1", None, 1, 1);
+        come(&store, "10.0.0.2", None, 2, 1);
+        let leader = lead(&store, rules(2, 2));
+        plan(&store, 0, "run");
+        // The first has noticed the death of the second's worker before anybody said so, and failed.
+        say(
+            &store,
+            "ended/0/0",
+            r#"{"pid":7,"how":"exited with code 1","code":1,"id":"10.0.0.1"}"#,
+        );
+        say(&store, "result/0/10.0.0.1", r#"{"end":"failed","code":1,"report":"rank 1 died"}"#);
+        let death = r#"{"pid":8,"how":"killed by SIGKILL (9)","code":137,"id":"10.0.0.2"}"#;
+        say(&store, "ended/0/1", death);
+        let over = plan(&store, 0, "over");
+        assert_eq!(
+            (over["code"].as_u64(), over["culprit"].as_str()),
+            (Some(137), Some("10.0.0.2"))
+        );
+        assert_eq!(over["reason"], "worker 1 on 10.0.0.2 (pid 8) was killed by SIGKILL (9)");
         leader.join().unwrap().unwrap();
     }
 

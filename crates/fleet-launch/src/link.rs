@@ -157,7 +157,8 @@ impl Link {
     /// Tells all workers of a generation, through the leader, that one of them has ended.
     pub fn tell_ended(&self, generation: u64, ended: &Ended) {
         let member = member(ended);
-        let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid, "how": ended.how });
+        let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid,
+            "how": ended.how, "code": ended.code, "id": self.id });
         self.tell(&format!("ended/{generation}/{}", ended.rank), &value.to_string());
     }
 

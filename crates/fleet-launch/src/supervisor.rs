@@ -54,6 +54,8 @@ pub struct Ended {
     pub pid: u32,
     /// `killed by SIGKILL (9)`.
     pub how: String,
+    /// As shells count.
+    pub code: u8,
 }
 
 /// What the supervisor keeps to.
@@ -282,7 +284,8 @@ impl<'a> Supervisor<'a> {
         {
             how += &format!(", likely out of memory ({evidence})");
         }
-        (self.tell_ended)(&Ended { rank: child.process.rank, pid: child.pid(), how });
+        let code = child::code(status);
+        (self.tell_ended)(&Ended { rank: child.process.rank, pid: child.pid(), how, code });
     }
 
     /// Processes of a collective job are started again together, by the job.
@@ -299,7 +302,7 @@ impl<'a> Supervisor<'a> {
         let again = self.children[index].restarts + 1;
         self.console.warn(&death.report);
         let memory = match death.role {
-            Role::Server => "; what it held in memory is what it last saved",
+            Role::Server => "; of its tables it has what was kept by durability, or saved",
             _ => "",
         };
         self.console.warn(&format!(

@@ -156,7 +156,7 @@ fn a_demo_goes_on_from_its_checkpoint() {
 }
 
 /// The worker of a number whose files are in a folder.
-fn worker(number: u32, folder: &Path) -> Option<u32> {
+pub fn worker(number: u32, folder: &Path) -> Option<u32> {
     process_with(&format!("PADDLE_TRAINER_ID={number}"), folder)
 }
 

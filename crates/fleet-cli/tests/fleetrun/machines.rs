@@ -230,3 +230,18 @@ fn the_end_of_the_leader_is_the_end_of_the_job() {
     first.check(143, &["stopped by SIGTERM"]);
     second.check(1, &["which leads the job, was stopped by its user"]);
 }
+
+/// Workers of other machines fail by that death, often before anybody has said what it was.
+#[test]
+fn who_was_killed_gives_all_machines_their_code() {
+    let line = "--nnodes 2 demo:lenet --samples 100000000 --threads 1";
+    let (first, second) = pair("notice", "", line);
+    let step = |machine: &Machine| machine.place.read("log/workerlog.0").contains("batches of 32");
+    until("both at work", || step(&first) && step(&second));
+    let folder = second.place.folder.canonicalize().unwrap();
+    let of_second = || crate::demos::worker(1, &folder);
+    until("the second worker", || of_second().is_some());
+    signal(of_second().unwrap(), "KILL");
+    first.check(137, &["error: worker 1 on 127.0.0.2 (pid ", "SIGKILL (9)"]);
+    second.check(137, &["error: worker 1 on 127.0.0.2 (pid "]);
+}
