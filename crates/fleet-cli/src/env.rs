@@ -49,6 +49,7 @@ fn words(reader: Reader) -> &'static str {
         Reader::RoleMaker => "read by workers and servers",
         Reader::Launcher => "read by fleetrun",
         Reader::Worker => "read by workers of parameter servers",
+        Reader::Server => "read by parameter servers",
         Reader::Script => "written for scripts",
         Reader::Nobody => "known, and read by nobody yet",
     }

@@ -338,6 +338,7 @@ pub static OPS: &[&OpDef] = &[
     &ps::distributed_push_sparse::DEF,
     &ps::fake_init::DEF,
     &ps::fetch_barrier::DEF,
+    &ps::listen_and_serv::DEF,
     &ps::recv::DEF,
     &ps::send::DEF,
     &ps::send_barrier::DEF,

@@ -29,7 +29,9 @@ pub use communicator::{
     Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats, GeoCommunicator,
     POLL_SPAN, RateOf, Rates, SparseGrads,
 };
-pub use dense::{DenseConfig, DenseRange, DenseTable, Update, dense_range, dense_ranges};
+pub use dense::{
+    DenseBlock, DenseConfig, DenseCut, DenseRange, DenseTable, Update, dense_range, dense_ranges,
+};
 pub use entry::Entry;
 pub use finite::NonFinite;
 pub use geo::GeoTable;
@@ -38,7 +40,7 @@ pub use merge::Merger;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
 pub use server::{Durability, Flush, ServerTables, TableServer};
-pub use servers::{JobTables, START_ROUNDS, Servers, TableConfig};
+pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,
 };

@@ -4,7 +4,8 @@
 //! process (tests, one machine) or connections to other machines.
 
 use crate::{
-    Arrival, NonFinite, PullMode, Push, Rule, SaveFormat, SaveMode, Saved, SparseConfig, TableStats,
+    Arrival, DenseCut, NonFinite, PullMode, Push, Rule, SaveFormat, SaveMode, Saved, SparseConfig,
+    TableStats,
 };
 use fleet_base::{Error, Result};
 use std::path::Path;
@@ -26,13 +27,14 @@ pub struct JobTables {
 /// One table of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TableConfig {
-    /// Parameters one after another, cut evenly over the servers ([`dense_range`](crate::dense_range)).
+    /// Parameters one after another, divided among the servers.
     Dense {
         table_id: u32,
         /// Numbers on all servers.
         len: usize,
         rule: Rule,
         non_finite: NonFinite,
+        options: DenseOptions,
     },
     /// Rows by id; server = id mod servers.
     Sparse(SparseConfig),
@@ -40,6 +42,15 @@ pub enum TableConfig {
     Geo(SparseConfig),
     /// Steps of all workers, for schedules of the learning rate.
     GlobalStep { table_id: u32 },
+}
+
+/// What few dense tables want otherwise.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DenseOptions {
+    pub cut: DenseCut,
+    /// Gradients are corrected by what has changed since their worker read the parameters (DC-ASGD); not
+    /// in synchronous jobs, where nothing has.
+    pub corrects_delay: bool,
 }
 
 impl TableConfig {
@@ -77,6 +88,17 @@ impl JobTables {
                 return Err(Error::invalid(format!("the number of {what} of a job is wrong"))
                     .expected(format!("1 to {COUNT_MAX}"))
                     .got(count));
+            }
+        }
+        for table in &self.tables {
+            let TableConfig::Dense { table_id, len, options, .. } = table else { continue };
+            let place = |error: Error| error.at(format!("dense table {table_id}"));
+            options.cut.check(*len, self.server_count).map_err(place)?;
+            if options.corrects_delay && self.sync {
+                return Err(place(
+                    Error::invalid("gradients of a synchronous job are never late")
+                        .help("turn the correction of delays off, or sync"),
+                ));
             }
         }
         let mut ids: Vec<u32> = self.tables.iter().map(TableConfig::table_id).collect();

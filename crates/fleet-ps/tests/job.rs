@@ -26,6 +26,7 @@ pub fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
             len: 5,
             rule: Rule::Sgd(Sgd { lr: 0.5 }),
             non_finite: NonFinite::Refuse,
+            options: Default::default(),
         },
         TableConfig::Geo(SparseConfig { table_id: GEO, ..sparse() }),
         TableConfig::GlobalStep { table_id: STEPS },

@@ -2,6 +2,7 @@
 
 mod common;
 mod deaths;
+mod delays;
 mod durable;
 mod remote;
 mod saves;

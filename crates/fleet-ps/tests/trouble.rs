@@ -101,6 +101,7 @@ fn tiny() -> JobTables {
         len: 5,
         rule: fleet_ps::Rule::Sgd(fleet_ps::rule::Sgd { lr: 0.5 }),
         non_finite: fleet_ps::NonFinite::Refuse,
+        options: Default::default(),
     }];
     JobTables { tables, ..job(1, 1, false) }
 }

@@ -11,6 +11,8 @@ pub enum Reader {
     Launcher,
     /// A worker of parameter servers, for its traffic.
     Worker,
+    /// A parameter server.
+    Server,
     /// It is written for users' scripts.
     Script,
     /// Nobody yet: a documented name whose part of Fleet is not there.
@@ -138,6 +140,7 @@ pub const FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD: &str =
 pub const FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV: &str =
     "FLAGS_communicator_min_send_grad_num_before_recv";
 pub const FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER: &str = "FLAGS_communicator_is_sgd_optimizer";
+pub const FLAGS_RPC_SEND_THREAD_NUM: &str = "FLAGS_rpc_send_thread_num";
 pub const FLAGS_RPC_DEADLINE: &str = "FLAGS_rpc_deadline";
 // Written by strategies, for scripts that look.
 pub const FLAGS_FUSE_PARAMETER_MEMORY_SIZE: &str = "FLAGS_fuse_parameter_memory_size";
@@ -383,8 +386,8 @@ pub const VARIABLES: &[Variable] = &[
         "A file for one line about how far the job is, which the launcher shows below the log",
         &[Reader::Script],
     ),
-    row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Nobody]),
-    row(PSERVER_DEBUG, "0", "Prints the descriptors of tables", &[Reader::Nobody]),
+    row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Worker]),
+    row(PSERVER_DEBUG, "0", "Servers print what their tables are", &[Reader::Server]),
     row(
         CPU_NUM,
         "",
@@ -426,6 +429,12 @@ pub const VARIABLES: &[Variable] = &[
         FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER,
         "1",
         "The optimizer is plain SGD, so that updates may be merged",
+        &[Reader::Worker],
+    ),
+    row(
+        FLAGS_RPC_SEND_THREAD_NUM,
+        "",
+        "Threads of a worker that send, where FLAGS_communicator_thread_pool_size does not say",
         &[Reader::Worker],
     ),
     row(

@@ -43,6 +43,7 @@ fn form(name: &str) -> Form {
         | names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE
         | names::FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV
         | names::FLAGS_RPC_DEADLINE
+        | names::FLAGS_RPC_SEND_THREAD_NUM
         | names::FLAGS_FUSE_PARAMETER_MEMORY_SIZE
         | names::FLAGS_FUSE_PARAMETER_GROUPS_SIZE => Form::Whole { min: 1 },
         names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES => Form::Whole { min: 0 },

@@ -8,6 +8,7 @@ pub mod distributed_lookup_table;
 pub mod distributed_push_sparse;
 pub mod fake_init;
 pub mod fetch_barrier;
+pub mod listen_and_serv;
 pub mod recv;
 pub mod send;
 pub mod send_barrier;

@@ -3,6 +3,8 @@
 //! as `X` too, of which `is_sparse` says whether they are rows by id: their progress goes out and that of
 //! others comes in.
 //!
+//! `epmap` names the servers of the table's blocks, where it is cut into some.
+//!
 //! What GEO exchanges behind a program's back elsewhere is an op here: nobody else writes a variable
 //! while a program runs.
 
@@ -20,6 +22,7 @@ pub static DEF: OpDef = OpDef {
             attr("is_sparse", Int(0)),
             attr("is_geo", Bool(false)),
             attr("recv_varnames", Strs(&[])),
+            attr("epmap", Strs(&[])),
         ],
     },
     infer,

@@ -20,8 +20,8 @@ use crate::message::{
 };
 use crate::server::SILENT_AFTER;
 use crate::{
-    Arrival, JobTables, PullMode, Push, SaveFormat, SaveMode, Saved, Servers, SparseConfig,
-    TableConfig, TableStats, dense_range,
+    Arrival, DenseCut, JobTables, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
+    SparseConfig, TableConfig, TableStats,
 };
 use fleet_base::{Error, Result};
 use fleet_net::Time;
@@ -141,10 +141,10 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// The length of a dense table, which is that of `numbers`.
-    fn dense_len(&self, table: u32, numbers: usize) -> Result<usize> {
+    /// The length of a dense table, which is that of `numbers`, and which server has what of it.
+    fn dense_cut(&self, table: u32, numbers: usize) -> Result<(usize, &DenseCut)> {
         match self.job.table(table, &["dense"])? {
-            TableConfig::Dense { len, .. } if *len == numbers => Ok(*len),
+            TableConfig::Dense { len, options, .. } if *len == numbers => Ok((*len, &options.cut)),
             TableConfig::Dense { len, .. } => {
                 Err(wrong_length(table, "the numbers of a dense table", *len, numbers))
             }
@@ -154,25 +154,28 @@ impl<T: Transport> Client<T> {
 
     /// Each server's part of the numbers of a dense table.
     fn send_dense(&self, method: Method, table: u32, numbers: &[f32]) -> Result<()> {
-        let len = self.dense_len(table, numbers.len())?;
+        let cut = self.dense_cut(table, numbers.len())?;
         let mut requests: Vec<Request<'_>> = self
-            .dense_parts(len)
-            .map(|(server, range)| Request {
+            .dense_parts(cut)
+            .map(|(server, ranges)| Request {
                 server,
                 method,
                 head: Head { table, ..Head::default() },
-                parts: vec![bytes_of(&numbers[range])],
+                parts: ranges.into_iter().map(|range| bytes_of(&numbers[range])).collect(),
             })
             .collect();
         self.ask(&mut requests).map(drop)
     }
 
     /// Servers that have a part, and which.
-    fn dense_parts(&self, len: usize) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+    fn dense_parts(
+        &self,
+        (len, cut): (usize, &DenseCut),
+    ) -> impl Iterator<Item = (usize, Vec<std::ops::Range<usize>>)> {
         let count = self.job.server_count;
         (0..count)
-            .map(move |server| (server, dense_range(len, server, count)))
-            .filter(|(_, range)| !range.is_empty())
+            .map(move |server| (server, cut.ranges(len, server, count)))
+            .filter(|(_, ranges)| !ranges.is_empty())
     }
 
     fn with_split<R>(&self, run: impl FnOnce(&mut Split) -> R) -> R {
@@ -393,9 +396,9 @@ impl<T: Transport> Servers for Client<T> {
 
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
         let mut pull = || {
-            let len = self.dense_len(table, values.len())?;
+            let cut = self.dense_cut(table, values.len())?;
             let head = Head { table, ..Head::default() };
-            let parts: Vec<_> = self.dense_parts(len).collect();
+            let parts: Vec<_> = self.dense_parts(cut).collect();
             let request = |server: usize| Request {
                 server,
                 method: Method::PullDense,
@@ -404,9 +407,15 @@ impl<T: Transport> Servers for Client<T> {
             };
             let mut requests: Vec<_> = parts.iter().map(|(server, _)| request(*server)).collect();
             let answers = self.ask(&mut requests)?;
-            for ((_, range), answer) in parts.into_iter().zip(&answers) {
-                check_answer(answer, range.len() * 4)?;
-                copy_f32s(answer, &mut values[range]);
+            for ((_, ranges), answer) in parts.into_iter().zip(&answers) {
+                let count: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+                check_answer(answer, count * 4)?;
+                let mut rest = answer.as_slice();
+                for range in ranges {
+                    let (own, others) = rest.split_at(range.len() * 4);
+                    copy_f32s(own, &mut values[range]);
+                    rest = others;
+                }
             }
             Ok(())
         };

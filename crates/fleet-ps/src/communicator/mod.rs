@@ -165,6 +165,7 @@ struct Core {
 ///     len: 2,
 ///     rule: Rule::Sgd(Sgd { lr: 1.0 }),
 ///     non_finite: NonFinite::Refuse,
+///     options: Default::default(),
 /// };
 /// let tables = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![table] };
 /// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);

@@ -20,6 +20,7 @@ fn job(workers: usize, geo: bool) -> JobTables {
         len: 3,
         rule: Rule::Sgd(Sgd { lr: 1.0 }),
         non_finite: NonFinite::Refuse,
+        options: Default::default(),
     };
     JobTables { server_count: 2, worker_count: workers, sync: false, tables: vec![rows, dense] }
 }

@@ -3,6 +3,6 @@
 mod placement;
 mod table;
 
-pub use placement::{DenseRange, dense_range, dense_ranges};
+pub use placement::{DenseBlock, DenseCut, DenseRange, dense_range, dense_ranges};
 pub use table::{DenseConfig, DenseTable, Update};
 pub(crate) use table::{DenseImage, DenseRuntime};

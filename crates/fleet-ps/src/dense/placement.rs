@@ -3,6 +3,7 @@
 //! Dense parameters are laid end to end in the order of their names; server s has the block of
 //! `total / servers + 1` numbers from `s` blocks on, the last ones what is left, which may be nothing.
 
+use fleet_base::{Error, Result};
 use std::ops::Range;
 
 /// The numbers of the flattened parameters that a server has.
@@ -16,6 +17,93 @@ pub fn dense_range(total: usize, server: usize, server_count: usize) -> Range<us
     let block = total / server_count.max(1) + 1;
     let start = server.saturating_mul(block).min(total);
     start..start.saturating_add(block).min(total)
+}
+
+/// How the numbers of a dense table are divided among servers.
+///
+/// ```
+/// use fleet_ps::{DenseBlock, DenseCut};
+/// let block = |len, server| DenseBlock { len, server };
+/// let cut = DenseCut::Blocks(vec![block(4, 1), block(2, 0), block(3, 1)]);
+/// assert_eq!(cut.ranges(9, 1, 2), [0..4, 6..9]);
+/// assert_eq!(DenseCut::Even.ranges(9, 1, 2), [5..9]);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum DenseCut {
+    /// Evenly, in the order of servers ([`dense_range`]).
+    #[default]
+    Even,
+    /// Block by block, in the order of the table.
+    Blocks(Vec<DenseBlock>),
+}
+
+/// Numbers of a dense table that are on one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenseBlock {
+    pub len: usize,
+    pub server: usize,
+}
+
+impl DenseCut {
+    /// What a server has of `total` numbers, in their order.
+    pub fn ranges(&self, total: usize, server: usize, server_count: usize) -> Vec<Range<usize>> {
+        let blocks = match self {
+            DenseCut::Even => {
+                let range = dense_range(total, server, server_count);
+                return if range.is_empty() { Vec::new() } else { vec![range] };
+            }
+            DenseCut::Blocks(blocks) => blocks,
+        };
+        let mut start = 0;
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for block in blocks {
+            let range = start..start + block.len;
+            start = range.end;
+            match ranges.last_mut() {
+                _ if block.server != server || range.is_empty() => {}
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => ranges.push(range),
+            }
+        }
+        ranges
+    }
+
+    /// How many numbers that is.
+    pub fn count(&self, total: usize, server: usize, server_count: usize) -> usize {
+        self.ranges(total, server, server_count).iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Where a server's numbers are when the servers' stand one behind the other, as in a save.
+    pub(crate) fn saved(&self, total: usize, server: usize, server_count: usize) -> Range<usize> {
+        let count = |server| self.count(total, server, server_count);
+        let start = (0..server).map(count).sum();
+        start..start + count(server)
+    }
+
+    /// What a save says of it: numbers of one cut are in another order than those of another.
+    pub(crate) fn layout(&self) -> String {
+        match self {
+            DenseCut::Even => String::new(),
+            DenseCut::Blocks(blocks) => {
+                format!(" in blocks {:08x}", crc32fast::hash(format!("{blocks:?}").as_bytes()))
+            }
+        }
+    }
+
+    pub(crate) fn check(&self, total: usize, server_count: usize) -> Result<()> {
+        let DenseCut::Blocks(blocks) = self else { return Ok(()) };
+        let sum = blocks.iter().try_fold(0usize, |sum, block| sum.checked_add(block.len));
+        let wrong = blocks.iter().find(|block| block.server >= server_count);
+        match (sum, wrong) {
+            (Some(sum), None) if sum == total => Ok(()),
+            (_, Some(block)) => Err(Error::invalid("a block is on a server that is not there")
+                .expected(format!("a server below {server_count}"))
+                .got(block.server)),
+            (sum, None) => Err(Error::invalid("blocks do not make up a dense table")
+                .expected(format!("{total} numbers"))
+                .got(sum.map_or("too many".into(), |sum| sum.to_string()))),
+        }
+    }
 }
 
 /// A parameter in the flattened row.
@@ -45,6 +133,20 @@ pub fn dense_ranges<'a>(parameters: impl IntoIterator<Item = (&'a str, usize)>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_cover_everything_once_and_stand_in_saves_by_server() {
+        let blocks = [(3, 1), (0, 0), (2, 1), (4, 0), (1, 2)];
+        let blocks = blocks.map(|(len, server)| DenseBlock { len, server });
+        let cut = DenseCut::Blocks(blocks.to_vec());
+        cut.check(10, 3).unwrap();
+        assert_eq!(cut.ranges(10, 1, 3), [0..5]);
+        assert_eq!(cut.ranges(10, 0, 3), [5..9]);
+        assert_eq!([0, 1, 2].map(|server| cut.saved(10, server, 3)), [0..4, 4..9, 9..10]);
+        assert!(cut.check(11, 3).is_err() && cut.check(10, 2).is_err());
+        let even = DenseCut::Even;
+        assert_eq!([0, 1].map(|server| even.saved(5, server, 2)), [0..3, 3..5]);
+    }
 
     #[test]
     fn servers_cover_everything_once() {

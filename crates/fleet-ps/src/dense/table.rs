@@ -2,10 +2,15 @@
 //!
 //! In the asynchronous modes every push is applied when it comes. In the synchronous mode pushes are
 //! added up, and [`DenseTable::pour`] applies their mean once, when all trainers have pushed.
+//!
+//! A gradient that was computed from old parameters can be corrected (DC-ASGD): the table remembers what
+//! each worker last read, and a push counts as `g + g² (now - read)`, which is what the gradient would be now
+//! if the loss bent along each parameter by the square of its gradient.
 
 use crate::rule::{How, Row};
 use crate::{NonFinite, Rule};
 use fleet_base::{Error, Result};
+use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard};
 
 /// When pushes are applied.
@@ -26,6 +31,8 @@ pub struct DenseConfig {
     pub rule: Rule,
     pub update: Update,
     pub non_finite: NonFinite,
+    /// Workers whose gradients are corrected; 0 for none. Each costs a copy of the parameters.
+    pub corrected_workers: usize,
 }
 
 /// Parameters of one server. They start at 0: worker 0 sets the real values.
@@ -38,6 +45,7 @@ pub struct DenseConfig {
 ///     rule: Rule::Sgd(Sgd { lr: 0.5 }),
 ///     update: Update::Pour,
 ///     non_finite: NonFinite::Refuse,
+///     corrected_workers: 0,
 /// })?;
 /// table.set(&[1.0, 1.0])?;
 /// table.push(&[1.0, 0.0])?;
@@ -69,6 +77,7 @@ pub(crate) struct DenseRuntime {
     pub values: Vec<f32>,
     pub state: Vec<f32>,
     pub sum: Vec<f32>,
+    pub read: Vec<Vec<f32>>,
 }
 
 /// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that all
@@ -98,6 +107,8 @@ struct Inner {
     push_count: u64,
     rate_scale: f32,
     non_finite: u64,
+    /// What each worker last read, where its gradients are corrected; empty until it has.
+    read: Vec<Vec<f32>>,
 }
 
 impl DenseTable {
@@ -116,6 +127,7 @@ impl DenseTable {
             push_count: 0,
             rate_scale: 1.0,
             non_finite: 0,
+            read: vec![Vec::new(); config.corrected_workers],
         };
         Ok(DenseTable { config, inner: Mutex::new(inner) })
     }
@@ -149,8 +161,26 @@ impl DenseTable {
         Ok(())
     }
 
+    /// As [`DenseTable::pull`], by a worker whose next gradients come of what it reads.
+    pub fn pull_by(&self, worker: usize, out: &mut [f32]) -> Result<()> {
+        self.check_len("out", out.len())?;
+        let mut inner = self.lock();
+        out.copy_from_slice(&inner.values);
+        if let Some(read) = inner.read.get_mut(worker) {
+            read.clear();
+            read.extend_from_slice(out);
+        }
+        Ok(())
+    }
+
     /// Brings a gradient.
     pub fn push(&self, grad: &[f32]) -> Result<()> {
+        self.push_by(usize::MAX, grad)
+    }
+
+    /// Brings a worker's gradient, which is corrected by what has changed since that worker last read,
+    /// where the table does so.
+    pub fn push_by(&self, worker: usize, grad: &[f32]) -> Result<()> {
         self.check_len("grad", grad.len())?;
         let name = |at: usize| format!("element {at}");
         let screened = self.config.non_finite.screen(grad, name);
@@ -161,6 +191,7 @@ impl DenseTable {
         })?;
         inner.non_finite += bad;
         inner.push_count += 1;
+        let grad = inner.corrected(worker, grad);
         match self.config.update {
             Update::Now => {
                 inner.apply(&self.config.rule, &grad);
@@ -199,6 +230,7 @@ impl DenseTable {
             values: inner.values.clone(),
             state: inner.state.clone(),
             sum: inner.sum.clone(),
+            read: inner.read.clone(),
         }
     }
 
@@ -206,11 +238,14 @@ impl DenseTable {
         self.check_len("values", runtime.values.len())?;
         let mut inner = self.lock();
         let lens = (runtime.state.len(), runtime.sum.len());
-        if lens != (inner.state.len(), inner.sum.len()) {
+        let whole = |read: &Vec<f32>| read.is_empty() || read.len() == self.config.len;
+        let reads = runtime.read.len() == inner.read.len() && runtime.read.iter().all(whole);
+        if lens != (inner.state.len(), inner.sum.len()) || !reads {
             return Err(self.error("what was kept of a table does not fit it"));
         }
         (inner.values, inner.state, inner.sum) = (runtime.values, runtime.state, runtime.sum);
         (inner.rate_scale, inner.push_count) = (runtime.rate_scale, runtime.push_count);
+        inner.read = runtime.read;
         Ok(())
     }
 
@@ -229,7 +264,8 @@ impl DenseTable {
     /// Memory of parameters and state.
     pub(crate) fn bytes(&self) -> u64 {
         let inner = self.lock();
-        (inner.values.len() + inner.state.len() + inner.sum.len()) as u64 * 4
+        let read: usize = inner.read.iter().map(Vec::len).sum();
+        (inner.values.len() + inner.state.len() + inner.sum.len() + read) as u64 * 4
     }
 
     /// Gradients that were NaN or infinite.
@@ -259,6 +295,18 @@ impl DenseTable {
 }
 
 impl Inner {
+    /// g + g² (now - read): DC-ASGD, whose λ is 1.
+    fn corrected<'g>(&self, worker: usize, grad: Cow<'g, [f32]>) -> Cow<'g, [f32]> {
+        let Some(read) = self.read.get(worker).filter(|read| read.len() == grad.len()) else {
+            return grad;
+        };
+        let mut grad = grad.into_owned();
+        for ((grad, now), read) in grad.iter_mut().zip(&self.values).zip(read) {
+            *grad += *grad * *grad * (now - read);
+        }
+        Cow::Owned(grad)
+    }
+
     fn apply(&mut self, rule: &Rule, grad: &[f32]) {
         if self.values.is_empty() {
             return;
@@ -281,7 +329,8 @@ mod tests {
     use crate::rule::{Adam, Sgd};
 
     fn config(rule: Rule, update: Update, len: usize) -> DenseConfig {
-        DenseConfig { table_id: 4, len, rule, update, non_finite: NonFinite::Refuse }
+        let non_finite = NonFinite::Refuse;
+        DenseConfig { table_id: 4, len, rule, update, non_finite, corrected_workers: 0 }
     }
 
     fn values(table: &DenseTable) -> Vec<f32> {
@@ -327,6 +376,34 @@ mod tests {
             alone.push(&[3.0, -3.0, 3.0 * step as f32]).unwrap();
         }
         assert_eq!(values(&poured), values(&alone));
+    }
+
+    /// Two workers read at the same time; the second one's gradient is of parameters that the first one has
+    /// moved by then.
+    #[test]
+    fn gradients_of_old_parameters_are_corrected() {
+        let sgd = Rule::Sgd(Sgd { lr: 0.5 });
+        let config = DenseConfig { corrected_workers: 2, ..config(sgd, Update::Now, 2) };
+        let table = DenseTable::new(config).unwrap();
+        table.set(&[1.0, -1.0]).unwrap();
+        table.push_by(1, &[2.0, 0.0]).unwrap();
+        assert_eq!(values(&table), [0.0, -1.0], "who has read nothing is taken at its word");
+        let mut out = [0.0; 2];
+        (0..2).for_each(|worker| table.pull_by(worker, &mut out).unwrap());
+        table.push_by(0, &[1.0, 2.0]).unwrap();
+        assert_eq!(values(&table), [-0.5, -2.0], "nothing had changed");
+        // 3 + 9 (-0.5 - 0) = -1.5; -1 + 1 (-2 - -1) = -2.
+        table.push_by(1, &[3.0, -1.0]).unwrap();
+        assert_eq!(values(&table), [0.25, -1.0]);
+        // 0 has read before its own push too: 1 + 1 (0.25 - 0) = 1.25.
+        table.push_by(0, &[1.0, 0.0]).unwrap();
+        assert_eq!(values(&table), [-0.375, -1.0]);
+        let kept = table.runtime();
+        table.push_by(1, &[1.0, 1.0]).unwrap();
+        let after = values(&table);
+        table.set_runtime(kept).unwrap();
+        table.push_by(1, &[1.0, 1.0]).unwrap();
+        assert_eq!(values(&table), after, "what was read is kept with the table");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::load::{Checked, check};
 use super::manifest::{self, Part};
 use super::{SaveFormat, SaveOptions, Saved, begin};
 use crate::dense::DenseImage;
-use crate::{DenseTable, GlobalStep};
+use crate::{DenseCut, DenseTable, GlobalStep};
 use fleet_base::file::write_file;
 use fleet_base::{Error, Result};
 use std::fmt::Write;
@@ -16,8 +16,8 @@ use std::ops::Range;
 use std::path::Path;
 
 /// What must be equal for one table to fit another: `len` numbers on all servers.
-fn layout(table: &DenseTable, len: usize) -> String {
-    format!("dense len={len} rule={}", table.config().rule.name())
+fn layout(table: &DenseTable, len: usize, cut: &DenseCut) -> String {
+    format!("dense len={len} rule={}{}", table.config().rule.name(), cut.layout())
 }
 
 const STEPS_LAYOUT: &str = "global step";
@@ -26,6 +26,7 @@ const STEPS_LAYOUT: &str = "global step";
 pub(crate) fn write_dense(
     table: &DenseTable,
     len: usize,
+    cut: &DenseCut,
     dir: &Path,
     options: &SaveOptions,
 ) -> Result<Saved> {
@@ -39,7 +40,7 @@ pub(crate) fn write_dense(
         SaveFormat::Text => text(&image).into_bytes(),
     };
     let table_id = table.config().table_id;
-    write_one(table_id, layout(table, len), &bytes, elements as u64, dir, options)
+    write_one(table_id, layout(table, len, cut), &bytes, elements as u64, dir, options)
 }
 
 /// Writes one server's count of steps.
@@ -78,10 +79,11 @@ fn write_one(
 pub(crate) fn check_dense(
     table: &DenseTable,
     len: usize,
+    cut: &DenseCut,
     dir: &Path,
     save_id: u64,
 ) -> Result<Checked> {
-    check(dir, table.config().table_id, save_id, &layout(table, len))
+    check(dir, table.config().table_id, save_id, &layout(table, len, cut))
 }
 
 pub(crate) fn check_steps(table_id: u32, dir: &Path, save_id: u64) -> Result<Checked> {

@@ -34,7 +34,7 @@ impl ServerTables {
             }
             Method::PullDense => {
                 let Table::Dense(table) = self.table(head.table)? else { return wrong(head) };
-                fill_f32s(answer, table.config().len, |out| table.pull(out))
+                fill_f32s(answer, table.config().len, |out| table.pull_by(caller.worker, out))
             }
             Method::Wait => {
                 let at = arrival(head.word)?;
@@ -89,7 +89,7 @@ impl ServerTables {
                 let Table::Dense(table) = self.table(head.table)? else { return wrong(head) };
                 let numbers = body.rest_f32s()?;
                 match method {
-                    Method::PushDense => table.push(&numbers),
+                    Method::PushDense => table.push_by(caller.worker, &numbers),
                     _ => table.set(&numbers),
                 }
             }

@@ -36,7 +36,8 @@ impl Durability {
     /// use fleet_ps::{TableConfig, rule::Sgd};
     /// # let folder = std::env::temp_dir().join(format!("fleet-ps-durable-{}", std::process::id()));
     /// let rule = Rule::Sgd(Sgd { lr: 1.0 });
-    /// let dense = TableConfig::Dense { table_id: 0, len: 2, rule, non_finite: NonFinite::Refuse };
+    /// let (non_finite, options) = (NonFinite::Refuse, Default::default());
+    /// let dense = TableConfig::Dense { table_id: 0, len: 2, rule, non_finite, options };
     /// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![dense] };
     /// for start in 1..3 {
     ///     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;

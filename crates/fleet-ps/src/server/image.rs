@@ -32,7 +32,7 @@ enum TableImage<'a> {
     GlobalStep(u64),
 }
 
-const MAGIC: &[u8; 8] = b"FLEETPS1";
+const MAGIC: &[u8; 8] = b"FLEETPS2";
 /// Ends the rows of a table: no kind of record.
 const ROWS_END: u8 = 255;
 /// A list in an image is shorter; a longer one is a damaged file.
@@ -96,6 +96,7 @@ impl ServerTables {
                     values: input.list()?,
                     state: input.list()?,
                     sum: input.list()?,
+                    read: (0..input.u64()?).map(|_| input.list()).collect::<Result<_>>()?,
                 })?,
                 Table::Sparse { rows, pending } => {
                     rows.set_rate_scale(input.f32()?)?;
@@ -158,6 +159,8 @@ impl Image<'_> {
                     out.list(&dense.values)?;
                     out.list(&dense.state)?;
                     out.list(&dense.sum)?;
+                    out.u64(dense.read.len() as u64)?;
+                    dense.read.iter().try_for_each(|read| out.list(read))?;
                 }
                 TableImage::Sparse { rate_scale, pending, rows } => {
                     out.write_all(&rate_scale.to_le_bytes())?;

@@ -24,7 +24,7 @@ pub(crate) use presence::{SILENT_AFTER, Sign, SignKind};
 use crate::message::{Body, Head, Method};
 use crate::{
     BarrierTable, DenseConfig, DenseTable, Entry, GeoTable, GlobalStep, JobTables, PullMode,
-    SparseTable, TableConfig, Update, dense_range,
+    SparseTable, TableConfig, Update,
 };
 use fleet_base::{Error, Result};
 use ledger::Ledger;
@@ -219,6 +219,11 @@ impl ServerTables {
                 head.word == PullMode::Train as u32
                     && rows.is_some_and(|t| matches!(t.config().entry, Entry::CountFilter(_)))
             }
+            // What a worker reads is what its gradients are corrected by.
+            Method::PullDense => match self.tables.get(&head.table) {
+                Some(Table::Dense(table)) => table.config().corrected_workers > 0,
+                _ => false,
+            },
             method => method.changes(),
         }
     }
@@ -239,10 +244,11 @@ impl Drop for ServerTables {
 impl Table {
     fn new(config: &TableConfig, job: &JobTables, server: usize) -> Result<Table> {
         Ok(match config {
-            TableConfig::Dense { table_id, len, rule, non_finite } => {
+            TableConfig::Dense { table_id, len, rule, non_finite, options } => {
                 Table::Dense(DenseTable::new(DenseConfig {
                     table_id: *table_id,
-                    len: dense_range(*len, server, job.server_count).len(),
+                    len: options.cut.count(*len, server, job.server_count),
+                    corrected_workers: if options.corrects_delay { job.worker_count } else { 0 },
                     rule: *rule,
                     update: if job.sync { Update::Pour } else { Update::Now },
                     non_finite: *non_finite,

@@ -8,7 +8,7 @@
 use super::{ServerTables, Table, lock};
 use crate::save::{self, SaveFormat, SaveOptions, Saved, dense, job};
 use crate::sparse::Taken;
-use crate::{SaveMode, TableConfig, dense_range};
+use crate::{SaveMode, TableConfig};
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -35,8 +35,8 @@ impl ServerTables {
         let checked = configs
             .iter()
             .map(|config| match (self.table(config.table_id())?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
-                    dense::check_dense(table, *len, dir, save_id)
+                (Table::Dense(table), TableConfig::Dense { len, options, .. }) => {
+                    dense::check_dense(table, *len, &options.cut, dir, save_id)
                 }
                 (Table::GlobalStep(_), _) => dense::check_steps(config.table_id(), dir, save_id),
                 (table, _) => match table.rows() {
@@ -50,8 +50,9 @@ impl ServerTables {
         for (config, checked) in configs.iter().zip(&checked) {
             let table_id = config.table_id();
             loaded += match (self.table(table_id)?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
-                    dense::load_dense(table, *len, dense_range(*len, server, count), checked)?
+                (Table::Dense(table), TableConfig::Dense { len, options, .. }) => {
+                    let own = options.cut.saved(*len, server, count);
+                    dense::load_dense(table, *len, own, checked)?
                 }
                 (Table::GlobalStep(steps), _) => {
                     let all = dense::load_steps(checked)?;
@@ -98,8 +99,8 @@ impl ServerTables {
         for config in &self.job.tables {
             let table_id = config.table_id();
             let saved = match (self.table(table_id)?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
-                    dense::write_dense(table, *len, dir, options)?
+                (Table::Dense(table), TableConfig::Dense { len, options: dense, .. }) => {
+                    dense::write_dense(table, *len, &dense.cut, dir, options)?
                 }
                 (Table::GlobalStep(steps), _) => dense::write_steps(steps, table_id, dir, options)?,
                 (table, _) => {

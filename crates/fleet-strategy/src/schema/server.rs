@@ -32,15 +32,18 @@ message! {
         /// How often a sender waits for more to merge.
         send_wait_times(7): optional int32 = 1;
         /// Ops of sending and receiving are split while the program runs.
-        runtime_split_send_recv(8): optional bool = false, ignored "sending has threads of its own, whatever the program";
-        /// Workers wait for all servers before they start.
-        launch_barrier(9): optional bool = true, ignored "a worker always waits for the servers that it reaches";
+        runtime_split_send_recv(8): optional bool = false, ignored "gradients are always cut where they are sent";
+        /// Workers wait until all servers listen. Off: a server that does not is an error at once.
+        launch_barrier(9): optional bool = true;
         /// The device label of ops that heterogeneous workers take over.
         heter_worker_device_guard(10): optional string = "cpu", ignored "there are no heterogeneous workers";
         /// Steps after which the server's learning rate decays.
         lr_decay_steps(11): optional int32 = 10;
         /// Tables live in device memory.
         use_ps_gpu(12): optional int32 = 0, ignored "tables live in the servers' memory";
+        /// Servers correct gradients by what has changed since their worker read the parameters (DC-ASGD);
+        /// a worker waits for its own gradients. Only with a_sync and k_steps 0.
+        enable_dc_asgd(1001): optional bool = false;
     }
 
     /// What the trainers of a parameter-server job print and treat specially.

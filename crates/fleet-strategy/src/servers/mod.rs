@@ -17,10 +17,11 @@ mod click;
 mod geo;
 mod remote;
 mod tables;
+pub mod transpiler;
 
 pub use click::{ClickRows, RowPart};
 pub use remote::LookupSpec;
-pub use tables::{DenseTable, RowInit, RowRule, SparseTable, Tables, UpdateRule};
+pub use tables::{DenseTable, ParamBlock, RowInit, RowRule, SparseTable, Tables, UpdateRule};
 
 use crate::DistributedStrategy;
 use crate::compiler::{self, Decision, Verdict};
@@ -44,6 +45,15 @@ impl Exchange {
     /// What a strategy asks for; one in which nothing is assigned means async, `a_sync`'s default.
     pub fn of(strategy: &DistributedStrategy, half_async: bool) -> Result<Exchange> {
         let k_steps = strategy.a_sync_configs().k_steps();
+        if strategy.a_sync_configs().enable_dc_asgd() {
+            if strategy.a_sync() && k_steps <= 0 {
+                // A gradient is of the parameters that its worker read last, and of no others.
+                return Ok(Exchange::HalfAsync);
+            }
+            return Err(Error::invalid("enable_dc_asgd is for asynchronous jobs")
+                .expected("a_sync true and k_steps 0")
+                .got(format!("a_sync {}, k_steps {k_steps}", strategy.a_sync())));
+        }
         match (strategy.a_sync(), k_steps) {
             (false, ..=0) if half_async => Ok(Exchange::HalfAsync),
             (false, ..=0) => Ok(Exchange::Sync),
@@ -89,6 +99,8 @@ pub struct ServerPlan {
     pub tables: Tables,
     /// Where rows are looked up: what can be fetched ahead.
     pub lookups: Vec<LookupSpec>,
+    /// Servers correct gradients by what has changed since their worker read the parameters (DC-ASGD).
+    pub corrects_delay: bool,
     /// What is worth telling the user.
     pub notes: Vec<String>,
 }
@@ -157,7 +169,16 @@ pub fn minimize(
         tables.dense.iter().map(|table| table.len).sum::<usize>()
     )];
     notes.append(&mut job.notes);
-    Ok(ServerPlan { exchange, decisions, chain, params_grads: job.grads, tables, lookups, notes })
+    Ok(ServerPlan {
+        exchange,
+        decisions,
+        chain,
+        params_grads: job.grads,
+        tables,
+        lookups,
+        corrects_delay: strategy.a_sync_configs().enable_dc_asgd(),
+        notes,
+    })
 }
 
 fn check(place: Place) -> Result<()> {
@@ -239,7 +260,8 @@ fn dense_tables(
             params.push((var.name.clone(), len));
         }
         let len = params.iter().map(|(_, len)| len).sum();
-        let table = DenseTable { table_id: first + at as u32, params, len, rule: rule(rate)? };
+        let table_id = first + at as u32;
+        let table = DenseTable { table_id, params, len, rule: rule(rate)?, blocks: None };
         tables.push((table, pairs));
     }
     Ok(tables)

@@ -23,6 +23,17 @@ pub struct DenseTable {
     pub params: Vec<(String, usize)>,
     pub len: usize,
     pub rule: UpdateRule,
+    /// Which server has what, block by block in the table's order; without them each has as much.
+    pub blocks: Option<Vec<ParamBlock>>,
+}
+
+/// A part of a parameter, or a whole one, that is on one server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamBlock {
+    /// The parameter's name, with `.block0` and so on behind it where it has several.
+    pub name: String,
+    pub len: usize,
+    pub server: usize,
 }
 
 /// Rows by id.

@@ -100,7 +100,6 @@ fn switches_of_servers_without_effect() {
          heter_worker_device_guard: \"gpu\" use_ps_gpu: 1 }",
         &[
             "Warning a_sync_configs.runtime_split_send_recv: is stored, and has no effect",
-            "Warning a_sync_configs.launch_barrier: is stored, and has no effect",
             "Warning a_sync_configs.heter_worker_device_guard: is stored, and has no effect",
             "Warning a_sync_configs.use_ps_gpu: is stored, and has no effect",
         ],

@@ -4,11 +4,11 @@ use fleet_base::{Error, Result};
 use fleet_nn::LearningRate;
 use fleet_nn::optimizer::Rule as Optimizer;
 use fleet_ps::{
-    Accessor, CtrAccessor, Entry, Initializer, JobTables, NonFinite, RateOf, Rates, Rule,
-    SparseConfig, TableConfig, rule,
+    Accessor, CtrAccessor, DenseBlock, DenseCut, DenseOptions, Entry, Initializer, JobTables,
+    NonFinite, RateOf, Rates, Rule, SparseConfig, TableConfig, rule,
 };
 use fleet_strategy::servers::{
-    ClickRows, Exchange, Place, RowInit, RowRule, ServerPlan, SparseTable, UpdateRule,
+    ClickRows, Exchange, ParamBlock, Place, RowInit, RowRule, ServerPlan, SparseTable, UpdateRule,
 };
 use std::sync::Arc;
 
@@ -27,6 +27,13 @@ pub(super) fn job_tables(plan: &ServerPlan, place: Place) -> Result<JobTables> {
             len: table.len,
             rule: rule_of(&table.rule),
             non_finite: NonFinite::Refuse,
+            options: DenseOptions {
+                cut: table.blocks.as_ref().map_or(DenseCut::Even, |blocks| {
+                    let block = |it: &ParamBlock| DenseBlock { len: it.len, server: it.server };
+                    DenseCut::Blocks(blocks.iter().map(block).collect())
+                }),
+                corrects_delay: plan.corrects_delay,
+            },
         });
     }
     tables.extend(plan.tables.steps.map(|table_id| TableConfig::GlobalStep { table_id }));

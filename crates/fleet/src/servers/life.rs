@@ -1,6 +1,7 @@
 //! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
+use super::launch_barrier::{expect_listening, waits_for_servers};
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
@@ -119,6 +120,9 @@ impl Fleet {
                 .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
         })?;
         let tables = make(topology.rank())?;
+        if Env::process().switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
+            eprintln!("fleet: tables of server {}: {:#?}", topology.rank(), tables.job());
+        }
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
         let server = TableServer::bind(address, tables, &self.job_token()?, options, Log::stderr())
@@ -158,6 +162,9 @@ impl Fleet {
         let endpoints = topology.server_endpoints().iter();
         let addresses: Vec<SocketAddr> =
             endpoints.map(|endpoint| resolve(&endpoint.to_string())).collect::<Result<_>>()?;
+        if !waits_for_servers(job, env)? {
+            expect_listening(&addresses)?;
+        }
         let mut options = RemoteOptions::default();
         if let Some(deadline_ms) = env.number::<u64>(names::FLAGS_RPC_DEADLINE)? {
             options.deadline = Duration::from_millis(deadline_ms);

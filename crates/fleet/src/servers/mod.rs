@@ -6,17 +6,20 @@
 
 mod describe;
 mod infer;
+mod launch_barrier;
 mod life;
 mod port;
 mod rows;
 mod save;
 mod settings;
+mod transpiler;
 mod worker;
 
 pub use infer::DistributedInfer;
 pub use life::Server;
 pub use port::UnknownIds;
 pub use settings::{communicator_options, steps_between_reports};
+pub use transpiler::{DistributeTranspiler, TranspiledJob};
 pub use worker::{Worker, WorkerStats};
 
 use fleet_base::Result;
@@ -24,6 +27,7 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Var};
 use fleet_ps::JobTables;
 use fleet_strategy::DistributedStrategy;
+pub use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, SplitMethod, Transpile};
 pub use fleet_strategy::servers::{Exchange, Place, ServerPlan};
 
 /// What became of a network that is trained with parameter servers.

@@ -11,11 +11,16 @@ use fleet_topology::{Env, names};
 /// ```
 /// use fleet::servers::communicator_options;
 /// use fleet::{DistributedStrategy, strategy::AsyncConfig, topology::Env};
-/// let env = Env::from([("CPU_NUM", "4"), ("FLAGS_communicator_send_wait_times", "7")]);
+/// let env = Env::from([
+///     ("CPU_NUM", "4"),
+///     ("FLAGS_communicator_send_wait_times", "7"),
+///     ("FLAGS_rpc_send_thread_num", "12"),
+/// ]);
 /// let config = AsyncConfig::default().with_send_queue_size(32);
 /// let strategy = DistributedStrategy::new().with_a_sync_configs(config);
 /// let options = communicator_options(&strategy, &env)?;
 /// assert_eq!((options.merge_count_max, options.queue_len_max, options.wait_count_max), (4, 32, 7));
+/// assert_eq!(options.thread_count, 12);
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub fn communicator_options(
@@ -61,7 +66,10 @@ pub fn communicator_options(
         )?,
         thread_count: pick(
             config.thread_pool_size,
-            names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE,
+            match env.text(names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE) {
+                Some(_) => names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE,
+                None => names::FLAGS_RPC_SEND_THREAD_NUM,
+            },
             false,
             config.thread_pool_size(),
         )?,

@@ -1,0 +1,44 @@
+//! `listen_and_serv`: a server of dense parameters, as a program says it. It listens at `endpoint` for `Fanin`
+//! workers; `optimize_blocks` are the blocks that update its parameters, and `grad_to_block_id` says which
+//! gradient is for which (`GRAD:BLOCK`). `distributed_mode` is 0 for synchronous jobs, 1 for asynchronous, 2
+//! for half-asynchronous ones and 3 for GEO; with `dc_asgd` late gradients are corrected.
+//!
+//! The program is what a server does, to be read and compared. Tables do it (`fleet.init_server`): an executor
+//! cannot run the op, and says so.
+
+use super::TRAITS;
+use crate::prelude::*;
+
+pub static DEF: OpDef = OpDef {
+    spec: OpSpec {
+        name: "listen_and_serv",
+        inputs: &[],
+        outputs: &[],
+        attrs: &[
+            required("endpoint", AttrKind::Str),
+            attr("optimize_blocks", Ints(&[])),
+            attr("grad_to_block_id", Strs(&[])),
+            attr("Fanin", Int(1)),
+            attr("distributed_mode", Int(0)),
+            attr("dc_asgd", Bool(false)),
+        ],
+    },
+    infer,
+    grad: Grad::None,
+    cpu: |p| {
+        Err(Error::unsupported("a server's program is not run by an executor")
+            .got(format!("listen_and_serv at {}", p.op.attr_str("endpoint")))
+            .help("fleet.init_server(&job)?.run() serves the same parameters by the same rules"))
+    },
+    traits: TRAITS,
+};
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let mode = i.op.attr_int("distributed_mode");
+    if !(0..=3).contains(&mode) || i.op.attr_int("Fanin") < 1 {
+        return Err(Error::invalid("attributes of listen_and_serv are out of range")
+            .expected("distributed_mode 0 to 3, and Fanin at least 1")
+            .got(format!("{mode} and {}", i.op.attr_int("Fanin"))));
+    }
+    Ok(())
+}

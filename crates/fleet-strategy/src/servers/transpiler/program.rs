@@ -1,0 +1,158 @@
+//! What a server does, as a program: a loop that receives gradients, and a block of updates for each block of
+//! parameters that it has.
+
+use super::{Transpiled, grad_name};
+use crate::servers::{DenseTable, Exchange, ParamBlock, UpdateRule};
+use fleet_base::Result;
+use fleet_ir::{OpRole, Param, Program, Var, VarId, VarKind};
+use fleet_nn::Programs;
+use fleet_nn::optimizer::{ApplyAt, OptimizerDesc};
+use fleet_ops::{Emit, Registry};
+use fleet_tensor::{DType, Layout, Shape};
+
+impl Transpiled {
+    /// The program of the server at an endpoint, for people and tests: `listen_and_serv`, and what is done to
+    /// each block when its gradients are there. `Fleet::init_server` does the same on the tables.
+    pub fn get_pserver_program(&self, endpoint: &str) -> Result<Program> {
+        Ok(self.get_pserver_programs(endpoint)?.main)
+    }
+
+    /// What makes the server's parameters and the state of their updates; worker 0 brings the values.
+    pub fn get_startup_program(&self, endpoint: &str) -> Result<Program> {
+        Ok(self.get_pserver_programs(endpoint)?.startup)
+    }
+
+    /// Both.
+    pub fn get_pserver_programs(&self, endpoint: &str) -> Result<Programs> {
+        let server = self.server(endpoint)?;
+        let mut programs = Programs::new();
+        let mut optimizer = self.optimizer.clone();
+        // Clips and decay are in what workers send.
+        (optimizer.settings.grad_clip, optimizer.settings.weight_decay) = (None, None);
+        let rate = optimizer.emit_rate(&mut programs, Registry::standard())?;
+        let (mut blocks, mut grads) = (Vec::new(), Vec::new());
+        for table in &self.plan.tables.dense {
+            let own = table.blocks.iter().flatten().filter(|block| block.server == server);
+            for block in own {
+                let at = ApplyAt {
+                    block: programs.main.add_block(Program::ROOT),
+                    rate: Some(rate),
+                    ..ApplyAt::default()
+                };
+                self.update(&mut programs, &optimizer, table, block, &at)?;
+                let number = programs.main.block_count() as i64 - 1;
+                blocks.push(number);
+                grads.push(format!("{}:{number}", grad_name(&block.name)));
+            }
+        }
+        let mut emit = Emit::new(&mut programs.main, Registry::standard(), OpRole::RPC);
+        emit.named_op("listen_and_serv")?
+            .attr("endpoint", endpoint)
+            .attr("optimize_blocks", blocks)
+            .attr("grad_to_block_id", grads)
+            .attr("Fanin", self.place.worker_count as i64)
+            .attr("distributed_mode", self.mode_number())
+            .attr("dc_asgd", self.plan.corrects_delay)
+            .done()?;
+        emit.append();
+        Ok(programs)
+    }
+
+    /// As the original counts them: 0 sync, 1 async, 2 half-async, 3 geo.
+    fn mode_number(&self) -> i64 {
+        match self.plan.exchange {
+            Exchange::Sync => 0,
+            Exchange::Async => 1,
+            Exchange::HalfAsync => 2,
+            Exchange::Geo { .. } => 3,
+        }
+    }
+
+    /// What is done to one block of parameters.
+    fn update(
+        &self,
+        programs: &mut Programs,
+        optimizer: &OptimizerDesc,
+        table: &DenseTable,
+        block: &ParamBlock,
+        at: &ApplyAt,
+    ) -> Result<()> {
+        let shape = self.block_shape(block)?;
+        let learning_rate = match &table.rule {
+            UpdateRule::Optimizer { rate_scale, .. } => *rate_scale,
+            UpdateRule::Row(_) | UpdateRule::Add => 1.0,
+        };
+        let held = Param { learning_rate, ..Param::default() };
+        let var = Var { persistable: true, param: Some(held), ..plain(&block.name, shape) };
+        let param = programs.main.add_var(Program::ROOT, var.clone())?;
+        let made = programs.startup.add_var(Program::ROOT, var)?;
+        let mut startup = Emit::new(&mut programs.startup, Registry::standard(), OpRole::FORWARD);
+        startup
+            .named_op("fill_constant")?
+            .output("Out", made)
+            .attr("shape", shape.to_vec())
+            .attr("value", 0.0)
+            .done()?;
+        startup.append();
+
+        let grad = grad_name(&block.name);
+        let workers = self.place.worker_count;
+        let per_worker = self.is_sync() && workers > 1;
+        let names: Vec<String> = match per_worker {
+            true => (0..workers).map(|worker| format!("{grad}.trainer_{worker}")).collect(),
+            false => vec![grad.clone()],
+        };
+        let mut received: Vec<VarId> = Vec::new();
+        for name in &names {
+            let var = Var { is_data: true, ..plain(name, shape) };
+            received.push(programs.main.add_var(Program::ROOT, var)?);
+        }
+        let mut emit = Emit::new(&mut programs.main, Registry::standard(), OpRole::OPTIMIZE);
+        emit.block = at.block;
+        if table.rule == UpdateRule::Add {
+            emit.named_op("sum")?.inputs("X", &[param, received[0]]).output("Out", param).done()?;
+            emit.append();
+            return Ok(());
+        }
+        let mean = match per_worker {
+            true => {
+                let sum = emit.named_op("sum")?.inputs("X", &received).named(&*grad).one("Out")?;
+                let share = 1.0 / workers as f64;
+                emit.named_op("scale")?.input("X", sum).attr("scale", share).one("Out")?
+            }
+            false => received[0],
+        };
+        emit.append();
+        optimizer.apply_gradients_at(programs, Registry::standard(), &[(param, mean)], at)?;
+        Ok(())
+    }
+
+    /// Whole rows of its parameter, or the parameter.
+    fn block_shape(&self, block: &ParamBlock) -> Result<Shape> {
+        let name = block.name.rsplit_once(".block").map_or(&*block.name, |(name, _)| name);
+        let of = |name: &str| self.shapes.iter().find(|(other, _)| other == name);
+        let shape = of(&block.name).or_else(|| of(name)).map(|(_, shape)| *shape);
+        let Some(mut shape) = shape.filter(|shape| shape.rank() > 0) else {
+            return Shape::new(&[block.len as i64]);
+        };
+        let row: usize = shape.dims().iter().skip(1).map(|dim| (*dim).max(1) as usize).product();
+        shape.dims_mut()[0] = (block.len / row.max(1)) as i64;
+        Ok(shape)
+    }
+}
+
+fn plain(name: &str, shape: Shape) -> Var {
+    Var {
+        name: name.to_string(),
+        block: Program::ROOT,
+        dtype: DType::F32,
+        shape,
+        kind: VarKind::Dense,
+        layout: Layout::default(),
+        persistable: false,
+        stop_gradient: true,
+        is_data: false,
+        lod_level: 0,
+        param: None,
+    }
+}

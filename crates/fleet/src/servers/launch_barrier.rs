@@ -1,0 +1,73 @@
+//! Whether a worker waits for servers that do not listen yet (`launch_barrier`).
+
+use super::ServerJob;
+use fleet_base::{Error, Result};
+use fleet_topology::{Env, names};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// What is assigned in `a_sync_configs`, else `FLAGS_LAUNCH_BARRIER`, else yes.
+pub(super) fn waits_for_servers(job: &ServerJob, env: &Env) -> Result<bool> {
+    let config = job.strategy.a_sync_configs();
+    Ok(match config.launch_barrier {
+        Some(given) => given,
+        None => env.switch(names::FLAGS_LAUNCH_BARRIER)?.unwrap_or(config.launch_barrier()),
+    })
+}
+
+/// How long one server may take to take a connection.
+const CONNECT_SPAN_MAX: Duration = Duration::from_secs(2);
+
+/// Names the servers that do not listen.
+pub(super) fn expect_listening(addresses: &[SocketAddr]) -> Result<()> {
+    let is_silent =
+        |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT_SPAN_MAX).is_err();
+    let silent: Vec<&SocketAddr> = addresses.iter().filter(is_silent).collect();
+    if silent.is_empty() {
+        return Ok(());
+    }
+    Err(Error::unavailable("servers do not listen, and launch_barrier is off")
+        .expected(format!("{} servers that listen before workers start", addresses.len()))
+        .got(format!("not ready endpoints: {silent:?}"))
+        .help("turn launch_barrier on: workers wait for servers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DistributedStrategy;
+    use crate::nn::prelude::*;
+    use crate::servers::Place;
+    use crate::strategy::AsyncConfig;
+    use std::net::TcpListener;
+
+    fn job(config: AsyncConfig) -> ServerJob {
+        let net = Net::new();
+        let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
+        let strategy = DistributedStrategy::new().with_a_sync_configs(config);
+        let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
+        ServerJob::minimize(&net, loss, &Sgd::new(0.1).into(), None, &strategy, place).unwrap()
+    }
+
+    #[test]
+    fn the_strategy_comes_before_the_environment() {
+        let flag = |value: &str| Env::from([("FLAGS_LAUNCH_BARRIER", value)]);
+        let open = job(AsyncConfig::default());
+        assert!(waits_for_servers(&open, &flag("1")).unwrap());
+        assert!(!waits_for_servers(&open, &flag("0")).unwrap());
+        let given = job(AsyncConfig::default().with_launch_barrier(false));
+        assert!(!waits_for_servers(&given, &flag("1")).unwrap());
+    }
+
+    #[test]
+    fn servers_that_do_not_listen_are_named() {
+        let (one, other) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
+        let (one, other) = (one.unwrap(), other.unwrap());
+        let addresses = [one.local_addr().unwrap(), other.local_addr().unwrap()];
+        expect_listening(&addresses).unwrap();
+        drop(other);
+        let error = expect_listening(&addresses).unwrap_err().to_string();
+        assert!(error.contains(&addresses[1].to_string()), "{error}");
+        assert!(!error.contains(&addresses[0].to_string()), "{error}");
+    }
+}

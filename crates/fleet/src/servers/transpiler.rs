@@ -1,0 +1,91 @@
+//! `DistributeTranspiler`: a list of servers and a few switches in, a job with parameter servers out.
+
+use super::describe;
+use super::{DistributeTranspilerConfig, ServerJob, Transpile};
+use fleet_base::Result;
+use fleet_ir::Program;
+use fleet_nn::optimizer::OptimizerDesc;
+use fleet_nn::{Net, Programs, Var};
+use fleet_strategy::servers::transpiler::Transpiled;
+
+/// Makes the programs of trainers and servers.
+///
+/// ```
+/// use fleet::nn::prelude::*;
+/// use fleet::servers::{DistributeTranspiler, DistributeTranspilerConfig, Transpile};
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 1000], DType::F32).fc(64).mean();
+/// let config = DistributeTranspilerConfig { slice_var_up: true, ..Default::default() };
+/// let who = Transpile { pservers: "10.0.0.1:6174,10.0.0.2:6174", trainers: 2, ..Default::default() };
+/// let job = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &who)?;
+/// let trainer = job.get_trainer_program().to_string();
+/// assert!(trainer.contains("send_barrier") && !trainer.contains("sgd"));
+/// let server = job.get_pserver_program("10.0.0.1:6174")?.to_string();
+/// assert!(server.contains("listen_and_serv") && server.contains("sgd"));
+/// # Ok::<(), fleet::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct DistributeTranspiler {
+    pub config: DistributeTranspilerConfig,
+}
+
+/// A job as the transpiler made it: what `Fleet::init_server` and `Fleet::init_worker` take, and the
+/// programs to look at.
+#[derive(Clone, Debug)]
+pub struct TranspiledJob {
+    pub job: ServerJob,
+    pub transpiled: Transpiled,
+    /// A trainer's: what a worker is started with.
+    pub programs: Programs,
+}
+
+impl DistributeTranspiler {
+    pub fn new(config: DistributeTranspilerConfig) -> DistributeTranspiler {
+        DistributeTranspiler { config }
+    }
+
+    /// Rewrites a network into a trainer's. What the original takes from a program with updates is
+    /// given here: the loss, and the optimizer.
+    #[track_caller]
+    pub fn transpile(
+        &self,
+        net: &Net,
+        loss: Var<'_>,
+        optimizer: impl Into<OptimizerDesc>,
+        who: &Transpile<'_>,
+    ) -> Result<TranspiledJob> {
+        let (loss, optimizer) = (loss.id(), optimizer.into());
+        let transpiled = net.rewrite_with(|programs, registry| {
+            self.config.transpile(programs, registry, loss, &optimizer, who)
+        })?;
+        let job = ServerJob {
+            tables: describe::job_tables(&transpiled.plan, transpiled.place)?,
+            plan: transpiled.plan.clone(),
+            strategy: transpiled.strategy.clone(),
+            place: transpiled.place,
+        };
+        Ok(TranspiledJob { job, transpiled, programs: net.build()? })
+    }
+}
+
+impl TranspiledJob {
+    /// What a trainer runs in every step.
+    pub fn get_trainer_program(&self) -> &Program {
+        &self.programs.main
+    }
+
+    /// What the server at an endpoint does.
+    pub fn get_pserver_program(&self, endpoint: &str) -> Result<Program> {
+        self.transpiled.get_pserver_program(endpoint)
+    }
+
+    /// That, and what makes its parameters.
+    pub fn get_pserver_programs(&self, endpoint: &str) -> Result<Programs> {
+        self.transpiled.get_pserver_programs(endpoint)
+    }
+
+    /// What makes the parameters of the server at an endpoint.
+    pub fn get_startup_program(&self, endpoint: &str) -> Result<Program> {
+        self.transpiled.get_startup_program(endpoint)
+    }
+}
