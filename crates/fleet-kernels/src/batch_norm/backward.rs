@@ -1,0 +1,191 @@
+//! The backward pass: the two sums of each channel, then dx.
+
+use super::passes::*;
+use super::{Dims, Operand, Order, check_channels, split_coefficients};
+use crate::pool::Pool;
+
+/// Where the gradient is stopped by the ReLU.
+#[derive(Clone, Copy, Debug)]
+pub enum Mask<'a> {
+    /// No ReLU.
+    None,
+    /// Where `(x - mean) * scale + beta` is not positive; right only without a residual.
+    FromInput,
+    /// Where this output is not positive.
+    FromOutput(&'a [f32]),
+}
+
+/// Where the masked gradient goes, which is also the gradient of the residual.
+#[derive(Debug)]
+pub enum Masked<'a> {
+    /// Nowhere: the second pass masks again.
+    Drop,
+    New(&'a mut [f32]),
+    /// Over dy, which must be [`Operand::Reuse`].
+    OverDy,
+}
+
+/// Where dx goes.
+#[derive(Debug)]
+pub enum InputGradient<'a> {
+    New(&'a mut [f32]),
+    /// Over x, which must be [`Operand::Reuse`].
+    OverX,
+    /// Over dy, which must be [`Operand::Reuse`], and not hold the masked gradient.
+    OverDy,
+}
+
+/// The operands of [`backward`].
+#[derive(Debug)]
+pub struct Backward<'a> {
+    pub dy: Operand<'a>,
+    /// A second gradient of y that is added to dy on the way.
+    pub addend: Option<&'a [f32]>,
+    pub mask: Mask<'a>,
+    pub masked: Masked<'a>,
+    pub x: Operand<'a>,
+    pub dx: InputGradient<'a>,
+    pub mean: &'a [f32],
+    pub inv_std: &'a [f32],
+    pub gamma: &'a [f32],
+    pub beta: &'a [f32],
+    /// The statistics were given, not computed from x.
+    pub is_frozen: bool,
+    pub d_gamma: &'a mut [f32],
+    pub d_beta: &'a mut [f32],
+}
+
+/// Gradients of x, gamma and beta, and of the residual.
+pub fn backward(pool: &Pool, dims: &Dims, args: Backward<'_>, scratch: &mut [f32]) {
+    backward_across(pool, dims, args, scratch, |_, _| dims.rows());
+}
+
+/// As [`backward`] where the statistics span several ranks: `reduce` takes the local sums (d_beta,
+/// d_gamma), makes them global and returns the number of rows of all ranks.
+pub fn backward_across(
+    pool: &Pool,
+    dims: &Dims,
+    mut args: Backward<'_>,
+    scratch: &mut [f32],
+    reduce: impl FnOnce(&mut [f32], &mut [f32]) -> usize,
+) {
+    let c = dims.channels;
+    check_channels(c, &[args.mean, args.inv_std, args.gamma, args.beta]);
+    check_channels(c, &[args.d_gamma, args.d_beta]);
+    let (sums_scratch, coefficients) = split_coefficients(dims, scratch);
+    let scale = &mut coefficients[..c];
+    for channel in 0..c {
+        scale[channel] = args.gamma[channel] * args.inv_std[channel];
+    }
+    let (pass, dx) = backward_passes(dims, &mut args, scale.as_ptr());
+    let sums = block_sums(pool, dims, &pass, sums_scratch);
+    let (d_gamma, d_beta) = (&mut *args.d_gamma, &mut *args.d_beta);
+    fold(sums, c, |channel, sum, dot| {
+        d_beta[channel] = sum as f32;
+        d_gamma[channel] = (dot * f64::from(args.inv_std[channel])) as f32;
+    });
+    let rows = reduce(d_beta, d_gamma);
+    let (scale, rest) = coefficients.split_at_mut(c);
+    let (slope, offset) = rest[..2 * c].split_at_mut(c);
+    for channel in 0..c {
+        let share = if args.is_frozen { 0.0 } else { -scale[channel] / rows.max(1) as f32 };
+        slope[channel] = share * d_gamma[channel] * args.inv_std[channel];
+        offset[channel] = share * d_beta[channel];
+    }
+    let pass = Differentiate {
+        gradient: pass.second(),
+        dx,
+        slope: slope.as_ptr(),
+        offset: offset.as_ptr(),
+    };
+    for_each_block(pool, dims, |area| {
+        // SAFETY: lengths were checked, areas of different tasks are disjoint.
+        match dims.order {
+            Order::ChannelsLast => unsafe { differentiate_area(Vector, &pass, area) },
+            Order::ChannelsFirst => unsafe { differentiate_area(Splat, &pass, area) },
+        }
+    });
+}
+
+/// Resolves the operands of the backward pass to pointers, checked once.
+fn backward_passes(dims: &Dims, args: &mut Backward<'_>, scale: *const f32) -> (Sums, *mut f32) {
+    let len = dims.len();
+    let check = |slice: &[f32]| assert_eq!(slice.len(), len, "an operand has the wrong length");
+    let (dy, over_dy) = args.dy.view(len, "dy");
+    let (x, over_x) = args.x.view(len, "x");
+    let addend = args.addend.map_or(std::ptr::null(), |addend| {
+        check(addend);
+        addend.as_ptr()
+    });
+    let y = match args.mask {
+        Mask::FromOutput(y) => {
+            check(y);
+            y.as_ptr()
+        }
+        _ => std::ptr::null(),
+    };
+    let masked = match &mut args.masked {
+        Masked::Drop => std::ptr::null_mut(),
+        Masked::New(masked) => {
+            check(masked);
+            masked.as_mut_ptr()
+        }
+        Masked::OverDy => {
+            assert!(!over_dy.is_null(), "dy of batch norm is read-only");
+            over_dy
+        }
+    };
+    let dx = match &mut args.dx {
+        InputGradient::New(dx) => {
+            check(dx);
+            dx.as_mut_ptr()
+        }
+        InputGradient::OverX => over_x,
+        InputGradient::OverDy => over_dy,
+    };
+    assert!(!dx.is_null(), "dx of batch norm would be written over a read-only tensor");
+    assert!(dx != masked, "dx and the masked gradient cannot share a buffer");
+    let pass = Sums {
+        x,
+        shift: args.mean.as_ptr(),
+        dy,
+        addend,
+        y,
+        masked,
+        scale,
+        beta: args.beta.as_ptr(),
+        from_input: matches!(args.mask, Mask::FromInput),
+    };
+    (pass, dx)
+}
+
+struct Differentiate {
+    gradient: Sums,
+    /// May be x or dy.
+    dx: *mut f32,
+    slope: *const f32,
+    offset: *const f32,
+}
+
+// SAFETY: as for `Normalise`.
+unsafe impl Sync for Differentiate {}
+
+crate::kernel! {
+    /// dx = scale * gradient + slope * (x - mean) + offset.
+    unsafe fn differentiate_area<S, A: Along>(s: S, along: A, pass: &Differentiate, area: Area) {
+        for row in 0..area.rows {
+            let start = area.start + row * area.stride;
+            let mut column = 0;
+            while column < area.len {
+                let n = S::LANES.min(area.len - column);
+                let (u, v) = pass.gradient.values(s, along, &area, row, column, n);
+                let scale = along.of(s, pass.gradient.scale, &area, row, column, n);
+                let slope = along.of(s, pass.slope, &area, row, column, n);
+                let offset = along.of(s, pass.offset, &area, row, column, n);
+                let dx = s.fma(scale, u, s.fma(slope, v, offset));
+                store(s, pass.dx.add(start + column), dx, n);
+                column += n;
+            }
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! Functions of two tensors with broadcasting: arithmetic, comparison, logic, and their gradients.
+//!
+//! A [`Broadcast`] is planned once from two shapes. Neighbouring axes that both operands treat alike
+//! are merged, so that the same shape, a scalar, a bias row and a per-channel column all end in an
+//! inner loop over contiguous elements. Arithmetic is there for f32, f64, i32 and i64 (integers
+//! wrap, and division by zero gives 0); gradients are for f32, and sum over the broadcast axes.
+//!
+//! ```
+//! use fleet_kernels::{binary::{binary, Binary, Broadcast}, pool::Pool};
+//! let plan = Broadcast::new(&[2, 3], &[3]).unwrap();
+//! let mut out = [0.0; 6];
+//! binary(&Pool::new(1), Binary::Add, &plan, &[1f32; 6], &[10.0, 20.0, 30.0], &mut out);
+//! assert_eq!(out, [11.0, 21.0, 31.0, 11.0, 21.0, 31.0]);
+//! ```
+
+mod broadcast;
+mod grad;
+#[cfg(test)]
+mod tests;
+
+pub use broadcast::Broadcast;
+pub(crate) use grad::binary_grad_tile;
+pub use grad::{binary_grad, binary_grad_scratch_len};
+
+use std::ops::Range;
+
+use crate::elementwise::GRAIN;
+use crate::kernel;
+use crate::pool::Pool;
+use crate::simd::{Raw, keep_arrays_whole};
+use crate::vmath::pow_f32;
+
+/// Arithmetic on two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    /// A NaN on either side wins.
+    Max,
+    /// A NaN on either side wins.
+    Min,
+    Pow,
+    /// What is left of the floored division; it has the sign of the divisor.
+    Mod,
+    FloorDiv,
+}
+
+/// Comparisons, with 1 for true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compare {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+/// Logic on bytes, of which 0 is false.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logical {
+    And,
+    Or,
+    Xor,
+}
+
+/// The element types of arithmetic.
+pub trait Number: Copy + Default + PartialOrd + Send + Sync + 'static {
+    fn add(self, b: Self) -> Self;
+    fn sub(self, b: Self) -> Self;
+    fn mul(self, b: Self) -> Self;
+    fn div(self, b: Self) -> Self;
+    fn pow(self, b: Self) -> Self;
+    fn floor_mod(self, b: Self) -> Self;
+    fn floor_div(self, b: Self) -> Self;
+}
+
+macro_rules! float_number {
+    ($type:ty, $pow:expr) => {
+        impl Number for $type {
+            #[inline(always)]
+            fn add(self, b: Self) -> Self {
+                self + b
+            }
+            #[inline(always)]
+            fn sub(self, b: Self) -> Self {
+                self - b
+            }
+            #[inline(always)]
+            fn mul(self, b: Self) -> Self {
+                self * b
+            }
+            #[inline(always)]
+            fn div(self, b: Self) -> Self {
+                self / b
+            }
+            #[inline(always)]
+            fn pow(self, b: Self) -> Self {
+                $pow(self, b)
+            }
+            #[inline(always)]
+            fn floor_mod(self, b: Self) -> Self {
+                let rest = self % b;
+                if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }
+            }
+            #[inline(always)]
+            fn floor_div(self, b: Self) -> Self {
+                (self / b).floor()
+            }
+        }
+    };
+}
+
+float_number!(f32, pow_f32);
+float_number!(f64, f64::powf);
+
+macro_rules! integer_number {
+    ($type:ty) => {
+        impl Number for $type {
+            #[inline(always)]
+            fn add(self, b: Self) -> Self {
+                self.wrapping_add(b)
+            }
+            #[inline(always)]
+            fn sub(self, b: Self) -> Self {
+                self.wrapping_sub(b)
+            }
+            #[inline(always)]
+            fn mul(self, b: Self) -> Self {
+                self.wrapping_mul(b)
+            }
+            #[inline(always)]
+            fn div(self, b: Self) -> Self {
+                if b == 0 { 0 } else { self.wrapping_div(b) }
+            }
+            #[inline(always)]
+            fn pow(self, b: Self) -> Self {
+                match (self, b) {
+                    (1, _) => 1,
+                    (-1, _) => {
+                        if b % 2 == 0 {
+                            1
+                        } else {
+                            -1
+                        }
+                    }
+                    (_, ..0) => 0,
+                    _ => self.wrapping_pow(u32::try_from(b).unwrap_or(u32::MAX)),
+                }
+            }
+            #[inline(always)]
+            fn floor_mod(self, b: Self) -> Self {
+                if b == 0 {
+                    return 0;
+                }
+                let rest = self.wrapping_rem(b);
+                if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }
+            }
+            #[inline(always)]
+            fn floor_div(self, b: Self) -> Self {
+                if b == 0 {
+                    return 0;
+                }
+                let quotient = self.wrapping_div(b);
+                let rest = self.wrapping_rem(b);
+                if rest != 0 && (rest < 0) != (b < 0) { quotient - 1 } else { quotient }
+            }
+        }
+    };
+}
+
+integer_number!(i32);
+integer_number!(i64);
+
+/// A function of two elements, and its gradients in f32.
+trait PairOp<T, R>: Copy + Send + Sync {
+    fn apply(a: T, b: T) -> R;
+}
+
+trait PairGrad: Copy + Send + Sync {
+    fn da(a: f32, b: f32, dz: f32) -> f32;
+    fn db(a: f32, b: f32, dz: f32) -> f32;
+}
+
+macro_rules! arithmetic {
+    ($($name:ident |$a:ident, $b:ident| $value:expr;
+        |$x:ident, $y:ident, $g:ident| $da:expr, $db:expr;)*) => {
+        mod ops {
+            use super::*;
+            $(
+                #[derive(Clone, Copy)]
+                pub(super) struct $name;
+
+                impl<T: Number> PairOp<T, T> for $name {
+                    #[inline(always)]
+                    fn apply($a: T, $b: T) -> T {
+                        $value
+                    }
+                }
+
+                impl PairGrad for $name {
+                    #[inline(always)]
+                    #[allow(unused_variables)]
+                    fn da($x: f32, $y: f32, $g: f32) -> f32 {
+                        $da
+                    }
+                    #[inline(always)]
+                    #[allow(unused_variables)]
+                    fn db($x: f32, $y: f32, $g: f32) -> f32 {
+                        $db
+                    }
+                }
+            )*
+        }
+
+        /// Binds `$o` to the op's type.
+        macro_rules! with_binary {
+            ($op:expr, $o:ident => $body:expr) => {
+                match $op {
+                    $(Binary::$name => {
+                        let $o = ops::$name;
+                        $body
+                    })*
+                }
+            };
+        }
+    };
+}
+
+arithmetic! {
+    Add |a, b| a.add(b);
+    |a, b, g| g, g;
+
+    Sub |a, b| a.sub(b);
+    |a, b, g| g, -g;
+
+    Mul |a, b| a.mul(b);
+    |a, b, g| g * b, g * a;
+
+    Div |a, b| a.div(b);
+    |a, b, g| g / b, -g * a / (b * b);
+
+    Max |a, b| if a > b || is_nan(a) { a } else { b };
+    |a, b, g| if a > b { g } else { 0.0 }, if a > b { 0.0 } else { g };
+
+    Min |a, b| if a < b || is_nan(a) { a } else { b };
+    |a, b, g| if a < b { g } else { 0.0 }, if a < b { 0.0 } else { g };
+
+    Pow |a, b| a.pow(b);
+    |a, b, g| g * b * pow_f32(a, b - 1.0), g * (f64::from(a).ln() as f32) * pow_f32(a, b);
+
+    Mod |a, b| a.floor_mod(b);
+    |a, b, g| g, -g * (a / b).floor();
+
+    FloorDiv |a, b| a.floor_div(b);
+    |a, b, g| 0.0, 0.0;
+}
+
+use with_binary;
+
+#[inline(always)]
+#[allow(clippy::eq_op)]
+fn is_nan<T: PartialEq>(a: T) -> bool {
+    a != a
+}
+
+macro_rules! predicates {
+    ($bound:ident: $($name:ident |$a:ident, $b:ident| $value:expr;)*) => {$(
+        #[derive(Clone, Copy)]
+        struct $name;
+
+        impl<T: $bound> PairOp<T, u8> for $name {
+            #[inline(always)]
+            fn apply($a: T, $b: T) -> u8 {
+                u8::from($value)
+            }
+        }
+    )*};
+}
+
+predicates! { PartialOrd:
+    IsEq |a, b| a == b;
+    IsNe |a, b| a != b;
+    IsLt |a, b| a < b;
+    IsLe |a, b| a <= b;
+    IsGt |a, b| a > b;
+    IsGe |a, b| a >= b;
+}
+
+/// Bytes as truth values.
+trait Truth: Copy {
+    fn truth(self) -> bool;
+}
+
+impl Truth for u8 {
+    #[inline(always)]
+    fn truth(self) -> bool {
+        self != 0
+    }
+}
+
+predicates! { Truth:
+    Both |a, b| a.truth() & b.truth();
+    Either |a, b| a.truth() | b.truth();
+    OneOf |a, b| a.truth() ^ b.truth();
+}
+
+/// Elements handled as one array, which the compiler keeps in registers.
+const CHUNK: usize = 16;
+
+/// A contiguous piece; `STEP_*` is 0 for an operand that is repeated along it. Whole arrays are read
+/// before one is written, so that the output may be an operand.
+#[inline(always)]
+unsafe fn segment<T: Copy, R: Copy, O: PairOp<T, R>, const STEP_A: usize, const STEP_B: usize>(
+    _op: O,
+    a: *const T,
+    b: *const T,
+    out: *mut R,
+    n: usize,
+) {
+    // SAFETY: the caller hands `n` elements of each operand that steps, one of each that does not.
+    unsafe {
+        let mut i = 0;
+        let (first_a, first_b) = (*a, *b);
+        while i + CHUNK <= n {
+            keep_arrays_whole();
+            let xs = if STEP_A == 0 {
+                [first_a; CHUNK]
+            } else {
+                a.add(i).cast::<[T; CHUNK]>().read_unaligned()
+            };
+            let ys = if STEP_B == 0 {
+                [first_b; CHUNK]
+            } else {
+                b.add(i).cast::<[T; CHUNK]>().read_unaligned()
+            };
+            let results: [R; CHUNK] = std::array::from_fn(
+                #[inline(always)]
+                |k| O::apply(xs[k], ys[k]),
+            );
+            out.add(i).cast::<[R; CHUNK]>().write_unaligned(results);
+            i += CHUNK;
+        }
+        while i < n {
+            let x = if STEP_A == 0 { first_a } else { *a.add(i) };
+            let y = if STEP_B == 0 { first_b } else { *b.add(i) };
+            *out.add(i) = O::apply(x, y);
+            i += 1;
+        }
+    }
+}
+
+kernel! {
+    unsafe fn walk_kernel<S, T: Copy, R: Copy, O: PairOp<T, R>>(
+        s: S, op: O, plan: &Broadcast, a: *const T, b: *const T, out: *mut R, range: Range<usize>,
+    ) {
+        let _ = s;
+        match plan.steps() {
+            (0, _) => plan.walk(range, #[inline(always)] |i, x, y, n| {
+                segment::<T, R, O, 0, 1>(op, a.add(x), b.add(y), out.add(i), n);
+            }),
+            (_, 0) => plan.walk(range, #[inline(always)] |i, x, y, n| {
+                segment::<T, R, O, 1, 0>(op, a.add(x), b.add(y), out.add(i), n);
+            }),
+            _ => plan.walk(range, #[inline(always)] |i, x, y, n| {
+                segment::<T, R, O, 1, 1>(op, a.add(x), b.add(y), out.add(i), n);
+            }),
+        }
+    }
+}
+
+unsafe fn run_walk<T: Copy + Send + Sync, R: Copy + Send + Sync, O: PairOp<T, R>>(
+    pool: &Pool,
+    op: O,
+    plan: &Broadcast,
+    a: *const T,
+    b: *const T,
+    out: *mut R,
+) {
+    let (a, b, out) = (Raw::new(a), Raw::new(b), Raw::new_mut(out));
+    pool.run_ranges(plan.len, GRAIN, |range| {
+        // SAFETY: ranges are disjoint parts of the output.
+        unsafe {
+            walk_kernel(op, plan, a.at(0).cast_const(), b.at(0).cast_const(), out.at(0), range)
+        }
+    });
+}
+
+fn check_lens<T, R>(plan: &Broadcast, a: &[T], b: &[T], out: &[R]) {
+    assert_eq!(a.len(), plan.a_len, "wrong number of elements on the left");
+    assert_eq!(b.len(), plan.b_len, "wrong number of elements on the right");
+    assert_eq!(out.len(), plan.len, "wrong number of results");
+}
+
+/// `out = a op b`.
+pub fn binary<T: Number>(
+    pool: &Pool,
+    op: Binary,
+    plan: &Broadcast,
+    a: &[T],
+    b: &[T],
+    out: &mut [T],
+) {
+    check_lens(plan, a, b, out);
+    // SAFETY: the lengths are those of the plan; `out` is exclusive.
+    unsafe { binary_raw(pool, op, plan, a.as_ptr(), b.as_ptr(), out.as_mut_ptr()) }
+}
+
+/// `a = a op b`, for an `a` that has the shape of the result.
+pub fn binary_inplace<T: Number>(pool: &Pool, op: Binary, plan: &Broadcast, a: &mut [T], b: &[T]) {
+    check_lens(plan, a, b, a);
+    // SAFETY: the lengths are those of the plan; `a` is not repeated, so it is read where written.
+    unsafe { binary_raw(pool, op, plan, a.as_ptr(), b.as_ptr(), a.as_mut_ptr()) }
+}
+
+/// [`binary`] over pointers.
+///
+/// # Safety
+/// The operands hold the elements of the plan's shapes, `out` those of the result, and nobody else
+/// writes them; `out` is disjoint from each operand, or equal to one that is not repeated.
+pub unsafe fn binary_raw<T: Number>(
+    pool: &Pool,
+    op: Binary,
+    plan: &Broadcast,
+    a: *const T,
+    b: *const T,
+    out: *mut T,
+) {
+    // SAFETY: the contract is the same.
+    with_binary!(op, o => unsafe { run_walk::<T, T, _>(pool, o, plan, a, b, out) });
+}
+
+kernel! {
+    unsafe fn tile_kernel<S, O: PairOp<f32, f32>>(
+        s: S, op: O, a: *const f32, b: *const f32, out: *mut f32, len: usize,
+    ) {
+        let _ = s;
+        if len > 0 {
+            segment::<f32, f32, O, 1, 1>(op, a, b, out, len);
+        }
+    }
+}
+
+/// `out[i] = a[i] op b[i]` on this thread.
+///
+/// # Safety
+/// `len` floats are readable at `a` and `b` and writable at `out`, equal or disjoint.
+pub(crate) unsafe fn binary_tile(
+    op: Binary,
+    a: *const f32,
+    b: *const f32,
+    out: *mut f32,
+    len: usize,
+) {
+    // SAFETY: the contract is the same.
+    with_binary!(op, o => unsafe { tile_kernel(o, a, b, out, len) });
+}
+
+/// `out = a op b` as 0 or 1.
+pub fn compare<T: Number>(
+    pool: &Pool,
+    op: Compare,
+    plan: &Broadcast,
+    a: &[T],
+    b: &[T],
+    out: &mut [u8],
+) {
+    check_lens(plan, a, b, out);
+    let (a, b, out) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr());
+    // SAFETY: the lengths are those of the plan; `out` is exclusive.
+    unsafe {
+        match op {
+            Compare::Eq => run_walk(pool, IsEq, plan, a, b, out),
+            Compare::Ne => run_walk(pool, IsNe, plan, a, b, out),
+            Compare::Lt => run_walk(pool, IsLt, plan, a, b, out),
+            Compare::Le => run_walk(pool, IsLe, plan, a, b, out),
+            Compare::Gt => run_walk(pool, IsGt, plan, a, b, out),
+            Compare::Ge => run_walk(pool, IsGe, plan, a, b, out),
+        }
+    }
+}
+
+/// `out = a op b` over truth values.
+pub fn logical(pool: &Pool, op: Logical, plan: &Broadcast, a: &[u8], b: &[u8], out: &mut [u8]) {
+    check_lens(plan, a, b, out);
+    let (a, b, out) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr());
+    // SAFETY: the lengths are those of the plan; `out` is exclusive.
+    unsafe {
+        match op {
+            Logical::And => run_walk(pool, Both, plan, a, b, out),
+            Logical::Or => run_walk(pool, Either, plan, a, b, out),
+            Logical::Xor => run_walk(pool, OneOf, plan, a, b, out),
+        }
+    }
+}
+
+/// `out = !a` over truth values.
+pub fn logical_not(pool: &Pool, a: &[u8], out: &mut [u8]) {
+    assert_eq!(a.len(), out.len(), "input and output differ in length");
+    let target = Raw::new_mut(out.as_mut_ptr());
+    pool.run_ranges(a.len(), 4 * GRAIN, |range| {
+        for i in range {
+            // SAFETY: ranges are disjoint and inside `out`.
+            unsafe { *target.at(i) = u8::from(a[i] == 0) };
+        }
+    });
+}

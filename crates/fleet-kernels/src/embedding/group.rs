@@ -1,0 +1,368 @@
+//! Ids that are equal, brought together: a radix sort of (id, position).
+
+use super::{BadId, report};
+use crate::pool::{Pool, Shareable};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Ids spread over buckets by one task.
+const SORT_BLOCK: usize = 8192;
+
+/// Widest digit inside a bucket: 256 counters fit L1 beside the items.
+const DIGIT_BITS_MAX: u32 = 8;
+const BUCKETS_MAX: usize = 512;
+/// Blocks of the sort; more ids make longer blocks, so that the counters stay few.
+const SORT_BLOCKS_MAX: usize = 64;
+
+/// Ids grouped: unique ids in rising order, and the positions of each.
+#[derive(Clone, Copy, Debug)]
+pub struct Groups<'a> {
+    pub(super) ids: &'a [i64],
+    pub(super) starts: &'a [u32],
+    pub(super) positions: &'a [u32],
+}
+
+impl<'a> Groups<'a> {
+    /// Unique ids, rising (as unsigned numbers).
+    pub fn ids(&self) -> &'a [i64] {
+        self.ids
+    }
+
+    /// `starts[u]..starts[u + 1]` are the places of unique id `u` in [`Groups::positions`]; one
+    /// longer than the ids.
+    pub fn starts(&self) -> &'a [u32] {
+        self.starts
+    }
+
+    /// Positions in the ungrouped ids, rising within a group.
+    pub fn positions(&self) -> &'a [u32] {
+        self.positions
+    }
+}
+
+/// Words of scratch for [`group`] of up to `count` ids.
+pub fn group_scratch_len(count: usize) -> usize {
+    // Two buffers of 16-byte items; ids; positions and starts (two to a word); the counters.
+    let (_, blocks) = blocks_of(count);
+    let counters = (blocks + 2) * bucket_count(count);
+    4 * count + count + (count + 1).div_ceil(2) + count.div_ceil(2) + counters.div_ceil(2)
+}
+
+/// Groups equal ids. Positions that hold `padding_idx` are left out. `rows` bounds the ids; without
+/// it, any 64-bit pattern is an id. At most `u32::MAX` ids.
+///
+/// ```
+/// use fleet_kernels::{embedding::{group, group_scratch_len}, pool::Pool};
+/// let mut scratch = vec![0; group_scratch_len(5)];
+/// let groups = group(&Pool::new(1), &[7, 3, 7, 9, 3], Some(10), None, &mut scratch).unwrap();
+/// assert_eq!(groups.ids(), [3, 7, 9]);
+/// assert_eq!((groups.starts(), groups.positions()), (&[0, 2, 4, 5][..], &[1, 4, 0, 2, 3][..]));
+/// ```
+pub fn group<'s>(
+    pool: &Pool,
+    ids: &[i64],
+    rows: Option<usize>,
+    padding_idx: Option<i64>,
+    scratch: &'s mut [u64],
+) -> Result<Groups<'s>, BadId> {
+    let count = ids.len();
+    assert!(u32::try_from(count).is_ok(), "more ids than positions can number");
+    assert!(scratch.len() >= group_scratch_len(count), "scratch of group is too short");
+    // Ids below a known bound need no pass that looks for the largest: counting checks them.
+    let bound = rows.filter(|&rows| padding_idx.is_none_or(|id| (id as u64) < rows as u64));
+    let id_max = match bound {
+        Some(rows) => (rows as u64).saturating_sub(1),
+        None => largest_id(pool, ids, rows, padding_idx)?,
+    };
+    let (items, scratch) = scratch.split_at_mut(4 * count);
+    let (unique, scratch) = scratch.split_at_mut(count);
+    let (starts, scratch) = scratch.split_at_mut((count + 1).div_ceil(2));
+    let (positions, counters) = scratch.split_at_mut(count.div_ceil(2));
+    let place = Sorting {
+        ids,
+        bound: bound.unwrap_or(usize::MAX),
+        id_bits: 64 - id_max.leading_zeros(),
+        unique: cast_mut(unique),
+        starts: &mut cast_mut(starts)[..count + 1],
+        positions: &mut cast_mut(positions)[..count],
+        counters: cast_mut(counters),
+    };
+    let mut groups = if id_max <= u64::from(u32::MAX) {
+        let (from, to) = items[..2 * count].split_at_mut(count);
+        sort(pool, place, from, to, |id, position| id << 32 | position as u64)?
+    } else {
+        let (from, to) = items.split_at_mut(2 * count);
+        let (from, to) = (cast_mut::<[u64; 2]>(from), cast_mut::<[u64; 2]>(to));
+        sort(pool, place, from, to, |id, position| [position as u64, id])?
+    };
+    if let Some(padding) = padding_idx {
+        groups = without(groups, padding);
+    }
+    let Spans { ids, starts, positions } = groups;
+    Ok(Groups { ids, starts, positions })
+}
+
+/// The largest id as an unsigned number, or the first id that is out of range.
+fn largest_id(
+    pool: &Pool,
+    ids: &[i64],
+    rows: Option<usize>,
+    padding_idx: Option<i64>,
+) -> Result<u64, BadId> {
+    let bad = AtomicUsize::new(usize::MAX);
+    let id_max = AtomicU64::new(0);
+    let bound = rows.map_or(u64::MAX, |rows| rows as u64);
+    pool.run_ranges(ids.len(), SORT_BLOCK, |range| {
+        let part = &ids[range.clone()];
+        let largest = part.iter().fold(0u64, |largest, &id| largest.max(id as u64));
+        if rows.is_some() && largest >= bound {
+            let wrong = |&id: &i64| id as u64 >= bound && padding_idx != Some(id);
+            if let Some(index) = part.iter().position(wrong) {
+                bad.fetch_min(range.start + index, Relaxed);
+            }
+        }
+        id_max.fetch_max(largest, Relaxed);
+    });
+    report(&bad, ids, rows.unwrap_or(usize::MAX))?;
+    Ok(id_max.into_inner())
+}
+
+/// What the sort moves: an id and its position.
+trait Item: Copy + Send + Sync {
+    fn id(self) -> u64;
+    fn position(self) -> u32;
+}
+
+impl Item for u64 {
+    #[inline(always)]
+    fn id(self) -> u64 {
+        self >> 32
+    }
+
+    #[inline(always)]
+    fn position(self) -> u32 {
+        self as u32
+    }
+}
+
+impl Item for [u64; 2] {
+    #[inline(always)]
+    fn id(self) -> u64 {
+        self[1]
+    }
+
+    #[inline(always)]
+    fn position(self) -> u32 {
+        self[0] as u32
+    }
+}
+
+fn blocks_of(count: usize) -> (usize, usize) {
+    let block = SORT_BLOCK.max(count.div_ceil(SORT_BLOCKS_MAX));
+    (block, count.div_ceil(block).max(1))
+}
+
+/// Buckets of about a thousand ids: small enough to be sorted in L1, large enough that two blocks
+/// seldom write into one cache line.
+fn bucket_count(count: usize) -> usize {
+    count.div_ceil(1024).next_power_of_two().clamp(1, BUCKETS_MAX)
+}
+
+/// What [`sort`] reads and writes.
+struct Sorting<'a, 's> {
+    ids: &'a [i64],
+    /// Ids must be below this, unless it is `usize::MAX`.
+    bound: usize,
+    /// Bits of the largest id.
+    id_bits: u32,
+    unique: &'s mut [i64],
+    starts: &'s mut [u32],
+    positions: &'s mut [u32],
+    counters: &'s mut [u32],
+}
+
+/// Spreads ids over buckets by their top bits, sorts each bucket, and finds where the id changes.
+/// Every step is stable, so that the positions of one id rise.
+fn sort<'s, T: Item>(
+    pool: &Pool,
+    sorting: Sorting<'_, 's>,
+    from: &mut [T],
+    to: &mut [T],
+    make: impl Fn(u64, usize) -> T + Sync,
+) -> Result<Spans<'s>, BadId> {
+    let Sorting { ids, bound, id_bits, unique, starts, positions, counters } = sorting;
+    let (block, blocks) = blocks_of(ids.len());
+    let buckets = bucket_count(ids.len());
+    let (counters, edges) = counters.split_at_mut(blocks * buckets);
+    let (edges, heads) = edges.split_at_mut(buckets);
+    let low_bits = id_bits.saturating_sub(buckets.trailing_zeros());
+    let bucket_of = |id: i64| (id as u64 >> low_bits.min(63)) as usize & (buckets - 1);
+    let span = |index: usize| index * block..((index + 1) * block).min(ids.len());
+    let shared = Shareable::new(&mut *counters);
+    let bad = AtomicUsize::new(usize::MAX);
+    pool.run(blocks, |index| {
+        // SAFETY: each block has its own counters.
+        let counters = unsafe { shared.slice(index * buckets, buckets) };
+        counters.fill(0);
+        let mut largest = 0;
+        for &id in &ids[span(index)] {
+            counters[bucket_of(id)] += 1;
+            largest = largest.max(id as u64);
+        }
+        if bound != usize::MAX && largest >= bound as u64 {
+            let first = ids[span(index)].iter().position(|&id| id as u64 >= bound as u64);
+            bad.fetch_min(index * block + first.unwrap_or(0), Relaxed);
+        }
+    });
+    report(&bad, ids, bound)?;
+    // Counts become first places: by bucket, then by block, which keeps the order.
+    let mut place = 0;
+    for bucket in 0..buckets {
+        edges[bucket] = place;
+        for block in 0..blocks {
+            let counter = &mut counters[block * buckets + bucket];
+            place += std::mem::replace(counter, place);
+        }
+    }
+    let shared_from = Shareable::new(&mut *from);
+    pool.run(blocks, |index| {
+        // SAFETY: each block has its own counters.
+        let places = unsafe { shared.slice(index * buckets, buckets) };
+        for position in span(index) {
+            let place = &mut places[bucket_of(ids[position])];
+            // SAFETY: the places of all blocks and buckets are disjoint and below the count.
+            unsafe {
+                *shared_from.ptr().add(*place as usize) = make(ids[position] as u64, position)
+            };
+            *place += 1;
+        }
+    });
+    let edges = &*edges;
+    let bucket_span = |bucket: usize| {
+        edges[bucket] as usize..edges.get(bucket + 1).map_or(ids.len(), |&end| end as usize)
+    };
+    let (shared_to, shared_positions) = (Shareable::new(to), Shareable::new(&mut *positions));
+    let shared_heads = Shareable::new(&mut *heads);
+    pool.run(buckets, |bucket| {
+        let span = bucket_span(bucket);
+        // SAFETY: buckets are disjoint and inside.
+        let (from, to, positions) = unsafe {
+            (
+                shared_from.slice(span.start, span.len()),
+                shared_to.slice(span.start, span.len()),
+                shared_positions.slice(span.start, span.len()),
+            )
+        };
+        sort_bucket(from, to, low_bits);
+        let mut heads = 0;
+        let mut last = None;
+        for (item, position) in from.iter().zip(positions) {
+            *position = item.position();
+            heads += u32::from(last != Some(item.id()));
+            last = Some(item.id());
+        }
+        // SAFETY: one counter a bucket.
+        unsafe { *shared_heads.ptr().add(bucket) = heads };
+    });
+    let mut count = 0;
+    for heads in &mut heads[..buckets] {
+        count += std::mem::replace(heads, count);
+    }
+    let (shared_ids, shared_starts) = (Shareable::new(&mut *unique), Shareable::new(&mut *starts));
+    let (heads, from) = (&*heads, &*from);
+    pool.run(buckets, |bucket| {
+        let mut place = heads[bucket] as usize;
+        let mut last = None;
+        // Equal ids share a bucket, so a change of id is seen inside it.
+        for item in bucket_span(bucket) {
+            let id = from[item].id();
+            if last != Some(id) {
+                // SAFETY: there are at most as many heads as items, each with its own place.
+                unsafe {
+                    *shared_ids.ptr().add(place) = id as i64;
+                    *shared_starts.ptr().add(place) = item as u32;
+                }
+                place += 1;
+                last = Some(id);
+            }
+        }
+    });
+    let count = count as usize;
+    starts[count] = ids.len() as u32;
+    Ok(Spans { ids: &mut unique[..count], starts: &mut starts[..count + 1], positions })
+}
+
+/// Sorts `from` by the lowest `bits` of the id, lowest digit first.
+fn sort_bucket<T: Item>(from: &mut [T], to: &mut [T], bits: u32) {
+    let passes = bits.div_ceil(DIGIT_BITS_MAX);
+    let digit_bits = bits.div_ceil(passes.max(1));
+    let digits = 1usize << digit_bits;
+    let (mut source, mut target) = (&mut *from, &mut *to);
+    let mut is_swapped = false;
+    for pass in 0..passes {
+        let digit = |item: T| (item.id() >> (pass * digit_bits)) as usize & (digits - 1);
+        let mut places = [0u32; 1 << DIGIT_BITS_MAX];
+        for &item in &*source {
+            places[digit(item)] += 1;
+        }
+        // All in one place, as with ids that use few of their bits.
+        if source.first().is_none_or(|&item| places[digit(item)] as usize == source.len()) {
+            continue;
+        }
+        let mut place = 0;
+        for counter in &mut places[..digits] {
+            place += std::mem::replace(counter, place);
+        }
+        for &item in &*source {
+            let place = &mut places[digit(item)];
+            target[*place as usize] = item;
+            *place += 1;
+        }
+        std::mem::swap(&mut source, &mut target);
+        is_swapped = !is_swapped;
+    }
+    if is_swapped {
+        target.copy_from_slice(source);
+    }
+}
+
+struct Spans<'s> {
+    ids: &'s mut [i64],
+    starts: &'s mut [u32],
+    positions: &'s mut [u32],
+}
+
+/// The groups without that of `padding`.
+fn without(groups: Spans<'_>, padding: i64) -> Spans<'_> {
+    let Spans { ids, starts, positions } = groups;
+    let Ok(index) = ids.binary_search_by_key(&(padding as u64), |&id| id as u64) else {
+        return Spans { ids, starts, positions };
+    };
+    let unique = ids.len();
+    let (first, last) = (starts[index] as usize, starts[index + 1] as usize);
+    ids.copy_within(index + 1.., index);
+    starts.copy_within(index + 1.., index);
+    for start in &mut starts[index..unique] {
+        *start -= (last - first) as u32;
+    }
+    positions.copy_within(last.., first);
+    let left = positions.len() - (last - first);
+    Spans {
+        ids: &mut ids[..unique - 1],
+        starts: &mut starts[..unique],
+        positions: &mut positions[..left],
+    }
+}
+
+/// Scratch words seen as integers of another width.
+fn cast_mut<T: Plain>(words: &mut [u64]) -> &mut [T] {
+    const { assert!(align_of::<T>() <= align_of::<u64>()) };
+    let len = size_of_val(words) / size_of::<T>();
+    // SAFETY: both are plain integers for which any bits are valid; length and alignment fit.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), len) }
+}
+
+/// Integers, and arrays of them.
+trait Plain {}
+impl Plain for i64 {}
+impl Plain for u32 {}
+impl Plain for [u64; 2] {}

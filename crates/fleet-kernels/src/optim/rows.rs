@@ -1,0 +1,99 @@
+//! Updates of the rows of a table that have a gradient.
+
+use super::rules::*;
+use super::{PIECE, Regularizer, Rule, Step};
+use crate::pool::Pool;
+use crate::simd::{Raw, prefetch};
+use crate::{for_registers, kernel};
+use std::ops::Range;
+
+/// A table whose rows are updated, with its state.
+#[derive(Debug)]
+pub struct Table<'a> {
+    /// `[rows, width]`.
+    pub param: &'a mut [f32],
+    /// Tables of the same shape, as [`Rule::state_count`] says.
+    pub state: [Option<&'a mut [f32]>; 3],
+    pub width: usize,
+    pub regularizer: Regularizer,
+    /// See [`Segment::weight_decay`]; LARS and LAMB do not work on rows.
+    pub weight_decay: f32,
+}
+
+/// Rows ahead whose cache lines are fetched: about the latency of memory over the time of a row.
+const ROWS_AHEAD: usize = 8;
+
+/// Updates the rows `rows[i]` of a table with the gradients `grads[i * width..]`, and leaves the
+/// others and their state alone (lazy Adam). Rows must be inside the table, or nothing is done and
+/// the first wrong one is returned.
+///
+/// # Safety
+/// No row is named twice.
+pub unsafe fn update_rows(
+    pool: &Pool,
+    rule: Rule,
+    step: Step,
+    table: Table<'_>,
+    rows: &[i64],
+    grads: &[f32],
+) -> Result<(), i64> {
+    let width = table.width;
+    assert!(width > 0 && table.param.len().is_multiple_of(width), "not a whole number of rows");
+    assert_eq!(grads.len(), rows.len() * width, "one gradient row for each row");
+    assert!(!rule.needs_norms(), "LARS and LAMB need whole tensors");
+    let count = (table.param.len() / width) as i64;
+    let given = table.state.iter().take_while(|slice| slice.is_some()).count();
+    assert!(given >= rule.state_count(), "a state table is missing");
+    if let Some(wrong) = rows.iter().find(|row| !(0..count).contains(*row)) {
+        return Err(*wrong);
+    }
+    let len = table.param.len();
+    let param = Raw::new_mut(table.param.as_mut_ptr());
+    let state = table.state.map(|slice| {
+        Raw::new_mut(slice.map_or(std::ptr::null_mut(), |slice| {
+            assert_eq!(slice.len(), len, "table and state differ in shape");
+            slice.as_mut_ptr()
+        }))
+    });
+    let gradient = Gradient { scale: step.grad_scale, regularizer: table.regularizer };
+    let (rows_raw, grads) = (Raw::new(rows.as_ptr()), Raw::new(grads.as_ptr()));
+    let grain = (PIECE / 4 / width).max(1);
+    with_rule!(rule, step, step.lr, table.weight_decay, op => {
+        pool.run_ranges(rows.len(), grain, |range| {
+            // SAFETY: rows are unique and inside the table, so tasks write different rows.
+            unsafe { rows_kernel(op, gradient, param, grads, state, rows_raw, range, width) };
+        });
+    });
+    Ok(())
+}
+
+kernel! {
+    unsafe fn rows_kernel<S, O: UpdateOp>(
+        s: S, op: O, gradient: Gradient, param: Raw<f32>, grads: Raw<f32>, state: [Raw<f32>; 3],
+        rows: Raw<i64>, range: Range<usize>, width: usize,
+    ) {
+        for i in range.clone() {
+            let ahead = (i + ROWS_AHEAD).min(range.end - 1);
+            let next = *rows.at(ahead) as usize * width;
+            prefetch(param.at(next));
+            for k in 0..O::STATES {
+                prefetch(state[k].at(next));
+            }
+            let row = *rows.at(i) as usize * width;
+            let (w, g) = (param.at(row), grads.at(i * width));
+            for_registers!(S, width, |c, n| {
+                let mut values = [s.zero(); 3];
+                for k in 0..O::STATES {
+                    values[k] = s.load_n(state[k].at(row + c), n);
+                }
+                let old = s.load_n(w.add(c), n);
+                let grad = gradient.at(s, s.load_n(g.add(c), n), old);
+                let new = op.update(s, old, grad, &mut values);
+                s.store_n(w.add(c), new, n);
+                for k in 0..O::STATES {
+                    s.store_n(state[k].at(row + c), values[k], n);
+                }
+            });
+        }
+    }
+}

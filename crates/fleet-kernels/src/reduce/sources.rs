@@ -1,0 +1,150 @@
+//! What is reduced, and how: values from memory, and the operations over registers.
+
+use crate::simd::{Raw, Simd};
+
+/// How two values become one.
+pub(crate) trait FoldOp: Copy + Send + Sync {
+    const IDENTITY: f32;
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F;
+    fn fold_f64(a: f64, b: f64) -> f64;
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct SumOp;
+
+impl FoldOp for SumOp {
+    const IDENTITY: f32 = 0.0;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.add(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        a + b
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        f64::from(s.sum(a))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct MaxOp;
+
+impl FoldOp for MaxOp {
+    const IDENTITY: f32 = f32::NEG_INFINITY;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.max(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        if a > b { a } else { b }
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        f64::from(s.max_lane(a))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct MinOp;
+
+impl FoldOp for MinOp {
+    const IDENTITY: f32 = f32::INFINITY;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.min(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        if a < b { a } else { b }
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        f64::from(s.min_lane(a))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct ProdOp;
+
+impl FoldOp for ProdOp {
+    const IDENTITY: f32 = 1.0;
+    #[inline(always)]
+    fn fold<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
+        s.mul(a, b)
+    }
+    #[inline(always)]
+    fn fold_f64(a: f64, b: f64) -> f64 {
+        a * b
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(s: S, a: S::F) -> f64 {
+        let mut lanes = [1f32; 16];
+        // SAFETY: no register is longer than 16 lanes.
+        unsafe { s.store(lanes.as_mut_ptr(), a) };
+        lanes.iter().map(|lane| f64::from(*lane)).product()
+    }
+}
+
+/// Where the reduced values come from: a tensor, or what is computed from two on the way.
+pub(crate) trait Source: Copy + Send + Sync {
+    /// # Safety
+    /// `LANES` elements exist at `i`.
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F;
+    /// # Safety
+    /// `n <= LANES` elements exist at `i`; the other lanes are of no meaning.
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Plain(pub(crate) Raw<f32>);
+
+impl Source for Plain {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.load(self.0.at(i)) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.load_part(self.0.at(i), n) }
+    }
+}
+
+/// The product of two tensors of one shape (the square of one, if they are the same).
+#[derive(Clone, Copy)]
+pub(crate) struct Product(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+
+impl Source for Product {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.mul(s.load(self.0.at(i)), s.load(self.1.at(i))) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.mul(s.load_part(self.0.at(i), n), s.load_part(self.1.at(i), n)) }
+    }
+}
+
+/// The first tensor over the second.
+#[derive(Clone, Copy)]
+pub(crate) struct Quotient(pub(crate) Raw<f32>, pub(crate) Raw<f32>);
+
+impl Source for Quotient {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, i: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.div(s.load(self.0.at(i)), s.load(self.1.at(i))) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(self, s: S, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract is the same.
+        unsafe { s.div(s.load_part(self.0.at(i), n), s.load_part(self.1.at(i), n)) }
+    }
+}

@@ -1,0 +1,421 @@
+//! One kernel body for AVX-512, AVX2 + FMA and any other machine, chosen at run time.
+//!
+//! A kernel is written once over a [`Simd`] token and stamped out by [`kernel!`](crate::kernel):
+//! the macro compiles the body under `#[target_feature]` for every instruction set and dispatches
+//! on [`level`]. Inside the body both styles are fast: the methods of the token (`s.fma(a, b, c)`
+//! over `S::F`, a register of `S::LANES` floats), and plain loops over arrays of fixed size, which
+//! the compiler vectorises with the features of the wrapper. Not for anything with 64-bit lanes
+//! beyond what such plain loops give.
+//!
+//! ```
+//! use fleet_kernels::{kernel, simd::Simd};
+//! kernel! {
+//!     /// y += a * x.
+//!     pub fn axpy<S>(s: S, a: f32, x: &[f32], y: &mut [f32]) {
+//!         let len = x.len().min(y.len());
+//!         let a = s.splat(a);
+//!         let mut i = 0;
+//!         // SAFETY: `i + LANES <= len` for whole registers, the part is `len - i` floats long.
+//!         unsafe {
+//!             while i + S::LANES <= len {
+//!                 let sum = s.fma(a, s.load(x.as_ptr().add(i)), s.load(y.as_ptr().add(i)));
+//!                 s.store(y.as_mut_ptr().add(i), sum);
+//!                 i += S::LANES;
+//!             }
+//!             let rest = len - i;
+//!             let sum = s.fma(
+//!                 a,
+//!                 s.load_part(x.as_ptr().add(i), rest),
+//!                 s.load_part(y.as_ptr().add(i), rest),
+//!             );
+//!             s.store_part(y.as_mut_ptr().add(i), sum, rest);
+//!         }
+//!     }
+//! }
+//! let mut y = [1.0; 19];
+//! axpy(2.0, &[3.0; 19], &mut y);
+//! assert_eq!(y, [7.0; 19]);
+//! ```
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use portable::Portable;
+
+/// The instruction sets that kernels are compiled for, poorest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+/// What this machine has (detected once by the standard library, then a few loads).
+#[inline]
+pub fn level() -> Level {
+    #[cfg(test)]
+    if let Some(forced) = FORCED.get() {
+        return forced;
+    }
+    detect()
+}
+
+#[inline]
+fn detect() -> Level {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("fma")
+        {
+            return Level::Avx512;
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return Level::Avx2;
+        }
+    }
+    Level::Portable
+}
+
+#[cfg(test)]
+thread_local! {
+    static FORCED: std::cell::Cell<Option<Level>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `test` once for every level this machine has; the choice holds on this thread only, so
+/// tests use a pool of one thread.
+#[cfg(test)]
+pub(crate) fn at_every_level(mut test: impl FnMut(Level)) {
+    for forced in [Level::Portable, Level::Avx2, Level::Avx512] {
+        if forced <= detect() {
+            FORCED.set(Some(forced));
+            test(forced);
+            FORCED.set(None);
+        }
+    }
+}
+
+/// Stamps out a function for every instruction set; see the [module](self) for an example.
+///
+/// The first parameter is the token, which the callers of the function do not pass. Generic
+/// parameters after `S` take one bound each and must be inferable from the arguments. In the
+/// `unsafe fn` form the whole body is an unsafe context. Code called from the body must be
+/// `#[inline(always)]`, closures included, or it is compiled for the baseline and its instructions
+/// become calls.
+#[macro_export]
+macro_rules! kernel {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident $(, $gen:ident: $bound:path)*>(
+        $s:ident: $S2:ident $(, $arg:ident: $ty:ty)* $(,)?
+    ) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[inline]
+        $vis fn $name<$($gen: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
+            $crate::kernel_dispatch!(body [$($gen: $bound),*] [$($arg: $ty),*] [$(-> $ret)?])
+        }
+    };
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident<$S:ident $(, $gen:ident: $bound:path)*>(
+        $s:ident: $S2:ident $(, $arg:ident: $ty:ty)* $(,)?
+    ) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[inline]
+        $vis unsafe fn $name<$($gen: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            #[allow(unused_unsafe, unsafe_op_in_unsafe_fn)]
+            unsafe fn body<$S: $crate::simd::Simd $(, $gen: $bound)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
+            $crate::kernel_dispatch!(body [$($gen: $bound),*] [$($arg: $ty),*] [$(-> $ret)?])
+        }
+    };
+}
+
+/// The second half of [`kernel!`](crate::kernel); not for direct use.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! kernel_dispatch {
+    ($body:ident [$($gen:ident: $bound:path),*] [$($arg:ident: $ty:ty),*] [$($ret:tt)*]) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi2")]
+            #[allow(unused_unsafe)]
+            unsafe fn avx512<$($gen: $bound),*>($($arg: $ty),*) $($ret)* {
+                // SAFETY: the features are those of this function.
+                unsafe { $body($crate::simd::Avx512::new() $(, $arg)*) }
+            }
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(unused_unsafe)]
+            unsafe fn avx2<$($gen: $bound),*>($($arg: $ty),*) $($ret)* {
+                // SAFETY: the features are those of this function.
+                unsafe { $body($crate::simd::Avx2::new() $(, $arg)*) }
+            }
+            match $crate::simd::level() {
+                // SAFETY: `level` saw the features on this machine.
+                $crate::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                // SAFETY: as above.
+                $crate::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                $crate::simd::Level::Portable => {}
+            }
+        }
+        #[allow(unused_unsafe)]
+        // SAFETY: the contract of the body is that of the function around.
+        unsafe { $body($crate::simd::Portable $(, $arg)*) }
+    }};
+}
+
+/// Registers of `LANES` f32 (`F`), i32 (`I`) and booleans (`M`), and what is done with them.
+///
+/// Comparisons with NaN are false. `min(a, b)` is `a < b ? a : b` and `max(a, b)` is
+/// `a > b ? a : b`, so that a NaN in `b` survives and one in `a` does not.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// Floats in a register.
+    const LANES: usize;
+    type F: Copy;
+    type I: Copy;
+    type M: Copy;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn splat_i(self, x: i32) -> Self::I;
+    /// # Safety
+    /// `LANES` floats are readable at `p`.
+    unsafe fn load(self, p: *const f32) -> Self::F;
+    /// # Safety
+    /// `LANES` floats are writable at `p`.
+    unsafe fn store(self, p: *mut f32, x: Self::F);
+    /// The first `n <= LANES` floats at `p`, then zeros.
+    ///
+    /// # Safety
+    /// `n` floats are readable at `p`.
+    unsafe fn load_part(self, p: *const f32, n: usize) -> Self::F;
+    /// Writes the first `n <= LANES` lanes.
+    ///
+    /// # Safety
+    /// `n` floats are writable at `p`.
+    unsafe fn store_part(self, p: *mut f32, x: Self::F, n: usize);
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// a * b + c, in one rounding where the machine has it.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// c - a * b.
+    fn neg_fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sqrt(self, a: Self::F) -> Self::F;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::F) -> Self::F;
+    fn floor(self, a: Self::F) -> Self::F;
+    fn ceil(self, a: Self::F) -> Self::F;
+    /// a * 2^n for an integral `n` in [-300, 300]; overflows and underflows as it should.
+    fn scale2(self, a: Self::F, n: Self::F) -> Self::F;
+
+    /// True in the first `n` lanes.
+    fn first(self, n: usize) -> Self::M;
+    fn lt(self, a: Self::F, b: Self::F) -> Self::M;
+    fn le(self, a: Self::F, b: Self::F) -> Self::M;
+    fn eq(self, a: Self::F, b: Self::F) -> Self::M;
+    fn and_m(self, a: Self::M, b: Self::M) -> Self::M;
+    fn or_m(self, a: Self::M, b: Self::M) -> Self::M;
+    fn not_m(self, a: Self::M) -> Self::M;
+    /// Lane k in bit k.
+    fn bits(self, m: Self::M) -> u32;
+    /// Lane by lane `m ? a : b`.
+    fn select(self, m: Self::M, a: Self::F, b: Self::F) -> Self::F;
+    fn select_i(self, m: Self::M, a: Self::I, b: Self::I) -> Self::I;
+
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn or_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn xor_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn shl_i<const BITS: u32>(self, a: Self::I) -> Self::I;
+    /// Shifts in zeros.
+    fn shr_u<const BITS: u32>(self, a: Self::I) -> Self::I;
+    fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
+    /// Signed a > b.
+    fn gt_i(self, a: Self::I, b: Self::I) -> Self::M;
+    /// A square root good to two units in the last place, where the exact one is slow.
+    #[inline(always)]
+    fn sqrt_fast(self, a: Self::F) -> Self::F {
+        self.sqrt(a)
+    }
+    /// The bits of floats.
+    fn bits_of(self, a: Self::F) -> Self::I;
+    /// Floats of the bits.
+    fn of_bits(self, a: Self::I) -> Self::F;
+    /// Nearest float of a signed integer.
+    fn to_f(self, a: Self::I) -> Self::F;
+    /// Nearest integer of a float inside the range of i32.
+    fn to_i(self, a: Self::F) -> Self::I;
+
+    /// The sum of all lanes, halves first.
+    fn sum(self, a: Self::F) -> f32;
+    /// The largest lane (NaN lanes may or may not count).
+    fn max_lane(self, a: Self::F) -> f32;
+    /// The smallest lane (NaN lanes may or may not count).
+    fn min_lane(self, a: Self::F) -> f32;
+
+    /// `n` lanes of `LANES`: [`Simd::load`] for a whole register, else [`Simd::load_part`].
+    ///
+    /// # Safety
+    /// `n` floats are readable at `p`.
+    #[inline(always)]
+    unsafe fn load_n(self, p: *const f32, n: usize) -> Self::F {
+        // SAFETY: the contract is the same.
+        unsafe { if n == Self::LANES { self.load(p) } else { self.load_part(p, n) } }
+    }
+    /// As [`Simd::load_n`], for writing.
+    ///
+    /// # Safety
+    /// `n` floats are writable at `p`.
+    #[inline(always)]
+    unsafe fn store_n(self, p: *mut f32, x: Self::F, n: usize) {
+        // SAFETY: the contract is the same.
+        unsafe { if n == Self::LANES { self.store(p, x) } else { self.store_part(p, x, n) } }
+    }
+    /// `x`, with zero in the lanes from `n` on.
+    #[inline(always)]
+    fn keep_first(self, x: Self::F, n: usize) -> Self::F {
+        if n == Self::LANES { x } else { self.select(self.first(n), x, self.zero()) }
+    }
+    #[inline(always)]
+    fn zero(self) -> Self::F {
+        self.splat(0.0)
+    }
+    #[inline(always)]
+    fn gt(self, a: Self::F, b: Self::F) -> Self::M {
+        self.lt(b, a)
+    }
+    #[inline(always)]
+    fn ge(self, a: Self::F, b: Self::F) -> Self::M {
+        self.le(b, a)
+    }
+    #[inline(always)]
+    fn any(self, m: Self::M) -> bool {
+        self.bits(m) != 0
+    }
+    #[inline(always)]
+    fn abs(self, a: Self::F) -> Self::F {
+        self.of_bits(self.and_i(self.bits_of(a), self.splat_i(i32::MAX)))
+    }
+    #[inline(always)]
+    fn neg(self, a: Self::F) -> Self::F {
+        self.of_bits(self.xor_i(self.bits_of(a), self.splat_i(i32::MIN)))
+    }
+    /// The size of `a` with the sign of `b`.
+    #[inline(always)]
+    fn copysign(self, a: Self::F, b: Self::F) -> Self::F {
+        let sign = self.and_i(self.bits_of(b), self.splat_i(i32::MIN));
+        self.of_bits(self.or_i(self.bits_of(self.abs(a)), sign))
+    }
+}
+
+/// `for_registers!(S, len, |i, n| { .. })` runs the body for every register of `0..len`, with the `n`
+/// lanes of it that count: all but the last are whole. A macro, because a closure that the compiler
+/// does not inline would run without the features of the kernel around it, a hundred times slower.
+#[macro_export]
+macro_rules! for_registers {
+    ($S:ident, $len:expr, |$i:ident, $n:ident| $body:block) => {{
+        let len: usize = $len;
+        let mut at = 0usize;
+        while at + <$S as $crate::simd::Simd>::LANES <= len {
+            let ($i, $n) = (at, <$S as $crate::simd::Simd>::LANES);
+            $body
+            at += <$S as $crate::simd::Simd>::LANES;
+        }
+        if at < len {
+            let ($i, $n) = (at, len - at);
+            $body
+        }
+    }};
+}
+
+/// The bodies of trait methods: each is one or a few intrinsics, whose features the token proves.
+#[cfg(target_arch = "x86_64")]
+macro_rules! intrinsics {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        #[allow(unused_unsafe)] // `transmute` asks for it, most intrinsics do not.
+        fn $name(self $(, $arg: $ty)*) -> $ret {
+            // SAFETY: whoever made the token promised the features.
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(target_arch = "x86_64")]
+use intrinsics;
+
+/// Keeps the compiler from vectorising the loop around, whose body handles a whole array already:
+/// seeing pointers that do not overlap, it would gather one element of every array into a register.
+#[inline(always)]
+pub(crate) fn keep_arrays_whole() {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    // SAFETY: there is no instruction.
+    unsafe {
+        std::arch::asm!("", options(nomem, nostack, preserves_flags));
+    }
+}
+
+/// Asks for the cache line at `pointer`; any address may be given, nothing is read.
+#[inline(always)]
+pub(crate) fn prefetch<T>(pointer: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(pointer.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = pointer;
+}
+
+/// A pointer that tasks may share; the kernel that makes one sees to it that no two tasks write the
+/// same place.
+#[derive(Debug)]
+pub(crate) struct Raw<T>(*mut T);
+
+impl<T> Clone for Raw<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Raw<T> {}
+
+// SAFETY: the promise above is made by every kernel that makes one.
+unsafe impl<T: Send> Send for Raw<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Raw<T> {}
+
+impl<T> Raw<T> {
+    /// For reading only.
+    #[inline(always)]
+    pub(crate) fn new(p: *const T) -> Self {
+        Raw(p.cast_mut())
+    }
+    /// For writing, too.
+    #[inline(always)]
+    pub(crate) fn new_mut(p: *mut T) -> Self {
+        Raw(p)
+    }
+    /// The pointer `i` elements on.
+    ///
+    /// # Safety
+    /// That is inside the allocation or one past its end.
+    #[inline(always)]
+    pub(crate) unsafe fn at(self, i: usize) -> *mut T {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.add(i) }
+    }
+}
