@@ -140,8 +140,10 @@ impl<'a> Supervisor<'a> {
             let first = reason.lines().next().unwrap_or_default();
             self.console.say(&format!("fleetrun: {first}"));
         }
-        if matches!(end, Ok(End::Failed(_))) && self.rules.mode == Mode::Collective {
-            // Those who wait for the dead have been told, and write it into their logs.
+        let is_cut_short = matches!(end, Ok(End::Failed(_) | End::Ordered(_)));
+        if is_cut_short && self.rules.mode == Mode::Collective {
+            // Those who wait for the dead, here or on another machine, have been told, and write it
+            // into their logs.
             self.await_all(LAST_WORDS_TIME, &mut None);
         }
         // An error must not leave children either.
