@@ -388,8 +388,9 @@ fn show(options: &Options, line: &Map<String, Value>) {
     }
     let number = |key: &str| line.get(key).and_then(Value::as_f64);
     let text = |key: &str| line.get(key).and_then(Value::as_str).unwrap_or("");
+    let memory = |key: &str| number(key).map(|mb| format!("{mb:.0} MB"));
     let mut row = format!(
-        "{:<26} {:>10.2} {} ({:.2} .. {:.2}, {} runs, {} threads, {:.0} MB)",
+        "{:<26} {:>10.2} {} ({:.2} .. {:.2}, {} runs, {} threads{})",
         text("bench"),
         number("median").unwrap_or(f64::NAN),
         text("unit"),
@@ -397,17 +398,15 @@ fn show(options: &Options, line: &Map<String, Value>) {
         number("max").unwrap_or(f64::NAN),
         number("runs").unwrap_or(0.0),
         number("threads").unwrap_or(0.0),
-        number("peak_rss_mb").unwrap_or(f64::NAN),
+        memory("peak_rss_mb").map_or_else(String::new, |mb| format!(", {mb}")),
     );
     if let (Some(target), Some(ratio)) = (number("target"), number("ratio")) {
         row += &format!("   target {target:.1}   ratio {ratio:.2}");
     } else if let (Some(peer), Some(ratio)) = (number("peer_median"), number("ratio")) {
         row += &format!(
-            "   {} {:.2} ({:.0} MB)   ratio {:.2}",
+            "   {} {peer:.2}{}   ratio {ratio:.2}",
             text("peer"),
-            peer,
-            number("peer_peak_rss_mb").unwrap_or(f64::NAN),
-            ratio
+            memory("peer_peak_rss_mb").map_or_else(String::new, |mb| format!(" ({mb})")),
         );
     }
     println!("{row}");

@@ -2,7 +2,7 @@
 //!
 //! Start of the launcher, its guard, a store, a log, the child, and the end of all of them.
 
-use crate::measure::{Options, print_rates};
+use crate::measure::{Options, print_rates_of_others};
 use fleet::{Error, Result};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ pub fn startup(options: &Options) -> Result<()> {
     let _ = std::fs::remove_dir_all(&folder);
     // A child alone that the system kept waiting says nothing of the launcher.
     let taken = measured?.into_iter().skip(warmup).map(|seconds| seconds.max(SHORTEST));
-    print_rates(options, "starts/s", taken.map(f64::recip).collect());
+    print_rates_of_others(options, "starts/s", taken.map(f64::recip).collect());
     Ok(())
 }
 

@@ -77,18 +77,27 @@ pub fn measure(
 }
 
 /// The line that the runner reads.
-pub fn print_rates(options: &Options, unit: &str, mut rates: Vec<f64>) {
+pub fn print_rates(options: &Options, unit: &str, rates: Vec<f64>) {
+    let memory = format!(", \"peak_rss_mb\": {:.0}", peak_rss_mb());
+    print_line(options, unit, rates, &memory);
+}
+
+/// As [`print_rates`] for work that other processes did: this one's memory says nothing of theirs.
+pub fn print_rates_of_others(options: &Options, unit: &str, rates: Vec<f64>) {
+    print_line(options, unit, rates, "");
+}
+
+fn print_line(options: &Options, unit: &str, mut rates: Vec<f64>, memory: &str) {
     rates.sort_by(f64::total_cmp);
     println!(
         "{{\"bench\": \"{}\", \"unit\": \"{unit}\", \"median\": {:.2}, \"min\": {:.2}, \
-         \"max\": {:.2}, \"runs\": {}, \"threads\": {}, \"peak_rss_mb\": {:.0}}}",
+         \"max\": {:.2}, \"runs\": {}, \"threads\": {}{memory}}}",
         options.name,
         rates[rates.len() / 2],
         rates[0],
         rates[rates.len() - 1],
         rates.len(),
         options.threads,
-        peak_rss_mb()
     );
 }
 

@@ -27,7 +27,7 @@ pub fn run(options: &Options, workers: usize) -> Result<()> {
     for _ in 0..RUNS {
         rates.push(job(options, workers)?);
     }
-    crate::measure::print_rates(options, "samples/s", rates);
+    crate::measure::print_rates_of_others(options, "samples/s", rates);
     Ok(())
 }
 

@@ -23,7 +23,8 @@ fn a_process() {
         "train" => servers_dataset::train_in(folder, 6).map(|area| {
             area.into_iter().for_each(|area| println!("\nAUC of all {area}"));
         }),
-        _ => infer(folder),
+        // Who loads what was saved: the worker for all servers, or each server its part.
+        _ => infer(folder, job == "servers_load"),
     };
     if let Err(error) = outcome {
         eprintln!("error: {error}");
@@ -32,7 +33,8 @@ fn a_process() {
 }
 
 /// Loads what was saved and predicts; tables stay as they are.
-fn infer(folder: &Path) -> Result<()> {
+fn infer(folder: &Path, servers_load: bool) -> Result<()> {
+    let dir = folder.join("saved");
     let fleet = Fleet::from_env()?;
     let net = Net::new();
     let model = servers_dataset::network(&net);
@@ -41,11 +43,15 @@ fn infer(folder: &Path) -> Result<()> {
     let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run();
+        let server = match servers_load {
+            true => fleet.init_server_from(&job, &dir, None)?,
+            false => fleet.init_server(&job)?,
+        };
+        server.run();
         return Ok(());
     }
-    let (dir, options) = (folder.join("saved"), ExecOptions::threads(1));
-    let mut infer = fleet.distributed_infer(net.build()?, &job, Some(&dir), options)?;
+    let (load, options) = ((!servers_load).then_some(dir.as_path()), ExecOptions::threads(1));
+    let mut infer = fleet.distributed_infer(net.build()?, &job, load, options)?;
     let table = job.plan.tables.sparse[0].table_id;
     let rows = infer.servers().stats(table)?.row_count;
     let ids = Tensor::from_slice(&[0i64, 3, 6, 1 << 39, 1, 2, 4, 5], [2, 4])?;
@@ -91,10 +97,12 @@ fn files_are_shuffled_over_workers_trained_on_saved_and_inferred_with() {
     assert_eq!(said(&second, "AUC of all ").parse(), Ok(area), "metrics are those of all");
     assert!(area > 0.7, "AUC {area}");
 
-    start(&place, "infer", "--server_num=3 --worker_num=1 --log_overwrite");
-    let log = place.read("log/workerlog.0");
     let trained = said(&first, "clicks are expected with ");
-    assert_eq!(said(&log, "initial "), trained, "three servers have what two saved");
-    assert_ne!(said(&log, "zeros "), trained, "an unknown id reads as zeros");
-    assert_eq!(said(&log, "rows "), "400 400", "unknown ids get no rows");
+    for job in ["worker_loads", "servers_load"] {
+        start(&place, job, "--server_num=3 --worker_num=1 --log_overwrite");
+        let log = place.read("log/workerlog.0");
+        assert_eq!(said(&log, "initial "), trained, "{job}: three servers have what two saved");
+        assert_ne!(said(&log, "zeros "), trained, "{job}: an unknown id reads as zeros");
+        assert_eq!(said(&log, "rows "), "400 400", "{job}: unknown ids get no rows");
+    }
 }

@@ -8,10 +8,9 @@
 //! nothing moves at all. `fused_adam` is the same over many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
-use super::reduced;
-use crate::comm::{LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
+use super::reduced::{self, joined};
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, Op};
+use fleet_ir::{AttrSpec, Op, SlotSpec};
 use fleet_kernels::optim::Rule;
 
 const ATTRS: &[AttrSpec] = &[
@@ -29,6 +28,25 @@ const SLOTS: Slots = Slots {
     single: &[("Beta1Pow", "Beta1PowOut"), ("Beta2Pow", "Beta2PowOut")],
     sparse: true,
 };
+
+pub(super) const FUSED_INPUTS: &[SlotSpec] = &[
+    many("Param"),
+    many("Grad"),
+    one("LearningRate"),
+    optional("GradScale"),
+    many("Moment1"),
+    many("Moment2"),
+    many("Beta1Pow"),
+    many("Beta2Pow"),
+    optional("SkipUpdate"),
+];
+pub(super) const FUSED_OUTPUTS: &[SlotSpec] = &[
+    many("ParamOut"),
+    many("Moment1Out"),
+    many("Moment2Out"),
+    many("Beta1PowOut"),
+    many("Beta2PowOut"),
+];
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -67,28 +85,7 @@ pub static DEF: OpDef = OpDef {
 };
 
 pub static FUSED: OpDef = OpDef {
-    spec: OpSpec {
-        name: "fused_adam",
-        inputs: &[
-            many("Param"),
-            many("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            many("Moment1"),
-            many("Moment2"),
-            many("Beta1Pow"),
-            many("Beta2Pow"),
-            optional("SkipUpdate"),
-        ],
-        outputs: &[
-            many("ParamOut"),
-            many("Moment1Out"),
-            many("Moment2Out"),
-            many("Beta1PowOut"),
-            many("Beta2PowOut"),
-        ],
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "fused_adam", inputs: FUSED_INPUTS, outputs: FUSED_OUTPUTS, attrs: ATTRS },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
     cpu: |p| {
@@ -106,38 +103,12 @@ pub static FUSED: OpDef = OpDef {
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_adam",
-        inputs: &[
-            many("Param"),
-            many("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            many("Moment1"),
-            many("Moment2"),
-            many("Beta1Pow"),
-            many("Beta2Pow"),
-            optional("SkipUpdate"),
-        ],
-        outputs: &[
-            many("ParamOut"),
-            many("Moment1Out"),
-            many("Moment2Out"),
-            many("Beta1PowOut"),
-            many("Beta2PowOut"),
-            many("GradOut"),
-        ],
-        attrs: &[
-            attr("beta1", Float(0.9)),
-            attr("beta2", Float(0.999)),
-            attr("epsilon", Float(1e-8)),
-            attr("lazy_mode", Bool(false)),
-            METHOD,
-            COEFF,
-            LR_SCALE,
-            RING_ID,
-            NRANKS,
-            USE_CALC_STREAM,
-            LABEL,
-        ],
+        inputs: FUSED_INPUTS,
+        outputs: &joined::<_, { FUSED_OUTPUTS.len() + reduced::OUTPUTS.len() }>(
+            FUSED_OUTPUTS,
+            reduced::OUTPUTS,
+        ),
+        attrs: &joined::<_, { ATTRS.len() + reduced::ATTRS.len() }>(ATTRS, reduced::ATTRS),
     },
     infer: |i| reduced::infer(i, &SLOTS),
     grad: Grad::None,

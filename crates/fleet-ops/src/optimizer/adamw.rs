@@ -1,9 +1,9 @@
 //! Adam with decoupled weight decay: `w *= 1 - lr * coeff` (with `with_decay`), then the step of adam.
 //! `fused_adamw` is the same over many parameters.
 
+use super::adam::{FUSED_INPUTS, FUSED_OUTPUTS};
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
-use super::reduced;
-use crate::comm::{LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
+use super::reduced::{self, joined};
 use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -58,24 +58,8 @@ pub static DEF: OpDef = OpDef {
 pub static FUSED: OpDef = OpDef {
     spec: OpSpec {
         name: "fused_adamw",
-        inputs: &[
-            many("Param"),
-            many("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            many("Moment1"),
-            many("Moment2"),
-            many("Beta1Pow"),
-            many("Beta2Pow"),
-            optional("SkipUpdate"),
-        ],
-        outputs: &[
-            many("ParamOut"),
-            many("Moment1Out"),
-            many("Moment2Out"),
-            many("Beta1PowOut"),
-            many("Beta2PowOut"),
-        ],
+        inputs: FUSED_INPUTS,
+        outputs: FUSED_OUTPUTS,
         attrs: ATTRS,
     },
     infer: |i| infer(i, &SLOTS),
@@ -88,40 +72,12 @@ pub static FUSED: OpDef = OpDef {
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_adamw",
-        inputs: &[
-            many("Param"),
-            many("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            many("Moment1"),
-            many("Moment2"),
-            many("Beta1Pow"),
-            many("Beta2Pow"),
-            optional("SkipUpdate"),
-        ],
-        outputs: &[
-            many("ParamOut"),
-            many("Moment1Out"),
-            many("Moment2Out"),
-            many("Beta1PowOut"),
-            many("Beta2PowOut"),
-            many("GradOut"),
-        ],
-        attrs: &[
-            attr("beta1", Float(0.9)),
-            attr("beta2", Float(0.999)),
-            attr("epsilon", Float(1e-8)),
-            attr("lazy_mode", Bool(false)),
-            attr("coeff", Float(0.01)),
-            attr("with_decay", Bool(true)),
-            METHOD,
-            COEFF,
-            LR_SCALE,
-            RING_ID,
-            NRANKS,
-            USE_CALC_STREAM,
-            LABEL,
-        ],
+        inputs: FUSED_INPUTS,
+        outputs: &joined::<_, { FUSED_OUTPUTS.len() + reduced::OUTPUTS.len() }>(
+            FUSED_OUTPUTS,
+            reduced::OUTPUTS,
+        ),
+        attrs: &joined::<_, { ATTRS.len() + reduced::ATTRS.len() }>(ATTRS, reduced::ATTRS),
     },
     infer: |i| reduced::infer(i, &SLOTS),
     grad: Grad::None,

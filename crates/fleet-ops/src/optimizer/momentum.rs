@@ -2,16 +2,19 @@
 //! the same over many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
-use super::reduced;
-use crate::comm::{LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
+use super::reduced::{self, joined};
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, Op};
+use fleet_ir::{AttrSpec, Op, SlotSpec};
 use fleet_kernels::optim::Rule;
 
 const ATTRS: &[AttrSpec] =
     &[attr("mu", Float(0.9)), attr("use_nesterov", Bool(false)), METHOD, COEFF, LR_SCALE];
 
 const SLOTS: Slots = Slots { full: &[("Velocity", "VelocityOut")], single: &[], sparse: true };
+
+const FUSED_INPUTS: &[SlotSpec] =
+    &[many("Param"), many("Grad"), one("LearningRate"), optional("GradScale"), many("Velocity")];
+const FUSED_OUTPUTS: &[SlotSpec] = &[many("ParamOut"), many("VelocityOut")];
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -35,14 +38,8 @@ pub static DEF: OpDef = OpDef {
 pub static FUSED: OpDef = OpDef {
     spec: OpSpec {
         name: "fused_momentum",
-        inputs: &[
-            many("Param"),
-            many("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            many("Velocity"),
-        ],
-        outputs: &[many("ParamOut"), many("VelocityOut")],
+        inputs: FUSED_INPUTS,
+        outputs: FUSED_OUTPUTS,
         attrs: ATTRS,
     },
     infer: |i| infer(i, &SLOTS),
@@ -55,25 +52,12 @@ pub static FUSED: OpDef = OpDef {
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_momentum",
-        inputs: &[
-            many("Param"),
-            many("Grad"),
-            one("LearningRate"),
-            optional("GradScale"),
-            many("Velocity"),
-        ],
-        outputs: &[many("ParamOut"), many("VelocityOut"), many("GradOut")],
-        attrs: &[
-            attr("mu", Float(0.9)),
-            attr("use_nesterov", Bool(false)),
-            METHOD,
-            COEFF,
-            LR_SCALE,
-            RING_ID,
-            NRANKS,
-            USE_CALC_STREAM,
-            LABEL,
-        ],
+        inputs: FUSED_INPUTS,
+        outputs: &joined::<_, { FUSED_OUTPUTS.len() + reduced::OUTPUTS.len() }>(
+            FUSED_OUTPUTS,
+            reduced::OUTPUTS,
+        ),
+        attrs: &joined::<_, { ATTRS.len() + reduced::ATTRS.len() }>(ATTRS, reduced::ATTRS),
     },
     infer: |i| reduced::infer(i, &SLOTS),
     grad: Grad::None,

@@ -11,10 +11,27 @@
 
 use super::common::{self, Extra, Plan, Slots};
 use crate::ReduceOp;
-use crate::comm;
+use crate::comm::{self, LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
 use crate::prelude::*;
+use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::optim::Rule;
 use std::sync::PoisonError;
+
+/// What such an op has beside the slots and attributes of the fused update.
+pub(super) const OUTPUTS: &[SlotSpec] = &[many("GradOut")];
+pub(super) const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
+
+/// Two lists as one: `N` is the sum of their lengths.
+pub(super) const fn joined<T: Copy, const N: usize>(first: &[T], second: &[T]) -> [T; N] {
+    assert!(first.len() + second.len() == N);
+    let mut all = [first[0]; N];
+    let mut at = 0;
+    while at < N {
+        all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };
+        at += 1;
+    }
+    all
+}
 
 /// Those of a collective; elements stay apart, so that filters may be packed.
 pub(super) const TRAITS: OpTraits = OpTraits { elementwise: true, ..comm::TRAITS };

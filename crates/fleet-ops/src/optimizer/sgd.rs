@@ -1,15 +1,18 @@
 //! `w -= lr * g`; `fused_sgd` is the same over many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
-use super::reduced;
-use crate::comm::{LABEL, NRANKS, RING_ID, USE_CALC_STREAM};
+use super::reduced::{self, joined};
 use crate::prelude::*;
-use fleet_ir::{AttrSpec, Op};
+use fleet_ir::{AttrSpec, Op, SlotSpec};
 use fleet_kernels::optim::Rule;
 
 const ATTRS: &[AttrSpec] = &[METHOD, COEFF, LR_SCALE];
 
 const SLOTS: Slots = Slots { full: &[], single: &[], sparse: true };
+
+const FUSED_INPUTS: &[SlotSpec] =
+    &[many("Param"), many("Grad"), one("LearningRate"), optional("GradScale")];
+const FUSED_OUTPUTS: &[SlotSpec] = &[many("ParamOut")];
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -25,12 +28,7 @@ pub static DEF: OpDef = OpDef {
 };
 
 pub static FUSED: OpDef = OpDef {
-    spec: OpSpec {
-        name: "fused_sgd",
-        inputs: &[many("Param"), many("Grad"), one("LearningRate"), optional("GradScale")],
-        outputs: &[many("ParamOut")],
-        attrs: ATTRS,
-    },
+    spec: OpSpec { name: "fused_sgd", inputs: FUSED_INPUTS, outputs: FUSED_OUTPUTS, attrs: ATTRS },
     infer: |i| infer(i, &SLOTS),
     grad: Grad::None,
     cpu: |p| cpu(p, &SLOTS, rule(p.op), Extra::default()),
@@ -41,9 +39,12 @@ pub static FUSED: OpDef = OpDef {
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_sgd",
-        inputs: &[many("Param"), many("Grad"), one("LearningRate"), optional("GradScale")],
-        outputs: &[many("ParamOut"), many("GradOut")],
-        attrs: &[METHOD, COEFF, LR_SCALE, RING_ID, NRANKS, USE_CALC_STREAM, LABEL],
+        inputs: FUSED_INPUTS,
+        outputs: &joined::<_, { FUSED_OUTPUTS.len() + reduced::OUTPUTS.len() }>(
+            FUSED_OUTPUTS,
+            reduced::OUTPUTS,
+        ),
+        attrs: &joined::<_, { ATTRS.len() + reduced::ATTRS.len() }>(ATTRS, reduced::ATTRS),
     },
     infer: |i| reduced::infer(i, &SLOTS),
     grad: Grad::None,
