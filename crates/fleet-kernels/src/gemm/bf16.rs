@@ -7,6 +7,8 @@
 use super::tiles;
 use super::{Epilogue, Gemm};
 use crate::cast::narrow;
+#[cfg(target_arch = "x86_64")]
+use crate::micro::bf16::Unit;
 use crate::pool::Pool;
 use half::bf16;
 
@@ -72,7 +74,7 @@ impl Gemm {
     /// Whether [`Gemm::run_bf16`] may be called: the machine has the unit, and this product is one
     /// that it is good for.
     pub fn is_bf16_native(&self) -> bool {
-        tiles::is_available()
+        Unit::best().is_some()
             && self.batch.len() == 1
             && self.m > 1
             && self.n > 1
@@ -98,30 +100,53 @@ impl Gemm {
         scratch: &mut [f32],
         epilogue: &Epilogue<'_>,
     ) {
-        assert!(self.is_bf16_native(), "gemm: no unit for this product in bf16");
+        let unit = Unit::best().filter(|_| self.is_bf16_native());
+        let unit = unit.expect("gemm: no unit for this product in bf16");
+        self.run_by(unit, pool, a, b, c, scratch, epilogue);
+    }
+
+    /// As [`Gemm::run_bf16`], by one of the machine's units.
+    pub(super) fn run_by<C: Narrow>(
+        &self,
+        unit: Unit,
+        pool: &Pool,
+        a: &[bf16],
+        b: &[bf16],
+        c: &mut [C],
+        scratch: &mut [f32],
+        epilogue: &Epilogue<'_>,
+    ) {
         self.hold(a.len(), b.len(), c.len(), epilogue);
         assert!(
             scratch.len() >= self.scratch_len_bf16(pool.threads()),
             "gemm: scratch is too short"
         );
-        tiles::run(self, pool, a, b, c, scratch, epilogue);
+        tiles::run(unit, self, pool, a, b, c, scratch, epilogue);
     }
 }
 
-/// Machines without the unit.
+/// Machines without a unit.
+#[cfg(not(target_arch = "x86_64"))]
+#[derive(Clone, Copy)]
+enum Unit {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Unit {
+    fn best() -> Option<Unit> {
+        None
+    }
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 mod tiles {
     use super::*;
-
-    pub fn is_available() -> bool {
-        false
-    }
 
     pub fn scratch_len(_: &Gemm, _: usize) -> usize {
         0
     }
 
     pub fn run<C: Narrow>(
+        unit: Unit,
         _: &Gemm,
         _: &Pool,
         _: &[bf16],
@@ -130,6 +155,6 @@ mod tiles {
         _: &mut [f32],
         _: &Epilogue<'_>,
     ) {
-        unreachable!("asked before whether the unit is there");
+        match unit {}
     }
 }

@@ -235,7 +235,8 @@ fn a_nan_survives_relu() {
     }
 }
 
-/// The machine's bf16 unit, where it has one, against sums in f64.
+/// The machine's bf16 units, where it has any, against sums in f64.
+#[cfg(target_arch = "x86_64")]
 #[test]
 fn bf16_products_by_the_unit_are_right() {
     let mut rng = Sequence::new(7, 7);
@@ -251,18 +252,17 @@ fn bf16_products_by_the_unit_are_right() {
     for (m, n, k) in shapes {
         for which in 0..4 {
             let gemm = orientation(which, m, n, k);
-            if !gemm.is_bf16_native() {
-                eprintln!("not tested: this machine has no unit for bf16");
-                return;
-            }
-            for (alpha, beta) in [(1.0, 0.0), (0.5, 1.0)] {
-                check_bf16(gemm.alpha(alpha).beta(beta), &mut rng);
+            for (unit, (alpha, beta)) in crate::micro::bf16::Unit::available()
+                .flat_map(|unit| [(1.0, 0.0), (0.5, 1.0)].map(|by| (unit, by)))
+            {
+                check_bf16(unit, gemm.alpha(alpha).beta(beta), &mut rng);
             }
         }
     }
 }
 
-fn check_bf16(gemm: Gemm, rng: &mut Sequence) {
+#[cfg(target_arch = "x86_64")]
+fn check_bf16(unit: crate::micro::bf16::Unit, gemm: Gemm, rng: &mut Sequence) {
     use half::bf16;
     let narrow = |x: Vec<f32>| -> Vec<bf16> { x.into_iter().map(bf16::from_f32).collect() };
     let wide = |x: &[bf16]| -> Vec<f32> { x.iter().map(|x| x.to_f32()).collect() };
@@ -278,21 +278,24 @@ fn check_bf16(gemm: Gemm, rng: &mut Sequence) {
             let pool = Pool::new(threads);
             let mut scratch = vec![f32::NAN; gemm.scratch_len_bf16(threads)];
             let mut out = c.clone();
-            gemm.run_bf16(&pool, &a, &b, &mut out, &mut scratch, &epilogue);
+            gemm.run_by(unit, &pool, &a, &b, &mut out, &mut scratch, &epilogue);
             for (at, value, slack) in &wanted {
                 let got = f64::from(out[*at]);
-                assert!((got - value).abs() <= *slack, "{gemm:?}: at {at} {value}, got {got}");
+                assert!(
+                    (got - value).abs() <= *slack,
+                    "{unit:?}, {gemm:?}: at {at} {value}, got {got}"
+                );
             }
             let first = first.get_or_insert_with(|| out.clone());
-            assert_eq!(*first, out, "{gemm:?}: depends on threads");
+            assert_eq!(*first, out, "{unit:?}, {gemm:?}: depends on threads");
         }
         if gemm.beta == 0.0 {
             let pool = Pool::new(2);
             let mut scratch = vec![f32::NAN; gemm.scratch_len_bf16(2)];
             let mut out = vec![bf16::NAN; c_len];
-            gemm.run_bf16(&pool, &a, &b, &mut out, &mut scratch, &epilogue);
+            gemm.run_by(unit, &pool, &a, &b, &mut out, &mut scratch, &epilogue);
             let rounded: Vec<bf16> = narrow(first.expect("there were threads"));
-            assert_eq!(out, rounded, "{gemm:?}: rounded once");
+            assert_eq!(out, rounded, "{unit:?}, {gemm:?}: rounded once");
         }
     }
 }

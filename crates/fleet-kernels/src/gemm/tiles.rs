@@ -1,4 +1,4 @@
-//! The blocked product in AMX tiles.
+//! The blocked product of bf16 in the machine's own unit.
 //!
 //! Both sides are packed into tiles (rows of A read in place are half as fast: they meet in a few sets
 //! of the caches), C is cut into blocks by shape, and a block makes its sums 32 x 32 at a time.
@@ -6,12 +6,10 @@
 use super::bf16::Narrow;
 use super::block::{finish_row, mask_row};
 use super::{Epilogue, Gemm, RowPart};
-use crate::micro::amx::{self, BLOCK, Block, TERMS, TILE, TILE_LEN, Tiles};
+use crate::micro::bf16::{self as packing, BLOCK, Block, Ready, TERMS, TILE, TILE_LEN, Unit};
 use crate::micro::{LINE, cut_aligned};
 use crate::pool::{Pool, Shareable};
 use half::bf16;
-
-pub(super) use crate::micro::amx::is_available;
 
 /// Terms summed before sums go to memory: a strip of A is then 32 KB and stays in L1.
 const K_BLOCK: usize = 512;
@@ -66,6 +64,7 @@ pub(super) fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
 
 /// The unit is there, all lengths were checked, and the product is no batch.
 pub(super) fn run<C: Narrow>(
+    unit: Unit,
     gemm: &Gemm,
     pool: &Pool,
     a: &[bf16],
@@ -81,6 +80,7 @@ pub(super) fn run<C: Narrow>(
     let sums = Shareable::new(&mut rest[..pool.threads() * sums_len]);
     let packed: *mut u16 = packed.as_mut_ptr().cast();
     let call = Call {
+        unit,
         gemm,
         cut,
         a: a.as_ptr().cast(),
@@ -105,6 +105,7 @@ pub(super) fn run<C: Narrow>(
 
 /// One call: everything that tasks share.
 struct Call<'a, C> {
+    unit: Unit,
     gemm: &'a Gemm,
     cut: Cut,
     a: *const u16,
@@ -132,10 +133,10 @@ impl<C: Narrow> Call<'_, C> {
                 unsafe {
                     if gemm.trans_a {
                         let from = self.a.add(term * gemm.lda + row);
-                        amx::pack_rows_transposed(from, gemm.lda, rows, terms, to);
+                        packing::pack_rows_transposed(from, gemm.lda, rows, terms, to);
                     } else {
                         let from = self.a.add(row * gemm.lda + term);
-                        amx::pack_rows(from, gemm.lda, rows, terms, to);
+                        packing::pack_rows(from, gemm.lda, rows, terms, to);
                     }
                 }
             }
@@ -155,10 +156,10 @@ impl<C: Narrow> Call<'_, C> {
                 unsafe {
                     if gemm.trans_b {
                         let from = self.b.add(col * gemm.ldb + term);
-                        amx::pack_pairs_transposed(from, gemm.ldb, terms, cols, to);
+                        packing::pack_pairs_transposed(from, gemm.ldb, terms, cols, to);
                     } else {
                         let from = self.b.add(term * gemm.ldb + col);
-                        amx::pack_pairs(from, gemm.ldb, terms, cols, to);
+                        packing::pack_pairs(from, gemm.ldb, terms, cols, to);
                     }
                 }
             }
@@ -168,7 +169,7 @@ impl<C: Narrow> Call<'_, C> {
     /// One block of C: for each block of K, strips of A against strips of B.
     fn block(&self, m_block: usize, n_block: usize, sums: &mut [f32]) {
         // SAFETY: the caller of [`run`] has asked whether the unit is there.
-        let tiles = unsafe { Tiles::new() };
+        let unit = unsafe { Ready::new(self.unit) };
         let (gemm, cut) = (self.gemm, &self.cut);
         let rows = m_block * M_BLOCK..((m_block + 1) * M_BLOCK).min(gemm.m);
         let cols = n_block * N_BLOCK..((n_block + 1) * N_BLOCK).min(gemm.n);
@@ -192,7 +193,7 @@ impl<C: Narrow> Call<'_, C> {
                         add: k_block > 0,
                     };
                     // SAFETY: both sides are packed, with zeros beyond their edges.
-                    unsafe { tiles.run(&block) };
+                    unsafe { unit.run(&block) };
                     if k_block + 1 == k_blocks {
                         let live = [(rows.end - row).min(BLOCK), (cols.end - col).min(BLOCK)];
                         self.finish(row, col, live, sums);
@@ -225,7 +226,7 @@ impl<C: Narrow> Call<'_, C> {
             let out = unsafe { self.c.slice((row + r) * gemm.ldc + col, cols) };
             if plain {
                 let bias = epilogue.bias.map(|bias| &bias[col..col + cols]);
-                // SAFETY: the unit comes with AVX-512.
+                // SAFETY: both units come with AVX-512.
                 unsafe { store_row(sums, bias, epilogue.relu, out) };
                 continue;
             }

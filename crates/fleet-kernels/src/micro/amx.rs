@@ -1,8 +1,6 @@
-//! bf16 products in the tile unit (AMX): 32 x 32 sums in f32, 32 terms a step.
+//! A block of bf16 products in the tile unit (AMX).
 //!
-//! A tile is 16 lines of 64 bytes. On the left a line is a row of A, 32 terms of it; on the right a
-//! line is two terms of 16 columns of B, pair by pair; sums are 16 x 16 in f32. Four tiles of sums, two
-//! of A and two of B use all eight registers. Products of two bf16 are exact in f32.
+//! A tile fills a register of the unit: four of sums, two of A and two of B use all eight.
 //!
 //! Sketch: four tile products of 16 cycles each take four loads of 1 KB, 64 bytes a cycle: from L1
 //! that is what the unit asks for, from L2 it is half. So a strip of A is kept in L1 while B streams.
@@ -10,19 +8,10 @@
 //! The compiler knows nothing of tile registers: they live inside one `asm!` block, only their
 //! configuration ([`Tiles`]) lasts longer.
 
-use super::avx512::transpose_registers;
+use super::bf16::{BLOCK, Block, TILE};
 use std::arch::asm;
-use std::arch::x86_64::*;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
-
-/// Rows of a tile, and columns of its sums.
-pub(crate) const TILE: usize = 16;
-/// Terms of a step.
-pub(crate) const TERMS: usize = 32;
-/// bf16 of a tile.
-pub(crate) const TILE_LEN: usize = TILE * TERMS;
-/// Rows and columns of the sums that one call makes.
-pub(crate) const BLOCK: usize = 2 * TILE;
 
 /// Whether this process may use the unit: the processor has it and the system lets us (asked once).
 pub(crate) fn is_available() -> bool {
@@ -167,141 +156,5 @@ impl Drop for Tiles {
     fn drop(&mut self) {
         // SAFETY: the unit is there; nobody reads its registers any more.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
-    }
-}
-
-/// One block: two packed strips of 16 rows of A by two of 16 columns of B.
-pub(crate) struct Block {
-    /// The first tile of each strip; the tiles of a strip lie one after another.
-    pub a: [*const u16; 2],
-    pub b: [*const u16; 2],
-    /// Steps of 32 terms, at least 1.
-    pub steps: usize,
-    /// 32 x 32.
-    pub sums: *mut f32,
-    /// Whether to add to what is there.
-    pub add: bool,
-}
-
-/// Packs one tile of the left side from A stored `[row][term]`: `rows` rows of `terms` terms, zero
-/// beyond.
-///
-/// # Safety
-/// `from` holds the rows, `pitch` apart; `to` has room for a tile. AVX-512 F and BW are available.
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(crate) unsafe fn pack_rows(
-    from: *const u16,
-    pitch: usize,
-    rows: usize,
-    terms: usize,
-    to: *mut u16,
-) {
-    for r in 0..TILE {
-        // SAFETY: row `r` exists; masked lanes are not read.
-        unsafe {
-            let mask = if r < rows { lanes_32(terms) } else { 0 };
-            let line = _mm512_maskz_loadu_epi16(mask, from.wrapping_add(r * pitch).cast());
-            _mm512_storeu_si512(to.add(r * TERMS).cast(), line);
-        }
-    }
-}
-
-/// Packs one tile of the right side from B stored `[term][column]`: `cols` columns, `terms` terms.
-///
-/// # Safety
-/// As [`pack_rows`], with one row a term.
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(crate) unsafe fn pack_pairs(
-    from: *const u16,
-    pitch: usize,
-    terms: usize,
-    cols: usize,
-    to: *mut u16,
-) {
-    for pair in 0..TILE {
-        // SAFETY: promised by the caller; `to` has a line for each pair.
-        unsafe {
-            let line = pair_line(from, pitch, terms, cols, pair);
-            _mm512_storeu_si512(to.add(pair * TERMS).cast(), line);
-        }
-    }
-}
-
-/// Packs one tile of the left side from A stored `[term][row]`.
-///
-/// # Safety
-/// As [`pack_pairs`].
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(crate) unsafe fn pack_rows_transposed(
-    from: *const u16,
-    pitch: usize,
-    rows: usize,
-    terms: usize,
-    to: *mut u16,
-) {
-    let mut lines = [_mm512_setzero_ps(); TILE];
-    for (pair, line) in lines.iter_mut().enumerate() {
-        // SAFETY: promised by the caller.
-        *line = _mm512_castsi512_ps(unsafe { pair_line(from, pitch, terms, rows, pair) });
-    }
-    // SAFETY: there is room for a tile.
-    unsafe { store_tile(transpose_registers(lines), to) };
-}
-
-/// Packs one tile of the right side from B stored `[column][term]`.
-///
-/// # Safety
-/// As [`pack_rows`].
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(crate) unsafe fn pack_pairs_transposed(
-    from: *const u16,
-    pitch: usize,
-    terms: usize,
-    cols: usize,
-    to: *mut u16,
-) {
-    let mut lines = [_mm512_setzero_ps(); TILE];
-    for (col, line) in lines.iter_mut().enumerate().take(cols) {
-        // SAFETY: this column's row exists; masked lanes are not read.
-        *line = _mm512_castsi512_ps(unsafe {
-            _mm512_maskz_loadu_epi16(lanes_32(terms), from.wrapping_add(col * pitch).cast())
-        });
-    }
-    // SAFETY: there is room for a tile.
-    unsafe { store_tile(transpose_registers(lines), to) };
-}
-
-/// Terms `2 pair` and `2 pair + 1` of 16 columns, side by side.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn pair_line(
-    from: *const u16,
-    pitch: usize,
-    terms: usize,
-    cols: usize,
-    pair: usize,
-) -> __m512i {
-    let mask = lanes_32(cols);
-    let load = |term: usize| -> __m512i {
-        let mask = if term < terms { mask } else { 0 };
-        // SAFETY: masked lanes are not read; the others exist.
-        unsafe { _mm512_maskz_loadu_epi16(mask, from.wrapping_add(term * pitch).cast()) }
-    };
-    let (even, odd) = (load(2 * pair), load(2 * pair + 1));
-    let widen = |x: __m512i| _mm512_cvtepu16_epi32(_mm512_castsi512_si256(x));
-    _mm512_or_si512(widen(even), _mm512_slli_epi32::<16>(widen(odd)))
-}
-
-/// The first `count` (at most 32) of 32 lanes.
-fn lanes_32(count: usize) -> u32 {
-    if count >= 32 { u32::MAX } else { (1 << count) - 1 }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn store_tile(lines: [__m512; TILE], to: *mut u16) {
-    for (r, line) in lines.into_iter().enumerate() {
-        // SAFETY: promised by the caller: room for 16 lines of 32.
-        unsafe { _mm512_storeu_ps(to.add(r * TERMS).cast(), line) };
     }
 }

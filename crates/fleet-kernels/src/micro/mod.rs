@@ -19,6 +19,10 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bf16;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod dot;
 pub(crate) mod portable;
 
 /// Rows of a register tile.

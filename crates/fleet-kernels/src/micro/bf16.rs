@@ -1,0 +1,208 @@
+//! Products of bf16 in the machine's own units: 32 x 32 sums in f32, 32 terms a step.
+//!
+//! Both sides are packed into tiles of 16 lines of 64 bytes. On the left a line is a row of A, 32 terms of
+//! it; on the right a line is two terms of 16 columns of B, pair by pair. Products of two bf16 are exact in
+//! f32. Two units take these tiles: [`amx`], and the dot products of AVX-512 ([`dot`]).
+
+use super::avx512::transpose_registers;
+use super::{amx, dot};
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+/// Rows of a tile, and columns of its sums.
+pub(crate) const TILE: usize = 16;
+/// Terms of a step.
+pub(crate) const TERMS: usize = 32;
+/// bf16 of a tile.
+pub(crate) const TILE_LEN: usize = TILE * TERMS;
+/// Rows and columns of the sums that one call makes.
+pub(crate) const BLOCK: usize = 2 * TILE;
+
+/// The units that blocks are made by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Tiles,
+    Dot,
+}
+
+impl Unit {
+    /// The best one, if there is any (asked once).
+    pub fn best() -> Option<Unit> {
+        static BEST: OnceLock<Option<Unit>> = OnceLock::new();
+        *BEST.get_or_init(|| Unit::available().next())
+    }
+
+    /// Those that this process may use, best first.
+    pub fn available() -> impl Iterator<Item = Unit> {
+        let tiles = amx::is_available().then_some(Unit::Tiles);
+        let dot = dot::is_available().then_some(Unit::Dot);
+        tiles.into_iter().chain(dot)
+    }
+}
+
+/// A unit, ready on this thread until this is dropped.
+pub(crate) enum Ready {
+    Tiles(amx::Tiles),
+    Dot,
+}
+
+impl Ready {
+    /// # Safety
+    /// The unit is one of [`Unit::available`].
+    pub unsafe fn new(unit: Unit) -> Ready {
+        match unit {
+            // SAFETY: promised by the caller.
+            Unit::Tiles => Ready::Tiles(unsafe { amx::Tiles::new() }),
+            Unit::Dot => Ready::Dot,
+        }
+    }
+
+    /// Adds up one 32 x 32 block.
+    ///
+    /// # Safety
+    /// All addresses of `block` hold what its fields say.
+    pub unsafe fn run(&self, block: &Block) {
+        match self {
+            // SAFETY: promised by the caller; `self` is the proof that the unit is there.
+            Ready::Tiles(tiles) => unsafe { tiles.run(block) },
+            // SAFETY: as above.
+            Ready::Dot => unsafe { dot::run(block) },
+        }
+    }
+}
+
+/// One block: two packed strips of 16 rows of A by two of 16 columns of B.
+pub(crate) struct Block {
+    /// The first tile of each strip; the tiles of a strip lie one after another.
+    pub a: [*const u16; 2],
+    pub b: [*const u16; 2],
+    /// Steps of 32 terms, at least 1.
+    pub steps: usize,
+    /// 32 x 32.
+    pub sums: *mut f32,
+    /// Whether to add to what is there.
+    pub add: bool,
+}
+
+/// Packs one tile of the left side from A stored `[row][term]`: `rows` rows of `terms` terms, zero
+/// beyond.
+///
+/// # Safety
+/// `from` holds the rows, `pitch` apart; `to` has room for a tile. AVX-512 F and BW are available.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) unsafe fn pack_rows(
+    from: *const u16,
+    pitch: usize,
+    rows: usize,
+    terms: usize,
+    to: *mut u16,
+) {
+    for r in 0..TILE {
+        // SAFETY: row `r` exists; masked lanes are not read.
+        unsafe {
+            let mask = if r < rows { lanes_32(terms) } else { 0 };
+            let line = _mm512_maskz_loadu_epi16(mask, from.wrapping_add(r * pitch).cast());
+            _mm512_storeu_si512(to.add(r * TERMS).cast(), line);
+        }
+    }
+}
+
+/// Packs one tile of the right side from B stored `[term][column]`: `cols` columns, `terms` terms.
+///
+/// # Safety
+/// As [`pack_rows`], with one row a term.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) unsafe fn pack_pairs(
+    from: *const u16,
+    pitch: usize,
+    terms: usize,
+    cols: usize,
+    to: *mut u16,
+) {
+    for pair in 0..TILE {
+        // SAFETY: promised by the caller; `to` has a line for each pair.
+        unsafe {
+            let line = pair_line(from, pitch, terms, cols, pair);
+            _mm512_storeu_si512(to.add(pair * TERMS).cast(), line);
+        }
+    }
+}
+
+/// Packs one tile of the left side from A stored `[term][row]`.
+///
+/// # Safety
+/// As [`pack_pairs`].
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) unsafe fn pack_rows_transposed(
+    from: *const u16,
+    pitch: usize,
+    rows: usize,
+    terms: usize,
+    to: *mut u16,
+) {
+    let mut lines = [_mm512_setzero_ps(); TILE];
+    for (pair, line) in lines.iter_mut().enumerate() {
+        // SAFETY: promised by the caller.
+        *line = _mm512_castsi512_ps(unsafe { pair_line(from, pitch, terms, rows, pair) });
+    }
+    // SAFETY: there is room for a tile.
+    unsafe { store_tile(transpose_registers(lines), to) };
+}
+
+/// Packs one tile of the right side from B stored `[column][term]`.
+///
+/// # Safety
+/// As [`pack_rows`].
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) unsafe fn pack_pairs_transposed(
+    from: *const u16,
+    pitch: usize,
+    terms: usize,
+    cols: usize,
+    to: *mut u16,
+) {
+    let mut lines = [_mm512_setzero_ps(); TILE];
+    for (col, line) in lines.iter_mut().enumerate().take(cols) {
+        // SAFETY: this column's row exists; masked lanes are not read.
+        *line = _mm512_castsi512_ps(unsafe {
+            _mm512_maskz_loadu_epi16(lanes_32(terms), from.wrapping_add(col * pitch).cast())
+        });
+    }
+    // SAFETY: there is room for a tile.
+    unsafe { store_tile(transpose_registers(lines), to) };
+}
+
+/// Terms `2 pair` and `2 pair + 1` of 16 columns, side by side.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn pair_line(
+    from: *const u16,
+    pitch: usize,
+    terms: usize,
+    cols: usize,
+    pair: usize,
+) -> __m512i {
+    let mask = lanes_32(cols);
+    let load = |term: usize| -> __m512i {
+        let mask = if term < terms { mask } else { 0 };
+        // SAFETY: masked lanes are not read; the others exist.
+        unsafe { _mm512_maskz_loadu_epi16(mask, from.wrapping_add(term * pitch).cast()) }
+    };
+    let (even, odd) = (load(2 * pair), load(2 * pair + 1));
+    let widen = |x: __m512i| _mm512_cvtepu16_epi32(_mm512_castsi512_si256(x));
+    _mm512_or_si512(widen(even), _mm512_slli_epi32::<16>(widen(odd)))
+}
+
+/// The first `count` (at most 32) of 32 lanes.
+fn lanes_32(count: usize) -> u32 {
+    if count >= 32 { u32::MAX } else { (1 << count) - 1 }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_tile(lines: [__m512; TILE], to: *mut u16) {
+    for (r, line) in lines.into_iter().enumerate() {
+        // SAFETY: promised by the caller: room for 16 lines of 32.
+        unsafe { _mm512_storeu_ps(to.add(r * TERMS).cast(), line) };
+    }
+}

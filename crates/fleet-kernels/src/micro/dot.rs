@@ -1,0 +1,75 @@
+//! A block of bf16 products by the dot products of AVX-512: pairs of terms into sums of f32.
+//!
+//! Sketch: 12 rows x 32 columns of sums are 24 registers; a pair of terms takes two loads of B and 12
+//! broadcasts of A, which the products bring with them, for 24 products, one a cycle.
+
+use super::bf16::{BLOCK, Block, TERMS, TILE, TILE_LEN};
+use std::arch::x86_64::*;
+
+/// Rows of sums in registers at once.
+const ROWS: usize = 12;
+
+/// Whether this machine has it.
+pub(crate) fn is_available() -> bool {
+    is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw")
+}
+
+/// Adds up one 32 x 32 block.
+///
+/// # Safety
+/// The unit [`is_available`], and all addresses of `block` hold what its fields say.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) unsafe fn run(block: &Block) {
+    // SAFETY: promised by the caller; the rows of three calls are those of the block.
+    unsafe {
+        rows::<ROWS>(block, 0);
+        rows::<ROWS>(block, ROWS);
+        rows::<{ BLOCK - 2 * ROWS }>(block, 2 * ROWS);
+    }
+}
+
+/// `COUNT` rows of the block, from row `first` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn rows<const COUNT: usize>(block: &Block, first: usize) {
+    // Where each row's terms begin: pairs of a row lie side by side in a line of its tile.
+    let a: [*const i32; COUNT] = std::array::from_fn(|r| {
+        let row = first + r;
+        block.a[row / TILE].wrapping_add(row % TILE * TERMS).cast()
+    });
+    let sums = block.sums.wrapping_add(first * BLOCK);
+    // SAFETY: promised by the caller.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); 2]; COUNT];
+        if block.add {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                acc[0] = _mm512_loadu_ps(sums.add(r * BLOCK));
+                acc[1] = _mm512_loadu_ps(sums.add(r * BLOCK + TILE));
+            }
+        }
+        for step in 0..block.steps {
+            for pair in 0..TERMS / 2 {
+                let line = step * TILE_LEN + pair * TERMS;
+                let b = block.b.map(|b| to_bf16(_mm512_loadu_si512(b.add(line).cast())));
+                for (acc, a) in acc.iter_mut().zip(a) {
+                    let terms = a.add(step * TILE_LEN / 2 + pair);
+                    let terms = to_bf16(_mm512_set1_epi32(terms.read_unaligned()));
+                    acc[0] = _mm512_dpbf16_ps(acc[0], terms, b[0]);
+                    acc[1] = _mm512_dpbf16_ps(acc[1], terms, b[1]);
+                }
+            }
+        }
+        for (r, acc) in acc.into_iter().enumerate() {
+            _mm512_storeu_ps(sums.add(r * BLOCK), acc[0]);
+            _mm512_storeu_ps(sums.add(r * BLOCK + TILE), acc[1]);
+        }
+    }
+}
+
+/// The same bits by the name that products take.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn to_bf16(bits: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes without invalid values.
+    unsafe { std::mem::transmute(bits) }
+}
