@@ -4,7 +4,7 @@
 //! environment of the original is a test.
 
 use crate::machine::Machine;
-use crate::options::{Mode, Options, PerNode, Who};
+use crate::options::{Mode, Options, PerNode, PsOptions, Who};
 use crate::ports::Ports;
 use crate::words;
 use fleet_base::{Error, Result};
@@ -33,7 +33,10 @@ pub struct Cluster {
     /// The number of this machine, and how many there are.
     pub node: usize,
     pub node_count: usize,
+    /// On the first machine.
     pub gloo_http: Option<Endpoint>,
+    /// All ports were given; of others each machine knows its own, until all have met.
+    pub has_fixed_ports: bool,
     pub with_gloo: String,
     pub backend: Option<String>,
 }
@@ -138,9 +141,52 @@ impl Cluster {
         made
     }
 
-    /// How many machines' processes this launcher does not start itself.
+    /// Whether this launcher starts all processes itself.
     pub fn is_alone(&self) -> bool {
         self.node_count == 1
+    }
+
+    /// Every process, in an order that is the same on all machines.
+    pub fn places(&self) -> impl Iterator<Item = &Place> {
+        let lists = [&self.servers, &self.workers].into_iter().chain(&self.heter);
+        lists.chain([&self.coordinators]).flatten()
+    }
+
+    /// By number.
+    pub fn hosts(&self) -> Vec<String> {
+        let of = |node: usize| self.places().find(|place| place.node == node);
+        (0..self.node_count).filter_map(of).map(|place| place.endpoint.host.clone()).collect()
+    }
+
+    pub fn places_mut(&mut self) -> impl Iterator<Item = &mut Place> {
+        let lists = [&mut self.servers, &mut self.workers].into_iter().chain(&mut self.heter);
+        lists.chain([&mut self.coordinators]).flatten()
+    }
+
+    /// Takes the ports of this machine: those that were given, if nobody has them, or free ones.
+    fn take_ports(mut self, options: &Options, ports: &mut dyn Ports) -> Result<Cluster> {
+        let are_fixed = self.places().all(|place| place.endpoint.port != OPEN);
+        self.has_fixed_ports = are_fixed;
+        let node = self.node;
+        for place in self.places_mut().filter(|place| place.node == node) {
+            take(&mut place.endpoint, ports)?;
+        }
+        let Some(first) = self.servers.first().or(self.workers.first()) else { return Ok(self) };
+        let needs_gloo =
+            self.mode != Mode::Collective || self.with_gloo != "0" || options.http_port.is_some();
+        if needs_gloo {
+            let port = match (options.http_port, ports.start()) {
+                (Some(port), _) => port,
+                (None, Some(start)) => above(start, self.places().count())?,
+                (None, None) => OPEN,
+            };
+            let mut endpoint = Endpoint::new(&first.endpoint.host, port);
+            if first.node == node {
+                take(&mut endpoint, ports)?;
+            }
+            self.gloo_http = Some(endpoint);
+        }
+        Ok(self)
     }
 
     fn process(&self, role: Role, rank: usize, local: usize, place: &Place) -> Process {
@@ -387,34 +433,19 @@ fn collective(
         names::DISTRIBUTED_TRAINER_ENDPOINTS,
         env.text(names::DISTRIBUTED_TRAINER_ENDPOINTS).unwrap_or_default(),
     )?;
-    let is_cloud = is_cloud(options, env);
+    let is_given = is_cloud(options, env) && !given.is_empty();
     for (at, host) in hosts.iter().enumerate() {
         for (local, devices) in devices.iter().enumerate() {
-            let port = match (is_cloud && !given.is_empty(), hosts.len()) {
-                (true, _) => cloud_port(env, &given, at, local, hosts.len())?,
-                (_, 1) => ports.next(host)?,
-                // Nobody has met yet, so everybody must know the ports.
-                _ => several_port(ports, local)?,
+            let port = match ports.start() {
+                _ if is_given => cloud_port(env, &given, at, local, hosts.len())?,
+                Some(start) if hosts.len() > 1 => above(start, local)?,
+                _ => OPEN,
             };
-            if at == node && hosts.len() > 1 {
-                ports.given(host, port)?;
-            }
             let endpoint = Endpoint::new(host, port);
             workers.push(Place { endpoint, node: at, devices: devices.clone() });
         }
     }
-    let needs_gloo = options.with_gloo != "0" || options.http_port.is_some();
-    let gloo_http = match needs_gloo {
-        true => Some(gloo_endpoint(
-            options,
-            &workers[0].endpoint.host,
-            ports,
-            workers.len(),
-            hosts.len() == 1,
-        )?),
-        false => None,
-    };
-    Ok(Cluster {
+    let cluster = Cluster {
         mode: Mode::Collective,
         workers,
         servers: Vec::new(),
@@ -423,10 +454,12 @@ fn collective(
         heter_devices: Vec::new(),
         node,
         node_count: hosts.len(),
-        gloo_http,
+        gloo_http: None,
+        has_fixed_ports: false,
         with_gloo: options.with_gloo.clone(),
         backend: options.backend.clone(),
-    })
+    };
+    cluster.take_ports(options, ports)
 }
 
 /// A cluster of its own kind (PaddleCloud) says the hosts in the environment.
@@ -477,10 +510,18 @@ fn cloud_port(
     })
 }
 
-fn several_port(ports: &dyn Ports, local: usize) -> Result<u16> {
-    let start = ports.start().unwrap_or(SEVERAL_START_PORT);
-    u16::try_from(usize::from(start) + local)
+fn above(start: u16, count: usize) -> Result<u16> {
+    u16::try_from(usize::from(start) + count)
         .map_err(|_| Error::exhausted("there are no more ports above the first one").got(start))
+}
+
+/// A port that was given, if nobody has it; otherwise a free one.
+fn take(endpoint: &mut Endpoint, ports: &mut dyn Ports) -> Result<()> {
+    match endpoint.port {
+        OPEN => endpoint.port = ports.next(&endpoint.host)?,
+        port => ports.given(&endpoint.host, port)?,
+    }
+    Ok(())
 }
 
 fn parameter_server(
@@ -501,21 +542,24 @@ fn parameter_server(
     }
     let own = options.host.clone().unwrap_or_else(|| "127.0.0.1".to_string());
     let mut hosts = Vec::new();
+    let start = ports.start();
     let mut wanted = vec![
-        endpoints(&ps.servers, &own, ports, 0)?,
-        endpoints(&ps.workers, &own, ports, ps.servers.len())?,
+        endpoints(&ps.servers, &own, start, 0)?,
+        endpoints(&ps.workers, &own, start, ps.servers.len())?,
     ];
     for stage in &ps.heter {
-        wanted.push(endpoints(stage, &own, ports, ps.servers.len() + ps.workers.len())?);
+        wanted.push(endpoints(stage, &own, start, ps.servers.len() + ps.workers.len())?);
     }
-    wanted.push(endpoints(&ps.coordinators, &own, ports, 0)?);
+    wanted.push(endpoints(&ps.coordinators, &own, start, 0)?);
     for endpoint in wanted.iter().flatten() {
         if !hosts.contains(&endpoint.host) {
             hosts.push(endpoint.host.clone());
         }
     }
+    if hosts.len() > 1 {
+        all_are_listed(ps)?;
+    }
     let node = machine.position(&hosts, options.host.as_deref(), env)?;
-    let total: usize = wanted.iter().map(Vec::len).sum();
     let gpus = gpu_list(options, env, machine)?;
     let mut placed = wanted.into_iter().map(|list| {
         let place = |(index, endpoint): (usize, Endpoint)| Place {
@@ -531,21 +575,7 @@ fn parameter_server(
     let (servers, workers) = (placed.next().unwrap_or_default(), placed.next().unwrap_or_default());
     let mut heter: Vec<Vec<Place>> = placed.collect();
     let coordinators = heter.pop().unwrap_or_default();
-    let mut seen = std::collections::HashSet::new();
-    let all = servers.iter().chain(&workers).chain(heter.iter().flatten()).chain(&coordinators);
-    for place in all.clone() {
-        if !seen.insert(&place.endpoint) {
-            return Err(Error::invalid(format!("{} stands twice in the lists", place.endpoint)));
-        }
-    }
-    for place in all.filter(|place| place.node == node) {
-        if ps_is_listed(options, &place.endpoint) {
-            ports.given(&place.endpoint.host, place.endpoint.port)?;
-        }
-    }
-    let gloo_http =
-        gloo_endpoint(options, &servers[0].endpoint.host, ports, total, hosts.len() == 1)?;
-    Ok(Cluster {
+    let cluster = Cluster {
         mode: options.mode,
         heter_devices: heter_devices(options, heter.len(), !gpus.is_empty())?,
         workers,
@@ -554,38 +584,51 @@ fn parameter_server(
         heter,
         node,
         node_count: hosts.len(),
-        gloo_http: Some(gloo_http),
+        gloo_http: None,
+        has_fixed_ports: false,
         with_gloo: options.with_gloo.clone(),
         backend: options.backend.clone(),
-    })
-}
-
-fn ps_is_listed(options: &Options, endpoint: &Endpoint) -> bool {
-    let ps = &options.ps;
-    let all = [&ps.servers, &ps.workers, &ps.coordinators].into_iter().chain(&ps.heter);
-    all.into_iter().any(|who| match who {
-        Who::Count(_) => false,
-        Who::Listed(list) => list.iter().any(|(host, port)| {
-            *host == endpoint.host && port.is_none_or(|port| port == endpoint.port)
-        }),
-    })
-}
-
-/// A worker that was listed without a port has the documents' port.
-fn endpoints(who: &Who, own: &str, ports: &mut dyn Ports, before: usize) -> Result<Vec<Endpoint>> {
-    match who {
-        Who::Count(count) => {
-            (0..*count).map(|_| Ok(Endpoint::new(own, ports.next(own)?))).collect()
+    };
+    let mut seen = std::collections::HashSet::new();
+    for place in cluster.places().filter(|place| place.endpoint.port != OPEN) {
+        if !seen.insert(&place.endpoint) {
+            return Err(Error::invalid(format!("{} stands twice in the lists", place.endpoint)));
         }
+    }
+    drop(seen);
+    cluster.take_ports(options, ports)
+}
+
+/// A number is a number on one machine: it does not say on which of several.
+fn all_are_listed(ps: &PsOptions) -> Result<()> {
+    let roles =
+        [("server", &ps.servers), ("worker", &ps.workers), ("coordinator", &ps.coordinators)]
+            .into_iter()
+            .chain(ps.heter.iter().map(|stage| ("heter_worker", stage)));
+    for (role, who) in roles {
+        if let Who::Count(1..) = who {
+            return Err(Error::invalid(format!(
+                "--{role}_num does not say on which machine they are"
+            ))
+            .expected(format!("--{role}s LIST, as the other lists name several machines"))
+            .help("or numbers alone, of each machine: --master HOST:PORT --nnodes N"));
+        }
+    }
+    Ok(())
+}
+
+/// Who was listed without a port has, where ports are fixed ones, the documents' port.
+fn endpoints(who: &Who, own: &str, start: Option<u16>, before: usize) -> Result<Vec<Endpoint>> {
+    match who {
+        Who::Count(count) => Ok(vec![Endpoint::new(own, OPEN); *count]),
         Who::Listed(list) => list
             .iter()
             .enumerate()
             .map(|(index, (host, port))| {
-                let documented = usize::from(LISTED_START_PORT) + before + index;
-                let port = match port {
-                    Some(port) => *port,
-                    None => u16::try_from(documented)
-                        .map_err(|_| Error::exhausted("the list is longer than there are ports"))?,
+                let port = match (port, start) {
+                    (Some(port), _) => *port,
+                    (None, Some(_)) => above(LISTED_START_PORT, before + index)?,
+                    (None, None) => OPEN,
                 };
                 Ok(Endpoint::new(host, port))
             })
@@ -619,39 +662,15 @@ fn heter_devices(options: &Options, stages: usize, has_gpus: bool) -> Result<Vec
     Ok(said.clone())
 }
 
-fn gloo_endpoint(
-    options: &Options,
-    host: &str,
-    ports: &mut dyn Ports,
-    total: usize,
-    is_alone: bool,
-) -> Result<Endpoint> {
-    let port = match (options.http_port, ports.start()) {
-        (Some(port), _) => {
-            if is_alone {
-                ports.given(host, port)?;
-            }
-            port
-        }
-        (None, None) if is_alone => ports.next(host)?,
-        // Everybody must know it, and nobody has met yet.
-        (None, None) => GLOO_PORT,
-        (None, Some(start)) => u16::try_from(usize::from(start) + total)
-            .map_err(|_| Error::exhausted("there are no more ports above the first one"))?,
-    };
-    Ok(Endpoint::new(host, port))
-}
-
 fn join(places: &[Place]) -> String {
     let all: Vec<String> = places.iter().map(|place| place.endpoint.to_string()).collect();
     all.join(",")
 }
 
-/// Where the documents' ports begin on several machines, and for workers listed without one.
-const SEVERAL_START_PORT: u16 = 6070;
+/// No port yet: the machine of the process has one of its system.
+const OPEN: u16 = 0;
+/// Where the documents' ports of workers begin that were listed without one.
 const LISTED_START_PORT: u16 = 6170;
-/// The later launcher's port of the barrier service.
-const GLOO_PORT: u16 = 6767;
 
 /// Variables that place a process; all that are not set for it are removed.
 const PLACE_VARIABLES: &[&str] = &[

@@ -53,7 +53,7 @@ pub const FLAGS: &[Flag] = &[
     ),
     flag(SERVERS, "server_num", "N", None, "Servers on this machine"),
     aliased(SERVERS, "worker_num", &["trainer_num"], "N", None, "Workers on this machine"),
-    flag(SERVERS, "servers", "LIST", Some(""), "Servers by address: HOST:PORT,HOST:PORT"),
+    flag(SERVERS, "servers", "LIST", Some(""), "Servers by address: HOST[:PORT],.."),
     aliased(
         SERVERS,
         "workers",
@@ -113,7 +113,7 @@ pub const FLAGS: &[Flag] = &[
         &["rdzv_endpoint"],
         "HOST:PORT",
         None,
-        "Where the machines meet; the first one there answers",
+        "Where the machines meet; the first one there answers. With --ips: its first host, port 29400",
     ),
     flag(
         MACHINES,

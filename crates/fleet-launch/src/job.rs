@@ -16,7 +16,7 @@ use crate::supervisor::{Death, End, Ended, Event, Rules, Supervisor};
 use crate::tables;
 use crate::words::counted;
 use fleet_base::{Error, Result};
-use fleet_net::{Log, StoreServer, Vigilance};
+use fleet_net::StoreServer;
 use fleet_topology::{Endpoint, Env, Role, Token};
 use std::io::Write;
 use std::path::Path;
@@ -176,10 +176,11 @@ impl Attempts<'_> {
         loop {
             // Each attempt has a store of its own, with nothing of the one before in it.
             let store = self.store()?;
-            self.run.store = Some(Endpoint::new("127.0.0.1", store.address().port()));
-            if let Some(master) = &self.run.master {
-                self.run.store = Some(Endpoint::new(&master.host, store.address().port()));
-            }
+            let at = self.run.master.as_ref().map_or("127.0.0.1", |master| master.host.as_str());
+            let at = Endpoint::new(at, store.address().port());
+            // Port 0 was a wish, not an address.
+            self.run.master = self.run.master.take().map(|_| at.clone());
+            self.run.store = Some(at);
             let attempt = link::attempt(&self.run.job_id, self.run.restarts.into());
             let tell = |ended: &Ended| {
                 store.report_end(&attempt, &link::member(ended), &ended.how);
@@ -210,9 +211,8 @@ impl Attempts<'_> {
             link::net_token(self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?)?;
         let own = Endpoint::new("127.0.0.1", 0);
         let address = self.run.master.as_ref().unwrap_or(&own);
-        let listener = std::net::TcpListener::bind((address.host.as_str(), address.port))
-            .map_err(|error| link::no_answer(address, &error))?;
-        StoreServer::start(listener, &token, Vigilance::default(), Log::silent())
+        let listener = link::listen(address).map_err(|error| link::no_answer(address, &error))?;
+        link::serve(listener, &token)
     }
 
     pub fn done(&mut self) -> u8 {

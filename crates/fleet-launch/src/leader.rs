@@ -37,6 +37,8 @@ pub struct LeaderRules {
     pub silence: Duration,
     pub stop_timeout: Duration,
     pub sort_ip: bool,
+    /// The hosts of the job by number, where a list has said them.
+    pub hosts: Vec<String>,
     /// Another machine can take the lead.
     pub hands_over: bool,
 }
@@ -214,9 +216,10 @@ impl<'a> Leader<'a> {
             if said.is_none_or(|said| said.elapsed() >= SAY_PERIOD) {
                 said = Some(Instant::now());
                 (self.say)(format!(
-                    "waiting for machines: {} of {} are here, {} left",
+                    "waiting for machines: {} of {} are here{}, {} left",
                     candidates.len(),
                     if needed == most { needed.to_string() } else { format!("{needed} to {most}") },
+                    self.missing(&candidates),
                     words::seconds(self.rules.join_timeout.saturating_sub(begun.elapsed()))
                 ));
             }
@@ -247,8 +250,10 @@ impl<'a> Leader<'a> {
                 && (!numbers.insert(number) || number >= self.rules.max as u64)
             {
                 let reason = format!(
-                    "{} says --rank {number}, which another machine has or which is not below --nnodes",
-                    self.host(id)
+                    "{} says that it is machine {number}, which another one is or which is not below {}: \
+                     --rank and the lists of hosts must fit on all machines",
+                    self.host(id),
+                    self.rules.max
                 );
                 return Ok(Some(Verdict::Over { code: 2, reason, culprit: id.clone() }));
             }
@@ -399,10 +404,11 @@ impl<'a> Leader<'a> {
         Verdict::Over {
             code: 1,
             reason: format!(
-                "only {} of {needed} machines came within {}: {}",
+                "only {} of {needed} machines came within {}: {}{}",
                 hosts.len(),
                 words::seconds(self.rules.join_timeout),
-                hosts.join(", ")
+                hosts.join(", "),
+                self.missing(candidates)
             ),
             culprit: String::new(),
         }
@@ -480,6 +486,20 @@ impl<'a> Leader<'a> {
         Ok(())
     }
 
+    /// `, without 10.0.0.2`, as far as a list says who should come.
+    fn missing(&self, candidates: &[String]) -> String {
+        let came = |number: &usize| {
+            candidates.iter().any(|id| self.nodes[id]["rank"].as_u64() == Some(*number as u64))
+        };
+        let numbered = self.rules.hosts.iter().enumerate();
+        let missing: Vec<&str> =
+            numbered.filter(|(number, _)| !came(number)).map(|(_, host)| host.as_str()).collect();
+        match missing.is_empty() {
+            true => String::new(),
+            false => format!(", without {}", words::some_of(&missing)),
+        }
+    }
+
     fn ids(&self, prefix: &str) -> Result<Vec<String>> {
         let found = self.store.list(prefix, &Limits::within(CALL_TIME))?;
         Ok(found.into_iter().map(|(key, _)| key[prefix.len()..].to_string()).collect())
@@ -531,6 +551,7 @@ mod tests {
             silence: Duration::from_secs(60),
             stop_timeout: Duration::ZERO,
             sort_ip: false,
+            hosts: Vec::new(),
             hands_over: false,
         }
     }
@@ -623,7 +644,10 @@ mod tests {
         let leader = lead(&store, rules(2, 2));
         let over = plan(&store, 0, "over");
         assert_eq!(over["code"], 2);
-        assert!(over["reason"].as_str().unwrap().contains("10.0.0.2 says --rank 1"), "{over}");
+        assert!(
+            over["reason"].as_str().unwrap().contains("10.0.0.2 says that it is machine 1"),
+            "{over}"
+        );
         leader.join().unwrap().unwrap();
     }
 

@@ -11,7 +11,7 @@ use fleet_net::{Limits, Log, Member, Store, StoreClient, StoreServer, Vigilance}
 use fleet_topology::{Endpoint, Token};
 use serde_json::{Value, json};
 use std::cell::RefCell;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,6 +53,8 @@ pub enum Plan {
 /// The connection to the job's other machines.
 pub struct Link {
     shared: Arc<Shared>,
+    /// Where machines meet.
+    master: Endpoint,
     id: String,
     agent: Option<JoinHandle<()>>,
     /// The lead passes to another machine when this one leaves.
@@ -108,10 +110,15 @@ impl Link {
             shared.lock().leader = Some(leader);
         }
         let hands_over = join.rules.hands_over && join.rules.level > ElasticLevel::Off;
-        let (id, agent) =
-            (join.id.clone(), Agent { join, master, token, shared: shared.clone(), events });
+        let id = join.id.clone();
+        let agent = Agent { join, master: master.clone(), token, shared: shared.clone(), events };
         let agent = spawn("agent", move || agent.run())?;
-        Ok(Link { shared, id, agent: Some(agent), hands_over, _server: server })
+        Ok(Link { shared, master, id, agent: Some(agent), hands_over, _server: server })
+    }
+
+    /// With the port that the system has given, if it was asked for one.
+    pub fn master(&self) -> &Endpoint {
+        &self.master
     }
 
     pub fn plan(&self) -> Option<Plan> {
@@ -214,10 +221,17 @@ pub(crate) fn member(ended: &Ended) -> Member {
 
 /// The first machine cannot listen where the others will look for it.
 pub(crate) fn no_answer(master: &Endpoint, error: &std::io::Error) -> Error {
-    Error::unavailable(format!("cannot answer at {master}: {error}")).help(
-        "the first machine of the job must be able to listen there; choose another port, or 0: \
-         then the system does",
-    )
+    let help = match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "another job may meet there: choose another port with --master HOST:PORT on every \
+             machine; with port 0 the system does, and the first machine says which"
+        }
+        _ => {
+            "the first machine of the job must be able to listen there; --master HOST:PORT on every \
+             machine says where else"
+        }
+    };
+    Error::unavailable(format!("cannot answer at {master}: {error}")).help(help)
 }
 
 /// The store of the job, when this machine is the one that answers.
@@ -225,8 +239,7 @@ fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
     if join.hosting == Hosting::Never {
         return Ok(None);
     }
-    let listener = TcpListener::bind((join.master.host.as_str(), join.master.port));
-    let listener = match (listener, join.hosting) {
+    let listener = match (listen(&join.master), join.hosting) {
         (Ok(listener), _) => listener,
         // Somebody was here first.
         (Err(error), Hosting::IfFirst) if error.kind() == std::io::ErrorKind::AddrInUse => {
@@ -234,8 +247,21 @@ fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
         }
         (Err(error), _) => return Err(no_answer(&join.master, &error)),
     };
-    let vigilance = Vigilance::default();
-    StoreServer::start(listener, token, vigilance, Log::silent()).map(Some)
+    serve(listener, token).map(Some)
+}
+
+/// Where the name is of this machine and the address is not (translated addresses, containers), on all.
+pub(crate) fn listen(at: &Endpoint) -> std::io::Result<TcpListener> {
+    match TcpListener::bind((at.host.as_str(), at.port)) {
+        Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, at.port))
+        }
+        done => done,
+    }
+}
+
+pub(crate) fn serve(listener: TcpListener, token: &fleet_net::Token) -> Result<StoreServer> {
+    StoreServer::start(listener, token, Vigilance::default(), Log::silent())
 }
 
 /// The leader, in a thread of its own beside the store.
@@ -266,10 +292,8 @@ fn lead(
         };
         let mut new_store = || {
             drop(job_store.take());
-            let here = (host.as_str(), 0).to_socket_addrs().ok().and_then(|mut all| all.next());
-            let here = here.filter(|here| TcpListener::bind(here).is_ok());
-            let bound = here.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
-            let server = StoreServer::bind(bound, &token, Vigilance::default(), Log::silent())?;
+            let any = Endpoint::new(&host, 0);
+            let server = serve(listen(&any).map_err(|error| no_answer(&any, &error))?, &token)?;
             let endpoint = Endpoint::new(host.clone(), server.address().port());
             job_store.replace(Some(server));
             Ok(endpoint.to_string())
@@ -367,9 +391,7 @@ impl Agent {
                 return Err(Error::unavailable(format!("nobody answers at {}", self.master))
                     .expected(format!("the first machine within {time}"))
                     .got(error.message())
-                    .help(
-                        "is fleetrun running there, with the same --master and the same secret?",
-                    ));
+                    .help("is fleetrun running there, with the same flags and the same secret?"));
             }
             std::thread::sleep(RETRY_DELAY);
         }
@@ -623,6 +645,7 @@ pub fn cluster(nodes: &[Value], id: &str, options: &Options) -> Result<Cluster> 
         node: nodes.iter().position(|node| node["id"] == id).ok_or_else(unreadable)?,
         node_count: nodes.len(),
         gloo_http: None,
+        has_fixed_ports: false,
         with_gloo: options.with_gloo.clone(),
         backend: options.backend.clone(),
     };
@@ -631,16 +654,46 @@ pub fn cluster(nodes: &[Value], id: &str, options: &Options) -> Result<Cluster> 
         cluster.workers.extend(places(&node["workers"], host, index).ok_or_else(unreadable)?);
         cluster.servers.extend(places(&node["servers"], host, index).ok_or_else(unreadable)?);
         if index == 0 && (options.mode != Mode::Collective || options.with_gloo != "0") {
-            let port = node["gloo"].as_u64().and_then(|port| u16::try_from(port).ok());
-            cluster.gloo_http = Some(Endpoint::new(host, port.ok_or_else(unreadable)?));
+            let port = port(&node["gloo"]).ok_or_else(unreadable)?;
+            cluster.gloo_http = Some(Endpoint::new(host, port));
         }
     }
     Ok(cluster)
 }
 
+/// A cluster that was listed, with the ports that its machines have published.
+pub fn with_ports(mut cluster: Cluster, nodes: &[Value]) -> Result<Cluster> {
+    for (index, node) in nodes.iter().enumerate() {
+        let published: Option<Vec<u16>> =
+            node["ports"].as_array().and_then(|all| all.iter().map(port).collect());
+        let published =
+            published.ok_or_else(|| Error::unavailable("the leader's plan cannot be read"))?;
+        let places: Vec<&mut Place> =
+            cluster.places_mut().filter(|place| place.node == index).collect();
+        if places.len() != published.len() {
+            let host = node["host"].as_str().unwrap_or("a machine");
+            return Err(Error::invalid(format!("{host} was started otherwise than this machine"))
+                .expected(format!("{} processes there", places.len()))
+                .got(published.len())
+                .help("the flags of a listed job must be the same on every machine"));
+        }
+        for (place, port) in places.into_iter().zip(published) {
+            place.endpoint.port = port;
+        }
+        if let Some(gloo) = cluster.gloo_http.as_mut().filter(|_| index == 0) {
+            gloo.port = port(&node["gloo"]).unwrap_or(gloo.port);
+        }
+    }
+    Ok(cluster)
+}
+
+fn port(value: &Value) -> Option<u16> {
+    u16::try_from(value.as_u64()?).ok()
+}
+
 fn places(list: &Value, host: &str, node: usize) -> Option<Vec<Place>> {
     let place = |value: &Value| {
-        let port = u16::try_from(value["port"].as_u64()?).ok()?;
+        let port = port(&value["port"])?;
         let devices = value["devices"].as_array()?.iter();
         let devices = devices.map(|id| Some(id.as_str()?.to_string())).collect::<Option<_>>()?;
         Some(Place { endpoint: Endpoint::new(host, port), node, devices })

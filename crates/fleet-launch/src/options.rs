@@ -166,16 +166,15 @@ impl Options {
         let node_rank = given.number("rank")?;
         let meets = master.is_some() || etcd.is_some();
         machines_agree(nodes, &ips, given.is_given("ips"), meets, node_rank)?;
-        if master.is_some() && given.is_given("ips") {
-            return Err(Error::invalid("--ips and --master both say where the machines are")
-                .help("give one of them"));
-        }
-        if master.as_ref().is_some_and(|master| master.port == 0)
-            && node_rank.is_some_and(|rank| rank > 0)
+        if let Some(master) = master.as_ref().filter(|_| given.is_given("ips"))
+            && master.host != ips[0]
         {
-            return Err(Error::invalid("nobody can be found at port 0")
-                .at("--master")
-                .help("the first machine says which port the system gave it"));
+            return Err(Error::invalid("--master is not at the first of --ips")
+                .expected(format!("{}:PORT: the first machine answers there", ips[0]))
+                .got(master));
+        }
+        if node_rank.is_some_and(|rank| rank > 0) {
+            check_port(master.as_ref())?;
         }
         let nnodes = nodes.unwrap_or(Nodes { min: 1, max: 1 });
         if given.is_on("standalone") && (nnodes.max > 1 || ips.len() > 1) {
@@ -399,6 +398,16 @@ fn etcd_endpoint(text: &str, name: &str) -> Result<Endpoint> {
         .map_err(|error| error.at(name).help("for example --elastic_server 10.0.0.1:2379"))
 }
 
+/// What every machine but the first needs: a port that is one.
+pub(crate) fn check_port(master: Option<&Endpoint>) -> Result<()> {
+    match master {
+        Some(Endpoint { port: 0, .. }) => Err(Error::invalid("nobody can be found at port 0")
+            .at("--master")
+            .help("the first machine says which port the system gave it")),
+        _ => Ok(()),
+    }
+}
+
 fn master_endpoint(text: &str) -> Result<Endpoint> {
     // The later launcher takes http:// in front.
     let text = text.strip_prefix("http://").unwrap_or(text);
@@ -505,7 +514,7 @@ fn heter_count(text: &str) -> Result<Who> {
 
 fn listed(name: &str, text: &str) -> Result<Who> {
     let item = |item: &str| -> Result<(String, Option<u16>)> {
-        match item.contains(':') || name == "servers" {
+        match item.contains(':') {
             true => {
                 let endpoint: Endpoint =
                     item.parse().map_err(|error: Error| error.at(format!("--{name}")))?;

@@ -1,15 +1,15 @@
 //! A job on several machines, seen from one of them.
 //!
 //! Machines meet at a store, which the first of them hosts: at `--master`, or for a list of hosts, which
-//! says everything else by itself, at the first host, on the port above its processes' ones. Or they meet
-//! in an etcd (`etcd/`), which none of them hosts.
+//! says everything but the ports, at the first host. Or they meet in an etcd (`etcd/`), which none of them
+//! hosts.
 
 use crate::cluster::{self, Cluster, Place};
 use crate::job::{Attempts, random_hex};
 use crate::leader::LeaderRules;
 use crate::link::{self, Hosting, Join, Link, Plan};
 use crate::machine::Machine;
-use crate::options::{ElasticLevel, Mode, Nodes, Options, Who};
+use crate::options::{ElasticLevel, Mode, Nodes, Options, Who, check_port};
 use crate::ports::Ports;
 use crate::supervisor::{Death, End, Ended, Event};
 use fleet_base::{Error, Result};
@@ -46,9 +46,10 @@ pub(crate) fn members(
     ports: &mut dyn Ports,
 ) -> Result<Members> {
     let nodes = options.nodes.unwrap_or(Nodes { min: 1, max: 1 });
-    let listed = [&options.ps.servers, &options.ps.workers]
-        .into_iter()
-        .any(|who| matches!(who, Who::Listed(_)));
+    let listed = options.ips.len() > 1
+        || [&options.ps.servers, &options.ps.workers]
+            .into_iter()
+            .any(|who| matches!(who, Who::Listed(_)));
     if let Some(etcd) = &options.etcd {
         if listed {
             return Err(Error::invalid("--servers and --workers say where everybody is")
@@ -73,36 +74,40 @@ pub(crate) fn members(
     }
 }
 
-/// Hosts that were listed: endpoints and numbers are known, the store brings them together.
+/// Hosts that were listed: only ports are not known, and the store brings them together.
 fn listed_meeting(options: &Options, cluster: Cluster) -> Result<Meeting> {
-    let all =
-        || cluster.workers.iter().chain(&cluster.servers).chain(cluster.heter.iter().flatten());
-    let own = all().find(|place| place.node == cluster.node);
-    let host = own.map(|place| place.endpoint.host.clone()).unwrap_or_default();
-    let of_first = all().filter(|place| place.node == 0);
-    let top = of_first.max_by_key(|place| place.endpoint.port);
-    let top = top.ok_or_else(|| Error::internal("the first host has no process"))?;
+    let of = |node: usize| cluster.places().filter(move |place| place.node == node);
+    let first = of(0).max_by_key(|place| place.endpoint.port);
+    let first = first.ok_or_else(|| Error::internal("the first host has no process"))?;
     let master = match &options.master {
         Some(master) => master.clone(),
-        None => {
-            let port = top.endpoint.port.checked_add(1).ok_or_else(|| {
+        None if cluster.has_fixed_ports => {
+            let port = first.endpoint.port.checked_add(1).ok_or_else(|| {
                 Error::exhausted("there is no port above those of the processes")
                     .help("say with --master HOST:PORT where the machines meet")
             })?;
-            Endpoint::new(&top.endpoint.host, port)
+            Endpoint::new(&first.endpoint.host, port)
         }
+        None => Endpoint::new(&first.endpoint.host, MEETING_PORT),
     };
+    if cluster.node > 0 {
+        check_port(options.master.as_ref())?;
+    }
     let count = cluster.node_count;
     let here = |places: &[Place]| -> Vec<Place> {
         places.iter().filter(|place| place.node == cluster.node).cloned().collect()
     };
     let (workers, servers) = (here(&cluster.workers), here(&cluster.servers));
+    let host = of(cluster.node).next().map(|it| it.endpoint.host.clone()).unwrap_or_default();
+    let gloo = cluster.gloo_http.as_ref().map_or(0, |endpoint| endpoint.port);
+    let mut node = link::describe(&host, Some(cluster.node), &workers, &servers, gloo);
+    node["ports"] = of(cluster.node).map(|place| place.endpoint.port).collect();
     Ok(Meeting {
         master,
         hosting: if cluster.node == 0 { Hosting::Always } else { Hosting::Never },
         is_etcd: false,
         nodes: Nodes { min: count, max: count },
-        node: link::describe(&host, Some(cluster.node), &workers, &servers, 0),
+        node,
         host,
         known: Some(cluster),
     })
@@ -210,11 +215,15 @@ impl Attempts<'_> {
             node: meeting.node.clone(),
             host: meeting.host.clone(),
             token,
-            rules: LeaderRules { hands_over: meeting.is_etcd, ..self.leader_rules(meeting.nodes)? },
+            rules: LeaderRules {
+                hosts: meeting.known.as_ref().map_or(Vec::new(), Cluster::hosts),
+                hands_over: meeting.is_etcd,
+                ..self.leader_rules(meeting.nodes)?
+            },
         };
-        // Scripts find each other at the store.
-        self.run.master = (!meeting.is_etcd).then(|| meeting.master.clone());
         let link = Link::join(join, sender)?;
+        // Scripts find each other at the store.
+        self.run.master = (!meeting.is_etcd).then(|| link.master().clone());
         let mut done = None;
         loop {
             match self.next(&link, done, &id) {
@@ -223,14 +232,10 @@ impl Attempts<'_> {
                     self.run.store = Some(store);
                     self.run.restarts = u32::try_from(generation).unwrap_or(u32::MAX);
                     let cluster = match &meeting.known {
-                        Some(cluster) => cluster.clone(),
-                        None => link::cluster(&nodes, &id, &self.job.options)?,
+                        Some(cluster) => link::with_ports(cluster.clone(), &nodes),
+                        None => link::cluster(&nodes, &id, &self.job.options),
                     };
-                    if generation > 0 {
-                        let line = format!("start {generation}: {}", shown(&cluster));
-                        self.console.say(&format!("fleetrun: {line}"));
-                    }
-                    let end = self.generation(&cluster, &link, generation);
+                    let end = self.generation(cluster, &meeting.host, &link, generation);
                     link.report(generation, &end);
                     if let End::Interrupted(signal) = end {
                         link.leave(false);
@@ -261,24 +266,32 @@ impl Attempts<'_> {
     }
 
     /// Runs the processes of one generation; whatever goes wrong is an end that others must hear of.
-    fn generation(&mut self, cluster: &Cluster, link: &Link, generation: u64) -> End {
+    fn generation(
+        &mut self,
+        cluster: Result<Cluster>,
+        host: &str,
+        link: &Link,
+        generation: u64,
+    ) -> End {
         let tell = |ended: &Ended| link.tell_ended(generation, ended);
-        let end = match self.one(cluster, Some((link, generation)), &tell) {
-            Ok(end) => end,
-            Err(error) => {
-                self.console.error(&error.to_string());
-                let role = if cluster.workers.is_empty() { Role::Server } else { Role::Worker };
-                let report = format!("machine {} could not start: {error}", cluster.node);
-                End::Failed(Death { role, rank: 0, report, code: 1 })
+        let end = cluster.and_then(|cluster| {
+            if generation > 0 {
+                let line = format!("start {generation}: {}", shown(&cluster));
+                self.console.say(&format!("fleetrun: {line}"));
             }
-        };
-        match &end {
-            End::Failed(death) => self.abort_line(death, cluster),
-            End::Finished => {
-                self.console
-                    .debug("the processes of this machine are done; waiting for the others");
+            let end = self.one(&cluster, Some((link, generation)), &tell)?;
+            if let End::Failed(death) = &end {
+                self.abort_line(death, &cluster);
             }
-            _ => {}
+            Ok(end)
+        });
+        let end = end.unwrap_or_else(|error| {
+            self.console.error(&error.to_string());
+            let report = format!("machine {host} could not start: {error}");
+            End::Failed(Death { role: Role::Worker, rank: 0, report, code: 1 })
+        });
+        if matches!(end, End::Finished) {
+            self.console.debug("the processes of this machine are done; waiting for the others");
         }
         end
     }
@@ -337,6 +350,7 @@ impl Attempts<'_> {
             silence: seconds.map_or(SILENCE, Duration::from_secs).max(SILENCE_MIN),
             stop_timeout: options.stop_timeout,
             sort_ip: options.sort_ip,
+            hosts: Vec::new(),
             hands_over: false,
         })
     }
@@ -353,6 +367,8 @@ fn shown(cluster: &Cluster) -> String {
     )
 }
 
+/// Where listed machines meet unless something was said: torchrun's port for that.
+const MEETING_PORT: u16 = 29400;
 const TICK: Duration = Duration::from_millis(50);
 /// A machine that says nothing for this long is lost; `PADDLE_ELASTIC_TTL` says otherwise.
 const SILENCE: Duration = Duration::from_secs(10);

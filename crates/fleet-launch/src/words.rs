@@ -22,8 +22,20 @@ pub fn seconds(time: Duration) -> String {
     }
 }
 
+/// The first of a list that may be long: `a, b and 7 more`.
+pub fn some_of(all: &[&str]) -> String {
+    let shown = all.iter().take(SHOWN_MAX).copied().collect::<Vec<&str>>().join(", ");
+    match all.len().saturating_sub(SHOWN_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 /// Addresses in their own order, names after them.
 pub fn address_key(host: &str) -> (bool, Option<IpAddr>, String) {
     let address = host.parse().ok();
     (address.is_none(), address, host.to_string())
 }
+
+/// As many as fit on a line.
+const SHOWN_MAX: usize = 8;

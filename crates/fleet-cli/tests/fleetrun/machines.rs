@@ -50,6 +50,7 @@ impl Machine {
     }
 }
 
+/// Two machines that meet at a port of the system.
 fn pair(name: &str, script: &str, line: &str) -> (Machine, Machine) {
     let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
     let first = Machine::start(&format!("{name}/a"), script, &first, TOKEN);
@@ -138,7 +139,92 @@ fn another_secret_is_another_job() {
 }
 
 #[test]
-fn a_list_of_hosts() {
+fn a_list_of_hosts_with_ports_of_the_system() {
+    let script = format!("{WHO} $PADDLE_MASTER");
+    let line = "--ips 127.0.0.1,127.0.0.2 --nproc_per_node 2 job.py";
+    let (first, second) = pair("hosts_free", &script, line);
+    let master = first.master();
+    let first = first.check(0, &["2 workers on this machine, number 0 of 2", "done in"]);
+    let second = second.check(0, &["number 1 of 2", "done in"]);
+    let lines = [
+        first.read("log/workerlog.0"),
+        first.read("log/workerlog.1"),
+        second.read("log/workerlog.0"),
+        second.read("log/workerlog.1"),
+    ];
+    let words = |line: &str| line.split_whitespace().map(str::to_string).collect::<Vec<_>>();
+    let all = words(&lines[0])[6].clone();
+    let endpoints: Vec<&str> = all.split(',').collect();
+    for (rank, line) in lines.iter().enumerate() {
+        let want = format!("{rank} of 4 at {} of {all} {master}", endpoints[rank]);
+        assert_eq!(words(line), words(&want));
+    }
+    let hosts: Vec<&str> = endpoints.iter().map(|it| it.split(':').next().unwrap()).collect();
+    assert_eq!(hosts, ["127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"]);
+    assert!(endpoints.iter().all(|endpoint| !endpoint.ends_with(":0")), "{all}");
+}
+
+#[test]
+fn lists_of_servers_and_workers_without_ports() {
+    let script = "echo $PADDLE_TRAINER_ID of $PADDLE_PSERVERS_IP_PORT_LIST $PADDLE_TRAINER_ENDPOINTS \
+                  $PADDLE_GLOO_HTTP_ENDPOINT\n[ $TRAINING_ROLE = PSERVER ] && sleep 600; exit 0";
+    let line = "--servers 127.0.0.1,127.0.0.2 --workers 127.0.0.2,127.0.0.1,127.0.0.2 --with_gloo 1 job.py";
+    let (first, second) = pair("lists_free", script, line);
+    let first = first.check(0, &["1 server, 1 worker on this machine, number 0 of 2"]);
+    let second = second.check(0, &["1 server, 2 workers on this machine"]);
+    let line = first.read("log/workerlog.0");
+    assert!(line.starts_with("1 of 127.0.0.1:"), "the order of the list is that of ranks: {line}");
+    let other = second.read("log/workerlog.1");
+    assert!(other.starts_with("2 of 127.0.0.1:"), "{other}");
+    assert_eq!(line[1..], other[1..], "all know the same addresses");
+    assert!(!line.contains(":0,") && !line.contains(":0 ") && !line.contains(":0\n"), "{line}");
+}
+
+#[test]
+fn lists_that_do_not_fit() {
+    let line = "--ips 127.0.0.1,127.0.0.2";
+    let first = format!("{line} --master 127.0.0.1:0 --host 127.0.0.1 job.py");
+    let first = Machine::start("unfit/a", WHO, &first, TOKEN);
+    let second = format!("{line} --master {} --host 127.0.0.2", first.master());
+    let second =
+        Machine::start("unfit/b", WHO, &format!("{second} --nproc_per_node 2 job.py"), TOKEN);
+    for machine in [first, second] {
+        let place =
+            machine.check(1, &["was started otherwise than this machine", "the same on every"]);
+        assert!(!place.path("log/workerlog.0").exists(), "nothing was started");
+    }
+}
+
+#[test]
+fn a_machine_of_the_list_that_does_not_come() {
+    let line = "--ips 127.0.0.1,127.0.0.2,127.0.0.3 --join_timeout 0.5 job.py";
+    let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
+    Machine::start("absent/a", WHO, &first, TOKEN)
+        .check(1, &["waiting for machines: ", "127.0.0.2, 127.0.0.3", " came within 0.5 s"]);
+    // Nobody has this address of the own machine.
+    let line = "--ips 127.31.7.9,127.0.0.2 --host 127.0.0.2 --join_timeout 0.5 job.py";
+    Machine::start("absent/b", WHO, line, TOKEN).check(
+        1,
+        &[
+            "waiting for the first machine at 127.31.7.9:29400: ",
+            "nobody answers at 127.31.7.9:29400",
+            "the first machine within 0.5 s",
+        ],
+    );
+    let line = "--ips 127.0.0.1,127.0.0.2 --host 127.0.0.2 --master 127.0.0.1:0 job.py";
+    Machine::start("absent/c", WHO, line, TOKEN).check(2, &["nobody can be found at port 0"]);
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let line =
+        format!("--ips 127.0.0.1,127.0.0.2 --host 127.0.0.1 --master 127.0.0.1:{port} job.py");
+    Machine::start("absent/d", WHO, &line, TOKEN).check(
+        1,
+        &[&format!("cannot answer at 127.0.0.1:{port}"), "another job may meet there", "--master"],
+    );
+}
+
+#[test]
+fn a_list_of_hosts_with_fixed_ports() {
     // Fixed ports: another process may have one of them, and then others are tried.
     for _ in 0..5 {
         let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();

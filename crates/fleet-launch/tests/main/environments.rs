@@ -101,10 +101,11 @@ fn recorded_launches() {
 }
 
 #[test]
-fn endpoints_of_several_hosts_are_the_documents() {
-    let env = Env::new();
+fn fixed_endpoints_of_several_hosts_are_the_documents() {
+    let env = Env::from([("FLAGS_START_PORT", "6070")]);
     let made = cluster("--ips=10.0.0.1,10.0.0.2 --nproc_per_node=2 t.py", &env, 0).unwrap();
     assert_eq!((made.node, made.node_count), (1, 2));
+    assert!(made.has_fixed_ports);
     let sorted = cluster("--ips=10.0.0.10,10.0.0.9 --sort_ip --rank 1 t.py", &env, 0).unwrap();
     assert_eq!(sorted.workers[1].endpoint.to_string(), "10.0.0.10:6070");
     assert_eq!(sorted.node, 1);
@@ -115,6 +116,35 @@ fn endpoints_of_several_hosts_are_the_documents() {
     assert_eq!(made[0].variable("PADDLE_TRAINER_ID"), Some("2"));
     assert_eq!(made[1].variable("PADDLE_RANK_IN_NODE"), Some("1"));
     assert_eq!(made[1].variable("PADDLE_CURRENT_ENDPOINT"), Some("10.0.0.2:6071"));
+}
+
+#[test]
+fn of_several_hosts_each_has_ports_of_its_system() {
+    let endpoints = |line: &str, env: &Env| -> Vec<String> {
+        let made = cluster(line, env, 50000).unwrap_or_else(|error| panic!("{line}: {error}"));
+        made.places().map(|place| place.endpoint.to_string()).collect()
+    };
+    let none = Env::new();
+    let hosts = "--ips=10.0.0.1,10.0.0.2 --nproc_per_node=2 t.py";
+    let own = ["10.0.0.1:0", "10.0.0.1:0", "10.0.0.2:50000", "10.0.0.2:50001"];
+    assert_eq!(endpoints(hosts, &none), own);
+    let cloud = Env::from([
+        ("PADDLE_TRAINERS", "10.0.0.1,10.0.0.2"),
+        ("POD_IP", "10.0.0.2"),
+        ("PADDLE_TRAINER_ID", "1"),
+    ]);
+    assert_eq!(endpoints("--nproc_per_node=2 t.py", &cloud), own);
+    let lists = "--servers 10.0.0.1:7000,10.0.0.2 --workers 10.0.0.2,10.0.0.1 t.py";
+    let own = ["10.0.0.1:7000", "10.0.0.2:50000", "10.0.0.2:50001", "10.0.0.1:0"];
+    assert_eq!(endpoints(lists, &none), own);
+    // The documents' ports, where fixed ones are asked for.
+    let start = Env::from([("FLAGS_START_PORT", "7000")]);
+    let fixed = ["10.0.0.1:7000", "10.0.0.2:6171", "10.0.0.2:6172", "10.0.0.1:6173"];
+    assert_eq!(endpoints(lists, &start), fixed);
+    // The barrier service is on the first machine, which alone knows its port.
+    let gloo = |line: &str| cluster(line, &none, 50000).unwrap().gloo_http.unwrap().to_string();
+    assert_eq!(gloo("--ips=10.0.0.1,10.0.0.2 --with_gloo 1 t.py"), "10.0.0.1:0");
+    assert_eq!(gloo("--ips=10.0.0.2,10.0.0.1 --with_gloo 1 t.py"), "10.0.0.2:50001");
 }
 
 #[test]

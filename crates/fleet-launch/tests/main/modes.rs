@@ -92,7 +92,7 @@ fn wrong_command_lines_say_what_to_do() {
     check("--rank 2 --ips a,b t.py", &["--rank is too high", "below 2"]);
     check("--rank 1 t.py", &["--rank is too high", "below 1"]);
     check("--nnodes 4:2 --master a:1 t.py", &["MIN:MAX"]);
-    check("--master a:1 --ips a,b t.py", &["--ips and --master"]);
+    check("--master b:1 --ips a,b t.py", &["not at the first of --ips", "expected a:PORT"]);
     check("--master b:1 --elastic_server a:1 --nnodes 2 t.py", &["--elastic_server and --master"]);
     check("--ips a,b --elastic_server a:1 t.py", &["--elastic_server and --ips"]);
     check("--elastic_server https://a:1 --nnodes 2 t.py", &["without TLS"]);
@@ -106,7 +106,8 @@ fn wrong_command_lines_say_what_to_do() {
     check("--ips 10.0.0.2,10.0.0.2 t.py", &["stands twice"]);
     check("--ips 127.0.0.1,10.0.0.2 t.py", &["several of the listed hosts", "--host"]);
     check("--ips 10.0.0.2 --host 10.0.0.7 t.py", &["--host is not in the list"]);
-    check("--servers a --workers b t.py", &["expected HOST:PORT", "--servers"]);
+    check("--servers a: --workers b t.py", &["expected HOST:PORT", "--servers"]);
+    check("--server_num 1 --workers a,b t.py", &["--server_num does not say on which machine"]);
     check("--servers 127.0.0.1:1 --workers 127.0.0.1:1 t.py", &["stands twice in the lists"]);
     check(
         "--server_num 1 --worker_num 1 --heter_worker_num 1 --heter_devices a;b t.py",
