@@ -19,6 +19,8 @@ pub struct Child {
     /// It wrote something.
     pub is_alive_seen: bool,
     pub ended: Option<ExitStatus>,
+    /// The evidence that it was killed because memory ran out.
+    pub out_of_memory: Option<String>,
     pub restarts: u32,
     inner: std::process::Child,
 }
@@ -65,6 +67,7 @@ impl Child {
             started,
             is_alive_seen: false,
             ended: None,
+            out_of_memory: None,
             restarts,
             inner,
         })

@@ -248,7 +248,7 @@ impl Attempts<'_> {
             &self.events,
             &mut self.console,
             &mut self.guard,
-            &self.oom,
+            &mut self.oom,
             link,
             tell_ended,
         );

@@ -1,42 +1,125 @@
 //! Whether the kernel says that memory ran out. It tells nobody directly: the process is killed with
-//! SIGKILL, and a counter or the kernel's log has the reason.
+//! SIGKILL, and its log or a counter has the reason.
+//!
+//! Each control group counts the processes of it that were killed for memory, at its own limit, at one
+//! above it, or at that of the machine. Where a process is must be known before it ends: an ended one is
+//! shown in the root by control groups of version 1. Where no group counts, the machine's own counter is
+//! left, which says only that somebody was killed.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-/// Counters as they were when the job began.
+/// Where the processes of the job are, and what was counted there before.
 pub struct OomWatch {
-    counters: Vec<(PathBuf, u64)>,
+    /// By file, when it was first seen.
+    before: HashMap<PathBuf, u64>,
+    /// The counter of each process.
+    of: HashMap<u32, PathBuf>,
+    /// The machine's at the last two looks.
+    machine: [Option<u64>; 2],
+    looked: Instant,
+    log: Option<File>,
+    /// Processes that the log has named.
+    named: Vec<u32>,
 }
 
 impl OomWatch {
     pub fn new() -> OomWatch {
-        let files = [cgroup_events(), Some(PathBuf::from("/proc/vmstat"))];
-        let counted = files.into_iter().flatten().filter_map(|path| {
-            let count = kills(&std::fs::read_to_string(&path).ok()?)?;
-            Some((path, count))
-        });
-        OomWatch { counters: counted.collect() }
+        OomWatch {
+            before: HashMap::new(),
+            of: HashMap::new(),
+            machine: [count(Path::new(MACHINE)); 2],
+            looked: Instant::now(),
+            log: kernel_log(),
+            named: Vec::new(),
+        }
     }
 
-    /// The evidence that `pid` was killed for memory, in words.
-    pub fn evidence(&self, pid: u32) -> Option<String> {
-        if kernel_log_names(pid) {
-            return Some("the kernel's log says so".to_string());
+    /// To be called when processes have started, and now and then: they may move.
+    pub fn look(&mut self, pids: impl Iterator<Item = u32>) {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let find = |pid: u32| {
+            let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+            Some((pid, counters(&groups, &mounts).into_iter().find(|path| path.exists())?))
+        };
+        self.of = pids.filter_map(find).collect();
+        for path in self.of.values() {
+            if let (false, Some(count)) = (self.before.contains_key(path), count(path)) {
+                self.before.insert(path.clone(), count);
+            }
         }
-        let grown = self.counters.iter().find(|(path, before)| {
-            let now = std::fs::read_to_string(path).ok().and_then(|text| kills(&text));
-            now.is_some_and(|now| now > *before)
-        });
-        grown.map(|(path, _)| format!("oom_kill in {} went up", path.display()))
+        if self.looked.elapsed() >= PERIOD {
+            self.looked = Instant::now();
+            self.machine = [self.machine[1], count(Path::new(MACHINE))];
+        }
+    }
+
+    pub fn is_due(&self) -> bool {
+        self.looked.elapsed() >= PERIOD
+    }
+
+    /// The evidence that `pid`, which has just ended, was killed for memory, in words.
+    pub fn evidence(&mut self, pid: u32) -> Option<String> {
+        let grown = |path: &Path, before: u64| count(path).is_some_and(|now| now > before);
+        let went_up = |path: &Path| {
+            Some(format!("the kernel says so: oom_kill in {} went up", path.display()))
+        };
+        if let Some(path) = self.of.get(&pid)
+            && self.before.get(path).is_some_and(|before| grown(path, *before))
+        {
+            return went_up(path);
+        }
+        if let Some(log) = &mut self.log {
+            self.named.extend(newly_named(log));
+        }
+        if self.named.contains(&pid) {
+            return Some("the kernel says so in its log".to_string());
+        }
+        let machine = Path::new(MACHINE);
+        self.machine[0].filter(|before| grown(machine, *before)).and_then(|_| went_up(machine))
     }
 }
 
-/// The memory events of the own control group (version 2).
-fn cgroup_events() -> Option<PathBuf> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let path = PathBuf::from("/sys/fs/cgroup").join(path.trim_start_matches('/'));
-    Some(path.join("memory.events"))
+/// The counter of a process's group, from `/proc/PID/cgroup` and the mounts as this process sees them,
+/// and after it those of the groups above, which count where the group itself does not.
+fn counters(groups: &str, mounts: &str) -> Vec<PathBuf> {
+    let of = |line: &str| -> Option<(String, String, String)> {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let (kind, file) = match controllers.split(',').any(|name| name == "memory") {
+            true => ("cgroup", "memory.oom_control"),
+            false if controllers.is_empty() => ("cgroup2", "memory.events"),
+            false => return None,
+        };
+        Some((kind.to_string(), file.to_string(), path.to_string()))
+    };
+    let mut found: Vec<_> = groups.lines().filter_map(of).collect();
+    // Beside groups of version 1 those of version 2 do not count memory.
+    found.sort_by_key(|(kind, ..)| kind != "cgroup");
+    let Some((kind, file, path)) = found.into_iter().next() else { return Vec::new() };
+    let Some((root, mount)) = mounts.lines().find_map(|line| mounted(line, &kind)) else {
+        return Vec::new();
+    };
+    // In a container the mount begins at its own group, and paths begin there or at the machine's.
+    let inner = Path::new(&path).strip_prefix(&root).unwrap_or(Path::new(""));
+    inner.ancestors().map(|inner| mount.join(inner).join(&file)).collect()
+}
+
+/// Root and place of a mount of control groups that count memory.
+fn mounted(line: &str, kind: &str) -> Option<(PathBuf, PathBuf)> {
+    let (place, what) = line.split_once(" - ")?;
+    let (mut place, mut what) = (place.split(' ').skip(3), what.split(' '));
+    let is_it = what.next()? == kind
+        && (kind == "cgroup2" || what.nth(1)?.split(',').any(|option| option == "memory"));
+    is_it.then_some(())?;
+    Some((place.next()?.into(), place.next()?.into()))
+}
+
+fn count(path: &Path) -> Option<u64> {
+    kills(&std::fs::read_to_string(path).ok()?)
 }
 
 /// `oom_kill 3`, a line that control groups and the virtual memory statistics share.
@@ -45,45 +128,85 @@ fn kills(text: &str) -> Option<u64> {
     lines.find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
 }
 
-/// Whether the kernel's log, where it may be read, says that the process was killed for memory.
-fn kernel_log_names(pid: u32) -> bool {
-    use std::io::Read;
+/// The kernel's log from now on, where it may be read.
+fn kernel_log() -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    let mut options = std::fs::OpenOptions::new();
-    let log = options.read(true).custom_flags(nix::libc::O_NONBLOCK).open("/dev/kmsg");
-    let Ok(mut log) = log else { return false };
+    let mut options = File::options();
+    let mut log = options.read(true).custom_flags(nix::libc::O_NONBLOCK).open("/dev/kmsg").ok()?;
+    // What it says of earlier processes may be of the same number.
+    log.seek(SeekFrom::End(0)).ok()?;
+    Some(log)
+}
+
+/// The processes that were killed for memory as new records of the log say.
+fn newly_named(log: &mut File) -> Vec<u32> {
+    let mut found = Vec::new();
     // A record a read.
     let mut record = [0; 8192];
     for _ in 0..RECORDS_MAX {
         match log.read(&mut record) {
-            Ok(0) => return false,
-            Ok(length) => {
-                if names(&String::from_utf8_lossy(&record[..length]), pid) {
-                    return true;
-                }
+            Ok(length) if length > 0 => {
+                found.extend(named(&String::from_utf8_lossy(&record[..length])));
             }
             // Overwritten while it was read: the next one is there.
             Err(error) if error.raw_os_error() == Some(nix::libc::EPIPE) => {}
-            Err(_) => return false,
+            _ => break,
         }
     }
-    false
+    found
 }
 
-fn names(record: &str, pid: u32) -> bool {
-    record.contains(&format!("Killed process {pid} "))
+fn named(record: &str) -> Option<u32> {
+    record.split_once("Killed process ")?.1.split(' ').next()?.parse().ok()
 }
 
+/// Of the whole machine, also as seen from a container.
+const MACHINE: &str = "/proc/vmstat";
+/// How often it is looked where processes are.
+const PERIOD: Duration = Duration::from_secs(1);
 /// More than a kernel's ring holds.
 const RECORDS_MAX: usize = 100_000;
 
 #[cfg(test)]
 mod tests {
+    use super::{counters, kills, named};
+
     #[test]
     fn counters_and_records_are_read() {
-        assert_eq!(super::kills("low 0\noom 4\noom_kill 3\noom_group_kill 0\n"), Some(3));
-        assert_eq!(super::kills("nr_free_pages 1\n"), None);
+        assert_eq!(kills("low 0\noom 4\noom_kill 3\noom_group_kill 0\n"), Some(3));
+        assert_eq!(kills("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"), Some(2));
+        assert_eq!(kills("nr_free_pages 1\n"), None);
         let record = "6,1,2,-;Out of memory: Killed process 4711 (python3) total-vm:1kB";
-        assert!(super::names(record, 4711) && !super::names(record, 471));
+        assert_eq!((named(record), named("6,1,2,-;eth0: link up")), (Some(4711), None));
+    }
+
+    #[test]
+    fn a_process_is_counted_where_it_is() {
+        let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let v1 = "33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                  35 31 0:32 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\
+                  41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let inside_v1 =
+            "35 31 0:32 /docker/ab /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
+        let inside_v2 = "30 23 0:26 /../.. /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        let memory = "/sys/fs/cgroup/memory";
+        for (groups, mounts, first, count) in [
+            ("0::/user.slice/a.scope\n", v2, "/sys/fs/cgroup/user.slice/a.scope/memory.events", 3),
+            (
+                "9:cpu:/x\n4:memory:/job/7\n0::/\n",
+                v1,
+                &*format!("{memory}/job/7/memory.oom_control"),
+                3,
+            ),
+            ("5:hugetlb,memory:/\n", v1, &format!("{memory}/memory.oom_control"), 1),
+            // Containers: of version 1 without a namespace of groups, of version 2 with one.
+            ("4:memory:/docker/ab/c\n", inside_v1, &format!("{memory}/c/memory.oom_control"), 2),
+            ("0::/\n", inside_v2, "/sys/fs/cgroup/memory.events", 1),
+        ] {
+            let all = counters(groups, mounts);
+            assert_eq!(all.first().and_then(|path| path.to_str()), Some(first), "{groups}");
+            assert_eq!(all.len(), count, "{groups}: {all:?}");
+        }
+        assert!(counters("9:cpu:/x\n", v1).is_empty() && counters("0::/a\n", "").is_empty());
     }
 }

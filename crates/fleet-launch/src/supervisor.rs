@@ -79,7 +79,7 @@ pub struct Supervisor<'a> {
     pub events: &'a Receiver<Event>,
     pub console: &'a mut Console,
     pub guard: &'a mut Guard,
-    pub oom: &'a OomWatch,
+    pub oom: &'a mut OomWatch,
     /// The other machines, and the generation that is run for them.
     pub link: Option<(&'a Link, u64)>,
     /// Tells the workers of the job, at once, that one of them has ended.
@@ -102,7 +102,7 @@ impl<'a> Supervisor<'a> {
         events: &'a Receiver<Event>,
         console: &'a mut Console,
         guard: &'a mut Guard,
-        oom: &'a OomWatch,
+        oom: &'a mut OomWatch,
         link: Option<(&'a Link, u64)>,
         tell_ended: &'a dyn Fn(&Ended),
     ) -> Supervisor<'a> {
@@ -175,6 +175,7 @@ impl<'a> Supervisor<'a> {
             }
             self.children.push(child);
         }
+        self.watch_memory();
         Ok(())
     }
 
@@ -202,9 +203,17 @@ impl<'a> Supervisor<'a> {
             if let Some(reason) = self.ordered() {
                 return Ok(End::Ordered(reason));
             }
+            if self.oom.is_due() {
+                self.watch_memory();
+            }
             self.watch_disk();
             self.show_status();
         }
+    }
+
+    fn watch_memory(&mut self) {
+        let running = self.children.iter().filter(|child| child.is_running());
+        self.oom.look(running.map(Child::pid));
     }
 
     /// Processes often do not notice that their logs are cut off; somebody should.
@@ -252,7 +261,13 @@ impl<'a> Supervisor<'a> {
     /// What the ends mean: nothing, another start, or the end of the job.
     fn judge(&mut self, mut ended: Vec<usize>) -> Option<Death> {
         ended.retain(|index| self.children[*index].ended.is_some_and(|status| !status.success()));
-        ended.iter().for_each(|index| self.tell(*index));
+        for index in &ended {
+            let child = &mut self.children[*index];
+            if child.ended.is_some_and(|status| child::code(status) == KILLED_CODE) {
+                child.out_of_memory = self.oom.evidence(child.pid());
+            }
+            self.tell(*index);
+        }
         // Of several at once, one that was killed explains those that then failed.
         ended.sort_by_key(|index| {
             self.children[*index].ended.and_then(|status| status.code()).is_some()
@@ -281,9 +296,7 @@ impl<'a> Supervisor<'a> {
         }
         let said = child::describe(status);
         let mut how = said.strip_prefix("was ").unwrap_or(&said).to_string();
-        if child::code(status) == KILLED_CODE
-            && let Some(evidence) = self.oom.evidence(child.pid())
-        {
+        if let Some(evidence) = &child.out_of_memory {
             how += &format!(", likely out of memory ({evidence})");
         }
         let code = child::code(status);
@@ -319,6 +332,7 @@ impl<'a> Supervisor<'a> {
             std::mem::take(&mut self.due).into_iter().partition(|(at, _)| *at <= now);
         self.due = later;
         let due: Vec<(Instant, usize)> = due;
+        let any = !due.is_empty();
         for (_, index) in due {
             let old = &self.children[index];
             let restarts = old.restarts + 1;
@@ -327,6 +341,9 @@ impl<'a> Supervisor<'a> {
             let child = Child::start(self.argv, process, &self.rules.log_dir, false, restarts)?;
             self.guard.add(child.pid());
             self.children[index] = child;
+        }
+        if any {
+            self.watch_memory();
         }
         Ok(())
     }
@@ -386,7 +403,7 @@ impl<'a> Supervisor<'a> {
             child.lived().as_secs_f64(),
         );
         if code == KILLED_CODE {
-            report += &match self.oom.evidence(child.pid()) {
+            report += &match &child.out_of_memory {
                 Some(evidence) => format!(", likely out of memory ({evidence})"),
                 None => "; the kernel says nothing of memory, so that it was a user or a program"
                     .to_string(),

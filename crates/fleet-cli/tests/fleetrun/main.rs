@@ -10,6 +10,7 @@ mod drawn;
 mod endings;
 mod etcd;
 mod machines;
+mod memory;
 mod orphans;
 mod refusals;
 mod servers;
