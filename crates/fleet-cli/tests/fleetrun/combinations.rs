@@ -64,6 +64,12 @@ const BATCH: usize = 6;
 const IDS: usize = 4;
 /// Tells a started process which of [`CASES`] it belongs to.
 const CASE: &str = "COMBINATION";
+/// Set where worker 1 kills itself in the middle of a GEO job, and is started again.
+const DIES: &str = "COMBINATION_DIES";
+/// What the worker leaves that was started again.
+const AGAIN: &str = "again";
+/// The job of which a worker dies.
+const OF_DEATH: Case = (Mode::Geo(4), "sgd", 2, 2);
 /// Jobs on their way at once.
 const JOBS_AT_ONCE: usize = 2;
 
@@ -141,23 +147,28 @@ fn alone(case @ (mode, _, _, workers): Case) -> Vec<f32> {
     match mode {
         Mode::Sync => train(case, STEPS, BATCH * workers),
         Mode::HalfAsync | Mode::Async => train(case, STEPS * workers as u64, BATCH),
-        Mode::Geo(k_steps) => geo(case, k_steps as u64),
+        Mode::Geo(k_steps) => geo(case, k_steps as u64, false),
     }
 }
 
 /// GEO by its formula, in multiples of what one step of sgd adds: of the difference that a worker has, an
 /// exchange brings the servers the share of one worker of all.
-fn geo(case @ (.., workers): Case, k_steps: u64) -> Vec<f32> {
-    let arrived = |exchanges: u64| {
+fn geo(case @ (.., workers): Case, k_steps: u64, dies: bool) -> Vec<f32> {
+    let sent = |exchanges: u64, forgets: bool| {
         let (mut own, mut all) = (0.0, 0.0);
         for _ in 0..STEPS / k_steps {
-            own += k_steps as f64;
+            own = if forgets { 0.0 } else { own } + k_steps as f64;
             for _ in 0..exchanges {
-                all += own;
+                all += own / workers as f64;
                 own -= own / workers as f64;
             }
         }
-        all as f32
+        all
+    };
+    // A worker that is started again knows nothing of what it had not sent.
+    let arrived = |exchanges: u64| {
+        let others = sent(exchanges, false) * (workers - 1) as f64;
+        (others + sent(exchanges, dies)) as f32
     };
     let (start, one) = (train(case, 0, BATCH), train(case, 1, BATCH));
     let table = (ROWS * DIM) as usize;
@@ -183,16 +194,18 @@ fn train((mode, rule, ..): Case, steps: u64, count: usize) -> Vec<f32> {
 /// What a started process does; nothing in the process of the tests.
 #[test]
 fn a_process() {
-    let Some(case) = std::env::var(CASE).ok().and_then(|it| it.parse::<usize>().ok()) else {
-        return;
+    let outcome = match (std::env::var(CASE), std::env::var(DIES)) {
+        (Ok(case), _) => take_part(CASES[case.parse::<usize>().unwrap()], false),
+        (_, Ok(_)) => take_part(OF_DEATH, true),
+        _ => return,
     };
-    if let Err(error) = take_part(CASES[case]) {
+    if let Err(error) = outcome {
         eprintln!("error: {error}");
         std::process::exit(1);
     }
 }
 
-fn take_part((mode, rule, ..): Case) -> Result<()> {
+fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
     let fleet = Fleet::from_env()?;
     let net = Net::new();
     let loss = build(&net, mode);
@@ -206,7 +219,12 @@ fn take_part((mode, rule, ..): Case) -> Result<()> {
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::threads(1))?;
     let own = fleet.worker_index();
-    for step in 0..STEPS {
+    let is_again = fleet.topology().job().restarts > 0;
+    if is_again {
+        std::fs::write(AGAIN, "").unwrap();
+    }
+    let first = if is_again { STEPS / 2 } else { 0 };
+    for step in first..STEPS {
         let next = batch(mode, step + 1, own * BATCH, BATCH);
         worker.look_ahead(&fed(&next))?;
         worker.run(&fed(&batch(mode, step, own * BATCH, BATCH)), &[])?;
@@ -215,6 +233,14 @@ fn take_part((mode, rule, ..): Case) -> Result<()> {
         {
             worker.flush()?;
         }
+        if dies && own == 1 && !is_again && step == STEPS / 2 {
+            // This step is not sent.
+            crate::signal(std::process::id(), "KILL");
+        }
+    }
+    if dies {
+        // From here on the others wait for it.
+        crate::until("the second start", || std::path::Path::new(AGAIN).exists());
     }
     if !job.plan.exchange.is_geo() {
         worker.flush()?;
@@ -237,19 +263,29 @@ fn take_part((mode, rule, ..): Case) -> Result<()> {
 
 /// Runs one job; what is wrong with it.
 fn run(index: usize) -> Option<String> {
-    let case @ (mode, rule, servers, workers) = CASES[index];
-    let place = Place::new(&format!("combination{index}"), "");
+    let case = CASES[index];
+    check(case, &format!("combination{index}"), (CASE, &index.to_string()), "", &alone(case))
+}
+
+/// Runs a job with a word in its environment, and holds what every worker ends with to what it should be.
+fn check(
+    (mode, rule, servers, workers): Case,
+    name: &str,
+    word: (&str, &str),
+    flags: &str,
+    want: &[f32],
+) -> Option<String> {
+    let place = Place::new(name, "");
     let binary = std::env::current_exe().unwrap();
-    let mut command =
-        place.command(&format!("--server_num {servers} --worker_num {workers} --log_overwrite"));
+    let mut command = place
+        .command(&format!("--server_num {servers} --worker_num {workers} --log_overwrite {flags}"));
     command.arg(binary).args(["combinations::a_process", "--exact", "--nocapture"]);
-    let output = command.env(CASE, index.to_string()).output().unwrap();
+    let output = command.env(word.0, word.1).output().unwrap();
     let what = format!("{mode:?}, {rule}, {servers} servers, {workers} workers");
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         return Some(format!("{what}: {}\n{said}", place.read("log/workerlog.0")));
     }
-    let want = alone(case);
     let mut worst = 0.0f32;
     for worker in 0..workers {
         let log = place.read(&format!("log/workerlog.{worker}"));
@@ -263,6 +299,16 @@ fn run(index: usize) -> Option<String> {
     }
     println!("{what}: {worst:e}");
     (worst > LIMIT || worst.is_nan()).then(|| format!("{what}: off by {worst}"))
+}
+
+/// What it had sent stays and is not sent again; the step that it had not sent is lost.
+#[test]
+fn a_geo_worker_that_is_started_again_adds_nothing_twice() {
+    let (case @ (.., workers), k_steps) = (OF_DEATH, 4);
+    assert_eq!((case.0, workers), (Mode::Geo(k_steps), 2));
+    let want = geo(case, k_steps as u64, true);
+    let wrong = check(case, "geo_again", (DIES, "1"), "--max_restart 1", &want);
+    assert_eq!(wrong, None);
 }
 
 #[test]

@@ -199,20 +199,25 @@ fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
 }
 
 #[test]
-fn a_killed_worker_of_an_asynchronous_job_comes_back() {
-    let place = Place::new("demo_worker_back", "");
-    let folder = place.folder.canonicalize().unwrap();
-    let child = place.start(
-        "--server_num=1 --worker_num=2 --max_restart 1 demo:wide_deep --samples 200000 --threads 1",
-    );
-    until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
-    signal(worker(1, &folder).expect("worker 1"), "KILL");
-    let said = Said::new(child.wait_with_output().unwrap());
-    said.check(0, &["was killed by SIGKILL (9)", "worker 1 is started again (1 of 1)"]);
-    assert!(said.out.contains("AUC"), "{}", said.out);
-    // It begins its share again: what it had trained is in the servers' tables.
-    let log = place.read("log/workerlog.1");
-    assert_eq!(log.matches("batches of").count(), 2, "{log}");
+fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
+    for k_steps in [0, 4] {
+        let place = Place::new(&format!("demo_worker_back/{k_steps}"), "");
+        let strategy = format!("a_sync: true\na_sync_configs {{ k_steps: {k_steps} }}\n");
+        std::fs::write(place.path("job.prototxt"), strategy).unwrap();
+        let folder = place.folder.canonicalize().unwrap();
+        let child = place.start(
+            "--server_num=1 --worker_num=2 --max_restart 1 demo:wide_deep --samples 60000 \
+             --threads 1 --strategy job.prototxt",
+        );
+        until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
+        signal(worker(1, &folder).expect("worker 1"), "KILL");
+        let said = Said::new(child.wait_with_output().unwrap());
+        said.check(0, &["was killed by SIGKILL (9)", "worker 1 is started again (1 of 1)"]);
+        assert!(said.out.contains("AUC"), "{}", said.out);
+        // It begins its share again: what it had sent is in the servers' tables.
+        let log = place.read("log/workerlog.1");
+        assert_eq!(log.matches("batches of").count(), 2, "{log}");
+    }
 }
 
 #[test]

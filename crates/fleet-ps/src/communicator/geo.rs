@@ -9,7 +9,7 @@
 //! an exchange of a table is under way the next one waits, not the step.
 
 use super::{lock, spawn};
-use crate::{Servers, TableConfig};
+use crate::{PullMode, Servers, TableConfig};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,8 @@ use std::thread::JoinHandle;
 /// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);
 /// let geo = GeoCommunicator::start(servers, 1)?;
 /// let mut rows = vec![1.0, 2.0];
-/// geo.begin(0, &mut [&mut rows], Some(1))?;
+/// geo.fill(0, &rows, Some(1))?; // what worker 0 does
+/// geo.begin(0, &mut rows, Some(1))?;
 /// rows[1] = 5.0;
 /// geo.touch(0, &[1])?;
 /// geo.step(0, &mut [&mut rows], Some(1))?;
@@ -103,47 +104,71 @@ impl GeoCommunicator {
     }
 
     /// Brings worker 0's copy of a table to the servers. The others begin after that.
-    pub fn fill(&self, table: u32, parts: &[&[f32]], width: Option<usize>) -> Result<()> {
+    ///
+    /// Rows that are there already stay as they are: the servers have loaded them, or this worker was
+    /// started again in the middle.
+    pub fn fill(&self, table: u32, values: &[f32], width: Option<usize>) -> Result<()> {
         let servers = &self.shared.servers;
-        let all = parts.concat();
-        let Some(width) = width else { return servers.set_dense(table, &all) };
-        for (at, rows) in all.chunks(FILL_ROWS * width).enumerate() {
+        let Some(width) = width else { return servers.set_dense(table, values) };
+        let mut there = Vec::new();
+        for (at, rows) in values.chunks(FILL_ROWS * width).enumerate() {
             let first = (at * FILL_ROWS) as u64;
-            let ids: Vec<u64> = (first..first + (rows.len() / width) as u64).collect();
-            servers.push_geo(table, &ids, rows)?;
+            let mut ids: Vec<u64> = (first..first + (rows.len() / width) as u64).collect();
+            there.resize(rows.len(), 0.0);
+            servers.pull_sparse(table, &ids, &mut there, PullMode::Infer)?;
+            // Rows that no server has read as zeros.
+            let is_new = |row: usize| there[row * width..][..width].iter().all(|it| *it == 0.0);
+            let new: Vec<usize> = (0..ids.len()).filter(|row| is_new(*row)).collect();
+            ids = new.iter().map(|row| ids[*row]).collect();
+            let rows: Vec<f32> =
+                new.iter().flat_map(|row| &rows[row * width..][..width]).copied().collect();
+            servers.push_geo(table, &ids, &rows)?;
         }
         Ok(())
     }
 
     /// Takes the table as the servers have it, and remembers it.
-    pub fn begin(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()> {
+    pub fn begin(&self, table: u32, values: &mut [f32], width: Option<usize>) -> Result<()> {
         let servers = &self.shared.servers;
-        let len = parts.iter().map(|part| part.len()).sum();
-        let mut own = Table {
-            old: vec![0.0; len],
+        match width {
+            Some(width) => self.begin_rows(table, values, width)?,
+            None if is_dense(servers, table) => servers.pull_dense(table, values)?,
+            None => {
+                return Err(Error::invalid("no such dense table in this job").got(table));
+            }
+        }
+        let own = Table {
+            old: values.to_vec(),
             width,
             touched: BTreeSet::new(),
             steps: 0,
             under_way: false,
             arrived: Vec::new(),
         };
-        gather(parts, &mut own.old);
-        let news = match width {
-            Some(_) => {
-                let (ids, rows) = servers.pull_geo(table)?;
-                News::Rows(ids, rows)
-            }
-            None if is_dense(servers, table) => {
-                let mut all = vec![0.0; len];
-                servers.pull_dense(table, &mut all)?;
-                News::All(all)
-            }
-            None => {
-                return Err(Error::invalid("no such dense table in this job").got(table));
-            }
-        };
-        own.take_in(news, parts)?;
         lock(&self.shared.state).tables.insert(table, own);
+        Ok(())
+    }
+
+    /// All rows: first those that are news to this worker, which from here on are none, then the others.
+    /// A worker that was started again had been told of some before.
+    fn begin_rows(&self, table: u32, values: &mut [f32], width: usize) -> Result<()> {
+        let servers = &self.shared.servers;
+        let (news, rows) = servers.pull_geo(table)?;
+        let mut is_told = vec![false; values.len() / width];
+        for (id, row) in news.iter().zip(rows.chunks(width)) {
+            let at = row_of(*id, is_told.len())?;
+            is_told[at] = true;
+            values[at * width..][..width].copy_from_slice(row);
+        }
+        let others: Vec<u64> =
+            (0..is_told.len()).filter(|at| !is_told[*at]).map(|at| at as u64).collect();
+        for ids in others.chunks(FILL_ROWS) {
+            let mut rows = vec![0.0; ids.len() * width];
+            servers.pull_sparse(table, ids, &mut rows, PullMode::Infer)?;
+            for (id, row) in ids.iter().zip(rows.chunks(width)) {
+                values[*id as usize * width..][..width].copy_from_slice(row);
+            }
+        }
         Ok(())
     }
 
@@ -359,13 +384,8 @@ impl Table {
                 let width = self.width.unwrap_or(1).max(1);
                 let Some(table) = parts.first_mut() else { return Ok(()) };
                 for (id, row) in ids.iter().zip(rows.chunks(width)) {
-                    let count = table.len() / width;
-                    if *id >= count as u64 {
-                        return Err(Error::invalid("a row came that the worker's table has not")
-                            .expected(format!("an id below {count}"))
-                            .got(id));
-                    }
-                    let range = *id as usize * width..(*id as usize + 1) * width;
+                    let at = row_of(*id, table.len() / width)?;
+                    let range = at * width..(at + 1) * width;
                     let latest = &mut table[range.clone()];
                     add_news(latest, &mut self.old[range], row);
                 }
@@ -380,6 +400,15 @@ fn add_news(latest: &mut [f32], old: &mut [f32], new: &[f32]) {
         *latest += new - *old;
         *old = *new;
     }
+}
+
+/// The place of an id among so many rows.
+fn row_of(id: u64, count: usize) -> Result<usize> {
+    usize::try_from(id).ok().filter(|at| *at < count).ok_or_else(|| {
+        Error::invalid("a row came that the worker's table has not")
+            .expected(format!("an id below {count}"))
+            .got(id)
+    })
 }
 
 fn gather(parts: &[&mut [f32]], into: &mut [f32]) {

@@ -133,14 +133,18 @@ fn geo_follows_its_formulas() {
     let all = workers(&job);
     let geo: Vec<GeoCommunicator> =
         all.iter().map(|it| GeoCommunicator::start(it.clone(), 2).unwrap()).collect();
-    geo[0].fill(SPARSE, &[&[10.0, 20.0, 30.0]], Some(1)).unwrap();
-    geo[0].fill(DENSE, &[&[1.0], &[2.0, 3.0]], None).unwrap();
-    let mut rows = [vec![10.0, 20.0, 30.0], vec![0.0; 3]];
-    let mut dense = [vec![1.0, 2.0, 3.0], vec![0.0; 3]];
-    for worker in 0..2 {
-        geo[worker].begin(SPARSE, &mut [&mut rows[worker]], Some(1)).unwrap();
-        geo[worker].begin(DENSE, &mut [&mut dense[worker]], None).unwrap();
+    for _ in 0..2 {
+        // Worker 0 may be started again in the middle.
+        geo[0].fill(SPARSE, &[10.0, 20.0, 30.0], Some(1)).unwrap();
+        geo[0].fill(DENSE, &[1.0, 2.0, 3.0], None).unwrap();
     }
+    let mut rows = [vec![0.5; 3], vec![0.5; 3]];
+    let mut dense = [vec![0.5; 3], vec![0.5; 3]];
+    for worker in 0..2 {
+        geo[worker].begin(SPARSE, &mut rows[worker], Some(1)).unwrap();
+        geo[worker].begin(DENSE, &mut dense[worker], None).unwrap();
+    }
+    assert_eq!((&*rows[0], &*dense[0]), (&[10.0, 20.0, 30.0][..], &[1.0, 2.0, 3.0][..]));
     assert_eq!((&rows[1], &dense[1]), (&rows[0], &dense[0]));
 
     let mut step = |worker: usize, id: usize, by: f32| {
@@ -166,4 +170,20 @@ fn geo_follows_its_formulas() {
     assert_eq!((now, number), (vec![10.0, 28.0, 30.0], 11.0));
     let (now, number) = step(0, 2, 0.0);
     assert_eq!((now, number), (vec![10.0, 32.0, 30.0], 15.0));
+
+    // Worker 1 is started again: it has what the servers have, and so does the next exchange.
+    let again = GeoCommunicator::start(all[1].clone(), 1).unwrap();
+    let (mut rows, mut dense) = (vec![0.5; 3], vec![0.5; 3]);
+    again.begin(SPARSE, &mut rows, Some(1)).unwrap();
+    again.begin(DENSE, &mut dense, None).unwrap();
+    assert_eq!((&*rows, &*dense), (&[10.0, 28.0, 30.0][..], &[1.0, 2.0, 13.0][..]));
+    again.touch(SPARSE, &[2]).unwrap();
+    rows[2] += 2.0;
+    again.step(SPARSE, &mut [&mut rows], Some(1)).unwrap();
+    again.flush().unwrap();
+    again.step(SPARSE, &mut [&mut rows], Some(1)).unwrap();
+    assert_eq!(rows, [10.0, 28.0, 32.0]);
+    let mut there = [0.0; 3];
+    all[0].pull_sparse(SPARSE, &[0, 1, 2], &mut there, PullMode::Infer).unwrap();
+    assert_eq!(there, [10.0, 28.0, 31.0], "half of what it changed, once");
 }

@@ -80,11 +80,15 @@ impl Worker {
         let traffic = match job.plan.exchange {
             Exchange::Geo { k_steps } => {
                 let geo = GeoCommunicator::start(servers, k_steps)?;
-                meet_geo(&geo, job, &mut session)?;
+                let bring = |session: &Session| bring_geo(&geo, job, session);
+                let take = |session: &mut Session| begin_geo(&geo, job, session);
+                meet(&**geo.servers(), job, &mut session, bring, take)?;
                 Way::Geo(geo)
             }
             exchange => {
-                meet(&*servers, job, &mut session)?;
+                let bring = |session: &Session| bring(&*servers, job, session);
+                let take = |session: &mut Session| pull(&*servers, job, session);
+                meet(&*servers, job, &mut session, bring, take)?;
                 let mode = match exchange {
                     Exchange::Sync => CommunicatorMode::Sync,
                     Exchange::HalfAsync => CommunicatorMode::HalfAsync,
@@ -270,37 +274,46 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
 }
 
 /// Worker 0 brings the parameters; all take them. A worker that was started again finds how far they are.
-fn meet(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
+fn meet(
+    servers: &dyn Servers,
+    job: &ServerJob,
+    session: &mut Session,
+    bring: impl Fn(&Session) -> Result<()>,
+    take: impl Fn(&mut Session) -> Result<()>,
+) -> Result<()> {
     let met = servers.rounds(Arrival::Received)?;
     if met >= START_ROUNDS {
         can_come_back(job)?;
-        return pull(servers, job, session);
+        return take(session);
     }
     for round in met..START_ROUNDS {
         if round == 1 && servers.worker() == 0 {
-            for table in &job.plan.tables.dense {
-                servers.set_dense(table.table_id, &gather(session, &table.params)?)?;
-            }
+            bring(session)?;
         }
         if round == 2 {
-            pull(servers, job, session)?;
+            take(session)?;
         }
         servers.arrive(Arrival::Received)?;
     }
     Ok(())
 }
 
-/// Whether a worker may join a job that trains already.
+fn bring(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()> {
+    for table in &job.plan.tables.dense {
+        servers.set_dense(table.table_id, &gather(session, &table.params)?)?;
+    }
+    Ok(())
+}
+
+/// Whether a worker may join a job that trains already. What it had computed and not sent is lost.
 fn can_come_back(job: &ServerJob) -> Result<()> {
-    let why = match job.plan.exchange {
-        Exchange::Async | Exchange::HalfAsync => return Ok(()),
-        Exchange::Sync => "the others wait in the middle of a step of which a part may be applied",
-        Exchange::Geo { .. } => "what it had trained and not sent yet is lost to the others",
-    };
-    Err(Error::unavailable(format!(
-        "a worker of a job in {} mode cannot be started again alone: {why}",
-        job.plan.exchange.name()
-    ))
+    if job.plan.exchange != Exchange::Sync {
+        return Ok(());
+    }
+    Err(Error::unavailable(
+        "a worker of a job in sync mode cannot be started again alone: the others wait in the middle \
+         of a step of which a part may be applied",
+    )
     .help("start the whole job again from a save or a checkpoint"))
 }
 
@@ -326,28 +339,20 @@ fn copies(job: &ServerJob) -> Copies {
     sparse.chain(dense).collect()
 }
 
-fn meet_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
-    let servers = geo.servers();
-    if servers.rounds(Arrival::Received)? >= START_ROUNDS {
-        can_come_back(job)?;
+fn bring_geo(geo: &GeoCommunicator, job: &ServerJob, session: &Session) -> Result<()> {
+    for (table, params, width) in copies(job) {
+        geo.fill(table, &gather(session, &params)?, width)?;
     }
-    servers.arrive(Arrival::Received)?;
-    if servers.worker() == 0 {
-        for (table, params, width) in copies(job) {
-            geo.fill(table, &[&gather(session, &params)?], width)?;
-        }
-    }
-    servers.arrive(Arrival::Received)?;
+    Ok(())
+}
+
+fn begin_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {
     for (table, params, width) in copies(job) {
         let mut values = gather(session, &params)?;
-        if servers.worker() != 0 {
-            // The rows come as news on top of what is remembered.
-            values.fill(0.0);
-        }
-        geo.begin(table, &mut [&mut values], width)?;
+        geo.begin(table, &mut values, width)?;
         scatter(session, &params, &values)?;
     }
-    servers.arrive(Arrival::Received)
+    Ok(())
 }
 
 fn end_geo(geo: &GeoCommunicator, job: &ServerJob, session: &mut Session) -> Result<()> {

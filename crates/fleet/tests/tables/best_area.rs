@@ -1,0 +1,172 @@
+//! Wide & deep on generated clicks, two workers and two servers in every mode: what is trained predicts
+//! nearly as well as the probabilities that the clicks were drawn with.
+
+use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
+use fleet::nn::models::{WideDeepConfig, wide_deep};
+use fleet::nn::optimizer::OptimizerDesc;
+use fleet::prelude::*;
+use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
+use fleet::servers::{Place, ServerJob, Worker};
+use fleet::{DistributedStrategy, Result};
+use std::sync::Arc;
+
+const WORKERS: usize = 2;
+/// Samples of a step of one worker.
+const BATCH: usize = 256;
+/// Steps of each worker.
+const STEPS: u64 = 600_000 / (WORKERS * BATCH) as u64;
+const TESTED: usize = 100_000;
+const TEST_BATCH: usize = 10_000;
+const FIRST_TESTED: u64 = 10_000_000;
+
+/// A mode, and the rules it trains with.
+struct Mode {
+    name: &'static str,
+    strategy: DistributedStrategy,
+    half_async: bool,
+    layers: OptimizerDesc,
+    /// GEO trains both with one rule.
+    rows: Option<OptimizerDesc>,
+}
+
+/// A rate that falls to zero over the steps that its schedule counts.
+fn falling(learning_rate: f64, steps: u64) -> LrSchedule {
+    LrSchedule::Polynomial {
+        learning_rate,
+        decay_steps: steps as f64,
+        end: 0.0,
+        power: 1.0,
+        cycle: false,
+    }
+}
+
+/// Servers apply the gradients: Adam for layers, sgd for rows.
+fn pushes(name: &'static str, a_sync: bool, half_async: bool, rates: [f64; 2]) -> Mode {
+    // Synchronous workers make one step together, others each a step of its own.
+    let steps = if a_sync || half_async { STEPS * WORKERS as u64 } else { STEPS };
+    Mode {
+        name,
+        strategy: DistributedStrategy::new().with_a_sync(a_sync),
+        half_async,
+        layers: Adam::new(falling(rates[0], steps)).into(),
+        rows: Some(Sgd::new(falling(rates[1], steps)).into()),
+    }
+}
+
+/// The area that worker 0's predictions reach, and that of the true probabilities.
+fn train(clicks: &Ctr, mode: &Mode) -> Result<[f64; 2]> {
+    let make = |worker| -> Result<_> {
+        let net = Net::new();
+        net.set_seed(1);
+        let config = WideDeepConfig {
+            vocabulary: clicks.row_count() as i64,
+            hidden: vec![64, 64],
+            auc: false,
+            ..WideDeepConfig::criteo()
+        };
+        let model = wide_deep(&net, &config);
+        let (loss, prediction) = (model.loss, model.prediction.name());
+        let place =
+            Place { worker, worker_count: WORKERS, server_count: 2, half_async: mode.half_async };
+        let rows = mode.rows.as_ref();
+        if rows.is_none() {
+            slow_down_layers(&net)?;
+        }
+        let job = ServerJob::minimize(&net, loss, &mode.layers, rows, &mode.strategy, place)?;
+        Ok((net.build()?, job, prediction))
+    };
+    let servers = &ServerTables::all(&make(0)?.1.tables)?;
+    let run = |own: usize| -> Result<Option<[f64; 2]>> {
+        let (programs, job, prediction) = make(own)?;
+        let client = Arc::new(LocalServers::new(servers, own)?);
+        let options = CommunicatorOptions::default();
+        let mut worker = Worker::start(client, programs, &job, ExecOptions::threads(1), options)?;
+        let mut batch = inputs(BATCH)?;
+        for step in 0..STEPS {
+            fill(clicks, &mut batch, (step * WORKERS as u64 + own as u64) * BATCH as u64)?;
+            let [dense, ids, label] = &batch;
+            let feed = [("dense_input", dense), ("sparse_input", ids), ("label", label)];
+            worker.run(&feed, &[])?;
+        }
+        worker.flush()?;
+        worker.barrier()?;
+        worker.flush()?;
+        let area = (own == 0).then(|| test(clicks, &mut worker, &prediction)).transpose()?;
+        worker.barrier()?;
+        worker.stop()?;
+        Ok(area)
+    };
+    let areas = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..WORKERS).map(|own| scope.spawn(move || run(own))).collect();
+        let areas = threads.into_iter().map(|thread| thread.join().unwrap());
+        areas.collect::<Result<Vec<_>>>()
+    })?;
+    Ok(areas[0].unwrap())
+}
+
+/// One rule for both: rows are in few of a batch's samples, and their gradients are small.
+fn slow_down_layers(net: &Net) -> Result<()> {
+    net.rewrite_with(|programs, _| {
+        let layers = programs.main.parameters().filter(|(_, var)| var.name != "table");
+        let layers: Vec<_> = layers.map(|(id, _)| id).collect();
+        for id in layers {
+            if let Some(param) = &mut programs.main.var_mut(id).param {
+                param.learning_rate = 0.1;
+            }
+        }
+        Ok(())
+    })
+}
+
+fn inputs(rows: usize) -> Result<[Tensor; 3]> {
+    let rows = rows as i64;
+    let dense = Tensor::zeros(DType::F32, [rows, 13])?;
+    Ok([dense, Tensor::zeros(DType::I64, [rows, 26])?, Tensor::zeros(DType::F32, [rows, 1])?])
+}
+
+fn fill(clicks: &Ctr, [dense, ids, label]: &mut [Tensor; 3], first: u64) -> Result<()> {
+    clicks.fill_batch(dense.as_mut_slice()?, ids.as_mut_slice()?, label.as_mut_slice()?, first)
+}
+
+fn test(clicks: &Ctr, worker: &mut Worker, prediction: &str) -> Result<[f64; 2]> {
+    let (mut scores, mut labels) = (Vec::new(), Vec::new());
+    let mut batch = inputs(TEST_BATCH)?;
+    for at in (0..TESTED).step_by(TEST_BATCH) {
+        fill(clicks, &mut batch, FIRST_TESTED + at as u64)?;
+        let [dense, ids, label] = &batch;
+        let feed = [("dense_input", dense), ("sparse_input", ids)];
+        scores.extend(worker.evaluate(&feed, &[prediction])?[0].to_vec::<f32>()?);
+        labels.extend(label.to_vec::<f32>()?);
+    }
+    let mut truth = vec![0.0; TESTED];
+    clicks.fill_probabilities(&mut truth, FIRST_TESTED);
+    Ok([auc_exact(&scores, &labels)?, auc_exact(&truth, &labels)?])
+}
+
+#[test]
+fn every_mode_reaches_the_best_area() -> Result<()> {
+    let clicks = Ctr::new(CtrConfig::tiny())?;
+    let geo = Mode {
+        name: "geo",
+        strategy: DistributedStrategy::new().use_geo(5),
+        half_async: false,
+        layers: Sgd::new(falling(8.0, STEPS)).into(),
+        rows: None,
+    };
+    let modes = [
+        pushes("sync", false, false, [2e-3, 8.0]),
+        pushes("half-async", false, true, [1e-3, 4.0]),
+        pushes("async", true, false, [1e-3, 4.0]),
+        geo,
+    ];
+    let mut wrong = Vec::new();
+    for mode in modes {
+        let [reached, best] = train(&clicks, &mode)?;
+        println!("{}: area {reached:.4}, the best is {best:.4}", mode.name);
+        if !(best - 0.005..best).contains(&reached) {
+            wrong.push(format!("{}: {reached} of {best}", mode.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
