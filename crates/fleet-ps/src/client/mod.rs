@@ -29,6 +29,7 @@ use missing::Missing;
 use place::Split;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -125,7 +126,17 @@ impl<T: Transport> Client<T> {
 
     /// The same request to all servers.
     fn ask_all(&self, method: Method, head: Head, body: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut requests: Vec<Request<'_>> = (0..self.job.server_count)
+        self.ask_some(0..self.job.server_count, method, head, body)
+    }
+
+    fn ask_some(
+        &self,
+        servers: Range<usize>,
+        method: Method,
+        head: Head,
+        body: &[u8],
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut requests: Vec<Request<'_>> = servers
             .map(|server| Request { server, method, head, parts: vec![Cow::Borrowed(body)] })
             .collect();
         self.ask(&mut requests)
@@ -478,9 +489,13 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn finish(&self) -> Result<bool> {
-        let answers = self.ask_all(Method::Finish, Head::default(), &[]);
-        // One server decides who was the last.
-        answers.map(|answers| answers[0] == [1]).map_err(|error| self.place(error))
+        let ask = |servers| self.ask_some(servers, Method::Finish, Head::default(), &[]);
+        // The first server decides who was the last, and is asked last itself: when it says so, and all
+        // are stopped, nobody waits for another any more.
+        ask(1..self.job.server_count)
+            .and_then(|_| ask(0..1))
+            .map(|answers| answers[0] == [1])
+            .map_err(|error| self.place(error))
     }
 
     fn stop(&self) -> Result<()> {

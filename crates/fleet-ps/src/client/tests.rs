@@ -160,6 +160,26 @@ fn synchronous_pushes_are_one_step_of_the_mean() {
     }
 }
 
+/// Answers nothing, and writes down whom a worker tells that it ends.
+#[derive(Default)]
+struct Deaf(std::sync::Mutex<Vec<Vec<usize>>>);
+
+impl Transport for Deaf {
+    fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
+        assert!(requests.iter().all(|request| request.method == Method::Finish));
+        self.0.lock().unwrap().push(requests.iter().map(|request| request.server).collect());
+        requests.iter().map(|_| Ok(vec![0])).collect()
+    }
+}
+
+/// The last worker stops all servers: then none may still owe another worker an answer.
+#[test]
+fn who_decides_that_all_have_finished_is_told_last() {
+    let worker = Client::over(&job(3, 2, true), 0, Deaf::default()).unwrap();
+    assert!(!worker.finish().unwrap());
+    assert_eq!(*worker.transport.0.lock().unwrap(), [vec![1, 2], vec![0]]);
+}
+
 #[test]
 fn who_is_missing_at_a_barrier_is_named() {
     let servers = ServerTables::all(&job(2, 3, true)).unwrap();
