@@ -200,10 +200,13 @@ impl Link {
     }
 
     fn tell(&self, key: &str, value: &str) {
-        let store = self.shared.lock().store.clone();
-        if let Some(store) = store {
-            // Without the store the job is broken, which the agent finds out and says.
-            let _ = store.set(key, value.as_bytes(), &Limits::within(CALL_TIME));
+        let until = Instant::now() + CALL_TIME;
+        let Some(store) = self.shared.lock().store.clone() else { return };
+        // Without the store the job is broken, which the agent finds out and says.
+        while self.broken().is_none() && Instant::now() < until {
+            if store.set(key, value.as_bytes(), &Limits::within(TELL_TIME)).is_ok() {
+                return;
+            }
         }
     }
 }
@@ -722,3 +725,5 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 const DIAL_TIME: Duration = Duration::from_secs(2);
 const CALL_TIME: Duration = Duration::from_secs(20);
+/// After this long it is looked whether the job still is.
+const TELL_TIME: Duration = Duration::from_secs(2);
