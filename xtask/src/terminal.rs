@@ -1,5 +1,8 @@
 //! A terminal without a window: runs a command in it, and knows what is on its screen.
 
+use rustix::fs::{Mode, OFlags};
+use rustix::pty::{self, OpenptFlags};
+use rustix::termios::Winsize;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -17,15 +20,19 @@ pub struct Terminal {
 
 impl Terminal {
     pub fn start(command: &mut Command, columns: u16) -> std::io::Result<Terminal> {
-        let size = nix::pty::Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        let pair = nix::pty::openpty(Some(&size), None)?;
-        let end = pair.slave;
+        let master = pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        pty::grantpt(&master)?;
+        pty::unlockpt(&master)?;
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let end = rustix::fs::open(pty::ptsname(&master, Vec::new())?, flags, Mode::empty())?;
+        let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&end, size)?;
         command.stdin(end.try_clone()?).stdout(end.try_clone()?).stderr(end.try_clone()?);
         let child = command.spawn()?;
         // The command holds copies of the terminal's end, on which reading waits.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let bytes = Arc::new(Mutex::new(Vec::new()));
-        let (kept, mut master) = (Arc::clone(&bytes), File::from(pair.master));
+        let (kept, mut master) = (Arc::clone(&bytes), File::from(master));
         let reader = std::thread::spawn(move || {
             let mut piece = [0; 4096];
             // A terminal that nobody writes to any more ends with an error.

@@ -3,7 +3,8 @@
 use crate::cluster::Process;
 use crate::logs;
 use fleet_base::{Error, Result};
-use nix::sys::signal::Signal;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -22,7 +23,7 @@ pub struct Child {
     /// The evidence that it was killed because memory ran out.
     pub out_of_memory: Option<String>,
     pub restarts: u32,
-    inner: std::process::Child,
+    pid: u32,
 }
 
 impl Child {
@@ -50,8 +51,8 @@ impl Child {
         die_with_parent(&mut command);
         let inner = command.spawn().map_err(|error| {
             let name = process.name();
-            match error.raw_os_error() {
-                Some(nix::libc::EAGAIN | nix::libc::ENOMEM | nix::libc::EMFILE) => {
+            match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN | Errno::NOMEM | Errno::MFILE) => {
                     Error::exhausted(format!("cannot start {name}: {error}")).help(
                         "start fewer processes here, or raise the limits (ulimit -u, ulimit -n)",
                     )
@@ -69,34 +70,23 @@ impl Child {
             ended: None,
             out_of_memory: None,
             restarts,
-            inner,
+            pid: inner.id(),
         })
     }
 
     pub fn pid(&self) -> u32 {
-        self.inner.id()
+        self.pid
     }
 
     pub fn is_running(&self) -> bool {
         self.ended.is_none()
     }
 
-    /// Whether it has just ended.
-    pub fn check(&mut self) -> bool {
-        if self.ended.is_some() {
-            return false;
-        }
-        self.ended = match self.inner.try_wait() {
-            Ok(status) => status,
-            // Somebody else reaped it: its status is lost, the fact is not.
-            Err(_) => Some(ExitStatus::from_raw(1 << 8)),
-        };
-        self.ended.is_some()
-    }
-
     /// Signals the whole group; a group that is gone is fine.
     pub fn signal(&self, signal: Signal) {
-        let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(self.pid() as i32), signal);
+        if let Some(group) = Pid::from_raw(self.pid as i32) {
+            let _ = rustix::process::kill_process_group(group, signal);
+        }
     }
 
     pub fn lived(&self) -> Duration {
@@ -118,7 +108,7 @@ pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with code {code}"),
         (None, Some(number)) => {
-            let name = Signal::try_from(number).map_or("a signal", |signal| signal.as_str());
+            let name = signal_hook::low_level::signal_name(number).unwrap_or("a signal");
             let core = if status.core_dumped() { ", core dumped" } else { "" };
             format!("was killed by {name} ({number}{core})")
         }
@@ -129,13 +119,13 @@ pub fn describe(status: ExitStatus) -> String {
 /// The kernel kills the child when the launcher is gone.
 #[cfg(target_os = "linux")]
 fn die_with_parent(command: &mut Command) {
-    let launcher = nix::unistd::getpid();
+    let launcher = rustix::process::getpid();
     let arrange = move || {
-        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         // It may have gone before the kernel was told.
-        match nix::unistd::getppid() == launcher {
+        match rustix::process::getppid() == Some(launcher) {
             true => Ok(()),
-            false => Err(std::io::Error::from_raw_os_error(nix::libc::ESRCH)),
+            false => Err(Errno::SRCH.into()),
         }
     };
     // SAFETY: between fork and exec the closure makes two system calls and neither allocates nor

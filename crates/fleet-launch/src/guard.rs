@@ -10,8 +10,7 @@
 
 use fleet_base::{Error, Result};
 use fleet_topology::names;
-use nix::sys::signal::{Signal, kill, killpg};
-use nix::unistd::Pid;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -97,8 +96,8 @@ pub fn run(mark: &str, scratch: &Path) {
             Err(_) => {}
         }
     }
-    for group in groups {
-        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+    for group in groups.into_iter().filter_map(Pid::from_raw) {
+        let _ = kill_process_group(group, Signal::KILL);
     }
     sweep(mark, &[]);
     // Temporary files are cleaned up by others if this fails.
@@ -115,7 +114,9 @@ pub fn sweep(mark: &str, spared: &[u32]) -> usize {
             break;
         }
         for pid in found {
-            let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
+            if let Some(pid) = Pid::from_raw(pid as i32) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
             killed.insert(pid);
         }
         std::thread::sleep(ROUND);

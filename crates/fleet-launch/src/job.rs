@@ -225,8 +225,7 @@ impl Attempts<'_> {
     }
 
     pub fn interrupted(&mut self, signal: i32) -> u8 {
-        let name = nix::sys::signal::Signal::try_from(signal);
-        let name = name.map_or("a signal", |signal| signal.as_str());
+        let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
         self.console.say(&format!("fleetrun: stopped by {name}"));
         128 + signal as u8
     }
@@ -379,7 +378,7 @@ fn listen(sender: Sender<Event>) -> Result<()> {
 #[cfg(target_os = "linux")]
 fn become_reaper() {
     // Without it orphans go to init, and the mark still finds them.
-    let _ = nix::sys::prctl::set_child_subreaper(true);
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
 #[cfg(not(target_os = "linux"))]

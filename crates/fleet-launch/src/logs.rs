@@ -29,11 +29,10 @@ pub const FOLDER_HELP: &str = "say where logs may go: --log_dir FOLDER";
 
 /// Whether so little is left where logs are that what processes write may be lost.
 pub fn is_disk_full(folder: &Path) -> bool {
-    let Ok(found) = nix::sys::statvfs::statvfs(folder) else { return false };
-    #[allow(clippy::useless_conversion, reason = "elsewhere the number has 32 bits")]
-    let left = u64::from(found.blocks_available()).saturating_mul(found.fragment_size());
+    let Ok(found) = rustix::fs::statvfs(folder) else { return false };
+    let left = found.f_bavail.saturating_mul(found.f_frsize);
     // Some file systems do not count.
-    found.blocks() > 0 && left < LEFT_BYTES_MIN
+    found.f_blocks > 0 && left < LEFT_BYTES_MIN
 }
 
 /// A few lines of a log; no disk that is in use has so little left by chance.

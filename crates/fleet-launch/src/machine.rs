@@ -15,21 +15,10 @@ pub struct Machine {
 
 impl Machine {
     pub fn here() -> Machine {
-        let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
-        let addresses = interfaces.filter_map(|interface| {
-            let address = interface.address?;
-            match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-                (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
-                (_, Some(v6)) => Some(IpAddr::V6(v6.ip())),
-                _ => None,
-            }
-        });
+        let interfaces = fleet_net::host::interfaces().unwrap_or_default();
         Machine {
-            hostname: nix::unistd::gethostname()
-                .ok()
-                .and_then(|name| name.into_string().ok())
-                .unwrap_or_else(|| "localhost".to_string()),
-            addresses: addresses.collect(),
+            hostname: fleet_net::host::name(),
+            addresses: interfaces.into_iter().map(|(_, address)| address).collect(),
             gpu_count: gpu_count(),
             core_count: std::thread::available_parallelism().map_or(1, usize::from),
         }

@@ -6,6 +6,7 @@
 //! shown in the root by control groups of version 1. Where no group counts, the machine's own counter is
 //! left, which says only that somebody was killed.
 
+use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -132,7 +133,7 @@ fn kills(text: &str) -> Option<u64> {
 fn kernel_log() -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = File::options();
-    let mut log = options.read(true).custom_flags(nix::libc::O_NONBLOCK).open("/dev/kmsg").ok()?;
+    let mut log = options.read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open("/dev/kmsg").ok()?;
     // What it says of earlier processes may be of the same number.
     log.seek(SeekFrom::End(0)).ok()?;
     Some(log)
@@ -149,7 +150,7 @@ fn newly_named(log: &mut File) -> Vec<u32> {
                 found.extend(named(&String::from_utf8_lossy(&record[..length])));
             }
             // Overwritten while it was read: the next one is there.
-            Err(error) if error.raw_os_error() == Some(nix::libc::EPIPE) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             _ => break,
         }
     }

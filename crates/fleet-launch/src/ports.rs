@@ -7,13 +7,10 @@
 //! looked at once, so that a taken one is an error with a name before anything starts.
 
 use fleet_base::{Error, Result};
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockname, setsockopt, socket,
-    sockopt,
-};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsRawFd, OwnedFd};
+use rustix::io::{Errno, FdFlags};
+use rustix::net::{self, AddressFamily, SocketType};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 
 /// Where the ports of a cluster come from.
 pub trait Ports {
@@ -68,45 +65,37 @@ impl Ports for SystemPorts {
 
 /// A socket that has a port (0: any) and does not listen.
 fn bound(host: &str, port: u16) -> Result<(OwnedFd, u16)> {
-    let address = local_address(host, port);
-    let family = if address.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let failed = |errno: Errno| refused(errno, host, port);
-    #[cfg(target_os = "linux")]
-    let flags = SockFlag::SOCK_CLOEXEC;
-    #[cfg(not(target_os = "linux"))]
-    let flags = SockFlag::empty();
-    let socket = socket(family, SockType::Stream, flags, None).map_err(failed)?;
-    setsockopt(&socket, sockopt::ReuseAddr, &true).map_err(failed)?;
-    match bind(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
-        // The name is of this machine, the address is not (translated addresses, containers).
-        Err(Errno::EADDRNOTAVAIL) if !address.ip().is_unspecified() => {
-            let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port);
-            bind(socket.as_raw_fd(), &SockaddrStorage::from(any)).map_err(failed)?;
+    let bind = || {
+        let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+        net::sockopt::set_socket_reuseaddr(&socket, true)?;
+        match net::bind(&socket, &SocketAddrV4::new(local_address(host), port)) {
+            // The name is of this machine, the address is not (translated addresses, containers).
+            Err(Errno::ADDRNOTAVAIL) => {
+                net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
+            }
+            done => done?,
         }
-        done => done.map_err(failed)?,
-    }
-    let name: SockaddrStorage = getsockname(socket.as_raw_fd()).map_err(failed)?;
-    let port = match (name.as_sockaddr_in(), name.as_sockaddr_in6()) {
-        (Some(v4), _) => v4.port(),
-        (_, Some(v6)) => v6.port(),
-        _ => return Err(Error::internal("a bound socket has no port")),
+        let name = SocketAddrV4::try_from(net::getsockname(&socket)?)?;
+        Ok((socket, name.port()))
     };
-    Ok((socket, port))
+    bind().map_err(|errno| refused(errno, host, port))
 }
 
-fn local_address(host: &str, port: u16) -> SocketAddr {
-    let unspecified = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port);
-    match (host, port).to_socket_addrs() {
-        Ok(mut found) => found.find(SocketAddr::is_ipv4).unwrap_or(unspecified),
-        Err(_) => unspecified,
-    }
+fn local_address(host: &str) -> Ipv4Addr {
+    let mut found = (host, 0).to_socket_addrs().into_iter().flatten();
+    let found = found.find_map(|address| match address.ip() {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    });
+    found.unwrap_or(Ipv4Addr::UNSPECIFIED)
 }
 
 fn refused(errno: Errno, host: &str, port: u16) -> Error {
     match errno {
-        Errno::EADDRINUSE => Error::unavailable(format!("port {port} of {host} is taken"))
+        Errno::ADDRINUSE => Error::unavailable(format!("port {port} of {host} is taken"))
             .help("give another --start_port or FLAGS_START_PORT or address, or none: then ports are free ones"),
-        Errno::EACCES => Error::invalid(format!("port {port} of {host} needs rights of the administrator"))
+        Errno::ACCESS => Error::invalid(format!("port {port} of {host} needs rights of the administrator"))
             .help("ports from 1024 on are for everybody"),
         other => Error::unavailable(format!("no port on {host}: {other}")),
     }

@@ -15,6 +15,7 @@ use crate::supervisor::{Death, End, Ended, Event};
 use fleet_base::{Error, Result};
 use fleet_topology::{Endpoint, Env, Role, names};
 use serde_json::Value;
+use signal_hook::consts::SIGCHLD;
 use std::net::UdpSocket;
 use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::time::Duration;
@@ -323,7 +324,7 @@ impl Attempts<'_> {
                 return Next::Broken(error);
             }
             match self.events.recv_timeout(TICK) {
-                Ok(Event::Signal(nix::libc::SIGCHLD) | Event::News)
+                Ok(Event::Signal(SIGCHLD) | Event::News)
                 | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Signal(signal)) => return Next::Interrupted(signal),
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),

@@ -15,8 +15,11 @@ use crate::options::{Follow, Mode};
 use crate::words;
 use fleet_base::Result;
 use fleet_topology::{Role, names};
-use nix::sys::signal::Signal;
+use rustix::process::{Signal, WaitOptions};
+use signal_hook::consts::SIGCHLD;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -182,7 +185,7 @@ impl<'a> Supervisor<'a> {
     fn watch(&mut self) -> Result<End> {
         loop {
             match self.events.recv_timeout(TICK) {
-                Ok(Event::Signal(nix::libc::SIGCHLD) | Event::News)
+                Ok(Event::Signal(SIGCHLD) | Event::News)
                 | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Signal(signal)) => return Ok(End::Interrupted(signal)),
                 // Nobody can wake us any more; the tick still does.
@@ -244,17 +247,21 @@ impl<'a> Supervisor<'a> {
     /// reaper of its descendants, are reaped beside.
     fn reap(&mut self) -> Vec<usize> {
         let mut ended = Vec::new();
-        for (index, child) in self.children.iter_mut().enumerate() {
-            if child.check() {
+        for _ in 0..REAPED_MAX {
+            // With no child left at all that is an error, which is fine.
+            let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else { break };
+            let pid = pid.as_raw_pid() as u32;
+            let of = |child: &Child| child.pid() == pid && child.is_running();
+            if let Some(index) = self.children.iter().position(of) {
+                self.children[index].ended = Some(ExitStatus::from_raw(status.as_raw()));
                 ended.push(index);
             }
         }
         for index in &ended {
             // What is left of its group has lost its leader.
-            self.children[*index].signal(Signal::SIGKILL);
+            self.children[*index].signal(Signal::KILL);
             self.guard.remove(self.children[*index].pid());
         }
-        reap_orphans(&self.children, self.guard.pid());
         ended
     }
 
@@ -444,7 +451,7 @@ impl<'a> Supervisor<'a> {
                 let s = if running == 1 { "" } else { "es" };
                 self.console.say(&format!("fleetrun: stopping {running} process{s}"));
             }
-            self.signal_all(Signal::SIGTERM);
+            self.signal_all(Signal::TERM);
             let in_time = self.await_all(self.rules.stop_timeout, &mut interrupted);
             if !in_time && interrupted.is_none() {
                 let names: Vec<String> = self
@@ -460,13 +467,13 @@ impl<'a> Supervisor<'a> {
                 ));
             }
         }
-        self.signal_all(Signal::SIGKILL);
+        self.signal_all(Signal::KILL);
         self.await_all(KILL_TIME, &mut interrupted);
         let left = guard::sweep(self.mark, &[self.guard.pid()]);
         if left > 0 {
             self.console.debug(&format!("{left} processes had left their groups and were killed"));
         }
-        reap_orphans(&self.children, self.guard.pid());
+        self.reap();
         if is_finished && self.rules.mode != Mode::Collective {
             self.console.debug("all parameter server are killed");
         }
@@ -493,7 +500,7 @@ impl<'a> Supervisor<'a> {
                 return false;
             }
             match self.events.recv_timeout(left.min(TICK)) {
-                Ok(Event::Signal(nix::libc::SIGCHLD) | Event::News) => {}
+                Ok(Event::Signal(SIGCHLD) | Event::News) => {}
                 Ok(Event::Signal(signal)) => {
                     *interrupted = Some(signal);
                     return false;
@@ -556,27 +563,6 @@ fn restart_delay(restarts: u32) -> Duration {
     RESTART_DELAY * 2u32.pow(restarts.min(5))
 }
 
-/// Reaps ended descendants that are nobody's direct child any more.
-#[cfg(target_os = "linux")]
-fn reap_orphans(children: &[Child], guard: u32) {
-    use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
-    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    for _ in 0..ORPHANS_MAX {
-        let Some(pid) = waitid(Id::All, look).ok().and_then(|status| status.pid()) else { return };
-        let id = pid.as_raw() as u32;
-        if id == guard || children.iter().any(|child| child.pid() == id && child.is_running()) {
-            // Its own wait takes it.
-            return;
-        }
-        if waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
-            return;
-        }
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn reap_orphans(_: &[Child], _: u32) {}
-
 /// How often logs and children are looked at when nothing wakes us.
 const TICK: Duration = Duration::from_millis(50);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
@@ -597,12 +583,12 @@ const RESTART_DELAY: Duration = Duration::from_millis(250);
 const LEAVE_TIME: Duration = Duration::from_millis(500);
 /// After SIGKILL only a process inside a broken driver is still there.
 const KILL_TIME: Duration = Duration::from_secs(5);
-/// Orphans reaped at once; the next tick takes more.
-const ORPHANS_MAX: usize = 1000;
+/// Reaped at once; the next tick takes more.
+const REAPED_MAX: usize = 10_000;
 /// How long the others of a collective job may take to say what they wait for, before they are stopped.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(300);
 /// Of a process that SIGKILL ended.
-const KILLED_CODE: u8 = 128 + Signal::SIGKILL as u8;
+const KILLED_CODE: u8 = 128 + signal_hook::consts::SIGKILL as u8;
 /// What `timeout` exits with.
 const HANG_CODE: u8 = 124;
 

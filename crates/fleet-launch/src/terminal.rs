@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 
 /// The width of the terminal that a stream goes to; 80 where it is none, or does not say.
 pub fn columns(stream: impl AsFd) -> usize {
-    match winsize(stream.as_fd()) {
-        Some(columns) if columns > 0 => columns,
+    match rustix::termios::tcgetwinsize(stream) {
+        Ok(size) if size.ws_col > 0 => usize::from(size.ws_col),
         _ => COLUMNS_DEFAULT,
     }
 }
@@ -34,15 +34,6 @@ pub fn fitted(lead: &str, text: &str, columns: usize) -> String {
         }
     }
     text.to_string()
-}
-
-#[cfg(unix)]
-fn winsize(fd: std::os::fd::BorrowedFd<'_>) -> Option<usize> {
-    use std::os::fd::AsRawFd;
-    let mut size = nix::libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the descriptor is open, and the call fills the structure that it is given.
-    let done = unsafe { nix::libc::ioctl(fd.as_raw_fd(), nix::libc::TIOCGWINSZ, &raw mut size) };
-    (done == 0).then_some(usize::from(size.ws_col))
 }
 
 const COLUMNS_DEFAULT: usize = 80;
