@@ -8,7 +8,8 @@ use crate::options::{Mode, Options, PerNode, PsOptions, Who};
 use crate::ports::Ports;
 use crate::words;
 use fleet_base::{Error, Result};
-use fleet_topology::{Endpoint, Env, Role, Token, names};
+use fleet_net::Token;
+use fleet_topology::{Endpoint, Env, Role, names};
 use std::path::PathBuf;
 
 /// One process: where it listens, which machine it is on, the devices that it has.
@@ -221,7 +222,7 @@ impl Cluster {
             env.push((names::FLEET_STORE, store.to_string()));
         }
         if let Some(token) = &run.token {
-            env.push((names::FLEET_TOKEN, token.reveal().to_string()));
+            env.push((names::FLEET_TOKEN, token.to_text()));
         }
         env.into_iter().map(|(name, value)| (name, Some(value))).collect()
     }

@@ -5,7 +5,8 @@
 
 use crate::options::{Options, Verbosity};
 use crate::terminal;
-use fleet_topology::{Env, Role, Token, names};
+use fleet_net::Token;
+use fleet_topology::{Env, Role, names};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ pub struct Console {
     is_terminal: bool,
     has_colours: bool,
     has_prefixes: bool,
-    token: Option<Token>,
+    /// The text of the token.
+    secret: Vec<u8>,
     /// Columns of the status line that is on the screen.
     status_shown: Option<usize>,
     /// What was last written did not end a line.
@@ -33,7 +35,7 @@ impl Console {
             is_terminal: is_terminal && usable,
             has_colours: is_terminal && usable && env.text(names::NO_COLOR).is_none(),
             has_prefixes: follows_many,
-            token,
+            secret: token.map_or(Vec::new(), |token| token.to_text().into_bytes()),
             status_shown: None,
             is_mid_line: false,
             partial: Vec::new(),
@@ -72,8 +74,7 @@ impl Console {
             true => whole,
             false => held.len(),
         };
-        let secret = self.token.as_ref().map_or(&[][..], |token| token.reveal().as_bytes());
-        let ready = ready - begun(&held[..ready], secret);
+        let ready = ready - begun(&held[..ready], &self.secret);
         let out: Vec<u8> = held.drain(..ready).collect();
         self.write_out(&prefix, &out);
     }
@@ -98,7 +99,7 @@ impl Console {
             text.extend_from_slice(prefix.as_bytes());
             text.extend_from_slice(line);
         }
-        let text = self.masked(text);
+        let text = mask(text, &self.secret);
         self.is_mid_line = text.last() != Some(&b'\n');
         let mut out = std::io::stdout().lock();
         // When nobody reads any more, logs still have it.
@@ -136,7 +137,7 @@ impl Console {
         self.clear_status();
         let fresh = if self.is_mid_line && self.is_terminal { "\n" } else { "" };
         self.is_mid_line = false;
-        let text = self.masked(format!("{fresh}{text}\n").into_bytes());
+        let text = mask(format!("{fresh}{text}\n").into_bytes(), &self.secret);
         let _ = std::io::stderr().lock().write_all(&text);
     }
 
@@ -170,12 +171,6 @@ impl Console {
         }
     }
 
-    fn masked(&self, bytes: Vec<u8>) -> Vec<u8> {
-        match &self.token {
-            Some(token) => mask(bytes, token.reveal().as_bytes()),
-            None => bytes,
-        }
-    }
 }
 
 /// Goes back to the beginning of a line that has been broken into several, since the terminal has

@@ -113,7 +113,7 @@ pub const FLAGS: &[Flag] = &[
         &["rdzv_endpoint"],
         "HOST:PORT",
         None,
-        "Where the machines meet; the first one there answers. With --ips: its first host, port 29400",
+        "Where machines meet, the first there answers; with --ips its first host, port 29400",
     ),
     flag(
         MACHINES,
@@ -206,9 +206,10 @@ pub const FLAGS: &[Flag] = &[
         Some("0"),
         "Stop when a process has written nothing by then; 0: never",
     ),
-    flag(
+    aliased(
         FAILURES,
         "stop_timeout",
+        &["shutdown_timeout"],
         "SECONDS",
         Some("10"),
         "Between SIGTERM and SIGKILL; time to save",
@@ -270,6 +271,14 @@ const REFUSED: &[(&str, &str)] = &[
     ("role", "the processes of a collective job are workers; --job_id names the job"),
     ("start_method", "processes are started as commands, nothing is forked"),
     ("rdzv_conf", "--join_timeout says how long to wait; nothing else is to be set"),
+    ("log_line_prefix_template", "--follow all puts [worker N] in front of each line"),
+    ("duplicate_stdout_filters", "each process has its log in --log_dir: grep it there"),
+    ("duplicate_stderr_filters", "each process has its log in --log_dir: grep it there"),
+    ("event_log_handler", "what fleetrun says goes to its standard error"),
+    ("logs_specs", "--log_dir and --follow say where logs go and which are shown"),
+    ("numa_binding", "bind in the script, or start a script that calls numactl"),
+    ("signals_to_handle", "Ctrl-C, SIGTERM, SIGHUP and SIGQUIT stop the job in order"),
+    ("virtual_local_rank", "LOCAL_RANK counts the workers of a machine"),
     ("master_addr", "--master HOST:PORT says both"),
     ("master_port", "--master HOST:PORT says both"),
     ("legacy", "there is one launcher, which takes the flags of both"),
@@ -400,7 +409,8 @@ pub fn unknown_flag(error: &clap::Error) -> Option<Error> {
     };
     let name = flag.trim_start_matches('-').replace('-', "_");
     let known = FLAGS.iter().flat_map(|known| std::iter::once(&known.name).chain(known.aliases));
-    let near = text::nearest(&name, known.copied());
+    let begun = known.clone().filter(|known| !name.is_empty() && known.starts_with(&name));
+    let near = begun.copied().next().or_else(|| text::nearest(&name, known.copied()));
     let near = near.map(|near| format!("; did you mean '--{near}'?")).unwrap_or_default();
     Some(Error::invalid(format!("fleetrun has no flag {flag}{near}")).help(
         "fleetrun --help shows all; flags for the script stand behind it: fleetrun train.py --lr 0.1",
@@ -421,6 +431,11 @@ pub fn command() -> Command {
     }
     for (name, _) in REFUSED {
         let arg = Arg::new(*name).long(*name).alias(name.replace('_', "-"));
+        let arg = match *name {
+            "tee" => arg.short('t'),
+            "redirects" => arg.short('r'),
+            _ => arg,
+        };
         command = command.arg(arg.hide(true).num_args(0..=1).action(ArgAction::Set));
     }
     command.arg(
@@ -472,13 +487,14 @@ Examples:
   fleetrun --server_num 1 --worker_num 2 demo:wide_deep  a first look, nothing else needed
 
 Coming from torchrun (flags may have dashes; these names and their meaning are the same here:
---nproc-per-node --nnodes --node-rank --rdzv-endpoint --rdzv-id --max-restarts --local-addr -m):
+--nproc-per-node --nnodes --node-rank --rdzv-endpoint --rdzv-id --max-restarts --local-addr
+--shutdown-timeout -m):
   torchrun --standalone --nproc-per-node gpu train.py    fleetrun train.py
   torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:7000 train.py
                                                          fleetrun --nnodes 2 --master a:7000 train.py
   --master-addr a --master-port 7000                     --master a:7000
-  --tee 3, --local-ranks-filter 0,1                      --follow all
-  --redirects 3, --log-dir logs                          --log_dir logs (each process has its log)
+  -t 3, --local-ranks-filter 0,1                         --follow all
+  -r 3, --log-dir logs                                   --log_dir logs (each process has its log)
   --no-python ./program                                  ./program
   RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..          set as well, beside PADDLE_TRAINER_ID, ..
   TORCHELASTIC_RESTART_COUNT                             FLEET_RESTART_COUNT

@@ -15,9 +15,9 @@ use crate::several::{self, Members};
 use crate::supervisor::{Death, End, Ended, Event, Rules, Supervisor};
 use crate::tables;
 use crate::words::counted;
-use fleet_base::{Error, Result};
-use fleet_net::StoreServer;
-use fleet_topology::{Endpoint, Env, Role, Token};
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_net::{StoreServer, Token};
+use fleet_topology::{Endpoint, Env, Role};
 use std::io::Write;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -48,7 +48,7 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "error: {error}");
             match error.kind() {
-                fleet_base::ErrorKind::Invalid => USAGE_CODE,
+                ErrorKind::Invalid | ErrorKind::Unsupported => USAGE_CODE,
                 _ => 1,
             }
         }
@@ -141,7 +141,7 @@ impl Job {
             return Ok(token.clone());
         }
         if matches!(members, Members::Alone(_)) {
-            return Token::new(random_hex(32)?);
+            return Token::generate();
         }
         Err(Error::invalid("the machines of a job need a common secret")
             .expected("FLEET_TOKEN, or --token_file FILE, the same on every machine")
@@ -207,12 +207,11 @@ impl Attempts<'_> {
 
     /// The store of the job's processes; at the master's address when there is one.
     fn store(&self) -> Result<StoreServer> {
-        let token =
-            link::net_token(self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?)?;
+        let token = self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?;
         let own = Endpoint::new("127.0.0.1", 0);
         let address = self.run.master.as_ref().unwrap_or(&own);
         let listener = link::listen(address).map_err(|error| link::no_answer(address, &error))?;
-        link::serve(listener, &token)
+        link::serve(listener, token)
     }
 
     pub fn done(&mut self) -> u8 {

@@ -213,7 +213,9 @@ impl<'a> Leader<'a> {
             if begun.elapsed() >= self.rules.join_timeout && candidates.len() < needed {
                 return Ok(Some(self.too_few(&candidates, needed)));
             }
-            if said.is_none_or(|said| said.elapsed() >= SAY_PERIOD) {
+            // The own machine comes in a moment.
+            let is_due = said.map_or(!candidates.is_empty(), |said| said.elapsed() >= SAY_PERIOD);
+            if is_due {
                 said = Some(Instant::now());
                 (self.say)(format!(
                     "waiting for machines: {} of {} are here{}, {} left",

@@ -7,8 +7,8 @@ use crate::options::{ElasticLevel, Mode, Options};
 use crate::supervisor::{End, Ended, Event};
 use crate::words;
 use fleet_base::{Error, ErrorKind, Result};
-use fleet_net::{Limits, Log, Member, Store, StoreClient, StoreServer, Vigilance};
-use fleet_topology::{Endpoint, Token};
+use fleet_net::{Limits, Log, Member, Store, StoreClient, StoreServer, Token, Vigilance};
+use fleet_topology::Endpoint;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
@@ -94,7 +94,7 @@ impl Link {
     /// Hosts the store if that is this machine's part, and begins to join in the background; each
     /// news is announced as [`Event::News`].
     pub fn join(join: Join, events: Sender<Event>) -> Result<Link> {
-        let token = net_token(&join.token)?;
+        let token = join.token.clone();
         let shared = Arc::new(Shared::default());
         let server = host(&join, &token)?;
         let mut master = join.master.clone();
@@ -238,7 +238,7 @@ pub(crate) fn no_answer(master: &Endpoint, error: &std::io::Error) -> Error {
 }
 
 /// The store of the job, when this machine is the one that answers.
-fn host(join: &Join, token: &fleet_net::Token) -> Result<Option<StoreServer>> {
+fn host(join: &Join, token: &Token) -> Result<Option<StoreServer>> {
     if join.hosting == Hosting::Never {
         return Ok(None);
     }
@@ -263,7 +263,7 @@ pub(crate) fn listen(at: &Endpoint) -> std::io::Result<TcpListener> {
     }
 }
 
-pub(crate) fn serve(listener: TcpListener, token: &fleet_net::Token) -> Result<StoreServer> {
+pub(crate) fn serve(listener: TcpListener, token: &Token) -> Result<StoreServer> {
     StoreServer::start(listener, token, Vigilance::default(), Log::silent())
 }
 
@@ -271,7 +271,7 @@ pub(crate) fn serve(listener: TcpListener, token: &fleet_net::Token) -> Result<S
 fn lead(
     join: &Join,
     board: impl FnOnce() -> Result<Board> + Send + 'static,
-    token: &fleet_net::Token,
+    token: &Token,
     shared: &Arc<Shared>,
     events: &Sender<Event>,
 ) -> Result<JoinHandle<()>> {
@@ -342,7 +342,7 @@ impl Board {
 struct Agent {
     join: Join,
     master: Endpoint,
-    token: fleet_net::Token,
+    token: Token,
     shared: Arc<Shared>,
     events: Sender<Event>,
 }
@@ -702,10 +702,6 @@ fn places(list: &Value, host: &str, node: usize) -> Option<Vec<Place>> {
         Some(Place { endpoint: Endpoint::new(host, port), node, devices })
     };
     list.as_array()?.iter().map(place).collect()
-}
-
-pub fn net_token(token: &Token) -> Result<fleet_net::Token> {
-    fleet_net::Token::from_text(token.reveal())
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

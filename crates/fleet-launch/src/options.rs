@@ -3,7 +3,8 @@
 use crate::flags::Given;
 use crate::words;
 use fleet_base::{Error, Result};
-use fleet_topology::{Endpoint, Env, Token, names};
+use fleet_net::Token;
+use fleet_topology::{Endpoint, Env, names};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -570,11 +571,11 @@ fn with_gloo(given: &Given, env: &Env) -> Result<String> {
 
 fn token(given: &Given, env: &Env) -> Result<Option<Token>> {
     let file = given.text("token_file").or(env.text(names::FLEET_TOKEN_FILE));
-    let Some(file) = file else { return env.text(names::FLEET_TOKEN).map(Token::new).transpose() };
+    let Some(file) = file else { return env.text(names::FLEET_TOKEN).map(Token::from_text).transpose() };
     let path = std::path::Path::new(file);
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::io("read the job token from", path, &error))?;
-    Token::new(text.trim()).map(Some).map_err(|error| error.at(file))
+    Token::from_text(&text).map(Some).map_err(|error| error.at(file))
 }
 
 fn seconds(given: &Given, name: &str) -> Result<Duration> {

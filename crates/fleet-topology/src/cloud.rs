@@ -3,7 +3,7 @@
 //! First messages of errors are those that scripts know from the original; what comes after them
 //! (`expected`, `help`) is ours.
 
-use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Token, Topology, names};
+use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Secret, Topology, names};
 use fleet_base::{Error, Result};
 
 impl Topology {
@@ -243,7 +243,7 @@ fn job(env: &Env) -> Result<Job> {
     Ok(Job {
         id: env.text(names::FLEET_JOB_ID).map(str::to_string),
         store: store.map_err(|error: Error| error.at(names::FLEET_STORE))?,
-        token: env.text(names::FLEET_TOKEN).map(Token::new).transpose()?,
+        token: env.text(names::FLEET_TOKEN).map(Secret::new).transpose()?,
         restarts: env.number(names::FLEET_RESTART_COUNT)?.unwrap_or(0),
         shared_memory: env.switch(names::FLEET_SHARED_MEMORY)?,
     })

@@ -1,6 +1,6 @@
 //! The typed result: what a process knows of its job.
 
-use crate::{Endpoint, Gloo, Token};
+use crate::{Endpoint, Gloo, Secret};
 use std::fmt;
 
 /// How the processes of a job work together.
@@ -85,7 +85,7 @@ pub struct Job {
     pub id: Option<String>,
     /// The key-value store where the job's processes meet.
     pub store: Option<Endpoint>,
-    pub token: Option<Token>,
+    pub token: Option<Secret>,
     /// How often the job was started again after a failure or a change of members.
     pub restarts: u32,
     /// Whether ranks of one machine may talk through memory, where somebody has said so.

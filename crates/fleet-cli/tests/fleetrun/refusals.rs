@@ -86,7 +86,7 @@ fn built_in_jobs_without_a_part_for_the_mode() {
     let place = Place::new("builtin_mode", "");
     let said = place.run("--server_num=1 --worker_num=1 demo:bert --samples 64");
     said.check(
-        1,
+        2,
         &[
             "demo:bert does not train on servers",
             "AdamW",
@@ -96,5 +96,5 @@ fn built_in_jobs_without_a_part_for_the_mode() {
     );
     assert!(!place.path("log").exists(), "nothing was started");
     let said = place.run("--server_num=1 --worker_num=1 --heter_worker_num=1 demo:wide_deep");
-    said.check(1, &["no part for heterogeneous workers", "--worker_num 2 demo:wide_deep"]);
+    said.check(2, &["no part for heterogeneous workers", "--worker_num 2 demo:wide_deep"]);
 }

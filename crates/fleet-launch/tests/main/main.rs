@@ -12,7 +12,8 @@ use fleet_launch::flags::Given;
 use fleet_launch::machine::Machine;
 use fleet_launch::options::Options;
 use fleet_launch::ports::Ports;
-use fleet_topology::{Endpoint, Env, Token};
+use fleet_net::Token;
+use fleet_topology::{Endpoint, Env};
 
 /// Ports that count up, taken from nobody.
 struct Counted {
@@ -62,7 +63,7 @@ fn run() -> Run {
         scratch: "<tmp>".into(),
         master: None,
         store: Some(Endpoint::new("127.0.0.1", 52224)),
-        token: Some(Token::new("0123456789abcdef").unwrap()),
+        token: Some(Token::from_text("0123456789abcdef").unwrap()),
         restarts: 0,
         progress: None,
     }

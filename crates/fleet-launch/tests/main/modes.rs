@@ -36,6 +36,7 @@ fn names_and_spellings() {
         ("--rdzv-endpoint a:1 t", "master"),
         ("--node-rank 1 t", "rank"),
         ("--max-restarts 1 t", "max_restart"),
+        ("--shutdown-timeout 3 t", "stop_timeout"),
         ("--log-dir x t", "log_dir"),
         ("--np 2 t", "nnodes"),
         ("--trainers a:1 t", "workers"),
@@ -68,6 +69,8 @@ fn wrong_command_lines_say_what_to_do() {
     check("--nproc-per-nod 2 t.py", &["no flag --nproc-per-nod; did you mean '--nproc_per_node'?"]);
     check("-x t.py", &["no flag -x", "--help"]);
     check("--tee 3 t.py", &["--tee is not there", "--follow all"]);
+    check("-t 3 t.py", &["--tee is not there", "--follow all"]);
+    check("--nproc 2 t.py", &["no flag --nproc; did you mean '--nproc_per_node'?"]);
     check("--no-python ./t", &["--no_python is not there", "fleetrun ./program"]);
     check("--standalone --nnodes 2 --master a:1 t.py", &["--standalone is one machine"]);
     check("--master a:0 --nnodes 2 --rank 1 t.py", &["port 0", "--master"]);

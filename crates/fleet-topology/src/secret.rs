@@ -1,4 +1,4 @@
-//! The job's secret.
+//! The job's secret, as the environment has it.
 
 use fleet_base::{Error, Result};
 
@@ -6,17 +6,17 @@ use fleet_base::{Error, Result};
 /// its debug form is a mask, and it has no display form.
 ///
 /// ```
-/// use fleet_topology::Token;
-/// let token = Token::new("0123456789abcdef")?;
-/// assert_eq!(format!("{token:?}"), "Token(***)");
-/// assert!(Token::new("short").is_err());
+/// use fleet_topology::Secret;
+/// let secret = Secret::new("0123456789abcdef")?;
+/// assert_eq!(format!("{secret:?}"), "Secret(***)");
+/// assert!(Secret::new("short").is_err());
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct Secret(String);
 
-impl Token {
-    pub fn new(text: impl Into<String>) -> Result<Token> {
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Result<Secret> {
         let text = text.into();
         let length = text.len();
         let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -26,7 +26,7 @@ impl Token {
                 .expected(format!("{BYTES_MIN} to {BYTES_MAX} visible ASCII characters"))
                 .got(format!("{length} bytes")));
         }
-        Ok(Token(text))
+        Ok(Secret(text))
     }
 
     /// The secret itself: for the handshake and the environment of a child, nothing else.
@@ -35,9 +35,9 @@ impl Token {
     }
 }
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(***)")
+        f.write_str("Secret(***)")
     }
 }
 
