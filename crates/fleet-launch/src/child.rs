@@ -52,11 +52,10 @@ impl Child {
         let inner = command.spawn().map_err(|error| {
             let name = process.name();
             match Errno::from_io_error(&error) {
-                Some(Errno::AGAIN | Errno::NOMEM | Errno::MFILE) => {
-                    Error::exhausted(format!("cannot start {name}: {error}")).help(
-                        "start fewer processes here, or raise the limits (ulimit -u, ulimit -n)",
-                    )
-                }
+                Some(Errno::AGAIN | Errno::NOMEM | Errno::MFILE) => Error::exhausted(format!(
+                    "cannot start {name}: {error}"
+                ))
+                .help("start fewer processes here, or raise the limits (ulimit -u, ulimit -n)"),
                 _ => Error::invalid(format!("cannot start {name}: {}: {error}", argv[0])),
             }
         })?;

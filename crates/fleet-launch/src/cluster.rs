@@ -36,7 +36,7 @@ pub struct Cluster {
     pub node_count: usize,
     /// On the first machine.
     pub gloo_http: Option<Endpoint>,
-    /// All ports were given; of others each machine knows its own, until all have met.
+    /// All ports were given. Of others a machine knows only its own until all have met.
     pub has_fixed_ports: bool,
     pub with_gloo: String,
     pub backend: Option<String>,
@@ -147,16 +147,16 @@ impl Cluster {
         self.node_count == 1
     }
 
+    /// The machines by number.
+    pub fn hosts(&self) -> Vec<String> {
+        let of = |node: usize| self.places().find(|place| place.node == node);
+        (0..self.node_count).filter_map(of).map(|place| place.endpoint.host.clone()).collect()
+    }
+
     /// Every process, in an order that is the same on all machines.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         let lists = [&self.servers, &self.workers].into_iter().chain(&self.heter);
         lists.chain([&self.coordinators]).flatten()
-    }
-
-    /// By number.
-    pub fn hosts(&self) -> Vec<String> {
-        let of = |node: usize| self.places().find(|place| place.node == node);
-        (0..self.node_count).filter_map(of).map(|place| place.endpoint.host.clone()).collect()
     }
 
     pub fn places_mut(&mut self) -> impl Iterator<Item = &mut Place> {
@@ -590,14 +590,17 @@ fn parameter_server(
         with_gloo: options.with_gloo.clone(),
         backend: options.backend.clone(),
     };
-    let mut seen = std::collections::HashSet::new();
-    for place in cluster.places().filter(|place| place.endpoint.port != OPEN) {
-        if !seen.insert(&place.endpoint) {
-            return Err(Error::invalid(format!("{} stands twice in the lists", place.endpoint)));
-        }
-    }
-    drop(seen);
+    each_is_one(&cluster)?;
     cluster.take_ports(options, ports)
+}
+
+fn each_is_one(cluster: &Cluster) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    let mut given = cluster.places().filter(|place| place.endpoint.port != OPEN);
+    match given.find(|place| !seen.insert(&place.endpoint)) {
+        Some(twice) => Err(Error::invalid(format!("{} stands twice in the lists", twice.endpoint))),
+        None => Ok(()),
+    }
 }
 
 /// A number is a number on one machine: it does not say on which of several.

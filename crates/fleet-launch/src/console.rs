@@ -170,7 +170,6 @@ impl Console {
             false => text.to_string(),
         }
     }
-
 }
 
 /// Goes back to the beginning of a line that has been broken into several, since the terminal has

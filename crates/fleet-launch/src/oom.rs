@@ -133,7 +133,8 @@ fn kills(text: &str) -> Option<u64> {
 fn kernel_log() -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = File::options();
-    let mut log = options.read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open("/dev/kmsg").ok()?;
+    let mut log =
+        options.read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open("/dev/kmsg").ok()?;
     // What it says of earlier processes may be of the same number.
     log.seek(SeekFrom::End(0)).ok()?;
     Some(log)

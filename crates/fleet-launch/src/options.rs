@@ -571,7 +571,9 @@ fn with_gloo(given: &Given, env: &Env) -> Result<String> {
 
 fn token(given: &Given, env: &Env) -> Result<Option<Token>> {
     let file = given.text("token_file").or(env.text(names::FLEET_TOKEN_FILE));
-    let Some(file) = file else { return env.text(names::FLEET_TOKEN).map(Token::from_text).transpose() };
+    let Some(file) = file else {
+        return env.text(names::FLEET_TOKEN).map(Token::from_text).transpose();
+    };
     let path = std::path::Path::new(file);
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::io("read the job token from", path, &error))?;

@@ -324,8 +324,7 @@ impl Attempts<'_> {
                 return Next::Broken(error);
             }
             match self.events.recv_timeout(TICK) {
-                Ok(Event::Signal(SIGCHLD) | Event::News)
-                | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Signal(SIGCHLD) | Event::News) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Signal(signal)) => return Next::Interrupted(signal),
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
             }

@@ -15,6 +15,7 @@ use crate::options::{Follow, Mode};
 use crate::words;
 use fleet_base::Result;
 use fleet_topology::{Role, names};
+use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::SIGCHLD;
 use std::os::unix::process::ExitStatusExt;
@@ -185,8 +186,7 @@ impl<'a> Supervisor<'a> {
     fn watch(&mut self) -> Result<End> {
         loop {
             match self.events.recv_timeout(TICK) {
-                Ok(Event::Signal(SIGCHLD) | Event::News)
-                | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Signal(SIGCHLD) | Event::News) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Signal(signal)) => return Ok(End::Interrupted(signal)),
                 // Nobody can wake us any more; the tick still does.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
@@ -248,13 +248,21 @@ impl<'a> Supervisor<'a> {
     fn reap(&mut self) -> Vec<usize> {
         let mut ended = Vec::new();
         for _ in 0..REAPED_MAX {
-            // With no child left at all that is an error, which is fine.
-            let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else { break };
-            let pid = pid.as_raw_pid() as u32;
-            let of = |child: &Child| child.pid() == pid && child.is_running();
-            if let Some(index) = self.children.iter().position(of) {
-                self.children[index].ended = Some(ExitStatus::from_raw(status.as_raw()));
-                ended.push(index);
+            let reaped = rustix::process::wait(WaitOptions::NOHANG);
+            // There is no child at all: somebody else reaped ours. Their status is lost, the fact is not.
+            let (pid, status) = match reaped {
+                Ok(Some((pid, status))) => (Some(pid.as_raw_pid() as u32), status.as_raw()),
+                Err(Errno::CHILD) => (None, LOST_STATUS),
+                Ok(None) | Err(_) => break,
+            };
+            for (index, child) in self.children.iter_mut().enumerate() {
+                if child.is_running() && pid.is_none_or(|pid| pid == child.pid()) {
+                    child.ended = Some(ExitStatus::from_raw(status));
+                    ended.push(index);
+                }
+            }
+            if pid.is_none() {
+                break;
             }
         }
         for index in &ended {
@@ -583,6 +591,8 @@ const RESTART_DELAY: Duration = Duration::from_millis(250);
 const LEAVE_TIME: Duration = Duration::from_millis(500);
 /// After SIGKILL only a process inside a broken driver is still there.
 const KILL_TIME: Duration = Duration::from_secs(5);
+/// Exit code 1.
+const LOST_STATUS: i32 = 1 << 8;
 /// Reaped at once; the next tick takes more.
 const REAPED_MAX: usize = 10_000;
 /// How long the others of a collective job may take to say what they wait for, before they are stopped.
