@@ -299,7 +299,7 @@ impl Batch {
         for (index, input) in layout.inputs.iter().enumerate() {
             let (tensor, offsets) = (&mut self.tensors[index], &mut self.offsets[index]);
             if input.form == Form::Ragged {
-                fill_ragged(input, blocks, rows, tensor, offsets)?;
+                fill_ragged(input, &layout.schema, blocks, rows, tensor, offsets)?;
             } else {
                 fill_fixed(input, &layout.schema, blocks, rows, tensor)?;
             }
@@ -408,28 +408,63 @@ impl Place<'_> {
         values: impl Fn(&'b Column) -> &'b [F],
         convert: impl Fn(F) -> T,
     ) -> Result<(), usize> {
-        for (row, out) in rows.iter().zip(out.chunks_exact_mut(self.total)) {
-            let column = column(row);
-            let mut from = &values(column)[column.range(row.row as usize)];
-            let out = &mut out[self.start..self.start + self.width];
-            if let Some((pad, truncate)) = self.form.padding() {
-                if from.len() > self.width {
-                    if !truncate {
-                        return Err(from.len());
-                    }
-                    from = &from[..self.width];
+        for (rows, out) in rows.chunks(RUN).zip(out.chunks_mut(RUN * self.total)) {
+            let found = look_up(rows, &column, &values);
+            for (from, out) in found.iter().zip(out.chunks_exact_mut(self.total)) {
+                match (from, &mut out[self.start..self.start + self.width]) {
+                    // Most slots; the shorter this loop, the more records are waited for at once.
+                    ([from], [to]) => *to = convert(*from),
+                    (from, to) => self.copy(from, to, &convert)?,
                 }
-                out[from.len()..].fill(T::from_pad(pad));
-            } else if from.len() != self.width {
-                return Err(from.len());
-            }
-            for (to, value) in out.iter_mut().zip(from) {
-                *to = convert(*value);
             }
         }
         Ok(())
     }
+
+    #[inline(never)]
+    fn copy<F: Copy, T: Copy + FromPad>(
+        &self,
+        mut from: &[F],
+        out: &mut [T],
+        convert: &impl Fn(F) -> T,
+    ) -> Result<(), usize> {
+        if let Some((pad, truncate)) = self.form.padding() {
+            if from.len() > self.width {
+                if !truncate {
+                    return Err(from.len());
+                }
+                from = &from[..self.width];
+            }
+            out[from.len()..].fill(T::from_pad(pad));
+        } else if from.len() != self.width {
+            return Err(from.len());
+        }
+        for (to, value) in out.iter_mut().zip(from) {
+            *to = convert(*value);
+        }
+        Ok(())
+    }
 }
+
+/// Where some records' values lie. Shuffled records lie anywhere in memory: a loop that only looks up, and
+/// then one that only copies, is short enough for the processor to wait for many of them at once.
+#[inline(always)]
+fn look_up<'b, F>(
+    rows: &[RowRef],
+    column: &impl Fn(&RowRef) -> &'b Column,
+    values: &impl Fn(&'b Column) -> &'b [F],
+) -> [&'b [F]; RUN] {
+    let mut found: [&[F]; RUN] = [&[]; RUN];
+    for (found, row) in found.iter_mut().zip(rows) {
+        let column = column(row);
+        *found = &values(column)[column.range(row.row as usize)];
+    }
+    found
+}
+
+/// Records that are looked up before they are copied: more than a processor waits for at once, and their
+/// places fit its nearest cache.
+const RUN: usize = 64;
 
 trait FromPad {
     fn from_pad(pad: f64) -> Self;
@@ -463,6 +498,7 @@ fn floats_of(column: &Column) -> &[f32] {
 
 fn fill_ragged<B: AsRef<Block>>(
     input: &Resolved,
+    schema: &Schema,
     blocks: &[B],
     rows: &[RowRef],
     tensor: &mut Tensor,
@@ -478,24 +514,38 @@ fn fill_ragged<B: AsRef<Block>>(
         offsets.push(total as i64);
     }
     reshape(tensor, input.dtype, total, &[1])?;
-    let places = rows.iter().zip(offsets.windows(2));
-    for (row, place) in places {
-        let (column, place) = (column(row), place[0] as usize..place[1] as usize);
-        let range = column.range(row.row as usize);
-        match (column.values(), input.dtype) {
-            (Values::Ids(ids), DType::I64) => {
-                tensor.as_mut_slice::<i64>()?[place].copy_from_slice(&ids[range]);
-            }
-            (Values::Ids(ids), _) => {
-                let out = tensor.as_mut_slice::<f32>()?[place].iter_mut();
-                out.zip(&ids[range]).for_each(|(to, id)| *to = *id as f32);
-            }
-            (Values::Floats(floats), _) => {
-                tensor.as_mut_slice::<f32>()?[place].copy_from_slice(&floats[range]);
-            }
+    match (schema.slots()[slot].kind, input.dtype) {
+        (SlotKind::Ids, DType::I64) => {
+            gather(rows, tensor.as_mut_slice::<i64>()?, column, ids_of, |id| id);
+        }
+        (SlotKind::Ids, _) => {
+            gather(rows, tensor.as_mut_slice::<f32>()?, column, ids_of, |id| id as f32);
+        }
+        (SlotKind::Floats, _) => {
+            gather(rows, tensor.as_mut_slice::<f32>()?, column, floats_of, |it| it);
         }
     }
     Ok(())
+}
+
+/// Copies the values of each record, one behind the other.
+fn gather<'b, F: Copy + 'b, T>(
+    rows: &[RowRef],
+    mut out: &mut [T],
+    column: impl Fn(&RowRef) -> &'b Column,
+    values: impl Fn(&'b Column) -> &'b [F],
+    convert: impl Fn(F) -> T,
+) {
+    for rows in rows.chunks(RUN) {
+        for from in &look_up(rows, &column, &values)[..rows.len()] {
+            let (to, rest) = out.split_at_mut(from.len());
+            match (from, &mut *to) {
+                ([from], [to]) => *to = convert(*from),
+                (from, to) => to.iter_mut().zip(*from).for_each(|(to, it)| *to = convert(*it)),
+            }
+            out = rest;
+        }
+    }
 }
 
 /// Where batches come from.

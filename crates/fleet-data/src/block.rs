@@ -1,5 +1,9 @@
 //! Records in memory: a column for each slot, ragged slots as offsets and values. A parser writes
 //! into the columns, shuffles and batches gather out of them; nothing is kept for a single record.
+//!
+//! A ragged slot whose records all have had as many values as the first one keeps no offsets: most slots
+//! of click logs have one id in every record, and a batch of shuffled records waits for memory twice as
+//! often where it must look up each place first.
 
 use crate::slot::{Schema, SlotKind};
 use fleet_base::{Error, Result};
@@ -57,40 +61,53 @@ impl Values {
 }
 
 /// One slot of all records of a block.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Column {
     pub(crate) values: Values,
-    /// Values of a record, where that is fixed.
+    /// Values of a record, where the slot fixes that.
     width: Option<usize>,
-    /// Where records of a ragged slot start, and where the last one ends; empty for a dense slot.
+    /// Values of each record, as long as there are no offsets; 0 before the first record of a ragged slot.
+    each: usize,
+    /// Where records start, and where the last one ends, once records of a ragged slot differ in length.
     offsets: Vec<u32>,
+    /// Where the last record of a ragged slot ends.
+    end: usize,
 }
 
 impl Column {
-    pub fn values(&self) -> &Values {
-        &self.values
+    fn new(kind: SlotKind, width: Option<usize>) -> Column {
+        let (values, each) = (Values::new(kind), width.unwrap_or(0));
+        Column { values, width, each, offsets: Vec::new(), end: 0 }
     }
 
-    /// Where each record of a ragged slot starts, and where the last one ends.
-    pub fn offsets(&self) -> Option<&[u32]> {
-        if self.width.is_none() { Some(&self.offsets) } else { None }
+    pub fn values(&self) -> &Values {
+        &self.values
     }
 
     /// The place of record `row` in the values.
     #[inline]
     pub fn range(&self, row: usize) -> Range<usize> {
-        match self.width {
-            Some(width) => row * width..(row + 1) * width,
-            None => self.offsets[row] as usize..self.offsets[row + 1] as usize,
+        match self.offsets.is_empty() {
+            true => row * self.each..(row + 1) * self.each,
+            false => self.offsets[row] as usize..self.offsets[row + 1] as usize,
+        }
+    }
+
+    /// The values of consecutive records.
+    fn span(&self, rows: &Range<usize>) -> Range<usize> {
+        match self.offsets.is_empty() {
+            true => rows.start * self.each..rows.end * self.each,
+            false => self.offsets[rows.start] as usize..self.offsets[rows.end] as usize,
         }
     }
 
     /// A column of the same slot without records.
     pub(crate) fn emptied(&self) -> Column {
-        let mut column = self.clone();
-        column.values.truncate(0);
-        column.offsets.truncate(1);
-        column
+        let kind = match &self.values {
+            Values::Ids(_) => SlotKind::Ids,
+            Values::Floats(_) => SlotKind::Floats,
+        };
+        Column::new(kind, self.width)
     }
 
     /// Appends one record of a column of the same slot.
@@ -109,8 +126,51 @@ impl Column {
     #[inline(always)]
     pub(crate) fn end_row(&mut self) {
         if self.width.is_none() {
-            self.offsets.push(self.values.len() as u32);
+            self.end_row_at(self.values.len());
         }
+    }
+
+    #[inline(always)]
+    fn end_row_at(&mut self, end: usize) {
+        if !self.offsets.is_empty() {
+            self.offsets.push(end as u32);
+        } else if self.each == 0 || end - self.end != self.each {
+            self.end_first_or_other_row(end);
+        }
+        self.end = end;
+    }
+
+    /// The first record says how many values each has; the first that has another number ends that.
+    #[cold]
+    fn end_first_or_other_row(&mut self, end: usize) {
+        if self.end == 0 && end > 0 {
+            self.each = end;
+        } else {
+            let rows = self.end.checked_div(self.each).unwrap_or(0);
+            self.offsets.extend((0..=rows).map(|row| (row * self.each) as u32));
+            self.offsets.push(end as u32);
+        }
+    }
+
+    /// Where the records of a ragged slot end.
+    fn ends(&self) -> impl Iterator<Item = u32> + '_ {
+        let even = match self.offsets.is_empty() {
+            true => self.end.checked_div(self.each).unwrap_or(0),
+            false => 0,
+        };
+        let even = (1..=even).map(|rows| (rows * self.each) as u32);
+        even.chain(self.offsets.iter().skip(1).copied())
+    }
+
+    /// Drops what is behind the first `rows` records.
+    fn truncate(&mut self, rows: usize) {
+        self.offsets.truncate(rows + 1);
+        if self.width.is_none() && rows == 0 {
+            self.offsets.clear();
+            self.each = 0;
+        }
+        self.end = self.span(&(0..rows)).end;
+        self.values.truncate(self.end);
     }
 
     /// The ids of record `row`; `None` for a slot of floats.
@@ -127,6 +187,14 @@ impl Column {
             Values::Floats(values) => Some(&values[self.range(row)]),
             Values::Ids(_) => None,
         }
+    }
+}
+
+/// Whether they hold the same records, however they came to know where these lie.
+impl PartialEq for Column {
+    fn eq(&self, other: &Column) -> bool {
+        let same = self.values == other.values && self.width == other.width;
+        same && (self.width.is_some() || self.ends().eq(other.ends()))
     }
 }
 
@@ -167,11 +235,7 @@ impl RecordIds {
 
 impl Block {
     pub fn new(schema: &Arc<Schema>) -> Block {
-        let column = |slot: &crate::Slot| Column {
-            values: Values::new(slot.kind),
-            width: slot.width(),
-            offsets: if slot.width().is_some() { Vec::new() } else { vec![0] },
-        };
+        let column = |slot: &crate::Slot| Column::new(slot.kind, slot.width());
         Block {
             schema: Arc::clone(schema),
             rows: 0,
@@ -313,16 +377,7 @@ impl Block {
     /// Drops the record under construction.
     pub fn rollback(&mut self) {
         let rows = self.rows;
-        for column in &mut self.columns {
-            let end = match column.width {
-                Some(width) => rows * width,
-                None => {
-                    column.offsets.truncate(rows + 1);
-                    column.offsets[rows] as usize
-                }
-            };
-            column.values.truncate(end);
-        }
+        self.columns.iter_mut().for_each(|column| column.truncate(rows));
         self.record_ids.ends.truncate(rows);
         let end = self.record_ids.ends.last().map_or(0, |end| *end as usize);
         self.record_ids.bytes.truncate(end);
@@ -339,7 +394,7 @@ impl Block {
                 .got(format!("{rows:?}")));
         }
         for (index, (to, from)) in self.columns.iter_mut().zip(&other.columns).enumerate() {
-            let range = span(from, &rows);
+            let range = from.span(&rows);
             if to.width.is_none() && to.values.len() + range.len() > VALUES_MAX {
                 self.rollback();
                 return Err(Error::exhausted(format!("slot {index} is too large for one block"))
@@ -348,8 +403,9 @@ impl Block {
             let start = to.values.len();
             to.values.extend_from(&from.values, range.clone());
             if to.width.is_none() {
-                let ends = &from.offsets[rows.start + 1..rows.end + 1];
-                to.offsets.extend(ends.iter().map(|end| end - range.start as u32 + start as u32));
+                rows.clone().for_each(|row| {
+                    to.end_row_at(start + from.range(row).end - range.start);
+                });
             }
         }
         if self.schema.has_record_ids() {
@@ -368,9 +424,7 @@ impl Block {
         out.extend_from_slice(&(self.rows as u64).to_le_bytes());
         for column in &self.columns {
             if column.width.is_none() {
-                column.offsets[1..]
-                    .iter()
-                    .for_each(|end| out.extend_from_slice(&end.to_le_bytes()));
+                column.ends().for_each(|end| out.extend_from_slice(&end.to_le_bytes()));
             }
             match &column.values {
                 Values::Ids(values) => {
@@ -402,8 +456,9 @@ impl Block {
             let count = match column.width {
                 Some(width) => rows.checked_mul(width).ok_or_else(torn)?,
                 None => {
-                    column.offsets.extend(ends(take(&mut rest, 4 * rows)?)?);
-                    column.offsets.last().map_or(0, |end| *end as usize)
+                    let ends = ends(take(&mut rest, 4 * rows)?)?;
+                    ends.iter().for_each(|end| column.end_row_at(*end as usize));
+                    column.end
                 }
             };
             match &mut column.values {
@@ -429,14 +484,6 @@ impl Block {
         }
         block.rows = rows;
         Ok(block)
-    }
-}
-
-/// The values of consecutive records.
-fn span(column: &Column, rows: &Range<usize>) -> Range<usize> {
-    match column.width {
-        Some(width) => rows.start * width..rows.end * width,
-        None => column.offsets[rows.start] as usize..column.offsets[rows.end] as usize,
     }
 }
 
@@ -506,6 +553,44 @@ mod tests {
         assert_eq!(joined, block);
         assert_eq!(joined.record_id(49), Some(&b"r49"[..]));
         assert_eq!(joined.record_id(50), None);
+    }
+
+    #[test]
+    fn offsets_are_kept_from_the_first_record_that_differs() {
+        let schema = Schema::new([Slot::ragged_ids("a")]).unwrap();
+        for counts in [&[2usize, 2, 2, 1, 0, 2][..], &[0, 0, 1], &[1, 0], &[3, 3, 3], &[]] {
+            let mut block = Block::new(&schema);
+            // What is dropped again leaves nothing behind.
+            for dropped in [0, 2, 5] {
+                block.push_ids(0, &vec![-1; dropped]).unwrap();
+                block.rollback();
+            }
+            let mut next = 0;
+            for &count in counts {
+                let ids: Vec<i64> = (next..next + count as i64).collect();
+                block.push_ids(0, &ids).unwrap();
+                block.end_record().unwrap();
+                block.push_ids(0, &[-1, -1, -1, -1]).unwrap();
+                block.columns[0].end_row();
+                block.rollback();
+                next += count as i64;
+            }
+            let mut start = 0;
+            for (row, count) in counts.iter().enumerate() {
+                assert_eq!(block.column(0).range(row), start..start + count, "{counts:?}");
+                start += count;
+            }
+            let mut bytes = Vec::new();
+            block.encode(&mut bytes);
+            assert_eq!(Block::decode(&schema, &bytes).unwrap(), block, "{counts:?}");
+            let mut joined = Block::new(&schema);
+            for row in 0..counts.len() {
+                joined.append(&block, row..row + 1).unwrap();
+            }
+            assert_eq!(joined, block, "{counts:?}");
+            block.clear();
+            assert_eq!(block, Block::new(&schema));
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn golden_lines() {
     assert_eq!(block.column(2).ids(1), Some(&[-1][..]));
     assert_eq!(block.column(0).ids(2), Some(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11][..]));
     assert_eq!(block.column(2).ids(2), Some(&[-3][..]));
-    assert_eq!(block.column(0).offsets(), Some(&[0, 3, 4, 15][..]));
+    assert_eq!(block.column(0).range(2), 4..15);
     assert_eq!(parse(&words(), b"").unwrap().len(), 0);
 }
 
