@@ -73,7 +73,7 @@ const PS_PEER_1: &[PeerScript] =
 const PS_PEER_2: &[PeerScript] =
     &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "2"] }];
 
-const BENCHES: [Bench; 39] = [
+const BENCHES: [Bench; 40] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -114,6 +114,8 @@ const BENCHES: [Bench; 39] = [
         target: Some(500.0),
     },
     Bench { name: "data/wide_deep_text_vs_memory", unit: "%", peers: &[], target: Some(90.0) },
+    // On servers: two workers, one server.
+    Bench { name: "data/wide_deep_text_vs_memory_1s2w", unit: "%", peers: &[], target: Some(90.0) },
     Bench { name: "data/load", unit: "MB/s", peers: LOAD_PEER, target: None },
     Bench { name: "data/shuffle", unit: "records/s", peers: SHUFFLE_PEER, target: None },
     Bench { name: "data/batches", unit: "records/s", peers: BATCHES_PEER, target: None },

@@ -46,55 +46,85 @@ fn schema_of(clicks: &Ctr) -> Result<Arc<Schema>> {
 /// Wide & deep over the same records streamed from text files and out of memory, pass by pass in turn:
 /// the speed from text, of that from memory.
 pub fn wide_deep_text_vs_memory(options: &Options) -> Result<()> {
-    let clicks = Ctr::new(CtrConfig::criteo_like())?;
-    let folder = std::env::temp_dir().join(format!("fleet-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
-    let outcome = text_vs_memory(options, &clicks, &folder);
-    // The files have served; that they cannot be removed is no matter of the benchmark.
-    let _ = std::fs::remove_dir_all(&folder);
-    print_rates(options, "%", outcome?);
+    let mut session = crate::wide_deep::session(options, &crate::wide_deep::TableRule::Sgd)?;
+    let (passes, warmup) = options.counts(10, 1);
+    let shares = text_vs_memory(0, passes, warmup, |dataset| {
+        Ok(session.train_from_dataset(dataset, DatasetRun::new())?.seconds)
+    })?;
+    print_rates(options, "%", shares);
     Ok(())
 }
 
-fn text_vs_memory(options: &Options, clicks: &Ctr, folder: &Path) -> Result<Vec<f64>> {
-    let mut files = Vec::new();
-    for file in 0..FILES {
-        let (path, mut text) = (folder.join(format!("part-{file}")), Vec::new());
-        clicks.write_lines(file * FILE_LINES..(file + 1) * FILE_LINES, &mut text)?;
-        std::fs::write(&path, text).map_err(|error| Error::io("write", &path, &error))?;
-        files.push(path);
-    }
-    let schema = schema_of(clicks)?;
-    let ids = schema.slots().iter().map(|slot| &slot.name).filter(|name| name.starts_with('C'));
-    let layout = BatchLayout::new(
-        &schema,
-        [
-            Input::new("dense_input", ["dense_input"]),
-            Input::new("sparse_input", ids).padded(1, 0.0),
-            Input::new("label", ["label"]).dtype(DType::F32),
-        ],
-    )?;
-    let from = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
-    let from = DatasetOptions { layout, batch_size: 2048, ..from };
-    let mut memory = InMemoryDataset::new(from.clone())?;
-    memory.set_filelist(&files)?;
-    memory.load_into_memory()?;
-    let mut text = QueueDataset::new(from)?;
-    text.set_filelist(&files)?;
+/// The speed from text in percent of that from memory, for the files of a worker; `pass` trains on a dataset
+/// and gives the seconds that it took.
+pub fn text_vs_memory(
+    rank: u64,
+    passes: usize,
+    warmup: usize,
+    pass: impl FnMut(&dyn Dataset) -> Result<f64>,
+) -> Result<Vec<f64>> {
+    let clicks = Ctr::new(CtrConfig::criteo_like())?;
+    let folder = std::env::temp_dir().join(format!("fleet-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
+    let outcome = Sources::write(&clicks, &folder, rank)
+        .and_then(|sources| sources.compare(passes, warmup, pass));
+    // The files have served; that they cannot be removed is no matter of the benchmark.
+    let _ = std::fs::remove_dir_all(&folder);
+    outcome
+}
 
-    let mut session = crate::wide_deep::session(options, &crate::wide_deep::TableRule::Sgd)?;
-    let (passes, warmup) = options.counts(10, 1);
-    let mut shares = Vec::with_capacity(passes);
-    for pass in 0..warmup + passes {
-        let mut seconds = |dataset: &dyn Dataset| -> Result<f64> {
-            Ok(session.train_from_dataset(dataset, DatasetRun::new())?.seconds)
-        };
-        let (memory, text) = (seconds(&memory)?, seconds(&text)?);
-        if pass >= warmup {
-            shares.push(100.0 * memory / text);
+/// The same records in memory and in files of text.
+struct Sources {
+    memory: InMemoryDataset,
+    text: QueueDataset,
+}
+
+impl Sources {
+    /// Writes the files of a worker.
+    fn write(clicks: &Ctr, folder: &Path, rank: u64) -> Result<Sources> {
+        let mut files = Vec::new();
+        for file in rank * FILES..(rank + 1) * FILES {
+            let (path, mut text) = (folder.join(format!("part-{file}")), Vec::new());
+            clicks.write_lines(file * FILE_LINES..(file + 1) * FILE_LINES, &mut text)?;
+            std::fs::write(&path, text).map_err(|error| Error::io("write", &path, &error))?;
+            files.push(path);
         }
+        let schema = schema_of(clicks)?;
+        let ids = schema.slots().iter().map(|slot| &slot.name).filter(|name| name.starts_with('C'));
+        let layout = BatchLayout::new(
+            &schema,
+            [
+                Input::new("dense_input", ["dense_input"]),
+                Input::new("sparse_input", ids).padded(1, 0.0),
+                Input::new("label", ["label"]).dtype(DType::F32),
+            ],
+        )?;
+        let from = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
+        let from = DatasetOptions { layout, batch_size: 2048, ..from };
+        let mut memory = InMemoryDataset::new(from.clone())?;
+        memory.set_filelist(&files)?;
+        memory.load_into_memory()?;
+        let mut text = QueueDataset::new(from)?;
+        text.set_filelist(&files)?;
+        Ok(Sources { memory, text })
     }
-    Ok(shares)
+
+    /// The speed from text in percent of that from memory, pass by pass in turn; `pass` gives seconds.
+    fn compare(
+        &self,
+        passes: usize,
+        warmup: usize,
+        mut pass: impl FnMut(&dyn Dataset) -> Result<f64>,
+    ) -> Result<Vec<f64>> {
+        let mut shares = Vec::with_capacity(passes);
+        for at in 0..warmup + passes {
+            let (memory, text) = (pass(&self.memory)?, pass(&self.text)?);
+            if at >= warmup {
+                shares.push(100.0 * memory / text);
+            }
+        }
+        Ok(shares)
+    }
 }
 
 const LINES: u64 = 100_000;

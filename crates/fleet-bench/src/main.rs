@@ -29,6 +29,7 @@ fn main() -> ExitCode {
             "train/resnet50" => resnet50::run(&options),
             "data/multislot_parse_vs_500MBps" => data::multislot_parse(&options),
             "data/wide_deep_text_vs_memory" => data::wide_deep_text_vs_memory(&options),
+            "data/wide_deep_text_vs_memory_1s2w" => ps_train::text_vs_memory(&options),
             "data/load" => datasets::load(&options),
             "data/shuffle" => datasets::shuffle(&options),
             "data/batches" => datasets::batches(&options),

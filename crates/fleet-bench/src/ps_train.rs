@@ -8,7 +8,8 @@ use crate::measure::Options;
 use crate::wide_deep::{BATCH, batches};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
-use fleet::{DistributedStrategy, Fleet};
+use fleet::servers::Worker;
+use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use fleet_net::Token;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -19,19 +20,37 @@ const PART_OF: &str = "FLEET_BENCH_PART_OF";
 /// Timed runs, of which the median counts.
 const RUNS: usize = 3;
 
+/// Samples per second of all workers.
 pub fn run(options: &Options, workers: usize) -> Result<()> {
+    launch(options, workers, "samples/s", 1.0, steps)
+}
+
+/// The speed from files of text in percent of that from memory, where two workers do both in turn, each at
+/// the same time as the other.
+pub fn text_vs_memory(options: &Options) -> Result<()> {
+    launch(options, 2, "%", 0.5, text)
+}
+
+/// Runs jobs, or a part of one; the result is the sum of what the workers print, times `scale`.
+fn launch(
+    options: &Options,
+    workers: usize,
+    unit: &str,
+    scale: f64,
+    work: fn(&Options, &mut Worker, u64) -> Result<f64>,
+) -> Result<()> {
     if std::env::var(PART_OF).is_ok() {
-        return part(options);
+        return part(options, work);
     }
     let mut rates = Vec::new();
     for _ in 0..RUNS {
-        rates.push(job(options, workers)?);
+        rates.push(scale * job(options, workers)?);
     }
-    crate::measure::print_rates_of_others(options, "samples/s", rates);
+    crate::measure::print_rates_of_others(options, unit, rates);
     Ok(())
 }
 
-/// Runs a job; samples per second of all workers.
+/// Runs a job; the sum of what its workers print.
 fn job(options: &Options, workers: usize) -> Result<f64> {
     let failed = |what: &dyn std::fmt::Display| {
         Error::unavailable(format!("a process of the job failed: {what}"))
@@ -72,8 +91,8 @@ fn job(options: &Options, workers: usize) -> Result<f64> {
     Ok(sum)
 }
 
-/// A server, or a worker that prints its samples per second.
-fn part(options: &Options) -> Result<()> {
+/// A server, or a worker that prints what its work gives.
+fn part(options: &Options, work: fn(&Options, &mut Worker, u64) -> Result<f64>) -> Result<()> {
     let fleet = Fleet::parameter_server()?;
     let net = Net::new();
     let model = wide_deep(&net, &WideDeepConfig { auc: false, ..WideDeepConfig::criteo() });
@@ -86,31 +105,46 @@ fn part(options: &Options) -> Result<()> {
     }
     let exec = ExecOptions { num_threads: 1, ..options.exec() };
     let mut worker = fleet.init_worker(net.build()?, &job, exec)?;
+    println!("{}", work(options, &mut worker, fleet.worker_index() as u64)?);
+    if options.profile {
+        eprintln!("{:?}", worker.stats());
+        let executor = &worker.session.executor;
+        for (op, calls, seconds) in executor.profile().iter().take(12) {
+            eprintln!("{op:<28} {calls:>5} calls {:>9.3} ms in all", seconds * 1e3);
+        }
+    }
+    worker.stop()
+}
+
+fn steps(options: &Options, worker: &mut Worker, _: u64) -> Result<f64> {
     let batches = batches()?;
     let feeds: Vec<Vec<(&str, &Tensor)>> = batches
         .iter()
         .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
         .collect();
     let (steps, warmup) = options.counts(100, 20);
-    let step = |at: usize, worker: &mut fleet::servers::Worker| {
+    let step = |at: usize, worker: &mut Worker| {
         worker.look_ahead(&feeds[(at + 1) % feeds.len()])?;
         worker.run(&feeds[at % feeds.len()], &[]).map(drop)
     };
-    (0..warmup).try_for_each(|at| step(at, &mut worker))?;
+    (0..warmup).try_for_each(|at| step(at, worker))?;
     worker.barrier()?;
     let begin = Instant::now();
-    (warmup..warmup + steps).try_for_each(|at| step(at, &mut worker))?;
+    (warmup..warmup + steps).try_for_each(|at| step(at, worker))?;
     // What is not applied is not trained.
     worker.flush()?;
-    println!("{}", (steps * BATCH) as f64 / begin.elapsed().as_secs_f64());
-    if options.profile {
-        eprintln!("{:?}", worker.stats());
-        for (op, calls, seconds) in worker.session.executor.profile().iter().take(12) {
-            eprintln!(
-                "{op:<28} {calls:>3} calls {:>9.3} ms a step",
-                seconds * 1e3 / (steps + warmup) as f64
-            );
-        }
-    }
-    worker.stop()
+    Ok((steps * BATCH) as f64 / begin.elapsed().as_secs_f64())
+}
+
+fn text(options: &Options, worker: &mut Worker, rank: u64) -> Result<f64> {
+    let (passes, warmup) = options.counts(5, 1);
+    let mut shares = crate::data::text_vs_memory(rank, passes, warmup, |dataset| {
+        worker.barrier()?;
+        let begin = Instant::now();
+        worker.train_from_dataset(dataset, DatasetRun::new())?;
+        worker.flush()?;
+        Ok(begin.elapsed().as_secs_f64())
+    })?;
+    shares.sort_by(f64::total_cmp);
+    Ok(shares[shares.len() / 2])
 }
