@@ -70,6 +70,11 @@ pub struct Make {
     pub folder: PathBuf,
 }
 
+fn not_images() -> Error {
+    Error::invalid("only digits are images")
+        .help("other kinds have the formats multislot, csv and jsonl")
+}
+
 /// What was written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Made {
@@ -82,16 +87,7 @@ pub struct Made {
 impl Make {
     /// Writes `part-00000` and so on.
     pub fn write(&self) -> Result<Made> {
-        if self.shards == 0 || self.shards > SHARDS_MAX {
-            return Err(Error::invalid("number of shards is out of range")
-                .expected(format!("1 to {SHARDS_MAX}"))
-                .got(self.shards));
-        }
-        if self.rows == 0 || self.first_row.checked_add(self.rows).is_none() {
-            return Err(Error::invalid("number of rows is out of range")
-                .expected(format!("1 to {}", u64::MAX - self.first_row))
-                .got(self.rows));
-        }
+        self.check()?;
         let source = Source::new(&self.kind)?;
         make_folder(&self.folder)?;
         if self.format == MakeFormat::Png {
@@ -110,17 +106,40 @@ impl Make {
         Ok(Made { files, schema: source.schema, facts })
     }
 
-    /// Writes an image a row: `3/00000017.png` is a 3.
-    fn write_images(&self) -> Result<Vec<PathBuf>> {
-        let MakeKind::Digits { seed } = self.kind else {
-            return Err(Error::invalid("only digits are images")
-                .help("other kinds have the formats multislot, csv and jsonl"));
-        };
+    /// Refuses what cannot be made, before there is a folder.
+    fn check(&self) -> Result<()> {
+        if self.shards == 0 || self.shards > SHARDS_MAX {
+            return Err(Error::invalid("number of shards is out of range")
+                .expected(format!("1 to {SHARDS_MAX}"))
+                .got(self.shards));
+        }
+        if self.first_row == u64::MAX {
+            return Err(
+                Error::invalid("there are no rows behind the first row").got(self.first_row)
+            );
+        }
+        if self.rows == 0 || self.first_row.checked_add(self.rows).is_none() {
+            return Err(Error::invalid("number of rows is out of range")
+                .expected(format!("1 to {}", u64::MAX - self.first_row))
+                .got(self.rows));
+        }
+        if self.format != MakeFormat::Png {
+            return Ok(());
+        }
+        if !matches!(self.kind, MakeKind::Digits { .. }) {
+            return Err(not_images());
+        }
         if self.shards != 1 || self.rows > IMAGES_MAX {
             return Err(Error::invalid("every image is a file of its own")
                 .expected(format!("1 shard and at most {IMAGES_MAX} rows"))
                 .got(format!("{} and {}", self.shards, self.rows)));
         }
+        Ok(())
+    }
+
+    /// Writes an image a row: `3/00000017.png` is a 3.
+    fn write_images(&self) -> Result<Vec<PathBuf>> {
+        let MakeKind::Digits { seed } = self.kind else { return Err(not_images()) };
         let digits = Digits::new(seed);
         let (mut image, mut label) = ([0; IMAGE_PIXELS], [0]);
         let mut files = Vec::new();
@@ -450,9 +469,14 @@ mod tests {
                 Make { kind, format, first_row: 7, rows: 30, shards: 1, folder: folder.clone() };
             let made = make.write().unwrap();
             assert!(make.write().unwrap_err().to_string().contains("00000007.png"));
-            assert!(Make { shards: 2, ..make.clone() }.write().is_err());
             let blobs = MakeKind::Blobs(BlobsConfig::default());
-            assert!(Make { kind: blobs, ..make }.write().is_err());
+            let nowhere = folder.with_extension("refused");
+            let wrong = Make { folder: nowhere.clone(), ..make };
+            assert!(Make { shards: 2, ..wrong.clone() }.write().is_err());
+            assert!(Make { kind: blobs, ..wrong.clone() }.write().is_err());
+            let error = Make { first_row: u64::MAX, ..wrong }.write().unwrap_err().to_string();
+            assert!(error.contains("behind the first row"), "{error}");
+            assert!(!nowhere.exists(), "what is refused leaves nothing");
             (made, folder)
         };
         let (mut images, mut labels) = (vec![0; 30 * IMAGE_PIXELS], vec![0; 30]);
