@@ -13,7 +13,7 @@ usage: cargo xtask COMMAND
 
   ci      everything that a change must pass: format, lints, tidy, tests
   tidy    the rules of the house that the compiler does not know (layers of crates)
-  features  builds and tests the readers that are behind features (a minute or more)
+  features  builds and tests the readers that are behind features (some minutes)
   test    the tests (arguments are handed to cargo test)
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]

@@ -1,5 +1,6 @@
 //! Lists of files: patterns, and each worker's share.
 
+use crate::pipe::{elsewhere, is_url};
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,9 @@ use std::path::{Path, PathBuf};
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn glob(pattern: &str) -> Result<Vec<PathBuf>> {
+    if is_url(Path::new(pattern)) {
+        return Err(elsewhere(pattern));
+    }
     let pieces = pattern.split('/').filter(|piece| !piece.is_empty());
     let root = if pattern.starts_with('/') { PathBuf::from("/") } else { PathBuf::new() };
     let mut found = vec![root];
@@ -55,7 +59,7 @@ fn step(folder: &Path, piece: &str, next: &mut Vec<PathBuf>) -> Result<()> {
             next.push(folder.join(name));
         }
     }
-    check_count(next)
+    check_count(next.len())
 }
 
 /// A folder and all folders below it.
@@ -71,11 +75,11 @@ fn below(folder: &Path, depth: usize, next: &mut Vec<PathBuf>) -> Result<()> {
             below(&path, depth + 1, next)?;
         }
     }
-    check_count(next)
+    check_count(next.len())
 }
 
-fn check_count(found: &[PathBuf]) -> Result<()> {
-    if found.len() <= FILES_MAX {
+pub(crate) fn check_count(found: usize) -> Result<()> {
+    if found <= FILES_MAX {
         return Ok(());
     }
     Err(Error::exhausted("a pattern matches too many files")
@@ -117,6 +121,18 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
         (p, n) = (star + 1, taken);
     }
     pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+/// Whether the names of a path fit the pieces of a pattern.
+#[cfg(feature = "object-store")]
+pub(crate) fn fits(pattern: &[&str], path: &[&str]) -> bool {
+    match pattern {
+        [] => path.is_empty(),
+        ["**", rest @ ..] => (0..=path.len()).any(|depth| fits(rest, &path[depth..])),
+        [first, rest @ ..] => path.split_first().is_some_and(|(name, below)| {
+            matches(first.as_bytes(), name.as_bytes()) && fits(rest, below)
+        }),
+    }
 }
 
 enum Element {
@@ -180,7 +196,7 @@ pub fn file_shard<T>(files: &[T], worker: usize, worker_count: usize) -> Result<
 /// Deeper trees are loops.
 const DEPTH_MAX: usize = 64;
 /// A list of this many names takes 200 MB.
-const FILES_MAX: usize = 1 << 20;
+pub(crate) const FILES_MAX: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -19,6 +19,8 @@ mod lines;
 mod loader;
 mod make;
 mod multislot;
+#[cfg(feature = "object-store")]
+mod object_stores;
 mod pipe;
 mod prefetch;
 mod slot;
@@ -45,6 +47,8 @@ pub use lines::{LineError, LineFormat, LineReader, OnError, RecordReader, Skippe
 pub use loader::{Cursor, Loader, LoaderOptions, Samples};
 pub use make::{Made, Make, MakeFormat, MakeKind};
 pub use multislot::{MultiSlot, MultiSlotWriter};
+#[cfg(feature = "object-store")]
+pub use object_stores::ObjectStores;
 pub use pipe::open_piped;
 pub use prefetch::Prefetch;
 pub use slot::{Schema, Slot, SlotForm, SlotKind};

@@ -26,38 +26,94 @@ use std::thread::JoinHandle;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn open_piped(path: &Path, command: &str) -> Result<Box<dyn Read + Send>> {
-    open_downloaded(path, "", command)
+    Origin { pipe_command: command.to_string(), ..Origin::default() }.open(path)
 }
 
-/// As [`open_piped`], from where files are that the system does not know: `download` gets the path as
-/// its last argument and writes what is there (`hadoop fs -cat`, `aws s3 cp --quiet`). Empty, or `cat`,
-/// for local files.
-pub(crate) fn open_downloaded(
-    path: &Path,
-    download: &str,
-    command: &str,
-) -> Result<Box<dyn Read + Send>> {
-    let is_plain = is_plain(command);
-    if !self::is_plain(download) {
-        // The path is an argument of the shell's, so that nothing in it is taken for a command.
-        let whole = format!("{} \"$1\"", download.trim());
-        let from = Piped::start(Stdio::null(), path, &whole, "download command")?;
-        return match is_plain {
-            true => Ok(Box::new(from)),
-            false => Ok(Box::new(from.through(path, command.trim())?)),
-        };
-    }
-    let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
-    let is_folder = file.metadata().is_ok_and(|metadata| metadata.is_dir());
-    if is_folder {
-        return Err(Error::invalid("a folder is no file of records").at(path.display()));
-    }
-    match is_plain {
-        true => plain(file, path),
-        false => {
-            Ok(Box::new(Piped::start(Stdio::from(file), path, command.trim(), "pipe command")?))
+/// How the bytes of a file come to its reader.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    /// Gets a file's name as its last argument and writes what is there (`hadoop fs -cat`, `aws s3 cp
+    /// --quiet`). Empty, or `cat`: files are where the system finds them, or in an object store.
+    pub download_command: String,
+    #[cfg(feature = "object-store")]
+    pub stores: Option<crate::ObjectStores>,
+    pub pipe_command: String,
+}
+
+impl Origin {
+    pub fn open(&self, path: &Path) -> Result<Box<dyn Read + Send>> {
+        let command = self.pipe_command.trim();
+        let is_plain = is_plain(command);
+        if !self::is_plain(&self.download_command) {
+            // The path is an argument of the shell's, so that nothing in it is taken for a command.
+            let whole = format!("{} \"$1\"", self.download_command.trim());
+            let from = Piped::start(Stdio::null(), path, &whole, "download command")?;
+            return match is_plain {
+                true => Ok(Box::new(from)),
+                false => Ok(Box::new(from.through(path, command)?)),
+            };
+        }
+        if is_url(path) {
+            let from = self.object(path)?;
+            return match is_plain {
+                true => plain(from, path),
+                false => Ok(Box::new(Piped::fed(from, path, command)?)),
+            };
+        }
+        let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
+        let is_folder = file.metadata().is_ok_and(|metadata| metadata.is_dir());
+        if is_folder {
+            return Err(Error::invalid("a folder is no file of records")
+                .help(format!("name the files in it: glob(\"{}/*\")", path.display()))
+                .at(path.display()));
+        }
+        match is_plain {
+            true => plain(file, path),
+            false => Ok(Box::new(Piped::start(Stdio::from(file), path, command, "pipe command")?)),
         }
     }
+
+    /// Whether files are where the system finds them.
+    pub fn is_local(&self) -> bool {
+        #[cfg(feature = "object-store")]
+        if self.stores.is_some() {
+            return false;
+        }
+        is_plain(&self.download_command)
+    }
+
+    #[cfg(feature = "object-store")]
+    fn object(&self, path: &Path) -> Result<Box<dyn Read + Send>> {
+        match (&self.stores, path.to_str()) {
+            (Some(stores), Some(url)) => stores.open(url),
+            _ => Err(elsewhere(path.display())),
+        }
+    }
+
+    #[cfg(not(feature = "object-store"))]
+    fn object(&self, path: &Path) -> Result<Box<dyn Read + Send>> {
+        Err(elsewhere(path.display()))
+    }
+}
+
+/// Whether a name is one of an object, `SCHEME://..`, and not a file's.
+pub(crate) fn is_url(path: &Path) -> bool {
+    let scheme = path.to_str().and_then(|path| path.split_once("://"));
+    scheme.is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
+}
+
+/// A name of an object where only files are taken.
+pub(crate) fn elsewhere(name: impl std::fmt::Display) -> Error {
+    let help = match cfg!(feature = "object-store") {
+        true => {
+            "give the format object_stores(..) and list names with ObjectStores::glob; or give it a \
+                 download_command"
+        }
+        false => "build with the feature `object-store`, or give the format a download_command",
+    };
+    Error::invalid("file is in an object store").help(help).at(name)
 }
 
 /// Whether a command is one that changes nothing.
@@ -66,7 +122,7 @@ pub(crate) fn is_plain(command: &str) -> bool {
 }
 
 /// A file as it is; one that is compressed would only be a bad first line.
-fn plain(mut file: File, path: &Path) -> Result<Box<dyn Read + Send>> {
+fn plain(mut file: impl Read + Send + 'static, path: &Path) -> Result<Box<dyn Read + Send>> {
     let mut start = Vec::new();
     let read = file.by_ref().take(MAGIC_BYTES).read_to_end(&mut start);
     read.map_err(|error| Error::io("read", path, &error))?;
@@ -88,6 +144,8 @@ struct Piped {
     stdout: Option<ChildStdout>,
     /// What its input comes from.
     from: Option<Box<Piped>>,
+    /// Writes its input.
+    feeder: Option<JoinHandle<std::io::Result<()>>>,
     /// Keeps the end of the standard error.
     stderr: Option<JoinHandle<Vec<u8>>>,
     /// What errors call the command.
@@ -117,7 +175,32 @@ impl Piped {
         let stdout = child.stdout.take();
         let stderr = child.stderr.take().map(|it| std::thread::spawn(move || tail(it)));
         let (command, path) = (command.to_string(), path.display().to_string());
-        Ok(Piped { child, stdout, from: None, stderr, role, command, path, ended: false })
+        Ok(Piped {
+            child,
+            stdout,
+            from: None,
+            feeder: None,
+            stderr,
+            role,
+            command,
+            path,
+            ended: false,
+        })
+    }
+
+    /// The output of a command that is given what is read here.
+    fn fed(mut from: Box<dyn Read + Send>, path: &Path, command: &str) -> Result<Piped> {
+        let mut piped = Piped::start(Stdio::piped(), path, command, "pipe command")?;
+        let mut input = piped.child.stdin.take();
+        piped.feeder = Some(std::thread::spawn(move || {
+            let Some(input) = &mut input else { return Ok(()) };
+            match std::io::copy(&mut from, input) {
+                // A program that has had enough.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+                outcome => outcome.map(drop),
+            }
+        }));
+        Ok(piped)
     }
 
     /// The output of a command that reads this one's.
@@ -133,6 +216,9 @@ impl Piped {
         self.ended = true;
         let status = self.child.wait()?;
         let said = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        if let Some(feeder) = self.feeder.take() {
+            feeder.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")))?;
+        }
         if status.success() {
             return self.from.as_mut().map_or(Ok(()), |from| from.end());
         }

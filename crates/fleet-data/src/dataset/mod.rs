@@ -14,7 +14,7 @@ pub(crate) use shuffle::stable_hash;
 use crate::batch::{BatchLayout, BatchSource};
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};
 use crate::multislot::MultiSlot;
-use crate::pipe::{is_plain, open_downloaded};
+use crate::pipe::{Origin, elsewhere, is_url};
 use crate::slot::Schema;
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -37,8 +37,7 @@ pub trait RecordFormat: Send + Sync {
 pub struct TextFiles {
     schema: Arc<Schema>,
     format: Box<dyn Fn() -> Box<dyn LineFormat> + Send + Sync>,
-    download_command: String,
-    pipe_command: String,
+    origin: Origin,
     on_error: OnError,
 }
 
@@ -53,8 +52,7 @@ impl TextFiles {
         TextFiles {
             schema: Arc::clone(format.schema()),
             format: Box::new(move || Box::new(format.clone())),
-            download_command: String::new(),
-            pipe_command: String::new(),
+            origin: Origin::default(),
             on_error: OnError::Fail,
         }
     }
@@ -62,7 +60,7 @@ impl TextFiles {
     /// Sends each file through a command of the shell, which gets it as its standard input and writes
     /// the lines: `zcat`, `python reader.py`. Empty, or `cat`: the file is read as it is.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TextFiles {
-        self.pipe_command = command.into();
+        self.origin.pipe_command = command.into();
         self
     }
 
@@ -82,7 +80,15 @@ impl TextFiles {
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
     pub fn download_command(mut self, command: impl Into<String>) -> TextFiles {
-        self.download_command = command.into();
+        self.origin.download_command = command.into();
+        self
+    }
+
+    /// Takes names of objects too, `s3://bucket/part-0`, and gets them from these stores; what comes goes
+    /// through the pipe command, where there is one.
+    #[cfg(feature = "object-store")]
+    pub fn object_stores(mut self, stores: &crate::ObjectStores) -> TextFiles {
+        self.origin.stores = Some(stores.clone());
         self
     }
 
@@ -98,13 +104,13 @@ impl RecordFormat for TextFiles {
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
-        let from = open_downloaded(path, &self.download_command, &self.pipe_command)?;
+        let from = self.origin.open(path)?;
         let name = path.display().to_string();
         Ok(Box::new(LineReader::new(from, name, (self.format)()).on_error(self.on_error)))
     }
 
     fn is_local(&self) -> bool {
-        is_plain(&self.download_command)
+        self.origin.is_local()
     }
 }
 
@@ -183,13 +189,17 @@ fn check_files(format: &dyn RecordFormat, files: &[PathBuf]) -> Result<()> {
         return Ok(());
     }
     for file in files {
+        if is_url(file) {
+            return Err(elsewhere(file.display()));
+        }
         std::fs::metadata(file).map_err(|error| Error::io("read", file, &error))?;
     }
     Ok(())
 }
 
 fn no_files() -> Error {
-    Error::invalid("the dataset has no files").help("set_filelist comes first")
+    Error::invalid("the dataset has no files")
+        .help("set_filelist comes first, with at least one file")
 }
 
 /// A panic of a reader thread, which is a bug in a format.

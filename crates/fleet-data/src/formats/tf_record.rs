@@ -8,7 +8,7 @@ use super::hash_bucket;
 use crate::block::Block;
 use crate::dataset::RecordFormat;
 use crate::lines::{OnError, RecordReader, Skipped};
-use crate::pipe::{is_plain, open_downloaded};
+use crate::pipe::Origin;
 use crate::slot::{Schema, SlotKind};
 use fleet_base::{Error, Result, text};
 use std::io::{BufReader, Read};
@@ -33,8 +33,7 @@ use std::sync::Arc;
 pub struct TfRecords {
     schema: Arc<Schema>,
     buckets: Option<u64>,
-    download_command: String,
-    pipe_command: String,
+    origin: Origin,
     on_error: OnError,
 }
 
@@ -43,8 +42,7 @@ impl TfRecords {
         TfRecords {
             schema: Arc::clone(schema),
             buckets: None,
-            download_command: String::new(),
-            pipe_command: String::new(),
+            origin: Origin::default(),
             on_error: OnError::Fail,
         }
     }
@@ -57,13 +55,20 @@ impl TfRecords {
 
     /// Sends each file through a command of the shell first: `zcat` for compressed ones.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TfRecords {
-        self.pipe_command = command.into();
+        self.origin.pipe_command = command.into();
         self
     }
 
     /// Gets files from elsewhere, as [`TextFiles::download_command`](crate::TextFiles::download_command).
     pub fn download_command(mut self, command: impl Into<String>) -> TfRecords {
-        self.download_command = command.into();
+        self.origin.download_command = command.into();
+        self
+    }
+
+    /// Takes names of objects too, as [`TextFiles::object_stores`](crate::TextFiles::object_stores).
+    #[cfg(feature = "object-store")]
+    pub fn object_stores(mut self, stores: &crate::ObjectStores) -> TfRecords {
+        self.origin.stores = Some(stores.clone());
         self
     }
 
@@ -166,13 +171,13 @@ impl RecordFormat for TfRecords {
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
-        let from = open_downloaded(path, &self.download_command, &self.pipe_command)?;
+        let from = self.origin.open(path)?;
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
         Ok(Box::new(self.read(from, &path.display().to_string())))
     }
 
     fn is_local(&self) -> bool {
-        is_plain(&self.download_command)
+        self.origin.is_local()
     }
 }
 

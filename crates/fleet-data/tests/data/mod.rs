@@ -2,4 +2,5 @@ pub mod datasets;
 pub mod formats;
 pub mod images;
 pub mod multislot;
+pub mod objects;
 pub mod pipes;

@@ -141,3 +141,18 @@ fn folders_and_missing_files_are_named() {
     assert!(error(&folder.path.join("nothing")).contains("nothing"));
     assert!(error(&folder.path).contains("a folder is no file of records"));
 }
+
+#[test]
+fn names_of_objects_are_no_files() {
+    let name = "s3://clicks/part-0";
+    let files = TextFiles::multi_slot(&schema());
+    let open = files.open(name.as_ref()).map(drop).unwrap_err();
+    let mut dataset = QueueDataset::new(DatasetOptions::new(files).unwrap()).unwrap();
+    let listed = dataset.set_filelist([name]).unwrap_err();
+    let globbed = fleet_data::glob("s3://clicks/part-*").unwrap_err();
+    for error in [open, listed, globbed] {
+        let error = error.to_string();
+        assert!(error.starts_with("file is in an object store"), "{error}");
+        assert!(error.contains("download_command") && error.contains("s3://clicks/"), "{error}");
+    }
+}
