@@ -6,7 +6,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// A file being written beside its final name; [`AtomicFile::commit`] puts it there. Dropped without,
-/// it leaves nothing.
+/// it leaves nothing. A link stays a link: what it leads to is replaced.
 pub struct AtomicFile {
     file: File,
     temporary: PathBuf,
@@ -25,10 +25,19 @@ impl AtomicFile {
         let Some(name) = target.file_name() else {
             return Err(Error::invalid(format!("{} is not the name of a file", target.display())));
         };
-        if target.is_dir() {
-            return Err(Error::invalid(format!("cannot write {}", target.display()))
-                .expected("the name of a file")
-                .got("a folder"));
+        if target.is_symlink()
+            && let Ok(led_to) = fs::canonicalize(target)
+        {
+            return AtomicFile::create(&led_to);
+        }
+        if let Ok(there) = fs::metadata(target) {
+            // To rename over a device or a pipe would put a file in its place.
+            let kind = if there.is_dir() { "a folder" } else { "a device or a pipe" };
+            if !there.is_file() {
+                return Err(Error::invalid(format!("cannot write {}", target.display()))
+                    .expected("the name of a file")
+                    .got(kind));
+            }
         }
         let (name, process) = (name.to_string_lossy(), std::process::id());
         for attempt in 0..ATTEMPTS_MAX {
@@ -40,7 +49,11 @@ impl AtomicFile {
                     return Ok(AtomicFile { file, temporary, target, committed: false });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(Error::io("create", &temporary, &error)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(Error::io("create", target, &error)
+                        .help("its folder is not there; make it first"));
+                }
+                Err(error) => return Err(Error::io("create", target, &error)),
             }
         }
         Err(Error::unavailable(format!("cannot create a file beside {}", target.display()))
@@ -109,4 +122,42 @@ fn sync_folder(path: &Path) -> Result<()> {
 #[cfg(not(unix))]
 fn sync_folder(_path: &Path) -> Result<()> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn links_and_devices_stay_what_they_are() {
+        let folder = std::env::temp_dir().join(format!("fleet-base-file-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (file, link) = (folder.join("file"), folder.join("link"));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write_file(&link, b"new").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+
+        let socket = folder.join("socket");
+        let _open = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let error = write_file(&socket, b"new").unwrap_err().to_string();
+        assert!(error.contains("the name of a file, got a device or a pipe"), "{error}");
+        assert!(!socket.is_file() && socket.exists());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3, "something was left");
+
+        let error = write_file(&folder.join("no-such/file"), b"new").unwrap_err().to_string();
+        assert!(
+            error.contains("no-such/file: ") && error.contains("folder is not there"),
+            "{error}"
+        );
+
+        // A link to nothing: the link is replaced.
+        let dangling = folder.join("dangling");
+        std::os::unix::fs::symlink("nothing", &dangling).unwrap();
+        write_file(&dangling, b"new").unwrap();
+        assert_eq!(fs::read(&dangling).unwrap(), b"new");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

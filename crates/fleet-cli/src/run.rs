@@ -5,7 +5,7 @@ use crate::output::{Output, Stop};
 use clap::Args;
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
-use fleet_format::{Meta, load_tensors, read_npy, save_tensors, write_npy, write_npz};
+use fleet_format::{Meta, load_tensors, read_npy, save_tensors, write_file, write_npy, write_npz};
 use fleet_ir::Program;
 use fleet_tensor::{DType, Tensor, bf16, f16};
 use std::path::{Path, PathBuf};
@@ -76,9 +76,7 @@ pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
         executor.run_into(&program, &mut scope, &feeds, names, &mut fetched)?;
     }
     if let Some(path) = &args.trace {
-        std::fs::write(path, executor.trace().to_chrome_json(0)).map_err(|error| {
-            Error::unavailable("cannot write the trace").got(error).at(path.display().to_string())
-        })?;
+        write_file(path, executor.trace().to_chrome_json(0).as_bytes())?;
     }
     save_scope(args, &scope)?;
     if let Some(path) = &args.save_fetched {
@@ -123,7 +121,8 @@ fn feeds<'a>(args: &'a RunArgs, program: &Program) -> Result<Vec<(&'a str, Tenso
             Error::invalid("--feed is not understood").expected("NAME=FILE.npy").got(given)
         })?;
         program.var_named(name)?;
-        feeds.push((name, read_npy(file)?));
+        let tensor = read_npy(file).map_err(|error| error.at(format!("--feed {given}")))?;
+        feeds.push((name, tensor));
     }
     Ok(feeds)
 }

@@ -6,7 +6,7 @@ use crate::source::{NamedTensors, Source, check_distinct};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use fleet_tensor::Tensor;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
@@ -65,7 +65,7 @@ pub fn write_npz<'t>(
     let file = AtomicFile::create(path)?;
     let failed =
         |error: zip::result::ZipError| Error::io("write", path, &std::io::Error::from(error));
-    let mut archive = ZipWriter::new(BufWriter::new(file));
+    let mut archive = ZipWriter::new(UntilFailure { writer: BufWriter::new(file), failed: false });
     for (name, tensor) in &tensors {
         let (header, bytes) = npy::parts(name, tensor)?;
         let options = SimpleFileOptions::default()
@@ -77,8 +77,48 @@ pub fn write_npz<'t>(
         }
     }
     let writer = archive.finish().map_err(failed)?;
-    let file = writer.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
+    let file =
+        writer.writer.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
     file.commit()
+}
+
+/// A writer that reports its first failure and swallows what comes then: an archive that is dropped
+/// unfinished tries to finish, and complains on the standard error when it cannot.
+struct UntilFailure<W> {
+    writer: W,
+    failed: bool,
+}
+
+impl<W> UntilFailure<W> {
+    fn unless_failed<T>(
+        &mut self,
+        instead: T,
+        act: impl FnOnce(&mut W) -> io::Result<T>,
+    ) -> io::Result<T> {
+        if self.failed {
+            return Ok(instead);
+        }
+        let outcome = act(&mut self.writer);
+        // An interrupted call is made again.
+        self.failed = matches!(&outcome, Err(error) if error.kind() != io::ErrorKind::Interrupted);
+        outcome
+    }
+}
+
+impl<W: Write> Write for UntilFailure<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.unless_failed(bytes.len(), |writer| writer.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.unless_failed((), |writer| writer.flush())
+    }
+}
+
+impl<W: Seek> Seek for UntilFailure<W> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.unless_failed(0, |writer| writer.seek(to))
+    }
 }
 
 /// Deflate makes data at most 1032 times smaller.
@@ -89,3 +129,31 @@ const LARGE_BYTES: u64 = u32::MAX as u64 - (1 << 20);
 
 /// Names in a zip are counted in 16 bits, the ending included.
 const NAME_BYTES_MAX: usize = 65_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Room for so many bytes, then a full disk.
+    struct Full(usize);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn only_the_first_failure_is_told() {
+        let mut writer = UntilFailure { writer: Full(5), failed: false };
+        writer.write_all(&[0; 4]).expect("there is room");
+        let error = writer.write_all(&[0; 4]).expect_err("there is no room");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        writer.write_all(&[0; 4]).expect("nobody is told again");
+    }
+}
