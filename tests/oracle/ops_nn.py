@@ -414,9 +414,9 @@ fail("conv2d", "attribute 'groups' of conv2d is wrong: expected a divisor of the
      Input=Shape(2, 12, 8, 8), Filter=Shape(8, 4, 3, 3))
 fail("conv2d", "the window of conv2d does not fit the image: expected at least 5 rows, got 4, padding included",
      Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 5, 5))
-fail("conv2d", "attribute 'strides' of conv2d is wrong: expected 1 or 2 numbers of at least 1, got [0, 1]",
+fail("conv2d", "attribute 'strides' of conv2d is wrong: expected 1 or 2 numbers of 1 to 2147483647, got [0, 1]",
      strides=[0, 1], Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 3, 3))
-fail("conv2d", "attribute 'paddings' of conv2d is wrong: expected 1, 2 or 4 numbers of at least 0, got [1, 2, 3]",
+fail("conv2d", "attribute 'paddings' of conv2d is wrong: expected 1, 2 or 4 numbers of 0 to 2147483647, got [1, 2, 3]",
      paddings=[1, 2, 3], Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 3, 3))
 fail("conv2d", "unknown padding_algorithm of conv2d: expected EXPLICIT, SAME or VALID, got HALF",
      padding_algorithm="HALF", Input=Shape(2, 3, 4, 8), Filter=Shape(8, 3, 3, 3))

@@ -217,8 +217,9 @@ fn plan_lines(plan: &PlanSummary, feeds: &[Feed<'_>], out: &mut Output) -> Resul
     out.line(format!("  work             {}", unit(plan.flops, "flop")))?;
     out.line(format!("  memory traffic   {}", text::bytes(plan.bytes_moved as u64)))?;
     out.line(format!("  planned memory   {}", bytes(total)))?;
-    let unshared = bytes(plan.arena_bytes_unshared);
-    out.line(format!("    temporaries    {} ({unshared} unshared)", bytes(plan.arena_bytes)))?;
+    let (live, unshared) = (bytes(plan.arena_bytes_live), bytes(plan.arena_bytes_unshared));
+    let packed = bytes(plan.arena_bytes);
+    out.line(format!("    temporaries    {packed} ({live} live at once, {unshared} unshared)"))?;
     if plan.offload_bytes > 0 {
         let beside = bytes(plan.offload_bytes);
         out.line(format!("    offloaded      {beside} a step, in a file and not in the sum"))?;

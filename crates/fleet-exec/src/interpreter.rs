@@ -10,7 +10,7 @@ use crate::spill::FileSpill;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, InferCtx, KernelCtx, Meta, PrepareCtx, Registry, RowsArg, Services};
+use fleet_ops::{Arg, KernelCtx, Meta, PrepareCtx, Registry, RowsArg, Services};
 use fleet_tensor::{Buffer, Layout, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -113,9 +113,7 @@ impl Interpreter {
         let inputs = arg_slots(frame, &op.inputs)?;
         let metas: HashMap<VarId, Meta> =
             op.all_inputs().map(|var| (var, frame.meta(var))).collect();
-        let mut infer = InferCtx::new(op, |var| metas[&var]);
-        (def.infer)(&mut infer)?;
-        let made = infer.into_outputs();
+        let made = def.shapes(op, |var| metas[&var])?;
         for (vars, metas) in op.outputs.iter().zip(&made) {
             for (var, meta) in vars.iter().zip(metas) {
                 // What is read and written is worked on where it is.

@@ -48,6 +48,22 @@ pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
     (offsets, total.next_multiple_of(ALIGN))
 }
 
+/// The most bytes that are live at once: no arena can be smaller.
+pub(crate) fn live_most(blocks: &[Block]) -> usize {
+    let mut events: Vec<(usize, isize)> = Vec::with_capacity(2 * blocks.len());
+    for block in blocks {
+        events.push((block.start, block.bytes as isize));
+        events.push((block.end + 1, -(block.bytes as isize)));
+    }
+    // At one step, what ends goes before what begins: a block is live up to its end.
+    events.sort_unstable();
+    let live = events.iter().scan(0, |live, (_, change)| {
+        *live += change;
+        Some(*live)
+    });
+    live.max().map_or(0, |most| most.max(0) as usize)
+}
+
 fn overlap(a: &Block, b: &Block) -> bool {
     a.start <= b.end && b.start <= a.end
 }
@@ -69,6 +85,7 @@ mod tests {
                 })
                 .collect();
             let (offsets, total) = pack(&blocks);
+            assert!(live_most(&blocks) <= total);
             for i in 0..blocks.len() {
                 assert!(offsets[i] % ALIGN == 0 && offsets[i] + blocks[i].bytes <= total);
                 for j in 0..i {
@@ -86,5 +103,6 @@ mod tests {
         let blocks: Vec<Block> =
             (0..10).map(|i| Block { bytes: 640, start: i, end: i + 1 }).collect();
         assert_eq!(pack(&blocks).1, 1280);
+        assert_eq!(live_most(&blocks), 1280);
     }
 }

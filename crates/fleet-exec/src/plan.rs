@@ -15,7 +15,7 @@ use crate::options::{Device, ExecOptions};
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::{
-    Arg, CostCtx, InferCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services,
+    Arg, CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services,
 };
 use fleet_tensor::{DType, Layout, Shape};
 use std::collections::HashMap;
@@ -33,6 +33,8 @@ pub struct PlanSummary {
     pub op_count: usize,
     /// Temporaries, packed.
     pub arena_bytes: usize,
+    /// The most bytes of temporaries that are live at once: no arena could be smaller.
+    pub arena_bytes_live: usize,
     /// Temporaries if nothing were shared.
     pub arena_bytes_unshared: usize,
     pub scratch_bytes: usize,
@@ -216,9 +218,7 @@ impl<'a> Builder<'a> {
             for var in op.all_inputs() {
                 self.check_known(var).map_err(place)?;
             }
-            let mut ctx = InferCtx::new(op, |var| self.metas[&var]);
-            (def.infer)(&mut ctx).map_err(place)?;
-            let outputs = ctx.into_outputs();
+            let outputs = def.shapes(op, |var| self.metas[&var]).map_err(place)?;
             let mut planned = Vec::with_capacity(outputs.len());
             for (vars, metas) in op.outputs.iter().zip(outputs) {
                 let mut slot = Vec::with_capacity(vars.len());
@@ -545,6 +545,7 @@ impl<'a> Builder<'a> {
             summary: PlanSummary {
                 op_count: self.flat.len(),
                 arena_bytes,
+                arena_bytes_live: memory::live_most(&blocks),
                 arena_bytes_unshared: unshared,
                 ..PlanSummary::default()
             },

@@ -59,17 +59,18 @@ pub fn auc_count(
     for (sample, &label) in labels.iter().enumerate() {
         let bucket = (f64::from(scores[sample * width + width - 1]) * thresholds) as usize;
         if label > 0 {
-            positives[bucket] += 1;
+            positives[bucket] = positives[bucket].wrapping_add(1);
         } else if label == 0 {
-            negatives[bucket] += 1;
+            negatives[bucket] = negatives[bucket].wrapping_add(1);
         }
     }
     Ok(())
 }
 
-/// Length of the counters of [`auc_count_window`]: `steps` windows, their sum, and a step counter.
-pub fn auc_window_len(thresholds: usize, steps: usize) -> usize {
-    (steps + 1) * (thresholds + 1) + 1
+/// Length of the counters of [`auc_count_window`]: `steps` windows, their sum, and a step counter; none
+/// where no memory could hold them.
+pub fn auc_window_len(thresholds: usize, steps: usize) -> Option<usize> {
+    steps.checked_add(1)?.checked_mul(thresholds.checked_add(1)?)?.checked_add(1)
 }
 
 /// Counts a batch into sliding windows over the last `steps` batches: the oldest window is taken
@@ -84,7 +85,8 @@ pub fn auc_count_window(
     assert!(steps > 0, "a sliding window has at least one step");
     let buckets = thresholds + 1;
     for counts in [&*positives, &*negatives] {
-        assert_eq!(counts.len(), auc_window_len(thresholds, steps), "counters of a sliding window");
+        let len = Some(counts.len());
+        assert_eq!(len, auc_window_len(thresholds, steps), "counters of a sliding window");
     }
     let counter = (steps + 1) * buckets;
     let window = positives[counter].rem_euclid(steps as i64) as usize * buckets;
@@ -94,7 +96,7 @@ pub fn auc_count_window(
     for counts in parts {
         let (windows, sum) = counts.split_at_mut(steps * buckets);
         for (sum, old) in sum.iter_mut().zip(&mut windows[window..window + buckets]) {
-            *sum -= std::mem::take(old);
+            *sum = sum.wrapping_sub(std::mem::take(old));
         }
     }
     let range = window..window + buckets;
@@ -102,9 +104,9 @@ pub fn auc_count_window(
     for counts in [positives, negatives] {
         let (windows, sum) = counts.split_at_mut(steps * buckets);
         for (sum, new) in sum.iter_mut().zip(&windows[window..window + buckets]) {
-            *sum += new;
+            *sum = sum.wrapping_add(*new);
         }
-        counts[counter] += 1;
+        counts[counter] = counts[counter].wrapping_add(1);
     }
     Ok(())
 }
@@ -222,7 +224,7 @@ mod tests {
     #[test]
     fn a_window_forgets_what_is_older_than_its_steps() {
         let (thresholds, steps) = (7, 2);
-        assert_eq!(auc_window_len(thresholds, steps), 25);
+        assert_eq!(auc_window_len(thresholds, steps), Some(25));
         let (mut positives, mut negatives) = (vec![0; 25], vec![0; 25]);
         let batches = [[0.1, 0.8], [0.3, 0.9], [0.5, 0.2], [0.7, 0.6]];
         for (step, batch) in batches.iter().enumerate() {

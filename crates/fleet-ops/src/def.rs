@@ -1,6 +1,6 @@
 //! What the registry knows of an op, and what an op's rules get to see.
 
-use crate::Services;
+use crate::{Services, gradient_check};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpSpec, VarId, VarKind};
 use fleet_kernels::pool::Pool;
@@ -17,6 +17,16 @@ pub struct OpDef {
     /// Makes the kernel for known shapes, once a plan.
     pub cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
     pub traits: OpTraits,
+}
+
+impl OpDef {
+    /// Types and shapes of the outputs of an op of this kind, by slot, from those of its inputs.
+    pub fn shapes(&self, op: &Op, meta: impl Fn(VarId) -> Meta) -> Result<Vec<Vec<Meta>>> {
+        let mut ctx = InferCtx::new(op, meta);
+        gradient_check::check(&ctx)?;
+        (self.infer)(&mut ctx)?;
+        Ok(ctx.into_outputs())
+    }
 }
 
 /// How the gradient of an op is made.
@@ -161,6 +171,12 @@ impl<'a> InferCtx<'a> {
     pub fn new(op: &'a Op, meta: impl Fn(VarId) -> Meta) -> Self {
         let inputs =
             op.inputs.iter().map(|slot| slot.iter().map(|var| meta(*var)).collect()).collect();
+        InferCtx { op, inputs, outputs: vec![Vec::new(); op.spec.outputs.len()] }
+    }
+
+    /// What the rule of another op sees, whose inputs are all among these, slot by slot.
+    pub(crate) fn of_other<'b>(&self, op: &'b Op) -> InferCtx<'b> {
+        let inputs = op.spec.inputs.iter().map(|slot| self.inputs(slot.name).to_vec()).collect();
         InferCtx { op, inputs, outputs: vec![Vec::new(); op.spec.outputs.len()] }
     }
 

@@ -1,6 +1,6 @@
 //! Emitting ops: what layers, gradient rules, optimizers and passes build programs with.
 
-use crate::{InferCtx, Meta, OpDef, Registry};
+use crate::{Meta, OpDef, Registry};
 use fleet_base::{Error, Result};
 use fleet_ir::{Attr, BlockId, Op, OpBuilder, OpId, OpRole, Program, Var, VarId};
 use std::sync::Arc;
@@ -151,9 +151,7 @@ impl<'e, 'p> Call<'e, 'p> {
             None => error.at(def.spec.name),
         };
         let mut op = builder.finish_open().map_err(blamed)?;
-        let mut ctx = InferCtx::new(&op, |var| meta(emit.program, var));
-        (def.infer)(&mut ctx).map_err(blamed)?;
-        let inferred = ctx.into_outputs();
+        let inferred = def.shapes(&op, |var| meta(emit.program, var)).map_err(blamed)?;
         let stem =
             name.unwrap_or_else(|| format!("{}.tmp", emit.program.unique_name(def.spec.name)));
         for (slot, metas) in inferred.into_iter().enumerate() {

@@ -6,6 +6,7 @@
 mod def;
 mod emit;
 mod grad;
+mod gradient_check;
 mod registry;
 mod rules;
 mod service;

@@ -10,6 +10,15 @@ pub(crate) fn wants(i: &InferCtx<'_>, slot: &str) -> bool {
     !i.op.output(slot).is_empty()
 }
 
+/// Refuses a variable of an input slot, if there is one, that has another type or shape.
+pub(crate) fn check_like(i: &InferCtx<'_>, slot: &str, like: Meta) -> Result<()> {
+    if i.optional(slot).is_none() {
+        return Ok(());
+    }
+    i.check_dtype(slot, &[like.dtype])?;
+    i.check_shape(slot, like.shape)
+}
+
 /// Each wanted output `S@GRAD` looks like input `S`.
 pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
     for slot in slots {

@@ -6,7 +6,7 @@
 //!    and makes what its outputs are declared to be: element type, dense or sparse, and a shape that
 //!    agrees (an unknown dimension agrees with any).
 
-use crate::{InferCtx, Meta, Registry, meta};
+use crate::{Meta, Registry, meta};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Program};
 
@@ -51,9 +51,7 @@ fn infer(program: &Program, registry: &Registry, op: &Op) -> Result<Vec<Vec<Meta
         return Err(Error::invalid(format!("op '{}' is not the one of this registry", op.name()))
             .help("read the program with the registry that it is run with"));
     }
-    let mut ctx = InferCtx::new(op, |var| meta(program, var));
-    (def.infer)(&mut ctx)?;
-    Ok(ctx.into_outputs())
+    def.shapes(op, |var| meta(program, var))
 }
 
 fn check_slot(program: &Program, op: &Op, slot: usize, made: &[Meta], errors: &mut Vec<Error>) {

@@ -14,7 +14,7 @@ use crate::compiler::{Decision, Verdict};
 use crate::meta::Facts;
 use crate::rates::{BATCH_ASSUMED, Origin};
 use fleet_base::text;
-use fleet_ops::{CostCtx, InferCtx, Meta, Registry, meta};
+use fleet_ops::{CostCtx, Meta, Registry, meta};
 use std::fmt;
 
 /// The backward pass costs twice the forward pass.
@@ -212,11 +212,8 @@ fn work(facts: &Facts<'_>, batch: usize) -> Work {
     let mut total = Work::default();
     for (_, op) in facts.program.root_ops() {
         let Some(def) = registry.find(op.name()) else { continue };
-        let mut infer = InferCtx::new(op, |var| sized(facts, var, batch));
-        if (def.infer)(&mut infer).is_err() {
-            continue;
-        }
-        let outputs = infer.into_outputs();
+        let shapes = def.shapes(op, |var| sized(facts, var, batch));
+        let Ok(outputs) = shapes else { continue };
         let inputs: Vec<Vec<Meta>> = op
             .inputs
             .iter()

@@ -206,9 +206,8 @@ impl Case {
             }
         }
         let mut op = builder.finish_open()?;
-        let mut ctx = InferCtx::new(&op, |var| meta(&machine.program, var));
-        (self.def.infer)(&mut ctx).map_err(|error| error.at(self.def.spec.name))?;
-        let inferred = ctx.into_outputs();
+        let shapes = self.def.shapes(&op, |var| meta(&machine.program, var));
+        let inferred = shapes.map_err(|error| error.at(self.def.spec.name))?;
         for (slot, metas) in inferred.into_iter().enumerate() {
             let spec = op.spec.outputs[slot];
             if spec.arity == Arity::Optional && op.outputs[slot].len() > metas.len() {

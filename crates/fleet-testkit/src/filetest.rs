@@ -35,7 +35,7 @@
 use crate::{Case, Outputs, Value, to_filter64};
 use fleet_base::{Error, Result};
 use fleet_ir::{Arity, Attr, AttrKind};
-use fleet_ops::{OpDef, Registry};
+use fleet_ops::{Meta, OpDef, Registry};
 use fleet_tensor::{DType, Layout, Shape};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -44,19 +44,10 @@ use std::path::Path;
 ///
 /// Only cases of ops whose name contains `filter` run. Returns the names of the ops that ran.
 pub fn run_dir(dir: &Path, filter: &str) -> Result<Vec<&'static str>> {
-    let mut paths: Vec<_> = std::fs::read_dir(dir)
-        .map_err(|error| Error::io("list", dir, &error))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|ext| ext == "fleet"))
-        .collect();
-    paths.sort();
     let mut ran = Vec::new();
     let mut failures = String::new();
     let mut count = 0;
-    for path in paths {
-        let text =
-            std::fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
-        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for (file, text) in files(dir)? {
         for block in blocks(&text) {
             let place = format!("{file}:{}", block.line);
             match run_block(&block, filter) {
@@ -73,6 +64,55 @@ pub fn run_dir(dir: &Path, filter: &str) -> Result<Vec<&'static str>> {
         return Err(Error::internal(format!("{count} cases fail:\n{failures}")));
     }
     Ok(ran)
+}
+
+/// The text of every case of every `.fleet` file in a directory.
+pub fn texts(dir: &Path) -> Result<Vec<String>> {
+    let files = files(dir)?;
+    let texts = files.iter().flat_map(|(_, text)| blocks(text));
+    Ok(texts.map(|block| block.lines.join("\n")).collect())
+}
+
+/// Runs the op of a case that may be wrong in any way, unless an output would have more than
+/// `elements_max` elements.
+pub fn attempt(text: &str, elements_max: usize) -> Result<()> {
+    for block in blocks(text) {
+        let name = block.lines[0].split_whitespace().nth(1).unwrap_or_default();
+        let case = parse(&block, Registry::standard().get(name)?)?.case;
+        let made = case.infer()?;
+        let sizes = made.iter().flatten().map(|meta| meta.shape.numel());
+        if sizes.flatten().all(|size| size <= elements_max) {
+            case.run()?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs the gradient ops of a case over inputs that `change` gives other types and shapes.
+pub fn attempt_grad(text: &str, change: &mut dyn FnMut(Meta) -> Meta) -> Result<()> {
+    for block in blocks(text) {
+        let name = block.lines[0].split_whitespace().nth(1).unwrap_or_default();
+        let test = parse(&block, Registry::standard().get(name)?)?;
+        let slots: Vec<&str> = test.grad.iter().map(String::as_str).collect();
+        test.case.attempt_grad(&slots, change)?;
+    }
+    Ok(())
+}
+
+/// Name and text of every `.fleet` file in a directory.
+fn files(dir: &Path) -> Result<Vec<(String, String)>> {
+    let mut paths: Vec<_> = std::fs::read_dir(dir)
+        .map_err(|error| Error::io("list", dir, &error))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|ext| ext == "fleet"))
+        .collect();
+    paths.sort();
+    let read = |path: std::path::PathBuf| {
+        let text =
+            std::fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
+        Ok((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), text))
+    };
+    paths.into_iter().map(read).collect()
 }
 
 /// Lines of one case, with the number of its first line.

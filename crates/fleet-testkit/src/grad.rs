@@ -5,7 +5,7 @@ use crate::{Case, Machine, Value};
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Emit, Grad, GradCtx};
+use fleet_ops::{Emit, Grad, GradCtx, Meta};
 use fleet_tensor::DType;
 use std::collections::HashMap;
 
@@ -36,6 +36,36 @@ impl Case {
                 ))
             })?;
             self.compare(&mut machine, id, var, &weights, &analytic)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the gradient ops of the slots `wrt` over other inputs than the rule gave them: of each,
+    /// `change` says what it is now.
+    pub fn attempt_grad(&self, wrt: &[&str], change: &mut dyn FnMut(Meta) -> Meta) -> Result<()> {
+        let (mut machine, id) = self.build()?;
+        machine.run(id)?;
+        let op = machine.program.op(id);
+        let wanted: Vec<VarId> = wrt.iter().flat_map(|slot| op.input(slot).to_vec()).collect();
+        let weights = self.weights(&mut machine, id)?;
+        let (ops, _) = emit_rule(&mut machine, self, id, &weights, &wanted)?;
+        for op in ops {
+            for var in machine.program.op(op).all_inputs().collect::<Vec<_>>() {
+                let Some(Value::Dense(tensor)) = machine.values.get(&var) else { continue };
+                let meta = Meta::dense(tensor.dtype(), *tensor.shape());
+                let changed = change(meta);
+                if changed != meta {
+                    let value = Value::random(changed.dtype, changed.shape, 7, -1.0, 1.0);
+                    machine.values.insert(var, value);
+                }
+            }
+            let call = machine.program.op(op).clone();
+            let made = machine.registry.get(call.name())?.shapes(&call, |var| machine.meta(var))?;
+            for (var, made) in call.outputs.iter().flatten().zip(made.iter().flatten()) {
+                let var = machine.program.var_mut(*var);
+                (var.dtype, var.shape) = (made.dtype, made.shape);
+            }
+            machine.run(op)?;
         }
         Ok(())
     }
@@ -117,6 +147,23 @@ fn run_rule(
     weights: &HashMap<VarId, VarId>,
     wanted: &[VarId],
 ) -> Result<Vec<(VarId, VarId)>> {
+    let (ops, made) = emit_rule(machine, case, id, weights, wanted)?;
+    for op in ops {
+        machine.run(op)?;
+    }
+    Ok(made)
+}
+
+/// Gradient ops, and (variable, its gradient) pairs.
+type Emitted = (Vec<OpId>, Vec<(VarId, VarId)>);
+
+fn emit_rule(
+    machine: &mut Machine,
+    case: &Case,
+    id: OpId,
+    weights: &HashMap<VarId, VarId>,
+    wanted: &[VarId],
+) -> Result<Emitted> {
     let Grad::Rule(rule) = case.def.grad else {
         return Err(Error::invalid(format!("{} has no gradient rule", case.def.spec.name)));
     };
@@ -132,10 +179,7 @@ fn run_rule(
             machine.layouts.insert(*grad, tensor.layout());
         }
     }
-    for op in ops {
-        machine.run(op)?;
-    }
-    Ok(made)
+    Ok((ops, made))
 }
 
 fn sum_parts(machine: &Machine, parts: impl Iterator<Item = VarId>) -> Option<Vec<f64>> {

@@ -4,9 +4,7 @@ use crate::{Value, allocations};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{
-    Arg, InferCtx, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services,
-};
+use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services};
 use fleet_tensor::{Buffer, Layout};
 use std::collections::HashMap;
 
@@ -101,7 +99,7 @@ impl Machine {
     }
 
     /// Of the value if there is one: it knows the room of sparse rows.
-    fn meta(&self, var: VarId) -> Meta {
+    pub(crate) fn meta(&self, var: VarId) -> Meta {
         match self.values.get(&var) {
             Some(value) => value.meta(),
             None => fleet_ops::meta(&self.program, var),
@@ -113,9 +111,7 @@ impl Machine {
         let op = self.program.op(id);
         let def = self.registry.get(op.name())?;
         let place = |error: Error| error.at(op.name());
-        let mut ctx = InferCtx::new(op, |var| self.meta(var));
-        (def.infer)(&mut ctx).map_err(place)?;
-        let metas = ctx.into_outputs();
+        let metas = def.shapes(op, |var| self.meta(var)).map_err(place)?;
         let mut inputs = self.copy_inputs(op)?;
         for slot in def.traits.shape_only.iter().filter_map(|slot| op.spec.input_index(slot)) {
             inputs[slot]

@@ -2,6 +2,7 @@
 
 use crate::prelude::*;
 use crate::rules::by_type;
+use fleet_kernels::binary::Number;
 
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
@@ -25,7 +26,7 @@ pub static DEF: OpDef = OpDef {
                 let (x, y): (*const T, *mut T) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
                 for i in 0..len {
                     // SAFETY: both hold `len` elements; equal pointers are read before written.
-                    unsafe { *y.add(i) = *x.add(i) + step as T };
+                    unsafe { *y.add(i) = Number::add(*x.add(i), step as T) };
                 }
                 Ok(())
             }))

@@ -9,6 +9,7 @@ use crate::rules::{axes_of, by_type, sizes};
 use crate::tensor::spread::Spread;
 use crate::widen::{has_half, through_f32};
 use fleet_ir::{AttrSpec, Op};
+use fleet_kernels::binary::Number;
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
 
 const ATTRS: &[AttrSpec] =
@@ -126,8 +127,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let count = axes.iter().map(|axis| x.shape.at(*axis)).product::<usize>();
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)), [F64 => f64, I32 => i32, I64 => i64], T => {
         let (first, join): (T, fn(T, T) -> T) = match fold {
-            Fold::Sum | Fold::Mean => (0 as T, |a, b| a + b),
-            Fold::Prod => (1 as T, |a, b| a * b),
+            Fold::Sum | Fold::Mean => (0 as T, Number::add),
+            Fold::Prod => (1 as T, Number::mul),
             Fold::Max => (T::MIN, |a, b| if a > b { a } else { b }),
             Fold::Min => (T::MAX, |a, b| if a < b { a } else { b }),
         };

@@ -4,7 +4,7 @@
 //! NaN counts as larger than any number. The gradient goes back to the places.
 
 use crate::prelude::*;
-use crate::rules::{around, axis_of, by_type};
+use crate::rules::{around, axis_of, by_type, check_like};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::AttrSpec;
 use fleet_kernels::scatter::{Rank, top_k};
@@ -63,6 +63,11 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         let x = i.input("X")?;
+        let mut picked = x.shape;
+        picked.dims_mut()[axis_of(i.op, "axis", &x.shape)?] = -1;
+        i.check_dtype("Out@GRAD", &[x.dtype])?;
+        i.check_shape("Out@GRAD", picked)?;
+        check_like(i, "Indices", Meta::dense(DType::I64, i.input("Out@GRAD")?.shape))?;
         i.set("X@GRAD", x.dtype, x.shape);
         Ok(())
     },
@@ -161,6 +166,11 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let count = dout.shape.at(axis);
     Ok(Kernel::new(move |k| {
         let (places, dout) = (k.input::<i64>(1), k.input::<f32>(2));
+        if let Some(place) = places.iter().find(|place| !(0..len as i64).contains(*place)) {
+            return Err(Error::invalid("Indices of top_k_v2_grad lie outside X")
+                .expected(format!("0 to {}", len as i64 - 1))
+                .got(place));
+        }
         let dx = Shareable::new(k.output::<f32>(0));
         k.pool.run_ranges(outer, (GRAIN / (len * inner).max(1)).max(1), |blocks| {
             for block in blocks {

@@ -4,7 +4,7 @@
 //! ops read X or Out, whichever the function's derivative is simplest in, and only that one is kept.
 
 use crate::prelude::*;
-use crate::rules::physical_len;
+use crate::rules::{check_like, physical_len};
 use crate::widen::{has_half, through_f32};
 use fleet_ir::Op;
 use fleet_kernels::elementwise::{Saved, Unary, unary_grad_raw, unary_raw};
@@ -37,6 +37,8 @@ macro_rules! unary {
             },
             infer: |i| {
                 let dout = i.input("Out@GRAD")?;
+                check_like(i, "X", dout)?;
+                check_like(i, "Out", dout)?;
                 i.set("X@GRAD", dout.dtype, dout.shape);
                 Ok(())
             },

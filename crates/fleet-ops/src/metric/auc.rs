@@ -37,11 +37,11 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Predict", &[DType::F32])?;
     i.check_dtype("Label", &[DType::I64, DType::I32])?;
     let (thresholds, steps) = (i.op.attr_int("num_thresholds"), i.op.attr_int("slide_steps"));
-    if thresholds < 1 || steps < 0 {
+    let Some(len) = stat_len(thresholds, steps) else {
         return Err(Error::invalid("attributes of auc are wrong")
             .expected("num_thresholds of at least 1 and slide_steps of at least 0")
             .got(format!("{thresholds} and {steps}")));
-    }
+    };
     if i.op.attr_str("curve") != "ROC" {
         return Err(Error::unsupported("auc knows one curve")
             .expected("ROC")
@@ -62,7 +62,6 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             .got(label));
     }
     i.set("AUC", DType::F64, [1]);
-    let len = stat_len(thresholds as usize, steps as usize);
     for (slot, out) in [("StatPos", "StatPosOut"), ("StatNeg", "StatNegOut")] {
         i.check_dtype(slot, &[DType::I64])?;
         let shape = i.input(slot)?.shape;
@@ -74,8 +73,13 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn stat_len(thresholds: usize, steps: usize) -> usize {
-    if steps == 0 { thresholds + 1 } else { auc_window_len(thresholds, steps) }
+/// The number of counters, where the attributes make sense.
+fn stat_len(thresholds: i64, steps: i64) -> Option<usize> {
+    let thresholds = usize::try_from(thresholds).ok().filter(|count| *count > 0)?;
+    match usize::try_from(steps).ok()? {
+        0 => thresholds.checked_add(1),
+        steps => auc_window_len(thresholds, steps),
+    }
 }
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

@@ -122,7 +122,16 @@ pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
 
 pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     let (x, channels) = check(i)?;
-    i.check_shape("Y@GRAD", x)?;
+    for slot in ["Scale", "Bias", "SavedMean", "SavedVariance"] {
+        i.check_dtype(slot, &[DType::F32])?;
+        i.check_shape(slot, [channels])?;
+    }
+    for slot in ["Y@GRAD", "Addend", "Y"] {
+        if i.optional(slot).is_some() {
+            i.check_dtype(slot, FLOATS)?;
+            i.check_shape(slot, x)?;
+        }
+    }
     let dtype = i.input("X")?.dtype;
     for (slot, dtype, shape) in [
         ("X@GRAD", dtype, x),

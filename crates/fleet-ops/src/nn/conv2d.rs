@@ -128,7 +128,7 @@ fn check(i: &InferCtx<'_>) -> Result<Shape> {
             .got(groups));
     }
     let channels = input[axes.channels];
-    if channels >= 0 && filter[1] >= 0 && channels != filter[1] * groups {
+    if channels >= 0 && filter[1] >= 0 && channels != filter[1].saturating_mul(groups) {
         return Err(i
             .error("Filter", "does not fit the channels of the input")
             .expected(format!("{channels} input channels in {groups} groups"))
@@ -138,7 +138,7 @@ fn check(i: &InferCtx<'_>) -> Result<Shape> {
     if filter[2] < 1 || filter[3] < 1 {
         return Err(i.error("Filter", "has an empty window").got(filter));
     }
-    let image = axes.spatial(&input);
+    let image = axes.image(i, "Input")?;
     let kernel = [filter[2] as usize, filter[3] as usize];
     let window = window(i.op, kernel, pair(i.op, "dilations", 1)?, image)?;
     Ok(axes.shape(input[0], filter[0], window.outputs(i.op, image, false)?))

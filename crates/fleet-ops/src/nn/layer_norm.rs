@@ -68,7 +68,10 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         let (x, begin) = check(i)?;
-        i.check_shape("Y@GRAD", x)?;
+        if i.optional("Skip").is_some() {
+            i.check_dtype("Skip", FLOATS)?;
+            i.check_shape("Skip", x)?;
+        }
         let width = width(&x, begin);
         let scale = i.optional("Scale").map_or([width].into(), |scale| scale.shape);
         for (slot, dtype, shape) in [
@@ -185,6 +188,10 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let epsilon = p.op.attr_float("epsilon") as f32;
     Ok(Kernel::new(move |k| {
         let (y, mean, inv_std) = (k.output(0), k.output(1), k.output(2));
+        if len == 0 {
+            mean.fill(0.0);
+            inv_std.fill(0.0);
+        }
         if rows * len == 0 {
             return Ok(());
         }

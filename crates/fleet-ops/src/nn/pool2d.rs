@@ -86,7 +86,7 @@ fn check(i: &InferCtx<'_>) -> Result<(Meta, Shape)> {
     i.check_dtype("X", FLOATS)?;
     let x = i.check_rank("X", 4)?;
     let axes = Axes::of(i.op, "data_format")?;
-    let image = axes.spatial(&x);
+    let image = axes.image(i, "X")?;
     is_max(i.op)?;
     let outputs = match kind(i.op)? {
         Kind::Global => [1, 1],

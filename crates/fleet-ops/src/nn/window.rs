@@ -40,20 +40,35 @@ impl Axes {
         [shape[self.height], shape[self.height + 1]]
     }
 
+    /// Height and width of an input's images, which must not be 0: a window needs a place.
+    pub(super) fn image(self, i: &InferCtx<'_>, slot: &str) -> Result<[i64; 2]> {
+        let shape = i.input(slot)?.shape;
+        let image = self.spatial(&shape);
+        if image.contains(&0) {
+            return Err(i.error(slot, "has images without a pixel").got(shape));
+        }
+        Ok(image)
+    }
+
     /// `[n, c, h, w]` in this order.
     pub(super) fn shape(self, n: i64, c: i64, [h, w]: [i64; 2]) -> Shape {
         if self.is_nhwc() { Shape::from([n, h, w, c]) } else { Shape::from([n, c, h, w]) }
     }
 }
 
+/// Windows, strides and paddings are at most this: as much as an image can be wide, and far from where
+/// sums of them would overflow.
+const REACH_MAX: i64 = i32::MAX as i64;
+
 /// One value for both, or one each, at least `min`.
 pub(super) fn pair(op: &Op, attr: &str, min: i64) -> Result<[usize; 2]> {
     let values = op.attr_ints(attr);
+    let fits = |value: &i64| (min..=REACH_MAX).contains(value);
     match values {
-        [one] if *one >= min => Ok([*one as usize; 2]),
-        [h, w] if *h >= min && *w >= min => Ok([*h as usize, *w as usize]),
+        [one] if fits(one) => Ok([*one as usize; 2]),
+        [h, w] if fits(h) && fits(w) => Ok([*h as usize, *w as usize]),
         _ => Err(Error::invalid(format!("attribute '{attr}' of {} is wrong", op.name()))
-            .expected(format!("1 or 2 numbers of at least {min}"))
+            .expected(format!("1 or 2 numbers of {min} to {REACH_MAX}"))
             .got(format!("{values:?}"))),
     }
 }
@@ -95,7 +110,7 @@ pub(super) fn window(
 /// One number for all sides, two for height and width, or four: top, bottom, left, right.
 fn explicit(op: &Op) -> Result<[[usize; 2]; 2]> {
     let values = op.attr_ints("paddings");
-    if values.iter().all(|value| *value >= 0) {
+    if values.iter().all(|value| (0..=REACH_MAX).contains(value)) {
         let at = |index: usize| values[index] as usize;
         match values.len() {
             1 => return Ok([[at(0); 2]; 2]),
@@ -105,7 +120,7 @@ fn explicit(op: &Op) -> Result<[[usize; 2]; 2]> {
         }
     }
     Err(Error::invalid(format!("attribute 'paddings' of {} is wrong", op.name()))
-        .expected("1, 2 or 4 numbers of at least 0")
+        .expected(format!("1, 2 or 4 numbers of 0 to {REACH_MAX}"))
         .got(format!("{values:?}")))
 }
 
@@ -130,7 +145,9 @@ impl Window {
                 outputs[axis] = size.div_ceil(stride) as i64;
                 continue;
             }
-            let reach = self.dilations[axis] * (self.kernel[axis] - 1) + 1;
+            // The size of a filter may be any number that a program states.
+            let reach =
+                self.dilations[axis].saturating_mul(self.kernel[axis] - 1).saturating_add(1);
             let padded = size + self.paddings[axis][0] + self.paddings[axis][1];
             if padded < reach {
                 return Err(Error::invalid(format!(

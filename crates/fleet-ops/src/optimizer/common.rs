@@ -32,6 +32,7 @@ pub(super) struct Slots {
 /// The shape rule: everything fits its parameter, and outputs are as their inputs.
 pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     regularizer(i.op)?;
+    check_numbers(i.op)?;
     let count = i.inputs("Param").len();
     for slot in ["LearningRate", "GradScale"] {
         if i.optional(slot).is_some() {
@@ -105,6 +106,26 @@ fn check_single(i: &InferCtx<'_>, slot: &str) -> Result<()> {
     for meta in i.inputs(slot) {
         if meta.shape.numel().is_some_and(|numel| numel != 1) {
             return Err(i.error(slot, "is not one number").expected("[1]").got(meta.shape));
+        }
+    }
+    Ok(())
+}
+
+/// Numbers with which no update makes sense: with a beta of 1, the first step divides by nought.
+fn check_numbers(op: &Op) -> Result<()> {
+    for attr in op.spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Float) {
+        let value = op.attr_float(attr.name);
+        let (expected, is_right) = match attr.name {
+            "beta1" | "beta2" | "rho" | "decay" => {
+                ("0 or more and below 1", (0.0..1.0).contains(&value))
+            }
+            "epsilon" => ("0 or more", value >= 0.0 && value.is_finite()),
+            _ => ("a finite number", value.is_finite()),
+        };
+        if !is_right {
+            return Err(Error::invalid(format!("'{}' of {} is wrong", attr.name, op.name()))
+                .expected(expected)
+                .got(value));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 //! gradient is the part in the middle.
 
 use crate::prelude::*;
-use crate::rules::{by_width, check_row_major, element_bytes, sizes};
+use crate::rules::{by_width, check_like, check_row_major, element_bytes, sizes};
 use crate::tensor::strided::{Strided, row_major};
 
 pub static DEF: OpDef = OpDef {
@@ -13,18 +13,8 @@ pub static DEF: OpDef = OpDef {
         attrs: &[required("paddings", AttrKind::Ints), attr("pad_value", Float(0.0))],
     },
     infer: |i| {
-        let x = i.input("X")?;
-        let paddings = i.op.attr_ints("paddings");
-        if paddings.len() != 2 * x.shape.rank() || paddings.iter().any(|it| *it < 0) {
-            return Err(Error::invalid("attribute 'paddings' of pad does not fit X")
-                .expected(format!("{} numbers of 0 or more for X {}", 2 * x.shape.rank(), x.shape))
-                .got(format!("{paddings:?}")));
-        }
-        let mut shape = x.shape;
-        for (dim, pair) in shape.dims_mut().iter_mut().zip(paddings.chunks(2)) {
-            *dim = if *dim < 0 { -1 } else { dim.saturating_add(pair[0]).saturating_add(pair[1]) };
-        }
-        i.set("Out", x.dtype, shape);
+        let out = padded(i)?;
+        i.set("Out", out.dtype, out.shape);
         Ok(())
     },
     grad: Grad::Rule(|g| {
@@ -52,6 +42,7 @@ pub static GRAD: OpDef = OpDef {
         attrs: &[required("paddings", AttrKind::Ints)],
     },
     infer: |i| {
+        check_like(i, "Out@GRAD", padded(i)?)?;
         let x = i.input("X")?;
         i.set("X@GRAD", x.dtype, x.shape);
         Ok(())
@@ -60,6 +51,22 @@ pub static GRAD: OpDef = OpDef {
     cpu: grad_cpu,
     traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
 };
+
+/// What X becomes.
+fn padded(i: &InferCtx<'_>) -> Result<Meta> {
+    let x = i.input("X")?;
+    let paddings = i.op.attr_ints("paddings");
+    if paddings.len() != 2 * x.shape.rank() || paddings.iter().any(|it| *it < 0) {
+        return Err(Error::invalid("attribute 'paddings' of pad does not fit X")
+            .expected(format!("{} numbers of 0 or more for X {}", 2 * x.shape.rank(), x.shape))
+            .got(format!("{paddings:?}")));
+    }
+    let mut shape = x.shape;
+    for (dim, pair) in shape.dims_mut().iter_mut().zip(paddings.chunks(2)) {
+        *dim = if *dim < 0 { -1 } else { dim.saturating_add(pair[0]).saturating_add(pair[1]) };
+    }
+    Ok(Meta::dense(x.dtype, shape))
+}
 
 /// Offset and strides of X inside the padded tensor.
 fn middle(p: &PrepareCtx<'_>, padded: &Shape) -> (usize, Vec<isize>) {

@@ -38,7 +38,17 @@ macro_rules! views {
                 attrs: &[],
             },
             infer: |i| {
-                let x = i.input("X")?;
+                let (x, dout) = (i.input("X")?, i.input("Out@GRAD")?);
+                i.check_dtype("Out@GRAD", &[x.dtype])?;
+                let lens = (x.shape.numel(), dout.shape.numel());
+                if let (Some(len), Some(found)) = lens
+                    && len != found
+                {
+                    return Err(i
+                        .error("Out@GRAD", "has the wrong number of elements")
+                        .expected(format!("{len}, those of X {}", x.shape))
+                        .got(format!("{found}, those of {}", dout.shape)));
+                }
                 i.set("X@GRAD", x.dtype, x.shape);
                 Ok(())
             },

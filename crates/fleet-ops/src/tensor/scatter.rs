@@ -98,7 +98,14 @@ pub static SCATTER_GRAD: OpDef = OpDef {
         attrs: &[],
     },
     infer: |i| {
+        i.check_dtype("Ids", &[DType::I32, DType::I64])?;
         let dout = i.input("Out@GRAD")?;
+        if dout.shape.rank() == 0 {
+            return Err(i
+                .error("Out@GRAD", "has the wrong number of dimensions")
+                .expected("1 or more")
+                .got(0));
+        }
         i.set("X@GRAD", dout.dtype, dout.shape);
         Ok(())
     },

@@ -16,7 +16,7 @@ use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
 use crate::{AmpConfig, DistributedStrategy};
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
-use fleet_ops::{AmpClass, Emit, InferCtx, Meta, Registry};
+use fleet_ops::{AmpClass, Emit, Meta, Registry};
 use fleet_tensor::{DType, Shape};
 use std::collections::HashMap;
 
@@ -299,17 +299,17 @@ fn takes_half(main: &Program, registry: &Registry, op: &Op, half: DType) -> bool
     };
     let sparse = op.all_outputs().any(|var| main.var(var).kind == VarKind::SparseRows);
     let Some(def) = registry.find(op.name()) else { return false };
-    let mut infer = InferCtx::new(op, narrowed);
-    !sparse && op.all_inputs().next().is_some() && (def.infer)(&mut infer).is_ok() && {
-        // What lives in the scope keeps its type.
-        let made = infer.into_outputs();
-        op.outputs.iter().zip(&made).all(|(vars, metas)| {
-            vars.iter().zip(metas).all(|(var, meta)| {
-                let var = main.var(*var);
-                !var.persistable || var.dtype == meta.dtype
-            })
-        })
+    if sparse || op.all_inputs().next().is_none() {
+        return false;
     }
+    let Ok(made) = def.shapes(op, narrowed) else { return false };
+    // What lives in the scope keeps its type.
+    op.outputs.iter().zip(&made).all(|(vars, metas)| {
+        vars.iter().zip(metas).all(|(var, meta)| {
+            let var = main.var(*var);
+            !var.persistable || var.dtype == meta.dtype
+        })
+    })
 }
 
 fn cast_once(
@@ -346,9 +346,9 @@ fn cast_once(
 fn retype_outputs(main: &mut Program, registry: &Registry, id: OpId) -> Result<()> {
     let op = main.op(id).clone();
     let def = registry.get(op.name())?;
-    let mut infer = InferCtx::new(&op, |var| fleet_ops::meta(main, var));
-    (def.infer)(&mut infer).map_err(|error| error.at(main.describe_op(id)))?;
-    for (vars, metas) in op.outputs.iter().zip(infer.into_outputs()) {
+    let made = def.shapes(&op, |var| fleet_ops::meta(main, var));
+    let made = made.map_err(|error| error.at(main.describe_op(id)))?;
+    for (vars, metas) in op.outputs.iter().zip(made) {
         for (var, meta) in vars.iter().zip(metas) {
             if !main.var(*var).persistable {
                 main.var_mut(*var).dtype = meta.dtype;

@@ -1,0 +1,62 @@
+//! What all gradient ops have in common: `Out@GRAD` looks like `Out`.
+//!
+//! A gradient op that has every input and attribute of its forward op tells by that op's shape rule
+//! what the gradients that arrive, and what was saved, must look like. Checked here once, for programs
+//! that somebody wrote: kernels rely on it. Rules of gradient ops that have less check it themselves.
+
+use crate::{InferCtx, Meta, OpDef, Registry};
+use fleet_base::Result;
+use fleet_ir::{Arity, Op};
+
+/// Refuses inputs that the forward op cannot have made.
+pub(crate) fn check(gradient: &InferCtx<'_>) -> Result<()> {
+    let Some(forward) = forward_of(gradient.op) else { return Ok(()) };
+    let Some(made) = made_by(forward, gradient)? else { return Ok(()) };
+    for (slot, made) in forward.spec.outputs.iter().zip(&made) {
+        let is_saved = forward.spec.input_index(slot.name).is_none();
+        let arrives = format!("{}@GRAD", slot.name);
+        let names = [is_saved.then_some(slot.name), Some(arrives.as_str())];
+        for name in names.into_iter().flatten() {
+            for (found, made) in gradient.inputs(name).iter().zip(made) {
+                if !found.shape.agrees(&made.shape) || found.dtype != made.dtype {
+                    return Err(gradient
+                        .error(name, &format!("is not like what {} makes", forward.spec.name))
+                        .expected(format!("{}{}", made.dtype, made.shape))
+                        .got(format!("{}{}", found.dtype, found.shape)));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn forward_of(op: &Op) -> Option<&'static OpDef> {
+    Registry::standard().find(op.name().strip_suffix("_grad")?)
+}
+
+/// The outputs of the forward op, where the gradient op has all that it takes.
+fn made_by(forward: &'static OpDef, gradient: &InferCtx<'_>) -> Result<Option<Vec<Vec<Meta>>>> {
+    let (spec, op) = (&forward.spec, gradient.op);
+    let takes_inputs = spec
+        .inputs
+        .iter()
+        .all(|slot| slot.arity == Arity::Optional || !gradient.inputs(slot.name).is_empty());
+    let places: Option<Vec<usize>> = spec
+        .attrs
+        .iter()
+        .map(|attr| op.spec.attr_index(attr.name).filter(|at| op.spec.attrs[*at].kind == attr.kind))
+        .collect();
+    let Some(places) = places.filter(|_| takes_inputs) else { return Ok(None) };
+    let mut call = Op::build(spec);
+    for slot in spec.inputs {
+        let vars = op.spec.input_index(slot.name).map_or(&[][..], |at| &op.inputs[at]);
+        call = vars.iter().fold(call, |call, var| call.input(slot.name, *var));
+    }
+    for (attr, place) in spec.attrs.iter().zip(places) {
+        call = call.attr(attr.name, op.attrs[place].clone());
+    }
+    let call = call.finish_open()?;
+    let mut ctx = gradient.of_other(&call);
+    (forward.infer)(&mut ctx)?;
+    Ok(Some(ctx.into_outputs()))
+}
