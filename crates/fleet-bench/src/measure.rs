@@ -72,6 +72,7 @@ pub fn measure(
     print_rates(options, "samples/s", rates);
     if options.profile {
         show_profile(session, warmup + steps);
+        show_memory(session, &feeds[0])?;
     }
     Ok(())
 }
@@ -116,6 +117,24 @@ fn show_profile(session: &Session, runs: usize) {
     for (op, seconds) in session.executor.profile_ops().into_iter().take(40) {
         eprintln!("{:>10.3} ms  {op}", seconds / runs as f64 * 1e3);
     }
+}
+
+fn show_memory(session: &mut Session, feed: &[(&str, &Tensor)]) -> Result<()> {
+    let metas: Vec<_> =
+        feed.iter().map(|(name, tensor)| (*name, tensor.dtype(), *tensor.shape())).collect();
+    let Session { programs, scope, executor, .. } = session;
+    let plan = executor.plan(&programs.main, scope, &metas, &[])?;
+    for (what, bytes) in [
+        ("temporaries, packed", plan.arena_bytes),
+        ("  live at once, at most", plan.arena_bytes_live),
+        ("  if nothing were shared", plan.arena_bytes_unshared),
+        ("scratch", plan.scratch_bytes),
+        ("kept between steps", plan.persistable_bytes),
+        ("fed", plan.feed_bytes),
+    ] {
+        eprintln!("{what:<40} {:>10.1} MB", bytes as f64 / 1e6);
+    }
+    Ok(())
 }
 
 /// The high-water mark of this process's memory, where the system tells (Linux).

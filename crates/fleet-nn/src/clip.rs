@@ -43,8 +43,21 @@ impl GradClip {
         GradClip::Value { min: -limit, max: limit }
     }
 
+    fn check(&self) -> Result<()> {
+        let (expected, is_right) = match *self {
+            GradClip::Value { min, max } => ("min up to max", min <= max),
+            GradClip::Norm(limit) | GradClip::GlobalNorm(limit) => ("a norm above 0", limit > 0.0),
+        };
+        if is_right {
+            return Ok(());
+        }
+        let wrong = Error::invalid("gradients cannot be clipped like this");
+        Err(wrong.expected(expected).got(format!("{self:?}")))
+    }
+
     /// Emits the clip.
     pub(crate) fn emit(&self, emit: &mut Emit<'_>, grads: &mut [Clipped]) -> Result<()> {
+        self.check()?;
         let program = &*emit.program;
         let wanted: Vec<usize> = (0..grads.len())
             .filter(|at| program.var(grads[*at].param).param.as_ref().is_none_or(|p| p.need_clip))

@@ -179,7 +179,22 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn log_loss(self, label: Var<'n>) -> Var<'n> {
-        self.net.op("log_loss").input("Predicted", self).input("Labels", label).one("Loss")
+        self.log_loss_with(label, 1e-4)
+    }
+
+    /// As [`Var::log_loss`] with another eps, which keeps the logarithms finite.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # let net = Net::new();
+    /// let p = net.data("logit", [-1, 1], DType::F32).sigmoid();
+    /// let loss = p.log_loss_with(net.data("y", [-1, 1], DType::F32), 1e-7);
+    /// assert_eq!(loss.shape(), Shape::from([-1, 1]));
+    /// ```
+    #[track_caller]
+    pub fn log_loss_with(self, label: Var<'n>, epsilon: f64) -> Var<'n> {
+        let call = self.net.op("log_loss").input("Predicted", self).input("Labels", label);
+        call.attr("epsilon", epsilon).one("Loss")
     }
 
     /// `(x - y)^2` of each element.

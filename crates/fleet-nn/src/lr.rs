@@ -306,9 +306,14 @@ impl LearningRate {
         if let LearningRate::Schedule(schedule) = self {
             schedule.check()?;
         }
+        let start = self.value_at(0);
+        if !start.is_finite() {
+            return Err(Error::invalid("the learning rate of the first step is no number")
+                .expected("a finite one")
+                .got(format!("{start} by {self:?}")));
+        }
         let name = main.program.unique_name("learning_rate");
         let one = Shape::from([1]);
-        let start = self.value_at(0);
         let rate = crate::build::global_var(main, startup, &name, one, DType::F32, start)?;
         if let LearningRate::Schedule(schedule) = self {
             let role = std::mem::replace(&mut main.role, OpRole::LR_SCHED);

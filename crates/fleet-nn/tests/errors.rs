@@ -130,6 +130,27 @@ fn training_mistakes_are_returned() {
 }
 
 #[test]
+fn optimizers_with_wrong_numbers_are_refused() {
+    let check = |optimizer: OptimizerDesc, parts: &[&str]| {
+        let net = Net::new();
+        let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+        let error = net.minimize(loss, optimizer).err().unwrap().to_string();
+        let place = "tests/errors.rs:";
+        assert!(parts.iter().chain([&place]).all(|part| error.contains(part)), "{error}");
+    };
+    let parts = ["'beta1' of adam is wrong", "0 or more and below 1, got 1"];
+    check(Adam::new(1e-3).beta1(1.0).into(), &parts);
+    check(Adamax::new(1e-3).beta2(-0.1).into(), &["'beta2' of adamax", "got -0.1"]);
+    check(RmsProp::new(1e-3).rho(1.5).into(), &["'decay' of rmsprop", "got 1.5"]);
+    check(Adagrad::new(1e-3).epsilon(-1.0).into(), &["'epsilon' of adagrad", "0 or more, got -1"]);
+    check(Momentum::new(0.1, f64::NAN).into(), &["'mu' of momentum", "a finite number, got NaN"]);
+    check(Sgd::new(f64::INFINITY).into(), &["the learning rate of the first step", "got inf"]);
+    let clip = |clip| Sgd::new(0.1).grad_clip(clip).into();
+    check(clip(GradClip::GlobalNorm(0.0)), &["clipped", "a norm above 0, got GlobalNorm(0.0)"]);
+    check(clip(GradClip::value(-1.0)), &["clipped", "min up to max"]);
+}
+
+#[test]
 fn unknown_ops_are_named() {
     let net = Net::new();
     let x = net.data("x", [-1, 4], DType::F32);

@@ -59,8 +59,8 @@ pub use fleet_topology::{self as topology, Topology};
 pub use job::{Distributed, DistributedOptimizer, Fleet, Util};
 pub use options::exec_options;
 pub use save::{
-    InferenceModel, load_inference_model, load_persistables, load_vars, save_inference_model,
-    save_params, save_persistables,
+    InferenceModel, load_inference_model, load_params, load_persistables, load_vars,
+    load_vars_where, save_inference_model, save_params, save_persistables, save_vars,
 };
 pub use session::Session;
 

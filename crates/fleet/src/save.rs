@@ -31,8 +31,51 @@ pub fn save_persistables(path: impl AsRef<Path>, program: &Program, scope: &Scop
 }
 
 /// Saves the parameters alone: enough to go on with another optimizer, or to infer.
+///
+/// ```
+/// # use fleet::prelude::*;
+/// # let dir = std::env::temp_dir().join(format!("fleet-params-doc-{}", std::process::id()));
+/// let model = |optimizer: OptimizerDesc| {
+///     let net = Net::new();
+///     net.minimize(net.data("x", [-1, 2], DType::F32).fc(1).mean(), optimizer)?;
+///     Session::new(net.build()?, ExecOptions::default())
+/// };
+/// let first = model(Adam::new(0.1).into())?;
+/// fleet::save_params(&dir, &first.programs.main, &first.scope)?;
+///
+/// let mut second = model(Sgd::new(0.1).into())?;
+/// fleet::load_params(&dir, &second.programs.main, &mut second.scope)?;
+/// # let w = |session: &Session| session.scope.tensor("fc_0.w_0")?.to_vec::<f32>();
+/// # assert_eq!(w(&first)?, w(&second)?);
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
 pub fn save_params(path: impl AsRef<Path>, program: &Program, scope: &Scope) -> Result<()> {
     save_where(path.as_ref(), program, scope, Var::is_parameter)
+}
+
+/// Saves the variables for which `which` holds, of those that live in the scope.
+///
+/// ```
+/// # use fleet::prelude::*;
+/// # let dir = std::env::temp_dir().join(format!("fleet-vars-doc-{}", std::process::id()));
+/// let net = Net::new();
+/// let x = net.data("x", [-1, 2], DType::F32);
+/// net.minimize(x.fc(1).mean(), Adam::new(0.1))?;
+/// let mut session = Session::new(net.build()?, ExecOptions::default())?;
+/// let main = &session.programs.main;
+/// fleet::save_vars(&dir, main, &session.scope, |var| var.name.starts_with("fc_0"))?;
+/// fleet::load_vars_where(&dir, main, &mut session.scope, |var| var.name.ends_with("moment1_0"))?;
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn save_vars(
+    path: impl AsRef<Path>,
+    program: &Program,
+    scope: &Scope,
+    which: impl Fn(&Var) -> bool,
+) -> Result<()> {
+    save_where(path.as_ref(), program, scope, |var| var.persistable && which(var))
 }
 
 /// Loads every variable that [`save_persistables`] saved.
@@ -56,6 +99,22 @@ pub(crate) fn put_all(
     put(path, program, scope, checkpoint, &wanted)?;
     scope.set_step(step);
     Ok(())
+}
+
+/// Loads every parameter, and leaves optimizer state and all else as it is.
+pub fn load_params(path: impl AsRef<Path>, program: &Program, scope: &mut Scope) -> Result<()> {
+    load_vars_where(path, program, scope, Var::is_parameter)
+}
+
+/// Loads the variables for which `which` holds, of those that live in the scope. All of them must be
+/// in the checkpoint.
+pub fn load_vars_where(
+    path: impl AsRef<Path>,
+    program: &Program,
+    scope: &mut Scope,
+    which: impl Fn(&Var) -> bool,
+) -> Result<()> {
+    load_vars(path, program, scope, &persistables(program, |var| var.persistable && which(var)))
 }
 
 /// Loads the named variables and leaves all others as they are.

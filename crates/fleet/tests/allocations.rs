@@ -3,7 +3,6 @@
 //! One test in a binary of its own: the count is of the whole process.
 
 #[path = "models/zoo.rs"]
-#[allow(dead_code)] // the models that are not counted here
 mod zoo;
 
 use fleet::prelude::*;
@@ -38,7 +37,22 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn steps_allocate_nothing() {
     count(&merged(), 1);
-    for model in [zoo::lenet(), zoo::wide_deep(), zoo::bert(), zoo::deepfm(), zoo::resnet18()] {
+    // Every model of the zoo, so those of the four benchmarks of training, too.
+    let models = [
+        zoo::lenet(),
+        zoo::resnet18(),
+        zoo::resnet50(),
+        zoo::vgg(),
+        zoo::bert(),
+        zoo::bert_masked(),
+        zoo::gpt(),
+        zoo::wide_deep(),
+        zoo::wide_deep_adagrad(),
+        zoo::deepfm(),
+        zoo::word2vec(),
+        zoo::forked(),
+    ];
+    for model in models {
         for threads in [1, 2] {
             count(&model, threads);
         }

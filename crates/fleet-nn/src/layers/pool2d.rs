@@ -12,6 +12,7 @@ use crate::layers::{DataFormat, Padding, Pair};
 /// let y = image.pool2d(Pool2d::max(3).stride(2).padding(1));
 /// assert_eq!(y.shape(), Shape::from([-1, 64, 56, 56]));
 /// assert_eq!(y.pool2d(Pool2d::global_avg()).shape(), Shape::from([-1, 64, 1, 1]));
+/// assert_eq!(y.pool2d(Pool2d::adaptive_max(7)).shape(), Shape::from([-1, 64, 7, 7]));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Pool2d {
@@ -41,9 +42,19 @@ impl Pool2d {
         Pool2d::of("avg", size.into())
     }
 
+    /// The largest element of each channel.
+    pub fn global_max() -> Pool2d {
+        Pool2d { global: true, ..Pool2d::max(1) }
+    }
+
     /// The mean of each channel.
     pub fn global_avg() -> Pool2d {
         Pool2d { global: true, ..Pool2d::avg(1) }
+    }
+
+    /// The largest element of each of `size` windows that cover the image.
+    pub fn adaptive_max(size: impl Into<Pair>) -> Pool2d {
+        Pool2d { adaptive: true, ..Pool2d::max(size) }
     }
 
     /// The mean of each of `size` windows that cover the image.

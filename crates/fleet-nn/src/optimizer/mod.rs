@@ -77,7 +77,8 @@ impl<R> Configured<R> {
         Configured { rule, settings }
     }
 
-    /// Decay for parameters without a regulariser of their own.
+    /// Decay for parameters without a regulariser of their own: added to their gradients, behind the
+    /// clip.
     pub fn weight_decay(mut self, regularizer: Regularizer) -> Self {
         self.settings.weight_decay = Some(regularizer);
         self

@@ -275,4 +275,6 @@ pub fn memory(model: &Model) {
     let share = summary.arena_bytes as f64 / summary.arena_bytes_unshared as f64;
     println!("{}: {} ops in {:.2} of the bytes", model.name, summary.op_count, share);
     assert!(share < 0.6, "{}: {share}", model.name);
+    let over = summary.arena_bytes as f64 / summary.arena_bytes_live as f64;
+    assert!((1.0..1.1).contains(&over), "{}: {over} of what is live at once", model.name);
 }

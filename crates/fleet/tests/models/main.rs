@@ -48,6 +48,7 @@ check_models!(
     bert_masked,
     gpt,
     wide_deep,
+    wide_deep_adagrad,
     deepfm,
     word2vec,
     forked

@@ -226,6 +226,15 @@ fn click_batch(rng: &mut Sequence) -> Batch {
 }
 
 pub fn wide_deep() -> Model {
+    wide_deep_by("wide_deep", Sgd::new(0.5))
+}
+
+pub fn wide_deep_adagrad() -> Model {
+    wide_deep_by("wide_deep_adagrad", Adagrad::new(0.01))
+}
+
+/// With a rule of its own for the table.
+fn wide_deep_by(name: &'static str, rule: impl Into<OptimizerDesc>) -> Model {
     let net = seeded();
     let config = WideDeepConfig {
         numbers: 4,
@@ -238,10 +247,10 @@ pub fn wide_deep() -> Model {
     let model = fleet::nn::models::wide_deep(&net, &config);
     let gradients = net.backward(model.loss).unwrap();
     let (table, rest) = gradients.partition(|name| name == "table");
-    net.apply_gradients(Sgd::new(0.5), table).unwrap();
+    net.apply_gradients(rule, table).unwrap();
     net.apply_gradients(Adam::new(1e-3).epsilon(1e-4), rest).unwrap();
     let outputs = vec![model.prediction.name(), model.loss.name()];
-    Model::new("wide_deep", &net, model.loss.name(), outputs, click_batch)
+    Model::new(name, &net, model.loss.name(), outputs, click_batch)
 }
 
 pub fn deepfm() -> Model {
