@@ -74,7 +74,8 @@ impl Pool {
             job: UnsafeCell::new(None),
             open: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
-            active: AtomicUsize::new(0),
+            // Until they have started; see below.
+            active: AtomicUsize::new(threads - 1),
             next: AtomicUsize::new(0),
             panic: Mutex::new(None),
             sleepers: Mutex::new(0),
@@ -82,16 +83,26 @@ impl Pool {
             stop: AtomicBool::new(false),
             spins: if threads > cores { 0 } else { SPINS_BEFORE_SLEEP },
         });
-        let workers = (1..threads)
+        let workers: Vec<_> = (1..threads)
             .filter_map(|worker| {
-                let shared = Arc::clone(&shared);
-                // A machine that refuses a thread gets a smaller pool, not an error.
-                std::thread::Builder::new()
+                let own = Arc::clone(&shared);
+                let thread = std::thread::Builder::new()
                     .name(format!("fleet-compute-{worker}"))
-                    .spawn(move || shared.work(worker))
-                    .ok()
+                    .spawn(move || {
+                        own.active.fetch_sub(1, SeqCst);
+                        own.work(worker);
+                    });
+                // A machine that refuses a thread gets a smaller pool, not an error.
+                if thread.is_err() {
+                    shared.active.fetch_sub(1, SeqCst);
+                }
+                thread.ok()
             })
             .collect();
+        // A thread allocates as it starts: not in the middle of somebody's step.
+        while shared.active.load(SeqCst) > 0 {
+            std::thread::yield_now();
+        }
         Pool { shared, turn: Mutex::new(()), workers }
     }
 

@@ -3,6 +3,7 @@
 //! One test in a binary of its own: the count is of the whole process.
 
 #[path = "models/zoo.rs"]
+#[allow(dead_code)] // what only comparisons of models look at
 mod zoo;
 
 use fleet::prelude::*;
