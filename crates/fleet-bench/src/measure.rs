@@ -62,6 +62,8 @@ pub fn measure(
         .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
         .collect();
     let mut rates = Vec::with_capacity(steps);
+    // The startup program has run: what it took is no part of a step.
+    let (startup, startup_ops) = (session.executor.profile(), session.executor.profile_ops());
     for step in 0..warmup + steps {
         let begin = Instant::now();
         session.run(&feeds[step % feeds.len()], &[])?;
@@ -71,7 +73,15 @@ pub fn measure(
     }
     print_rates(options, "samples/s", rates);
     if options.profile {
-        show_profile(session, warmup + steps);
+        let kinds = session.executor.profile().into_iter();
+        let kinds = kinds.map(|(name, count, seconds)| {
+            let before = startup.iter().find(|row| row.0 == name);
+            let (count_before, seconds_before) = before.map_or((0, 0.0), |row| (row.1, row.2));
+            (name, count - count_before, seconds - seconds_before)
+        });
+        let mut ops = session.executor.profile_ops();
+        ops.retain(|row| !startup_ops.contains(row));
+        show_profile(kinds.filter(|row| row.1 > 0).collect(), &ops, warmup + steps);
         show_memory(session, &feeds[0])?;
     }
     Ok(())
@@ -102,8 +112,9 @@ fn print_line(options: &Options, unit: &str, mut rates: Vec<f64>, memory: &str) 
     );
 }
 
-fn show_profile(session: &Session, runs: usize) {
-    let rows = session.executor.profile();
+/// (kind, ops of it in a step, seconds of all runs), and the ops one by one.
+fn show_profile(mut rows: Vec<(String, usize, f64)>, ops: &[(String, f64)], runs: usize) {
+    rows.sort_by(|a, b| b.2.total_cmp(&a.2));
     let total: f64 = rows.iter().map(|row| row.2).sum();
     eprintln!("{:<40} {:>6} {:>12} {:>7}", "op", "count", "ms a step", "share");
     for (name, count, seconds) in rows {
@@ -114,7 +125,7 @@ fn show_profile(session: &Session, runs: usize) {
         );
     }
     eprintln!("{:<40} {:>6} {:>12.3}", "sum", "", total / runs as f64 * 1e3);
-    for (op, seconds) in session.executor.profile_ops().into_iter().take(40) {
+    for (op, seconds) in ops.iter().take(40) {
         eprintln!("{:>10.3} ms  {op}", seconds / runs as f64 * 1e3);
     }
 }

@@ -191,10 +191,18 @@ fn the_session_calls_schedules_of_the_host() {
     }
     assert_eq!(rates(&mut later, 3), [0.5, 1.0 / 3.0, 1.0 / 3.0]);
 
-    let net = Net::new();
-    let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
-    net.minimize(loss, Sgd::new(LrSchedule::lambda(0.1, |step| 1.0 / step as f64))).unwrap();
-    let mut session = Session::new(net.build().unwrap(), ExecOptions::threads(1)).unwrap();
+    // No number in the first step is told by minimize, in a later one by the step.
+    let minimize = |factor: fn(u64) -> f64| {
+        let net = Net::new();
+        let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
+        net.minimize(loss, Sgd::new(LrSchedule::lambda(0.1, factor)))?;
+        net.build()
+    };
+    let error = minimize(|step| 1.0 / step as f64).unwrap_err().to_string();
+    assert!(error.contains("the learning rate of the first step is no number"), "{error}");
+    let programs = minimize(|step| 1.0 / (1.0 - step as f64)).unwrap();
+    let mut session = Session::new(programs, ExecOptions::threads(1)).unwrap();
+    session.run(&[("x", &x)], &[]).unwrap();
     let error = session.run(&[("x", &x)], &[]).unwrap_err().to_string();
     assert!(error.contains("the rate 'learning_rate_0' is not finite"), "{error}");
 }
