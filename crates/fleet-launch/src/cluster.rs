@@ -112,6 +112,10 @@ impl Cluster {
                         let path = path.display().to_string();
                         process.env.push((names::FLEET_PROGRESS, Some(path)));
                     }
+                    if role == Role::Worker && self.mode != Mode::Collective {
+                        let path = format!("{}/expendable.{}", run.scratch, process.rank);
+                        process.env.push((names::FLEET_EXPENDABLE, Some(path)));
+                    }
                     made.push(process);
                     *local += 1;
                 }
@@ -716,6 +720,7 @@ const PLACE_VARIABLES: &[&str] = &[
     names::FLEET_TOKEN,
     names::FLEET_TOKEN_FILE,
     names::FLEET_PROGRESS,
+    names::FLEET_EXPENDABLE,
 ];
 
 /// The log of the first worker of a machine.

@@ -198,7 +198,7 @@ impl Attempts<'_> {
                     self.abort_line(&death, cluster);
                     return Ok(death.code);
                 }
-                End::Finished => return Ok(self.done()),
+                End::Finished(lost) => return Ok(self.done(&lost)),
                 End::Interrupted(signal) => return Ok(self.interrupted(signal)),
                 End::Ordered(reason) => return Err(Error::internal(reason)),
             }
@@ -214,13 +214,19 @@ impl Attempts<'_> {
         link::serve(listener, token)
     }
 
-    pub fn done(&mut self) -> u8 {
-        self.console.say(&format!(
-            "fleetrun: done in {:.1} s, logs in {}",
-            self.begun.elapsed().as_secs_f64(),
-            self.rules.log_dir.display()
-        ));
-        0
+    /// The last words, and the exit code: that of the first worker which the job ended without.
+    pub fn done(&mut self, lost: &[Death]) -> u8 {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let without = match lost.len() {
+            0 => String::new(),
+            count => format!(" without {}", counted(Role::Worker, count)),
+        };
+        let logs = self.rules.log_dir.display();
+        self.console.say(&format!("fleetrun: done in {seconds:.1} s{without}, logs in {logs}"));
+        for death in lost {
+            self.console.say(&format!("fleetrun: {}", death.line()));
+        }
+        lost.first().map_or(0, |death| death.code)
     }
 
     pub fn interrupted(&mut self, signal: i32) -> u8 {

@@ -294,7 +294,7 @@ impl<'a> Leader<'a> {
         let works =
             |id: &&String| self.nodes[*id]["workers"].as_array().is_some_and(|it| !it.is_empty());
         if self.members.iter().filter(works).all(|id| ended(id) == Some("finished")) {
-            return Some(Verdict::Over { code: 0, reason: String::new(), culprit: String::new() });
+            return Some(self.finished());
         }
         if self.left.iter().any(|id| id == self.own) {
             return Some(self.leader_left());
@@ -319,6 +319,19 @@ impl<'a> Leader<'a> {
             }
         }
         None
+    }
+
+    /// All machines are done; some may have lost workers that the others could do without.
+    fn finished(&self) -> Verdict {
+        let code = |id: &&String| -> Option<u8> {
+            u8::try_from(self.results.get(*id)?["code"].as_u64()?).ok()
+        };
+        let Some(id) = self.members.iter().find(|id| code(id).is_some()) else {
+            return Verdict::Over { code: 0, reason: String::new(), culprit: String::new() };
+        };
+        let reason = self.results[id]["report"].as_str().unwrap_or_default();
+        let reason = format!("the job is done without a worker: {reason}");
+        Verdict::Over { code: code(&id).unwrap_or(1), reason, culprit: id.clone() }
     }
 
     /// Workers fail by each other's deaths, on other machines faster than the first death is known: it

@@ -151,7 +151,12 @@ impl Link {
     /// Tells the leader how the processes of this machine ended.
     pub fn report(&self, generation: u64, end: &End) {
         let value = match end {
-            End::Finished => json!({ "end": "finished" }),
+            End::Finished(lost) => match lost.first() {
+                None => json!({ "end": "finished" }),
+                Some(death) => {
+                    json!({ "end": "finished", "code": death.code, "report": death.line() })
+                }
+            },
             End::Ordered(_) => json!({ "end": "stopped" }),
             End::Interrupted(_) => json!({ "end": "interrupted" }),
             End::Failed(death) => {

@@ -246,7 +246,7 @@ impl Attempts<'_> {
                 Next::Over { code, reason, culprit } => {
                     link.leave(true);
                     if code == 0 {
-                        return Ok(self.done());
+                        return Ok(self.done(&[]));
                     }
                     // Who failed has said so already.
                     if culprit != id {
@@ -291,7 +291,7 @@ impl Attempts<'_> {
             let report = format!("machine {host} could not start: {error}");
             End::Failed(Death { role: Role::Worker, rank: 0, report, code: 1 })
         });
-        if matches!(end, End::Finished) {
+        if matches!(end, End::Finished(_)) {
             self.console.debug("the processes of this machine are done; waiting for the others");
         }
         end

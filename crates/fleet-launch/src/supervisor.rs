@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::SIGCHLD;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -33,7 +33,8 @@ pub enum Event {
 
 /// How the processes of this machine ended.
 pub enum End {
-    Finished,
+    /// All that were waited for, but for those that died and that the others could do without.
+    Finished(Vec<Death>),
     Failed(Death),
     /// A signal to the launcher.
     Interrupted(i32),
@@ -41,7 +42,7 @@ pub enum End {
     Ordered(String),
 }
 
-/// The first process that went wrong.
+/// A process that went wrong, and is not started again.
 #[derive(Clone, Debug)]
 pub struct Death {
     pub role: Role,
@@ -49,6 +50,13 @@ pub struct Death {
     /// What happened, and the last lines of its log.
     pub report: String,
     pub code: u8,
+}
+
+impl Death {
+    /// What happened, without the log.
+    pub fn line(&self) -> &str {
+        self.report.lines().next().unwrap_or_default()
+    }
 }
 
 /// A worker that has ended badly, for those of its job who wait for it.
@@ -90,6 +98,8 @@ pub struct Supervisor<'a> {
     pub tell_ended: &'a dyn Fn(&Ended),
     children: Vec<Child>,
     followers: Vec<(Role, usize, Follower)>,
+    /// Workers that died and that the others go on without.
+    lost: Vec<Death>,
     /// Deaths whose process is to be started again.
     due: Vec<(Instant, usize)>,
     begun: Instant,
@@ -123,6 +133,7 @@ impl<'a> Supervisor<'a> {
             tell_ended,
             children: Vec::new(),
             followers: Vec::new(),
+            lost: Vec::new(),
             due: Vec::new(),
             begun: now,
             status_shown: now,
@@ -151,13 +162,13 @@ impl<'a> Supervisor<'a> {
             self.await_all(LAST_WORDS_TIME, &mut None);
         }
         // An error must not leave children either.
-        let stopped = self.stop(matches!(end, Ok(End::Finished)));
+        let stopped = self.stop(matches!(end, Ok(End::Finished(_))));
         self.show_logs();
         self.console.flush_partial();
         self.console.clear_status();
         match (end?, stopped) {
             // Ctrl-C while the rest is being stopped is still Ctrl-C.
-            (End::Finished, Some(signal)) => Ok(End::Interrupted(signal)),
+            (End::Finished(_), Some(signal)) => Ok(End::Interrupted(signal)),
             (end, _) => Ok(end),
         }
     }
@@ -201,7 +212,7 @@ impl<'a> Supervisor<'a> {
             }
             self.restart_due()?;
             if self.is_finished() {
-                return Ok(End::Finished);
+                return Ok(End::Finished(std::mem::take(&mut self.lost)));
             }
             if let Some(reason) = self.ordered() {
                 return Ok(End::Ordered(reason));
@@ -281,7 +292,10 @@ impl<'a> Supervisor<'a> {
             if child.ended.is_some_and(|status| child::code(status) == KILLED_CODE) {
                 child.out_of_memory = self.oom.evidence(child.pid());
             }
-            self.tell(*index);
+            if self.rules.mode == Mode::Collective {
+                // They stand or fall together.
+                self.tell(*index);
+            }
         }
         // Of several at once, one that was killed explains those that then failed.
         ended.sort_by_key(|index| {
@@ -295,6 +309,8 @@ impl<'a> Supervisor<'a> {
                 self.announce_restart(index, allowed);
                 self.due
                     .push((Instant::now() + restart_delay(self.children[index].restarts), index));
+            } else if self.is_expendable(index) {
+                self.lose(index);
             } else if fatal.is_none() {
                 fatal = Some(self.death(index));
             }
@@ -302,13 +318,38 @@ impl<'a> Supervisor<'a> {
         fatal
     }
 
-    /// Workers of a collective job stand or fall together, and know each other by rank.
+    /// Whether there are others who can go on without a process: what waits for it is the servers' business.
+    fn is_expendable(&self, index: usize) -> bool {
+        let env = &self.children[index].process.env;
+        let file = env.iter().rev().find(|(name, _)| *name == names::FLEET_EXPENDABLE);
+        let has_said =
+            file.and_then(|(_, path)| path.as_ref()).is_some_and(|it| Path::new(it).exists());
+        let goes_on = |(at, child): (usize, &Child)| {
+            let is_well = child.ended.is_none_or(|status| status.success());
+            at != index && child.process.role == Role::Worker && is_well
+        };
+        let on_other_machines = self.link.is_some();
+        let any = on_other_machines || self.children.iter().enumerate().any(goes_on);
+        has_said && any
+    }
+
+    fn lose(&mut self, index: usize) {
+        self.tell(index);
+        let death = self.death(index);
+        self.show_logs();
+        self.console.flush_partial();
+        self.console.error(&death.report);
+        let name = self.children[index].process.name();
+        self.console.warn(&format!("the other workers go on without {name}"));
+        self.lost.push(death);
+    }
+
+    /// Tells the other workers, who know each other by rank.
     fn tell(&self, index: usize) {
         let child = &self.children[index];
-        let Some(status) = child.ended else { return };
-        if self.rules.mode != Mode::Collective || child.process.role != Role::Worker {
+        let Some(status) = child.ended.filter(|_| child.process.role == Role::Worker) else {
             return;
-        }
+        };
         let said = child::describe(status);
         let mut how = said.strip_prefix("was ").unwrap_or(&said).to_string();
         if let Some(evidence) = &child.out_of_memory {

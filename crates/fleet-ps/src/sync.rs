@@ -161,6 +161,10 @@ impl BarrierTable {
         }
     }
 
+    pub(crate) fn any_finished(&self) -> bool {
+        !self.lock().finished.is_empty()
+    }
+
     /// How often all have met.
     pub(crate) fn rounds(&self, at: Arrival) -> u64 {
         self.lock().at(at).round

@@ -119,6 +119,16 @@ fn others_go_on_where_nobody_waits_for_anybody() {
     assert!(worker.finish().unwrap(), "nobody else is left");
 }
 
+/// Nobody is there to stop the servers when the last one of the living has finished.
+#[test]
+fn servers_end_when_the_others_are_lost() {
+    let (fleet, worker, other) = together(false);
+    other.signal("KILL");
+    assert!(!worker.finish().unwrap(), "nobody knows yet that the other is dead");
+    drop(worker);
+    fleet.servers.into_iter().for_each(fleet_ps::TableServer::run);
+}
+
 #[test]
 fn who_comes_back_is_waited_for_again() {
     let (fleet, worker, other) = together(false);

@@ -6,8 +6,8 @@ use fleet_net::Token;
 use fleet_net::calls::{CallClient, CallOptions};
 use fleet_net::{Limits, Log};
 use fleet_ps::{
-    Arrival, JobTables, LocalServers, PullMode, Push, RemoteOptions, RemoteServers, ServerTables,
-    Servers, SparseConfig, TableConfig,
+    Arrival, JobTables, LocalServers, NonFinite, PullMode, Push, RemoteOptions, RemoteServers,
+    ServerTables, Servers, SparseConfig, TableConfig,
 };
 use std::time::Duration;
 
@@ -113,6 +113,42 @@ fn mistakes_are_told_and_the_server_stays_up() {
     check(error.map(drop), ErrorKind::Invalid, &["expected 2 addresses, got 1"]);
 }
 
+/// Every policy, over the network: what is refused changes nothing, and is counted all the same.
+#[test]
+fn pushes_that_are_not_finite_follow_the_policy() {
+    // Numbers begin at 1 in rows and at 0 elsewhere, and go down by half of a gradient.
+    for (policy, row, number) in [
+        (NonFinite::Refuse, None, None),
+        (NonFinite::Count, Some([f32::NAN, 0.5]), Some(f32::NEG_INFINITY)),
+        (NonFinite::Clip(4.0), Some([1.0, 0.5]), Some(-2.0)),
+    ] {
+        let mut job = job(2, 1, false);
+        for table in &mut job.tables {
+            match table {
+                TableConfig::Sparse(config) => config.non_finite = policy,
+                TableConfig::Dense { non_finite, .. } => *non_finite = policy,
+                TableConfig::Geo(_) | TableConfig::GlobalStep { .. } => {}
+            }
+        }
+        let fleet = Fleet::start(&job);
+        let worker = fleet.worker(0);
+        let pushed = worker.push_sparse(SPARSE, Push::new(&[5], &[f32::NAN, 1.0]));
+        assert_eq!(pushed.is_ok(), row.is_some(), "{policy:?}: {pushed:?}");
+        let got = pull(&worker, &[5]).into_iter().zip(row.unwrap_or([1.0; 2]));
+        for (got, want) in got {
+            assert!(got == want || (got.is_nan() && want.is_nan()), "{policy:?}: {got}");
+        }
+        let mut grad = [0.0; 5];
+        grad[0] = f32::INFINITY;
+        let pushed = worker.push_dense(DENSE, &grad);
+        assert_eq!(pushed.is_ok(), number.is_some(), "{policy:?}: {pushed:?}");
+        assert_eq!(dense(&worker)[0], number.unwrap_or(0.0), "{policy:?}");
+        for table in [SPARSE, DENSE] {
+            assert_eq!(worker.stats(table).unwrap().non_finite, 1, "{policy:?}, table {table}");
+        }
+    }
+}
+
 /// Bytes that no client of ours would send.
 #[test]
 fn senseless_requests_are_refused() {
@@ -128,6 +164,11 @@ fn senseless_requests_are_refused() {
     assert!(error.to_string().contains("before it has said which job"), "{error}");
     let error = connect(&[9; 16]).call(1, &[&[0; 32]], &limits).unwrap_err();
     assert!(error.to_string().contains("a worker is not one of the job's"), "{error}");
+    let old = b"messages of version 1\n";
+    let length = (old.len() as u64).to_le_bytes();
+    let error = connect(&hello).call(1, &[&[0; 32], &length, old], &limits).unwrap_err();
+    let words = "expected messages of version 2, got messages of version 1";
+    assert!(error.to_string().contains(words), "{error}");
     let mut rng = fleet_base::rng::Sequence::new(8, 0);
     let mut client = connect(&hello);
     for _ in 0..3000 {

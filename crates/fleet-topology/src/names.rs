@@ -128,6 +128,7 @@ pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
 pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
 pub const FLEET_SHARED_MEMORY: &str = "FLEET_SHARED_MEMORY";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
+pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
 pub const CPU_NUM: &str = "CPU_NUM";
@@ -385,6 +386,12 @@ pub const VARIABLES: &[Variable] = &[
         "",
         "A file for one line about how far the job is, which the launcher shows below the log",
         &[Reader::Script],
+    ),
+    row(
+        FLEET_EXPENDABLE,
+        "",
+        "A file that a worker of parameter servers makes when the others can go on without it",
+        &[Reader::Worker, Reader::Launcher],
     ),
     row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Worker]),
     row(PSERVER_DEBUG, "0", "Servers print what their tables are", &[Reader::Server]),

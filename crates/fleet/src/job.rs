@@ -15,8 +15,8 @@ use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, ReduceOp, World};
 use fleet_exec::{ExecOptions, Executor};
 use fleet_net::{
-    Abort, Deadline, Limits, Log, Membership, StoreClient, StoreServer, TcpFabric, TcpOptions,
-    Vigilance, host, resolve,
+    Abort, Deadline, Limits, Log, Member, Membership, Store, StoreClient, StoreServer, Swap,
+    TcpFabric, TcpOptions, Vigilance, host, resolve,
 };
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
@@ -264,7 +264,10 @@ impl Fleet {
 impl Link {
     fn connect(topology: &Topology) -> Result<Link> {
         let job = topology.job();
-        let attempt = job.attempt();
+        // Workers of parameter servers are started again one by one: they look for those of the first start.
+        let is_one_by_one = topology.mode() == Mode::ParameterServer;
+        let restarts = if is_one_by_one { 0 } else { job.restarts };
+        let attempt = fleet_topology::Job { restarts, ..job.clone() }.attempt();
         let token = match &job.token {
             Some(token) => fleet_net::Token::from_text(token.reveal())?,
             None => {
@@ -295,6 +298,9 @@ impl Link {
         let address = resolve(&endpoint.to_string())?;
         let store = Arc::new(StoreClient::connect(address, &token, &limits)?);
         let own = host::own_member(topology.rank());
+        if is_one_by_one {
+            come_once(&*store, &attempt, &own, &limits)?;
+        }
         let membership = Membership::join(address, &token, &attempt, own, &limits, {
             let abort = abort.clone();
             move |notice| {
@@ -372,6 +378,24 @@ impl Link {
         let group = self.world.group(&name, members, &self.options)?;
         opened.insert(name, group.clone());
         Ok(group)
+    }
+}
+
+/// Workers meet once. One that is started again after it had come would wait for the others in vain.
+fn come_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) -> Result<()> {
+    let key = format!("{attempt}/came/{}", own.rank);
+    let process = format!("pid {} on {} ({})", own.pid, own.host, own.host_id);
+    match store.compare_and_set(&key, None, process.as_bytes(), limits)? {
+        Swap::Lost(Some(before)) if before != process.as_bytes() => Err(Error::unavailable(
+            "this worker was started again after it had met the others, and they do not meet twice",
+        )
+        .expected(String::from_utf8_lossy(&before))
+        .got(process)
+        .help(
+            "training on the servers goes on without it; what all workers do together (metrics, global \
+             shuffle, barrier_worker) needs a new start of the whole job",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -128,12 +128,12 @@ fn batch(mode: Mode, step: u64, from: usize, count: usize) -> [(&'static str, Te
     ]
 }
 
-fn fed<'a>(batch: &'a [(&'static str, Tensor); 3]) -> Vec<(&'static str, &'a Tensor)> {
+pub fn fed<'a>(batch: &'a [(&'static str, Tensor)]) -> Vec<(&'static str, &'a Tensor)> {
     batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
 }
 
 /// All parameters but the table, one after another.
-fn layers(session: &Session) -> Vec<f32> {
+pub fn layers(session: &Session) -> Vec<f32> {
     let mut names: Vec<&str> =
         session.programs.main.parameters().map(|(_, var)| &*var.name).collect();
     names.retain(|name| *name != "table");
@@ -256,8 +256,7 @@ fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
     }
     worker.barrier()?;
     worker.stop()?;
-    let bits: Vec<String> = all.iter().map(|value| value.to_bits().to_string()).collect();
-    println!("\nparameters {}", bits.join(" "));
+    print(&all);
     Ok(())
 }
 
@@ -275,30 +274,52 @@ fn check(
     flags: &str,
     want: &[f32],
 ) -> Option<String> {
-    let place = Place::new(name, "");
-    let binary = std::env::current_exe().unwrap();
-    let mut command = place
-        .command(&format!("--server_num {servers} --worker_num {workers} --log_overwrite {flags}"));
-    command.arg(binary).args(["combinations::a_process", "--exact", "--nocapture"]);
-    let output = command.env(word.0, word.1).output().unwrap();
     let what = format!("{mode:?}, {rule}, {servers} servers, {workers} workers");
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Some(format!("{what}: {}\n{said}", place.read("log/workerlog.0")));
-    }
-    let mut worst = 0.0f32;
-    for worker in 0..workers {
-        let log = place.read(&format!("log/workerlog.{worker}"));
-        let Some(line) = log.lines().find_map(|line| line.strip_prefix("parameters ")) else {
-            return Some(format!("{what}: worker {worker} printed no parameters:\n{log}"));
-        };
-        let got: Vec<f32> =
-            line.split(' ').map(|bits| f32::from_bits(bits.parse().unwrap())).collect();
-        assert_eq!(got.len(), want.len(), "{what}");
-        worst = want.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(worst, f32::max);
-    }
+    let place = Place::new(name, "");
+    let line = format!("--server_num {servers} --worker_num {workers} {flags}");
+    let all = match ended_with(&place, &line, workers, "combinations::a_process", &[word]) {
+        Ok(all) => all,
+        Err(error) => return Some(format!("{what}: {error}")),
+    };
+    let worst = all.iter().map(|got| difference(got, want)).fold(0.0, f32::max);
     println!("{what}: {worst:e}");
     (worst > LIMIT || worst.is_nan()).then(|| format!("{what}: off by {worst}"))
+}
+
+/// The largest difference of two lists of as many numbers.
+pub fn difference(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    want.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Runs a job whose processes are a test of this binary; what each worker has printed of its parameters.
+pub fn ended_with(
+    place: &Place,
+    line: &str,
+    workers: usize,
+    test: &str,
+    env: &[(&str, &str)],
+) -> std::result::Result<Vec<Vec<f32>>, String> {
+    let mut command = place.command(&format!("{line} --log_overwrite"));
+    command.arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
+    let output = command.envs(env.iter().copied()).output().unwrap();
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("{}\n{said}", place.read("log/workerlog.0")));
+    }
+    let parameters = |worker: usize| {
+        let log = place.read(&format!("log/workerlog.{worker}"));
+        let line = log.lines().find_map(|line| line.strip_prefix("parameters "));
+        let line = line.ok_or_else(|| format!("worker {worker} printed no parameters:\n{log}"))?;
+        Ok(line.split(' ').map(|bits| f32::from_bits(bits.parse().unwrap())).collect())
+    };
+    (0..workers).map(parameters).collect()
+}
+
+/// Prints what [`ended_with`] reads.
+pub fn print(parameters: &[f32]) {
+    let bits: Vec<String> = parameters.iter().map(|value| value.to_bits().to_string()).collect();
+    println!("\nparameters {}", bits.join(" "));
 }
 
 /// What it had sent stays and is not sent again; the step that it had not sent is lost.

@@ -220,6 +220,34 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
     }
 }
 
+/// With no restart left: sync ends and says who it was, the others go on and say it at the end.
+#[test]
+fn a_dead_worker_ends_a_job_that_waits_for_it_and_no_other() {
+    for (mode, strategy) in [
+        ("sync", "a_sync: false"),
+        ("async", "a_sync: true"),
+        ("geo", "a_sync: true\na_sync_configs { k_steps: 4 }"),
+    ] {
+        let place = Place::new(&format!("demo_worker_dead/{mode}"), "");
+        std::fs::write(place.path("job.prototxt"), strategy).unwrap();
+        let folder = place.folder.canonicalize().unwrap();
+        let child = place.start(
+            "--server_num=1 --worker_num=2 demo:wide_deep --samples 60000 --threads 1 \
+             --strategy job.prototxt",
+        );
+        until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
+        signal(worker(1, &folder).expect("worker 1"), "KILL");
+        let said = Said::new(child.wait_with_output().unwrap());
+        said.check(137, &["error: worker 1 on 127.0.0.1 (pid ", "was killed by SIGKILL (9)"]);
+        let goes_on = mode != "sync";
+        assert_eq!(said.out.contains("AUC       0."), goes_on, "{mode}: {}", said.out);
+        assert_eq!(said.err.contains("go on without worker 1"), goes_on, "{mode}: {}", said.err);
+        assert_eq!(said.err.contains(" s without 1 worker, "), goes_on, "{mode}: {}", said.err);
+        let server = place.read("log/serverlog.0");
+        assert_eq!(server.contains("worker 1 is gone"), goes_on, "{mode}: {server}");
+    }
+}
+
 #[test]
 fn a_job_on_servers_goes_on_from_its_checkpoint() {
     for (name, strategy) in [("sync", "a_sync: false"), ("async", "a_sync: true")] {

@@ -13,10 +13,12 @@ mod machines;
 mod memory;
 mod orphans;
 mod refusals;
+mod rejoin;
 mod servers;
 mod shown;
 #[path = "../../../../xtask/src/terminal.rs"]
 mod terminal;
+mod transpiled;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -1,6 +1,6 @@
 //! Parameter-server jobs.
 
-use crate::Place;
+use crate::{Place, Said};
 
 #[test]
 fn servers_are_stopped_when_workers_are_done() {
@@ -44,6 +44,21 @@ fn a_dead_worker_ends_the_job() {
     place
         .run("--server_num 1 --worker_num 2 job.py")
         .check(4, &["error: worker 1", "exited with code 4"]);
+}
+
+#[test]
+fn others_go_on_without_a_worker_that_said_they_can() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] && sleep 600\n: > $FLEET_EXPENDABLE\n\
+                  if [ $PADDLE_TRAINER_ID = 1 ]; then echo last words; kill -9 $$; fi\n\
+                  until [ -e go ]; do sleep 0.05; done; echo went on";
+    let place = Place::new("worker_lost", script);
+    let child = place.start("--server_num 1 --worker_num 2 job.py");
+    crate::until("its last words", || place.read("log/workerlog.1").contains("last words"));
+    std::fs::write(place.path("go"), "").unwrap();
+    let said = Said::new(child.wait_with_output().unwrap());
+    said.check(137, &["error: worker 1 on 127.0.0.1 (pid ", "| last words", " without 1 worker, "]);
+    assert_eq!(said.err.matches("was killed by SIGKILL (9)").count(), 2, "{}", said.err);
+    assert_eq!(said.out, "went on\n");
 }
 
 #[test]

@@ -34,6 +34,7 @@ const BESIDES: &[&str] = &[
     "FLAGS_selected_xpus",
     "CUDA_VISIBLE_DEVICES",
     "XPU_VISIBLE_DEVICES",
+    "FLEET_EXPENDABLE",
     "FLEET_JOB_ID",
     "FLEET_LAUNCH",
     "FLEET_RESTART_COUNT",

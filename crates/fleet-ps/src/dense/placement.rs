@@ -73,23 +73,6 @@ impl DenseCut {
         self.ranges(total, server, server_count).iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// Where a server's numbers are when the servers' stand one behind the other, as in a save.
-    pub(crate) fn saved(&self, total: usize, server: usize, server_count: usize) -> Range<usize> {
-        let count = |server| self.count(total, server, server_count);
-        let start = (0..server).map(count).sum();
-        start..start + count(server)
-    }
-
-    /// What a save says of it: numbers of one cut are in another order than those of another.
-    pub(crate) fn layout(&self) -> String {
-        match self {
-            DenseCut::Even => String::new(),
-            DenseCut::Blocks(blocks) => {
-                format!(" in blocks {:08x}", crc32fast::hash(format!("{blocks:?}").as_bytes()))
-            }
-        }
-    }
-
     pub(crate) fn check(&self, total: usize, server_count: usize) -> Result<()> {
         let DenseCut::Blocks(blocks) = self else { return Ok(()) };
         let sum = blocks.iter().try_fold(0usize, |sum, block| sum.checked_add(block.len));
@@ -135,17 +118,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_cover_everything_once_and_stand_in_saves_by_server() {
+    fn blocks_cover_everything_once() {
         let blocks = [(3, 1), (0, 0), (2, 1), (4, 0), (1, 2)];
         let blocks = blocks.map(|(len, server)| DenseBlock { len, server });
         let cut = DenseCut::Blocks(blocks.to_vec());
         cut.check(10, 3).unwrap();
         assert_eq!(cut.ranges(10, 1, 3), std::slice::from_ref(&(0..5)));
         assert_eq!(cut.ranges(10, 0, 3), std::slice::from_ref(&(5..9)));
-        assert_eq!([0, 1, 2].map(|server| cut.saved(10, server, 3)), [0..4, 4..9, 9..10]);
         assert!(cut.check(11, 3).is_err() && cut.check(10, 2).is_err());
-        let even = DenseCut::Even;
-        assert_eq!([0, 1].map(|server| even.saved(5, server, 2)), [0..3, 3..5]);
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //!
 //! Text: a line an element, the parameter and then its own state, `p m v`; at last, where a rule has
 //! state of the whole table, `shared a b`. Binary: the bytes of memory. A load takes the elements of all
-//! servers and keeps its own: the number of servers may change.
+//! servers and keeps its own: the number of servers may change, and so may the blocks.
 
 use super::load::{Checked, check};
-use super::manifest::{self, Part};
+use super::manifest::{self, Manifest, Part};
 use super::{SaveFormat, SaveOptions, Saved, begin};
 use crate::dense::DenseImage;
-use crate::{DenseCut, DenseTable, GlobalStep};
+use crate::{DenseCut, DenseTable, GlobalStep, dense_range};
 use fleet_base::file::write_file;
 use fleet_base::{Error, Result};
 use std::fmt::Write;
@@ -16,8 +16,8 @@ use std::ops::Range;
 use std::path::Path;
 
 /// What must be equal for one table to fit another: `len` numbers on all servers.
-fn layout(table: &DenseTable, len: usize, cut: &DenseCut) -> String {
-    format!("dense len={len} rule={}{}", table.config().rule.name(), cut.layout())
+fn layout(table: &DenseTable, len: usize) -> String {
+    format!("dense len={len} rule={}", table.config().rule.name())
 }
 
 const STEPS_LAYOUT: &str = "global step";
@@ -39,8 +39,15 @@ pub(crate) fn write_dense(
         }
         SaveFormat::Text => text(&image).into_bytes(),
     };
-    let table_id = table.config().table_id;
-    write_one(table_id, layout(table, len, cut), &bytes, elements as u64, dir, options)
+    let (server, servers) = (options.server as usize, options.server_count as usize);
+    let what = What {
+        table_id: table.config().table_id,
+        layout: layout(table, len),
+        // Where numbers are cut evenly, it is known who has which.
+        numbers: (*cut != DenseCut::Even).then(|| cut.ranges(len, server, servers)),
+        row_count: elements as u64,
+    };
+    write_one(what, &bytes, dir, options)
 }
 
 /// Writes one server's count of steps.
@@ -51,20 +58,23 @@ pub(crate) fn write_steps(
     options: &SaveOptions,
 ) -> Result<Saved> {
     let text = format!("{}\n", steps.count());
-    write_one(table_id, STEPS_LAYOUT.to_string(), text.as_bytes(), 0, dir, options)
+    let layout = STEPS_LAYOUT.to_string();
+    write_one(What { table_id, layout, numbers: None, row_count: 0 }, text.as_bytes(), dir, options)
 }
 
-fn write_one(
+/// What is in the one file of a server.
+struct What {
     table_id: u32,
     layout: String,
-    bytes: &[u8],
+    numbers: Option<Vec<Range<usize>>>,
     row_count: u64,
-    dir: &Path,
-    options: &SaveOptions,
-) -> Result<Saved> {
+}
+
+fn write_one(what: What, bytes: &[u8], dir: &Path, options: &SaveOptions) -> Result<Saved> {
+    let What { table_id, layout, numbers, row_count } = what;
     let folder = begin(dir, table_id, options)?;
     let round = manifest::next_round(&folder, options.server)?;
-    let mut manifest = options.manifest(table_id, round, layout);
+    let mut manifest = Manifest { numbers, ..options.manifest(table_id, round, layout) };
     let name = match round {
         0 => format!("part-{:03}", options.server),
         _ => format!("part-{:03}.{round}", options.server),
@@ -79,22 +89,22 @@ fn write_one(
 pub(crate) fn check_dense(
     table: &DenseTable,
     len: usize,
-    cut: &DenseCut,
     dir: &Path,
     save_id: u64,
 ) -> Result<Checked> {
-    check(dir, table.config().table_id, save_id, &layout(table, len, cut))
+    check(dir, table.config().table_id, save_id, &layout(table, len))
 }
 
 pub(crate) fn check_steps(table_id: u32, dir: &Path, save_id: u64) -> Result<Checked> {
     check(dir, table_id, save_id, STEPS_LAYOUT)
 }
 
-/// Loads elements `range` of a table of `len` numbers; returns how many.
+/// Loads the numbers `own` of a table of `len` numbers, which servers may have cut in another way when they
+/// saved it; returns how many.
 pub(crate) fn load_dense(
     table: &DenseTable,
     len: usize,
-    range: Range<usize>,
+    own: &[Range<usize>],
     checked: &Checked,
 ) -> Result<u64> {
     let wrong = || {
@@ -102,40 +112,64 @@ pub(crate) fn load_dense(
             .expected(format!("{len} numbers and their state"))
             .at(format!("dense table {}", table.config().table_id))
     };
-    let parts: Vec<DenseImage> = checked
-        .each_part()
-        .map(|part| {
-            let (format, bytes) = part?;
-            image(table, format, &bytes).ok_or_else(wrong)
-        })
-        .collect::<Result<_>>()?;
-    let mut own = DenseImage::empty(&table.config().rule, range.len());
-    let shape = own.shape;
-    let (mut at, mut found) = (0, 0);
-    for part in &parts {
-        let part_len = part.values.len();
-        for element in 0..part_len {
-            let global = at + element;
-            if range.contains(&global) {
-                let to = global - range.start;
-                own.values[to] = part.values[element];
-                for block in 0..shape.blocks {
-                    own.state[block * range.len() + to] = part.state[block * part_len + element];
-                }
-                if to == 0 {
-                    let (own_at, part_at) = (shape.blocks * range.len(), shape.blocks * part_len);
-                    own.state[own_at..].copy_from_slice(&part.state[part_at..]);
-                }
-                found += 1;
-            }
+    let own_len: usize = own.iter().map(ExactSizeIterator::len).sum();
+    let mut image = DenseImage::empty(&table.config().rule, own_len);
+    let mut found = 0;
+    for part in checked.each_part() {
+        let (manifest, bytes) = part?;
+        let part = parse(table, manifest.format, &bytes).ok_or_else(wrong)?;
+        let (server, servers) = (manifest.server as usize, manifest.server_count as usize);
+        let even = || vec![dense_range(len, server, servers)];
+        let saved = manifest.numbers.clone().unwrap_or_else(even);
+        let saved_len: usize = saved.iter().map(ExactSizeIterator::len).sum();
+        if saved_len != part.values.len() || saved.iter().any(|range| range.end > len) {
+            return Err(wrong().got(format!("{} in a part of {saved_len}", part.values.len())));
         }
-        at += part_len;
+        for (from, to, count) in common(&saved, own) {
+            image.copy(to, &part, from, count);
+            found += count;
+        }
     }
-    if at != len {
-        return Err(wrong().got(at));
+    if found != own_len {
+        return Err(wrong().got(format!("{found} of {own_len} numbers of this server")));
     }
-    table.restore(own)?;
-    Ok(found)
+    table.restore(image)?;
+    Ok(found as u64)
+}
+
+/// What two lists of ranges have in common: where it begins when the ranges of one, and of the other, are
+/// laid end to end, and how much it is.
+fn common(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<(usize, usize, usize)> {
+    let mut found = Vec::new();
+    let mut one_at = 0;
+    for a in one {
+        let mut other_at = 0;
+        for b in other {
+            let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+            if start < end {
+                found.push((one_at + start - a.start, other_at + start - b.start, end - start));
+            }
+            other_at += b.len();
+        }
+        one_at += a.len();
+    }
+    found
+}
+
+impl DenseImage {
+    /// Takes numbers with their state from a part; what all numbers share from where the first comes from.
+    fn copy(&mut self, to: usize, part: &DenseImage, from: usize, count: usize) {
+        let (own_len, part_len) = (self.values.len(), part.values.len());
+        self.values[to..to + count].copy_from_slice(&part.values[from..from + count]);
+        for block in 0..self.shape.blocks {
+            let part = &part.state[block * part_len + from..][..count];
+            self.state[block * own_len + to..][..count].copy_from_slice(part);
+        }
+        if to == 0 {
+            let blocks = self.shape.blocks;
+            self.state[blocks * own_len..].copy_from_slice(&part.state[blocks * part_len..]);
+        }
+    }
 }
 
 /// The steps of all servers of a save.
@@ -173,7 +207,7 @@ fn text(image: &DenseImage) -> String {
 }
 
 /// A part as its table would have it; `None` if it is malformed.
-fn image(table: &DenseTable, format: SaveFormat, bytes: &[u8]) -> Option<DenseImage> {
+fn parse(table: &DenseTable, format: SaveFormat, bytes: &[u8]) -> Option<DenseImage> {
     let rule = &table.config().rule;
     let shape = DenseImage::empty(rule, 0).shape;
     match format {

@@ -62,9 +62,9 @@ pub(crate) fn load_checked(
 
 impl Checked {
     /// Each server's only part, in their order.
-    pub(super) fn each_part(&self) -> impl Iterator<Item = Result<(SaveFormat, Vec<u8>)>> {
+    pub(super) fn each_part(&self) -> impl Iterator<Item = Result<(&Manifest, Vec<u8>)>> {
         self.manifests.iter().map(|manifest| match &manifest.parts[..] {
-            [part] => Ok((manifest.format, read_part(&self.folder, part)?)),
+            [part] => Ok((manifest, read_part(&self.folder, part)?)),
             parts => Err(Error::invalid("a server's part of a save should be one file")
                 .got(format!("{} files", parts.len()))
                 .at(self.folder.display())),

@@ -4,6 +4,7 @@ use super::SaveFormat;
 use fleet_base::file::write_file;
 use fleet_base::{Error, Result};
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::Path;
 
 pub(super) struct Manifest {
@@ -16,6 +17,8 @@ pub(super) struct Manifest {
     pub mode: u8,
     pub format: SaveFormat,
     pub layout: String,
+    /// Which numbers of a dense table in blocks the part has, in their order.
+    pub numbers: Option<Vec<Range<usize>>>,
     pub parts: Vec<Part>,
 }
 
@@ -29,6 +32,8 @@ const TITLE: &str = "fleet sparse table, version 1";
 /// A manifest of the most shards a table may have is smaller.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
+/// Begins the line of [`Manifest::numbers`].
+const NUMBERS: &str = "numbers";
 const PREFIX: &str = "manifest-";
 
 /// The manifest of a server in a save.
@@ -93,8 +98,15 @@ pub(super) fn write(folder: &Path, manifest: &Manifest) -> Result<()> {
         manifest.format.name(),
         manifest.layout
     );
+    // Writing to a string does not fail.
+    if let Some(numbers) = &manifest.numbers {
+        text.push_str(NUMBERS);
+        for Range { start, end } in numbers {
+            let _ = write!(text, " {start}..{end}");
+        }
+        text.push('\n');
+    }
     for part in &manifest.parts {
-        // Writing to a string does not fail.
         let _ = writeln!(text, "part {} {} {:08x}", part.name, part.bytes, part.checksum);
     }
     let _ = writeln!(text, "end {:08x}", crc32fast::hash(text.as_bytes()));
@@ -139,10 +151,24 @@ fn parse(text: &str) -> Option<Manifest> {
             _ => return None,
         },
         layout: fact("layout")?.to_string(),
+        numbers: None,
         parts: Vec::new(),
+    };
+    let mut lines = lines.peekable();
+    let manifest = match lines.next_if(|line| line.starts_with(NUMBERS)) {
+        Some(line) => Manifest { numbers: Some(numbers(line)?), ..manifest },
+        None => manifest,
     };
     let parts = lines.map(part).collect::<Option<Vec<Part>>>()?;
     Some(Manifest { parts, ..manifest })
+}
+
+fn numbers(line: &str) -> Option<Vec<Range<usize>>> {
+    let range = |word: &str| {
+        let (start, end) = word.split_once("..")?;
+        Some(start.parse().ok()?..end.parse().ok()?)
+    };
+    line.split(' ').skip(1).map(range).collect()
 }
 
 fn part(line: &str) -> Option<Part> {

@@ -170,6 +170,7 @@ impl SaveOptions {
             mode: self.mode as u8,
             format: self.format,
             layout,
+            numbers: None,
             parts: Vec::new(),
         }
     }

@@ -188,15 +188,10 @@ impl ServerTables {
     /// Of those who are missing, the ones that are waited for, and what is known of them. Workers of a
     /// job that is not synchronous go on without those that are lost, once all have met at the start.
     fn awaited(&self, missing: Vec<u32>) -> Vec<(u32, Sign)> {
-        let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
         let mut awaited = Vec::new();
         for worker in missing {
-            let mut sign = self.presence.sign(worker as usize);
-            if has_begun && sign.kind == SignKind::NeverCame {
-                // It had come to the process before this one, of which this one is the restart.
-                sign = Sign { kind: SignKind::Here, ..sign };
-            }
-            if self.job.sync || !has_begun || !sign.is_lost(SILENT_AFTER) {
+            let (sign, is_lost) = self.sign(worker);
+            if !is_lost {
                 awaited.push((worker, sign));
                 continue;
             }
@@ -208,6 +203,23 @@ impl ServerTables {
             self.barrier.lose(worker);
         }
         awaited
+    }
+
+    /// What is known of a worker, and whether the others go on without it.
+    fn sign(&self, worker: u32) -> (Sign, bool) {
+        let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
+        let mut sign = self.presence.sign(worker as usize);
+        if has_begun && sign.kind == SignKind::NeverCame {
+            // It had come to the process before this one, of which this one is the restart.
+            sign = Sign { kind: SignKind::Here, ..sign };
+        }
+        (sign, has_begun && !self.job.sync && sign.is_lost(SILENT_AFTER))
+    }
+
+    /// Whether some workers have finished and all are gone: nobody will stop the servers.
+    pub(super) fn is_left_alone(&self) -> bool {
+        let mut workers = 0..self.job.worker_count as u32;
+        self.barrier.any_finished() && workers.all(|worker| self.sign(worker).1)
     }
 
     /// All workers have sent: what they pushed is applied.

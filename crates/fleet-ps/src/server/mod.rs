@@ -32,6 +32,7 @@ use pending::Pending;
 use presence::Presence;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 /// What one server has of the tables of a job.
 ///
@@ -76,6 +77,9 @@ pub(crate) enum Table {
     GlobalStep(GlobalStep),
 }
 
+/// How often a server looks whether anybody is left.
+const LOOK_PERIOD: Duration = Duration::from_secs(2);
+
 impl ServerTables {
     pub fn new(job: &JobTables, server: usize) -> Result<ServerTables> {
         job.check()?;
@@ -117,11 +121,14 @@ impl ServerTables {
         &self.job
     }
 
-    /// Waits until a worker stops the servers, or [`ServerTables::stop`].
+    /// Waits until a worker stops the servers, or [`ServerTables::stop`], or nobody is left: some workers
+    /// have finished, others are lost, and none is connected.
     pub fn wait(&self) {
-        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.stop.wait_while(stopped, |stopped| !*stopped);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let mut stopped = lock(&self.stopped);
+        while !*stopped && !self.is_left_alone() {
+            let waited = self.stop.wait_timeout(stopped, LOOK_PERIOD);
+            stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     pub fn stop(&self) {

@@ -35,8 +35,8 @@ impl ServerTables {
         let checked = configs
             .iter()
             .map(|config| match (self.table(config.table_id())?, config) {
-                (Table::Dense(table), TableConfig::Dense { len, options, .. }) => {
-                    dense::check_dense(table, *len, &options.cut, dir, save_id)
+                (Table::Dense(table), TableConfig::Dense { len, .. }) => {
+                    dense::check_dense(table, *len, dir, save_id)
                 }
                 (Table::GlobalStep(_), _) => dense::check_steps(config.table_id(), dir, save_id),
                 (table, _) => match table.rows() {
@@ -51,8 +51,8 @@ impl ServerTables {
             let table_id = config.table_id();
             loaded += match (self.table(table_id)?, config) {
                 (Table::Dense(table), TableConfig::Dense { len, options, .. }) => {
-                    let own = options.cut.saved(*len, server, count);
-                    dense::load_dense(table, *len, own, checked)?
+                    let own = options.cut.ranges(*len, server, count);
+                    dense::load_dense(table, *len, &own, checked)?
                 }
                 (Table::GlobalStep(steps), _) => {
                     let all = dense::load_steps(checked)?;

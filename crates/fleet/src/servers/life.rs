@@ -13,6 +13,7 @@ use fleet_nn::Programs;
 use fleet_ps::{
     Durability, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer,
 };
+use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -149,8 +150,16 @@ impl Fleet {
         };
         let options = ExecOptions { num_threads, ..options };
         let servers = self.servers(job, &env)?;
-        Worker::start(servers, programs, job, options, traffic)
-            .map_err(|error| error.at(format!("worker {}", self.topology().rank())))
+        let worker = Worker::start(servers, programs, job, options, traffic)
+            .map_err(|error| error.at(format!("worker {}", self.topology().rank())))?;
+        if job.plan.exchange != Exchange::Sync
+            && let Some(file) = env.text(names::FLEET_EXPENDABLE)
+        {
+            // All have met: servers go on without whoever dies now, and so does the launcher.
+            let file = Path::new(file);
+            std::fs::write(file, "").map_err(|error| Error::io("make the file", file, &error))?;
+        }
+        Ok(worker)
     }
 
     pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {

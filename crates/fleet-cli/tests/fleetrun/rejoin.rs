@@ -1,0 +1,79 @@
+//! Workers of parameter servers that are started again, and what all workers do together: the right answer or
+//! an error, never a wait for somebody who does not come.
+
+use crate::{Place, Said, signal};
+use fleet::Fleet;
+use fleet::prelude::*;
+use std::time::{Duration, Instant};
+
+/// Tells a started process when worker 1 dies.
+const DIES: &str = "REJOIN_DIES";
+
+/// What a started process does; nothing in the process of the tests.
+#[test]
+fn a_process() {
+    let Ok(dies) = std::env::var(DIES) else { return };
+    if let Err(error) = take_part(&dies) {
+        println!("\nerror: {error}");
+    }
+}
+
+fn take_part(dies: &str) -> Result<()> {
+    let fleet = Fleet::from_env()?;
+    if fleet.is_server() {
+        // Workers meet without servers.
+        loop {
+            std::thread::park();
+        }
+    }
+    let dies_now = fleet.worker_index() == 1 && fleet.topology().job().restarts == 0;
+    let sum = || fleet.metrics().sum(&[1.0, fleet.worker_index() as f64]);
+    if dies_now && dies == "for good" {
+        std::fs::write(std::env::var("FLEET_EXPENDABLE").unwrap(), "").unwrap();
+    }
+    if dies == "after they met" {
+        println!("\nfirst {:?}", sum()?);
+    }
+    if dies_now {
+        signal(std::process::id(), "KILL");
+    }
+    println!("\nlast {:?}", sum()?);
+    Ok(())
+}
+
+/// What both workers wrote.
+fn run(dies: &str, flags: &str, code: i32) -> [String; 2] {
+    let place = Place::new(&format!("rejoin/{}", dies.replace(' ', "_")), "");
+    let mut command = place.command(&format!("--server_num 1 --worker_num 2 {flags}"));
+    command.arg(std::env::current_exe().unwrap());
+    command.args(["rejoin::a_process", "--exact", "--nocapture"]).env(DIES, dies);
+    let begun = Instant::now();
+    Said::new(command.output().unwrap()).check(code, &["was killed by SIGKILL (9)"]);
+    // Workers wait ten minutes for each other to come.
+    assert!(
+        begun.elapsed() < Duration::from_secs(120),
+        "{dies}: nobody waits for who does not come"
+    );
+    [0, 1].map(|worker| place.read(&format!("log/workerlog.{worker}")))
+}
+
+#[test]
+fn one_that_comes_again_before_they_met_takes_part() {
+    for log in run("before they met", "--max_restart 1", 0) {
+        assert!(log.contains("last [2.0, 1.0]"), "{log}");
+    }
+}
+
+#[test]
+fn one_that_comes_again_after_they_met_is_told_so() {
+    let [first, second] = run("after they met", "--max_restart 1", 0);
+    assert!(first.contains("first [2.0, 1.0]") && second.contains("first [2.0, 1.0]"), "{second}");
+    assert!(second.contains("error: ") && second.contains("they do not meet twice"), "{second}");
+    assert!(first.contains("error: ") && first.contains("rank 1 "), "{first}");
+}
+
+#[test]
+fn one_that_does_not_come_again_is_named() {
+    let [first, _] = run("for good", "", 137);
+    assert!(first.contains("rank 1 ") && first.contains("killed by SIGKILL (9)"), "{first}");
+}
