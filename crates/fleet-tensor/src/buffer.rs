@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 /// Alignment of every buffer in bytes: a cache line and an AVX-512 register.
 pub const ALIGN: usize = 64;
 
-/// From this size on, buffers ask for huge pages: a random row of a large table then costs one
-/// cache miss and not also a page walk.
-const HUGE_PAGE_BYTES_MIN: usize = 8 << 20;
+/// From this size on, buffers are mapped by themselves, in huge pages where the kernel has them: a random row
+/// of a large table then costs one cache miss and not also a page walk.
+const LARGE_BYTES_MIN: usize = 8 << 20;
 
 /// Owned, zero-initialised, 64-byte aligned memory.
 pub struct Buffer {
@@ -30,16 +30,14 @@ impl Buffer {
 
     /// `bytes` zero bytes, or an error when the machine has not that much.
     pub fn zeroed(bytes: usize) -> Result<Buffer> {
-        let refused =
-            || Error::exhausted(format!("cannot allocate {} of memory", text::bytes(bytes as u64)));
         if bytes == 0 {
             return Ok(Buffer::empty());
         }
-        let align = if bytes >= HUGE_PAGE_BYTES_MIN { HUGE_PAGE_BYTES_ALIGN } else { ALIGN };
-        let layout = AllocLayout::from_size_align(bytes, align).map_err(|_| refused())?;
-        // SAFETY: the size is not zero.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        advise_huge_pages(ptr.as_ptr(), bytes);
+        let ptr =
+            if bytes >= LARGE_BYTES_MIN { large::zeroed(bytes) } else { small::zeroed(bytes) };
+        let ptr = ptr.ok_or_else(|| {
+            Error::exhausted(format!("cannot allocate {} of memory", text::bytes(bytes as u64)))
+        })?;
         Ok(Buffer { ptr, bytes })
     }
 
@@ -62,34 +60,110 @@ impl Buffer {
     }
 }
 
-const HUGE_PAGE_BYTES_ALIGN: usize = 2 << 20;
-
 #[repr(align(64))]
 struct Aligned;
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            let align =
-                if self.bytes >= HUGE_PAGE_BYTES_MIN { HUGE_PAGE_BYTES_ALIGN } else { ALIGN };
-            // SAFETY: allocated in `zeroed` with this very layout.
-            unsafe {
-                dealloc(
-                    self.ptr.as_ptr(),
-                    AllocLayout::from_size_align_unchecked(self.bytes, align),
-                );
-            }
+        if self.bytes >= LARGE_BYTES_MIN {
+            // SAFETY: it came from there, in this size.
+            unsafe { large::free(self.ptr, self.bytes) };
+        } else if self.bytes > 0 {
+            // SAFETY: as above.
+            unsafe { small::free(self.ptr, self.bytes) };
         }
     }
 }
 
-#[cfg(target_os = "linux")]
-fn advise_huge_pages(ptr: *mut u8, bytes: usize) {
-    if bytes >= HUGE_PAGE_BYTES_MIN {
-        // SAFETY: the range is ours; the call is a hint and its failure is harmless.
-        unsafe { libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE) };
+/// From the allocator of the process.
+mod small {
+    use super::{ALIGN, AllocLayout, NonNull, alloc_zeroed, dealloc};
+
+    pub fn zeroed(bytes: usize) -> Option<NonNull<u8>> {
+        let layout = AllocLayout::from_size_align(bytes, ALIGN).ok()?;
+        // SAFETY: the size is not zero.
+        NonNull::new(unsafe { alloc_zeroed(layout) })
+    }
+
+    /// # Safety
+    /// What `zeroed` gave for as many bytes, and is used no more.
+    pub unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
+        // SAFETY: the layout is that of `zeroed`.
+        unsafe { dealloc(ptr.as_ptr(), AllocLayout::from_size_align_unchecked(bytes, ALIGN)) };
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise_huge_pages(_ptr: *mut u8, _bytes: usize) {}
+use small as large;
+
+/// From the kernel, which gives zeros; huge pages must be asked for before anybody touches the memory, and an
+/// allocator that is asked for zeros at a large alignment writes them itself.
+#[cfg(target_os = "linux")]
+mod large {
+    use super::NonNull;
+
+    const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+    pub fn zeroed(bytes: usize) -> Option<NonNull<u8>> {
+        let used = pages(bytes)?;
+        let room = used.checked_add(HUGE_PAGE_BYTES)?;
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping wherever there is room.
+        let map = unsafe { libc::mmap(std::ptr::null_mut(), room, access, kind, -1, 0) };
+        if map == libc::MAP_FAILED {
+            return None;
+        }
+        let map = map.cast::<u8>();
+        let head = map.align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: both ends are inside of the mapping, begin on pages and are used by nobody; advice is a hint,
+        // whose failure is harmless.
+        unsafe {
+            let start = map.add(head);
+            unmap(map, head);
+            unmap(start.add(used), room - head - used);
+            libc::madvise(start.cast(), used, libc::MADV_HUGEPAGE);
+            NonNull::new(start)
+        }
+    }
+
+    /// # Safety
+    /// What `zeroed` gave for as many bytes, and is used no more.
+    pub unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
+        // SAFETY: promised by the caller; so many bytes have been mapped.
+        unsafe { unmap(ptr.as_ptr(), pages(bytes).unwrap_or(bytes)) };
+    }
+
+    unsafe fn unmap(start: *mut u8, bytes: usize) {
+        if bytes > 0 {
+            // SAFETY: promised by the caller. It fails where the process has too many mappings; then the memory
+            // stays mapped, and nothing is lost but room.
+            unsafe { libc::munmap(start.cast(), bytes) };
+        }
+    }
+
+    /// Whole pages of the kernel for `bytes`. Rounding to a whole huge page would take memory that nobody uses.
+    fn pages(bytes: usize) -> Option<usize> {
+        const PAGE_BYTES_MAX: usize = 64 << 10;
+        bytes.checked_next_multiple_of(PAGE_BYTES_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Around the size from which they are mapped, and no whole number of pages.
+    #[test]
+    fn buffers_are_zero_aligned_and_writable_to_the_end() {
+        for bytes in [1, 4097, LARGE_BYTES_MIN - 1, LARGE_BYTES_MIN, 3 * LARGE_BYTES_MIN + 4097] {
+            let mut buffer = Buffer::zeroed(bytes).unwrap();
+            assert!(buffer.as_ptr().addr().is_multiple_of(ALIGN) && buffer.bytes() == bytes);
+            assert!(buffer.as_slice().iter().all(|byte| *byte == 0), "{bytes}");
+            buffer.as_mut_slice().fill(7);
+            assert_eq!(buffer.as_slice().last(), Some(&7));
+        }
+        let error = Buffer::zeroed(usize::MAX - 1).err().expect("no machine has that").to_string();
+        assert!(error.contains("cannot allocate"), "{error}");
+    }
+}
