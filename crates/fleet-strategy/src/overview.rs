@@ -43,7 +43,8 @@ impl DistributedStrategy {
         for field in fields {
             let own_section = matches!(field.name, "build_strategy" | "execution_strategy");
             let with_configs = is_bool(field) && configs(field).is_some();
-            if !own_section && !with_configs && !field.name.ends_with("_configs") {
+            let elsewhere = own_section || with_configs || field.name.ends_with("_configs");
+            if !elsewhere && is_shown(self, field) {
                 table.field(self, field);
             }
         }
@@ -60,6 +61,11 @@ impl DistributedStrategy {
 
 fn is_bool(field: &Field) -> bool {
     matches!(field.kind, Kind::Bool)
+}
+
+/// Fleet's own fields show when they are assigned.
+fn is_shown(message: &dyn Reflect, field: &Field) -> bool {
+    field.number < crate::schema::OWN_NUMBERS || message.slot(field.number).count() > 0
 }
 
 fn is_on(message: &dyn Reflect, field: &Field) -> bool {
@@ -101,8 +107,7 @@ impl Table {
 
     fn message(&mut self, message: &dyn Reflect) {
         for field in message.shape().fields {
-            // Fleet's own fields show when they are assigned.
-            if field.number < crate::schema::OWN_NUMBERS || message.slot(field.number).count() > 0 {
+            if is_shown(message, field) {
                 self.field(message, field);
             }
         }

@@ -118,6 +118,14 @@ fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             "the number of workers on one machine",
         );
     }
+    if strategy.fp16_allreduce_dtype.is_some() && !strategy.fp16_allreduce() {
+        warn(
+            "fp16_allreduce_dtype",
+            "has no effect without fp16_allreduce",
+            "it says in which 16-bit floats gradients travel",
+            "fp16_allreduce true, or leave it out",
+        );
+    }
     if !strategy.fuse_all_reduce_ops() {
         let sizes = [
             ("fuse_grad_size_in_MB", strategy.fuse_grad_size_in_MB.is_some()),

@@ -37,6 +37,7 @@ const RULES: &[Rule] = &[
     ("DistributedStrategy", "fuse_grad_size_in_TFLOPS", AT_LEAST_1, "it is the most layers whose gradients share a bucket", "50"),
     ("DistributedStrategy", "fuse_grad_size_in_num", AT_LEAST_1, "a bucket holds something", "8"),
     ("DistributedStrategy", "last_comm_group_size_MB", ABOVE_0, "the last bucket holds something", "1"),
+    ("DistributedStrategy", "fp16_allreduce_dtype", OneOf(&["float16", "bfloat16"]), "these are the 16-bit floats", "bfloat16 where gradients may be large or tiny, float16 for more digits"),
     ("DistributedStrategy", "conv_workspace_size_limit", AT_LEAST_0, NO_NEGATIVE, "512"),
     ("RecomputeConfig", "checkpoint_shape", AT_LEAST_1, "it is the shape of a tensor", "the shape with the batch size in place of -1"),
     ("AMPConfig", "init_loss_scaling", ABOVE_0, "gradients are divided by it", "32768"),

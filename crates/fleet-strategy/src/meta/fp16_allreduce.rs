@@ -1,5 +1,5 @@
-//! fp16_allreduce: single-precision gradients travel as 16-bit floats, `g.cast_fp16_0`, and are cast
-//! back, `g.cast_fp16_0.cast_fp32_0`, when they have arrived.
+//! fp16_allreduce: single-precision gradients travel as 16-bit floats, `g.cast_fp16_0` (`g.cast_bf16_0` with
+//! `fp16_allreduce_dtype` bfloat16), and are cast back, `g.cast_fp16_0.cast_fp32_0`, when they have arrived.
 
 use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
@@ -30,18 +30,25 @@ impl Strategy for Fp16AllReduce {
         if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() {
             return Applies::Idle("ranks that train alone send no gradients".into());
         }
-        Applies::Yes("single-precision gradients travel in half the bytes".into())
+        Applies::Yes(format!(
+            "single-precision gradients travel in half the bytes, as {}",
+            facts.strategy.fp16_allreduce_dtype()
+        ))
     }
 
     fn encode(&self, job: &mut Job<'_>) -> Result<()> {
+        let (dtype, suffix) = match job.strategy.fp16_allreduce_dtype() {
+            "bfloat16" => (DType::BF16, "cast_bf16_0"),
+            _ => (DType::F16, "cast_fp16_0"),
+        };
         let mut placed = Vec::new();
         for index in 0..job.grads.len() {
             let original = job.grads[index].1;
             if job.programs.main.var(original).dtype != DType::F32 || job.is_sparse(original) {
                 continue;
             }
-            let name = format!("{}.cast_fp16_0", job.name(original));
-            let (half, op) = cast(job, original, &name, DType::F16, OpRole::BACKWARD)?;
+            let name = format!("{}.{suffix}", job.name(original));
+            let (half, op) = cast(job, original, &name, dtype, OpRole::BACKWARD)?;
             placed.push((vec![original], vec![op]));
             job.grads[index].1 = half;
             job.encoded.push(Encoded { index, original });

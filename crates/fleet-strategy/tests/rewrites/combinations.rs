@@ -37,7 +37,7 @@ const SWITCHES: [&str; 13] = [
 ];
 
 /// The documented chains of three and more, and some that the documented implementation drops.
-const LONGER: [&str; 15] = [
+const LONGER: [&str; 16] = [
     "amp+gm+offload",
     "amp+recompute+lars",
     "amp+gm+recompute",
@@ -49,6 +49,7 @@ const LONGER: [&str; 15] = [
     "fp16+recompute+lars",
     "fp16+amp+gm",
     "fp16+gm+levels",
+    "bf16_sums+gm+levels",
     "amp+recompute+syncbn",
     "amp+recompute+localsgd",
     "dgc+recompute+syncbn",
@@ -122,6 +123,9 @@ impl Combination {
                 // Dense till the end: its compressed form has closed forms of its own.
                 "dgc" => strategy.use_dgc(DgcConfig::default().with_rampup_begin_step(100)),
                 "fp16" => strategy.with_fp16_allreduce(true),
+                "bf16_sums" => {
+                    strategy.with_fp16_allreduce(true).with_fp16_allreduce_dtype("bfloat16")
+                }
                 "syncbn" => strategy.with_sync_batch_norm(true),
                 "levels" => strategy
                     .with_use_hierarchical_allreduce(true)
@@ -161,7 +165,7 @@ impl Combination {
     /// How far roundings may lead apart.
     fn tolerance(&self) -> f32 {
         match () {
-            _ if self.has("bf16") => 5e-2,
+            _ if self.has("bf16") || self.has("bf16_sums") => 5e-2,
             _ if self.has("amp") || self.has("pure") => 1e-2,
             _ if self.has("fp16") => 5e-3,
             _ if self.has("lamb") => 1e-3,

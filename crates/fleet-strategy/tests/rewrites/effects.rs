@@ -245,6 +245,8 @@ const PAIRS: &[(&str, &str, &str)] = &[
         r#"lars=true lars_configs={"exclude_from_weight_decay":["fc_0"]}"#),
     ("lamb_configs.exclude_from_weight_decay", "lamb=true",
         r#"lamb=true lamb_configs={"exclude_from_weight_decay":["fc_0.w_0"]}"#),
+    ("fp16_allreduce_dtype", "fp16_allreduce=true",
+        "fp16_allreduce=true fp16_allreduce_dtype=bfloat16"),
     ("gradient_scale_configs.scale_strategy", "", r#"gradient_scale_configs={"scale_strategy":"sum"}"#),
 ];
 

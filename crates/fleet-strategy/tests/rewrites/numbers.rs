@@ -91,6 +91,37 @@ fn fp16_allreduce_rounds() {
     assert_eq!(parameters(&rounded[0].kept), parameters(&rounded[1].kept));
 }
 
+/// Each rank's gradient is rounded, the sum is rounded once, and the update takes that, in both forms.
+#[test]
+fn what_travels_is_rounded_and_nothing_else_is() {
+    const RATE: f32 = 0.5;
+    type Rounding = fn(f32) -> f32;
+    let forms: [(&str, Rounding); 2] = [
+        ("float16", |value| fleet_tensor::f16::from_f32(value).to_f32()),
+        ("bfloat16", |value| fleet_tensor::bf16::from_f32(value).to_f32()),
+    ];
+    let sgd = Sgd::new(f64::from(RATE)).into();
+    for (name, rounded) in forms {
+        let half = DistributedStrategy::new().with_fp16_allreduce(true);
+        let strategy = half.with_fp16_allreduce_dtype(name);
+        let fetch = ["fc_0.w_0", "fc_0.w_0@GRAD"];
+        let ranks = train(mlp, &sgd, &strategy, 2, 2, &fetch);
+        let of = |rank: usize, step: usize| {
+            let both = &ranks[rank].fetched[step];
+            both.split_at(both.len() / 2)
+        };
+        let ((before, _), (after, own), (_, other)) = (of(0, 0), of(0, 1), of(1, 1));
+        let mut error_max = 0.0f32;
+        for at in 0..after.len() {
+            let sum = rounded(rounded(own[at]) + rounded(other[at]));
+            let expected = before[at] - RATE * sum;
+            assert!((after[at] - expected).abs() <= 1e-7, "{name}: {} {expected}", after[at]);
+            error_max = error_max.max((sum - own[at] - other[at]).abs());
+        }
+        assert!(error_max > 1e-5, "{name}: {error_max} is what rounding changes");
+    }
+}
+
 /// k steps over parts of a batch are one step over the whole: merged training is training.
 #[test]
 fn gradient_merge_updates_in_every_kth_step() {

@@ -48,6 +48,11 @@ fn strategies() -> Vec<(&'static str, DistributedStrategy, f32)> {
         ("unfused", plain().with_fuse_all_reduce_ops(false), 1e-5),
         ("gradient merge", plain().use_gradient_merge(2), 1e-5),
         ("fp16_allreduce", plain().with_fp16_allreduce(true), 5e-3),
+        (
+            "bf16_allreduce",
+            plain().with_fp16_allreduce(true).with_fp16_allreduce_dtype("bfloat16"),
+            3e-2,
+        ),
         ("amp", plain().use_amp(amp()), 1e-2),
         ("amp, gradient merge", plain().use_amp(amp()).use_gradient_merge(2), 1e-2),
         ("recompute", plain().use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]), 1e-5),

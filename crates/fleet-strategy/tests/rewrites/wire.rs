@@ -51,8 +51,10 @@ fn bytes_by_step(strategy: &DistributedStrategy, steps: usize) -> Vec<u64> {
 fn fp16_allreduce_halves_the_bytes() {
     let plain = bytes_by_step(&DistributedStrategy::new(), 2);
     assert_eq!(plain, [4 * ELEMENTS; 2]);
-    let half = bytes_by_step(&DistributedStrategy::new().with_fp16_allreduce(true), 2);
-    assert_eq!(half, [2 * ELEMENTS; 2]);
+    let half = DistributedStrategy::new().with_fp16_allreduce(true);
+    assert_eq!(bytes_by_step(&half, 2), [2 * ELEMENTS; 2]);
+    let half = half.with_fp16_allreduce_dtype("bfloat16");
+    assert_eq!(bytes_by_step(&half, 2), [2 * ELEMENTS; 2]);
 }
 
 /// Dense before the rampup; at sparsity 0.999 at most 0.3 % of that.

@@ -5,8 +5,12 @@ use fleet_strategy::{DistributedJobInfo, Field, Item, Kind, Shape};
 use std::collections::BTreeMap;
 
 const RECORDED: &str = include_str!("../vectors/schema-2.6.2.txt");
-const OWN: [&str; 3] =
-    ["AsyncConfig.enable_dc_asgd", "HybridConfig.order", "MpConfig.sync_param_name"];
+const OWN: [&str; 4] = [
+    "AsyncConfig.enable_dc_asgd",
+    "DistributedStrategy.fp16_allreduce_dtype",
+    "HybridConfig.order",
+    "MpConfig.sync_param_name",
+];
 
 /// Every message that a job's description leads to.
 pub fn shapes() -> BTreeMap<&'static str, &'static Shape> {

@@ -79,6 +79,7 @@ pub fn bytes(fleet: &Fleet, name: &str) -> Result<()> {
     let plain = DistributedStrategy::new();
     let strategy = match name {
         "fp16_allreduce" => plain.with_fp16_allreduce(true),
+        "bf16_allreduce" => plain.with_fp16_allreduce(true).with_fp16_allreduce_dtype("bfloat16"),
         "dgc" => {
             let configs = DgcConfig::default().with_rampup_begin_step(1).with_rampup_step(1);
             plain.use_dgc(configs.with_sparsity([0.999f32]))
@@ -141,8 +142,10 @@ fn bytes_at_the_sockets_are_what_strategies_promise() {
     // Two ranks: a rank sends as much as it has; what else is in a message is little.
     let payload = 4 * ELEMENTS;
     assert!((payload..payload + payload / 50).contains(&plain), "{plain} for {payload}");
-    let half = bytes("fp16_allreduce");
-    assert!(half * 100 <= plain * 51 && half >= payload / 2, "{half} of {plain}");
+    for name in ["fp16_allreduce", "bf16_allreduce"] {
+        let half = bytes(name);
+        assert!(half * 100 <= plain * 51 && half >= payload / 2, "{name}: {half} of {plain}");
+    }
     let compressed = bytes("dgc");
     assert!(compressed * 1000 <= plain * 3, "{compressed} of {plain}");
 }
