@@ -20,9 +20,10 @@ use crate::output::{Output, Stop};
 use clap::{Args, ValueEnum};
 use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Net;
-use fleet::nn::optimizer::OptimizerDesc;
+use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
 use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor};
 use fleet_base::text;
+use fleet_tensor::{bf16, f16};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -171,6 +172,8 @@ struct Size {
     /// Parameter servers make the updates, which may follow one rule for rows and one for the rest: for
     /// so many workers that do not wait for each other.
     on_servers: Option<usize>,
+    /// Gradients of several steps are added up, which rows of a table cannot be.
+    merges: bool,
     /// Only changes that add up can be distributed.
     is_geo: bool,
 }
@@ -202,13 +205,20 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let strategy = args.strategy()?;
     let has_strategy = args.strategy.is_some();
     let (samples, workers) = (args.samples, fleet.worker_num());
-    let size = Size { samples, workers, has_strategy, on_servers: None, is_geo: false };
+    let merges = strategy.gradient_merge();
+    let size = Size { samples, workers, has_strategy, merges, on_servers: None, is_geo: false };
     let (demo, name) = (args.model.make(&size)?, args.model.name());
     let options = ExecOptions::threads(usize::from(args.threads));
     let mut session = match &demo.optimizer {
         None => Session::new(demo.net.build()?, options)?,
         Some(optimizer) => {
-            let optimizer = fleet.distributed_optimizer(optimizer.clone(), &strategy);
+            let usual = optimizer.rule.op();
+            let optimizer = suited(optimizer.clone(), &strategy);
+            let rule = optimizer.rule.op();
+            if rule != usual {
+                out.line(format!("{name}: {rule} in place of {usual}, for the strategy"))?;
+            }
+            let optimizer = fleet.distributed_optimizer(optimizer, &strategy);
             let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
             fleet.session(demo.net.build()?, &job, options)?
         }
@@ -222,6 +232,18 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     }
     // The first worker is still at its test; whoever dies meanwhile is known to all.
     Ok(fleet.finish()?)
+}
+
+/// The demo's optimizer, or where the strategy is made for another rule and would be left out, that one. Rules
+/// that update rows of a table stay.
+fn suited(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
+    let alone = strategy.localsgd() || strategy.adaptive_localsgd();
+    let wants_momentum = strategy.lars() || strategy.dgc() || alone;
+    match usual.rule {
+        Rule::Adam(_) | Rule::AdamW(_) if wants_momentum => Momentum::new(0.02, 0.9).into(),
+        Rule::Momentum(_) | Rule::AdamW(_) if strategy.lamb() => Adam::new(1e-3).into(),
+        _ => usual,
+    }
 }
 
 fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
@@ -269,7 +291,16 @@ fn parameter_count(session: &Session) -> i64 {
 fn number(tensor: &Tensor) -> Result<f64> {
     match tensor.dtype() {
         fleet::DType::F64 => tensor.item::<f64>(),
-        _ => tensor.item::<f32>().map(f64::from),
+        _ => Ok(f64::from(floats(tensor)?.into_iter().next().unwrap_or(f32::NAN))),
+    }
+}
+
+/// Numbers that mixed precision may have left in 16 bits.
+fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    match tensor.dtype() {
+        fleet::DType::F16 => Ok(tensor.as_slice()?.iter().map(|it: &f16| it.to_f32()).collect()),
+        fleet::DType::BF16 => Ok(tensor.as_slice()?.iter().map(|it: &bf16| it.to_f32()).collect()),
+        _ => tensor.to_vec(),
     }
 }
 

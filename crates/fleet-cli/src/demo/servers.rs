@@ -107,7 +107,9 @@ impl Work {
         let on_servers = !exchange.is_geo();
         let on_servers = on_servers.then_some(1);
         let is_geo = exchange.is_geo();
-        let whole = Size { samples: args.samples, workers, has_strategy: true, on_servers, is_geo };
+        let samples = args.samples;
+        let (has_strategy, merges) = (true, false);
+        let whole = Size { samples, workers, has_strategy, merges, on_servers, is_geo };
         let (batch, samples) = args.model.usual();
         let (whole_batch, steps) = whole.of(batch, samples);
         if exchange == Exchange::Sync {
@@ -122,7 +124,7 @@ impl Work {
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
         let samples = Some(scheduled * batch as u64);
         let on_servers = on_servers.map(|_| workers);
-        let size = Size { samples, workers: 1, has_strategy: true, on_servers, is_geo };
+        let size = Size { samples, workers: 1, on_servers, ..whole };
         let share = Share { rows: batch, stride, first };
         Ok(Work { exchange, size, steps, share, samples: batch * workers })
     }

@@ -1,6 +1,6 @@
 //! Wide & deep on click logs of 26 slots.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source, floats};
 use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
@@ -21,7 +21,9 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let rows = clicks.row_count() as i64;
-    let model = wide_deep(&net, &WideDeepConfig { vocabulary: rows, ..WideDeepConfig::criteo() });
+    let sparse = !size.merges;
+    let config = WideDeepConfig { vocabulary: rows, sparse, ..WideDeepConfig::criteo() };
+    let model = wide_deep(&net, &config);
     let falling = |learning_rate| LrSchedule::Polynomial {
         learning_rate,
         decay_steps: steps as f64,
@@ -107,7 +109,7 @@ fn test(session: &mut Session, clicks: &Ctr, prediction: &str) -> Result<super::
     for at in (0..TESTED).step_by(ROWS) {
         clicks.fill(&mut batch, FIRST_TESTED + at as u64)?;
         let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
-        scores.extend(session.evaluate(&feed, &[prediction])?[0].to_vec::<f32>()?);
+        scores.extend(floats(&session.evaluate(&feed, &[prediction])?[0])?);
         labels.extend(batch[2].1.to_vec::<f32>()?);
     }
     let mut truth = vec![0.0; TESTED];

@@ -23,6 +23,9 @@ pub struct WideDeepConfig {
     pub hidden: Vec<i64>,
     /// The table lives on parameter servers where there are any.
     pub on_servers: bool,
+    /// The table's gradient is the rows that a batch has touched; else the whole table, as gradient merge
+    /// needs it. On servers it is always rows.
+    pub sparse: bool,
     /// Measure the area under the curve in each step.
     pub auc: bool,
 }
@@ -37,6 +40,7 @@ impl WideDeepConfig {
             width: 16,
             hidden: vec![400; 3],
             on_servers: false,
+            sparse: true,
             auc: true,
         }
     }
@@ -57,7 +61,13 @@ impl WideDeepConfig {
 pub fn wide_deep<'n>(net: &'n Net, config: &WideDeepConfig) -> ClickModel<'n> {
     let inputs = click_inputs(net, config.numbers, config.slots);
     let [dense, ids, _] = inputs;
-    let rows = table(ids, config.vocabulary, config.width, config.on_servers, "table");
+    let rows = match config.on_servers || config.sparse {
+        true => table(ids, config.vocabulary, config.width, config.on_servers, "table"),
+        false => {
+            let weight = weight_of("table");
+            ids.embedding(Embedding::new(config.vocabulary, config.width).weight(weight))
+        }
+    };
     let mut deep = net.concat(&[rows.flatten(1), dense], 1);
     for size in &config.hidden {
         deep = deep.fc(Fc::new(*size).act(Act::Relu));
@@ -74,10 +84,14 @@ pub(super) fn table<'n>(
     on_servers: bool,
     name: &str,
 ) -> Var<'n> {
-    let weight = ParamAttr::from(name).init(Init::uniform(-0.01, 0.01));
+    let weight = weight_of(name);
     if on_servers {
         ids.sparse_embedding(SparseEmbedding::new(vocabulary, width).weight(weight))
     } else {
         ids.embedding(Embedding::new(vocabulary, width).sparse().weight(weight))
     }
+}
+
+fn weight_of(table: &str) -> ParamAttr {
+    ParamAttr::from(table).init(Init::uniform(-0.01, 0.01))
 }
