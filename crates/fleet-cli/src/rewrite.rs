@@ -8,6 +8,7 @@ use crate::inspect;
 use crate::output::{Output, Stop};
 use crate::strategy::{load, tell};
 use clap::Args;
+use fleet::passes::Arrival;
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
 use fleet_nn::models::{
@@ -238,10 +239,26 @@ pub fn explain(
     )?;
     out.line(format!("\nchain: {}", plan.chain_text()))?;
     plan.notes.iter().try_for_each(|note| out.line(note))?;
+    print_arrivals(&programs.main, out)?;
     if strategy.a_sync.is_some() || strategy.a_sync_configs.is_some() {
         out.line("a_sync is about parameter servers: --servers N explains a job that has them")?;
     }
     Ok(())
+}
+
+/// Whether parameters move while the sums of their gradients come in, and where not, why.
+fn print_arrivals(main: &Program, out: &mut Output) -> Result<(), Stop> {
+    let arrivals = fleet::passes::updates_on_arrival(main);
+    if arrivals.is_empty() {
+        return Ok(());
+    }
+    let free = arrivals.iter().filter(|it| it.held.is_none()).count();
+    let count = arrivals.len();
+    out.line(format!("updates on arrival, for ranks of one thread: {free} of {count} sums"))?;
+    arrivals.iter().try_for_each(|Arrival { label, held }| match held {
+        Some(why) => out.line(format!("  {label} is waited for: {why}")),
+        None => Ok(()),
+    })
 }
 
 /// The tables of the servers, a line each.

@@ -65,6 +65,7 @@ fn programs_are_printed_and_checked() {
 fn programs_are_counted() {
     check("stats", &["stats", "linear.fleet"]);
     check("stats-batch", &["stats", "forward.fleet", "--batch", "1000"]);
+    check("stats-offload", &["stats", "offloaded.fleet", "--batch", "1000"]);
     check("stats-shape", &["stats", "forward.fleet", "--shape", "x=16,2"]);
     check("stats-wrong-shape", &["stats", "forward.fleet", "--shape", "x=16,3"]);
     check("stats-wrong-text", &["stats", "forward.fleet", "--shape", "x=a"]);

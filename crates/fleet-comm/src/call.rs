@@ -324,29 +324,33 @@ impl<'a> Pieces<'a> {
         list
     }
 
-    /// Calls `visit(piece, start in the piece, its bytes)` for every stretch, as [`Pieces::each`]. Nobody
-    /// else touches the stretch meanwhile.
-    pub(crate) fn each_part(
+    /// Calls `visit(piece, start in the piece, values)` for every part of `values`, which are those of the
+    /// stretch from `start` on.
+    pub(crate) fn each_part<'v>(
         &self,
-        cursor: &mut Cursor,
         start: usize,
-        bytes: usize,
-        visit: &mut dyn FnMut(usize, usize, &[u8]),
+        values: &'v [u8],
+        visit: &mut dyn FnMut(usize, usize, &'v [u8]),
     ) {
-        let mut at = start;
-        while at < start + bytes {
-            let Some(piece) = self.list.get(cursor.index) else { return };
-            let inside = at - cursor.base;
-            if inside >= piece.bytes {
-                cursor.base += piece.bytes;
-                cursor.index += 1;
-                continue;
+        let mut base = 0;
+        for (index, piece) in self.list.iter().enumerate() {
+            let from = start.max(base);
+            let to = (start + values.len()).min(base + piece.bytes);
+            if from < to {
+                visit(index, from - base, &values[from - start..to - start]);
             }
-            let len = (piece.bytes - inside).min(start + bytes - at);
-            // SAFETY: `inside` is within the piece, which is borrowed for this call.
-            let part = unsafe { std::slice::from_raw_parts(piece.start.add(inside), len) };
-            visit(cursor.index, inside, part);
-            at += len;
+            base += piece.bytes;
+        }
+    }
+
+    /// All parts, as they are now.
+    ///
+    /// # Safety
+    /// Nobody else touches them while `visit` runs.
+    pub(crate) unsafe fn each_whole(&self, visit: &mut dyn FnMut(usize, usize, &[u8])) {
+        for (index, piece) in self.list.iter().enumerate() {
+            // SAFETY: the piece is borrowed for this call; the rest is promised by the caller.
+            visit(index, 0, unsafe { std::slice::from_raw_parts(piece.start, piece.bytes) });
         }
     }
 
@@ -382,15 +386,15 @@ pub(crate) struct Cursor {
     base: usize,
 }
 
-/// Is told (start, bytes) of what is ready.
-pub(crate) type Done<'a> = &'a mut dyn FnMut(usize, usize);
+/// Is told (start, values) of what is ready.
+pub(crate) type Done<'a> = &'a mut dyn FnMut(usize, &[u8]);
 
 /// What a call works on. Where an input may be missing its data is in the output already.
 pub(crate) enum Work<'a> {
     AllReduce {
         data: Pieces<'a>,
-        /// Told of stretches (start, bytes) that are final, in order. Who takes it out tells of all; who
-        /// leaves it tells nothing.
+        /// Told of every stretch that is final, in any order. Who takes it out tells of all, and need not
+        /// write results to the data; who leaves it tells nothing.
         done: Option<Done<'a>>,
     },
     Reduce {

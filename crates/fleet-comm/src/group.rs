@@ -1,7 +1,7 @@
 //! What users call: a group of ranks and its collectives.
 
 use crate::backend::{Backend, Bounds};
-use crate::call::{Call, Cursor, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
+use crate::call::{Call, Kind, Label, Piece, Pieces, ReduceOp, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
 use crate::recorder::Recorder;
 use crate::watch::{Progress, Watch};
@@ -162,9 +162,10 @@ impl Group {
         with_pieces(data, |pieces| self.reduce_pieces(Kind::AllReduce, label, dtype, pieces, op, 0))
     }
 
-    /// As [`Group::all_reduce_bytes`], for who goes on with the results: `done(buffer, start, bytes)` is
-    /// told of every part of every buffer once it is final, in order. Between ranks that share memory
-    /// that is while the rest is under way, and the part is in the cache of this core.
+    /// As [`Group::all_reduce_bytes`], for who goes on with the results: `done(buffer, start, values)` is
+    /// told of every part of every buffer once it is final. Between ranks that share memory that is while
+    /// the rest is under way, in an order of its own, and the values are in the cache of this core. What the
+    /// buffers hold afterwards is unspecified: results that are used on the way are not written back.
     ///
     /// When the call fails, some parts may have been told of.
     ///
@@ -192,17 +193,18 @@ impl Group {
             self.expect_whole(Kind::AllReduce, label, dtype, part)?;
         }
         with_pieces(data, |pieces| {
-            let (mut cursor, mut told) = (Cursor::default(), 0);
-            let mut tell = |start: usize, bytes: usize| {
-                told = start + bytes;
-                pieces.each_part(&mut cursor, start, bytes, &mut *done);
+            let mut told = false;
+            let mut tell = |start: usize, values: &[u8]| {
+                told = true;
+                pieces.each_part(start, values, &mut *done);
             };
             let elements = pieces.bytes / dtype.size();
             let head = Head::new(Kind::AllReduce, label, dtype, elements);
             let head = Head { op: Some(op), extra: pieces.digest(), ..head };
             self.call(head, Work::AllReduce { data: pieces, done: Some(&mut tell) })?;
-            if told < pieces.bytes {
-                pieces.each_part(&mut cursor, told, pieces.bytes - told, done);
+            if !told {
+                // SAFETY: the call is over, and the buffers are borrowed here alone.
+                unsafe { pieces.each_whole(done) };
             }
             Ok(())
         })

@@ -253,6 +253,29 @@ fn check_fused<T: Number>(group: &Group, scale: usize) -> Result<()> {
             });
         }
     }
+    check_told::<T>(group, scale)
+}
+
+/// Results that are told of instead of written back: each element once, whatever the order.
+fn check_told<T: Number>(group: &Group, scale: usize) -> Result<()> {
+    let lengths = [700, 1, 0, 2_000, 3].map(|length| length * scale);
+    let mut buffers: Vec<Vec<T>> = lengths.iter().map(|n| own(group.rank(), *n)).collect();
+    let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(|it| bytes_of(it)).collect();
+    let mut told: Vec<Vec<T>> = lengths.iter().map(|n| vec![T::of(0); *n]).collect();
+    let mut places: Vec<&mut [u8]> = told.iter_mut().map(|it| bytes_of(it)).collect();
+    let mut bytes = 0;
+    group.all_reduce_bytes_then(
+        "told",
+        T::DTYPE,
+        &mut slices,
+        ReduceOp::Sum,
+        &mut |at, start, values| {
+            bytes += values.len();
+            places[at][start..start + values.len()].copy_from_slice(values);
+        },
+    )?;
+    assert_eq!(bytes, lengths.iter().sum::<usize>() * size_of::<T>());
+    told.iter().for_each(|it| expect("told", it, |i| reduced(ReduceOp::Sum, group.size(), i)));
     Ok(())
 }
 

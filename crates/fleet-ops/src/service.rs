@@ -35,8 +35,9 @@ pub trait Ring: Send + Sync {
     fn size(&self) -> usize;
     /// Every part becomes the reduction of that part over all ranks.
     fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()>;
-    /// As [`Ring::all_reduce`]; `done(part, start, values)` is told of every stretch of every part, in
-    /// bytes and in order, once it is final: while it is in the cache, where the ring can tell.
+    /// As [`Ring::all_reduce`]; `done(part, start, values)` is told of every stretch of every part, in bytes
+    /// and in any order, once it is final: while it is in the cache, where the ring can tell. What the parts
+    /// hold afterwards is unspecified.
     fn all_reduce_then(
         &self,
         label: &str,

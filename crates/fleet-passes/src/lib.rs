@@ -7,4 +7,5 @@ mod layout;
 mod pipeline;
 
 pub use backward::{BackwardOptions, append_backward, check_loss, gradients};
+pub use fuse::reduced_update::{Arrival, updates_on_arrival};
 pub use pipeline::{BuildOptions, optimize};

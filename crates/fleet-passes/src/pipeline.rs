@@ -105,7 +105,7 @@ pub fn optimize(
         fuse::residual_norm::add_on_the_way(&mut p, keep)?;
     }
     if options.update_on_arrival {
-        fuse::reduced_update::run(&mut p, registry)?;
+        fuse::reduced_update::run(&mut p, registry, keep)?;
     }
     if options.fuse_all_optimizer_ops {
         fuse::optimizer::run(&mut p, registry)?;

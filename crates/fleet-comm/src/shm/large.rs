@@ -25,15 +25,16 @@ const GRAIN_BYTES: usize = 64;
 const IN_PLACE_RANKS_MAX: usize = 4;
 
 impl Run<'_> {
-    /// Into every rank's data, or into that of `root` alone. `done` is told of each chunk once it is final
-    /// and nobody waits for what this rank does with it.
-    pub(super) fn large_reduce(
+    /// Into every rank's data, or into that of `root` alone. With `done` the data is left as it is: `done` is
+    /// told of each slice of a chunk where it lies, in the slot that it was folded into, which saves writing
+    /// all results to memory and reading half of them twice.
+    pub(super) fn large_reduce<'a>(
         &mut self,
-        data: Pieces<'_>,
+        data: Pieces<'a>,
         dtype: DType,
         op: ReduceOp,
         root: Option<usize>,
-        mut done: Option<Done<'_>>,
+        done: Option<Done<'a>>,
     ) -> Result<()> {
         let chunk_bytes = self.engine.segment.layout.slot_bytes;
         let chunks = data.bytes.div_ceil(chunk_bytes).max(1);
@@ -43,6 +44,7 @@ impl Run<'_> {
             dtype,
             op,
             root,
+            done,
             chunk_bytes,
             chunks,
             first,
@@ -60,10 +62,6 @@ impl Run<'_> {
             }
             if turn >= 2 {
                 plan.drain(self, turn - 2)?;
-                if let Some(done) = &mut done {
-                    let (start, bytes) = plan.chunk(turn - 2);
-                    done(start, bytes);
-                }
             }
         }
         Ok(())
@@ -75,6 +73,7 @@ struct Large<'a> {
     dtype: DType,
     op: ReduceOp,
     root: Option<usize>,
+    done: Option<Done<'a>>,
     chunk_bytes: usize,
     chunks: usize,
     first: u32,
@@ -130,7 +129,7 @@ impl Large<'_> {
         let (start, bytes) = self.chunk(chunk);
         let (rank, size) = (run.engine.rank, run.engine.size);
         let (from, to) = part(bytes, size, rank, GRAIN_BYTES);
-        let keeps = self.writes_out(rank);
+        let keeps = self.writes_out(rank) && self.done.is_none();
         let (dtype, op) = (self.dtype, self.op.fold(size));
         // Who gets the result in which place; without `out`, where the operand of each was.
         let mut takers = [std::ptr::null_mut::<u8>(); IN_PLACE_RANKS_MAX];
@@ -166,6 +165,11 @@ impl Large<'_> {
             }
         });
         run.publish(step_out);
+        if let (Some(done), Some(place)) = (&mut self.done, takers.first()) {
+            // SAFETY: the result was just written there, and the slot is not written again before all ranks,
+            // this one too, have consumed the step.
+            done(start + from, unsafe { std::slice::from_raw_parts(place.add(from), to - from) });
+        }
         run.consume(step_in);
         Ok(())
     }
@@ -187,8 +191,13 @@ impl Large<'_> {
                 };
                 let (from, to) = part(bytes, run.engine.size, peer, GRAIN_BYTES);
                 // SAFETY: the peer has published its results and nobody has consumed them.
-                unsafe {
-                    self.data.write(&mut self.drain, start + from, to - from, slot.add(from));
+                match &mut self.done {
+                    Some(done) => done(start + from, unsafe {
+                        std::slice::from_raw_parts(slot.add(from), to - from)
+                    }),
+                    None => unsafe {
+                        self.data.write(&mut self.drain, start + from, to - from, slot.add(from));
+                    },
                 }
             }
         }

@@ -1,9 +1,10 @@
 //! `allreduce_{sgd,momentum,adam,adamw}`: a bucket of gradients is summed over ranks, and every part of
-//! it updates its parameters as soon as it has arrived, while it is in the cache. `GradOut` is the sum,
-//! and everything else what `c_allreduce_sum` and the fused update behind it give, to the bit.
+//! it updates its parameters as soon as it has arrived, while it is in the cache. `GradOut` is memory to work
+//! in, unspecified afterwards; everything else is what `c_allreduce_sum` and the fused update behind it give,
+//! to the bit.
 //!
 //! What it saves: the update reads parameter and state out of memory, but not the gradient, which is a third
-//! of what SGD with momentum reads and a quarter of what Adam does. It works in the lane of its ring, by
+//! of what SGD with momentum reads and a quarter of what Adam does; and sums are not written back. It works in the lane of its ring, by
 //! itself: worth while where a rank has one thread. The executor puts these ops in; strategies do not.
 //!
 //! When the sum fails in the middle, some parameters have been updated. The step has failed then, and its

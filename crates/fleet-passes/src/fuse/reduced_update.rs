@@ -1,9 +1,9 @@
 //! A bucket's sum over ranks with the updates that wait for it: `c_allreduce_sum` over gradients, each of
 //! which one update reads, becomes `allreduce_{sgd,momentum,adam,adamw}`. Parameters then move while their
-//! gradient's sum is in the cache.
+//! gradient's sum is in the cache, and the sum itself is kept nowhere.
 //!
 //! All updates of the bucket must be alike, and must be free to stand where the sum stands: nothing
-//! between touches what they write, or writes what they read. A schedule of the rate, which usually
+//! between touches what they write, or writes what they read. Nothing else may want the sum. A schedule of the rate, which usually
 //! stands between, goes to the front first.
 
 use super::optimizer::{KINDS, alike};
@@ -13,7 +13,7 @@ use fleet_ir::{Arity, Attr, OpId, OpRole, Program, VarId, VarKind};
 use fleet_ops::Registry;
 use std::collections::{HashMap, HashSet};
 
-pub(crate) fn run(program: &mut Program, registry: &Registry) -> Result<bool> {
+pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
     let sums: Vec<OpId> = program
         .root_ops()
         .filter(|(_, op)| op.name() == "c_allreduce_sum")
@@ -26,11 +26,44 @@ pub(crate) fn run(program: &mut Program, registry: &Registry) -> Result<bool> {
     let updates = updates_by_gradient(program);
     let mut edit = Edit::default();
     for sum in sums {
-        if let Some(members) = members(program, sum, &updates) {
+        if let Ok(members) = members(program, sum, &updates, keep) {
             replace(program, registry, &mut edit, sum, &members)?;
         }
     }
     Ok(edit.apply(program))
+}
+
+/// A sum over ranks, and whether parameters can move while it comes in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// What the sum is of.
+    pub label: String,
+    /// Why its updates wait for the end of the backward pass.
+    pub held: Option<String>,
+}
+
+/// What [`BuildOptions::update_on_arrival`](crate::BuildOptions) can do for a program's buckets of gradients.
+pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
+    let mut program = program.clone();
+    bring_rate_forward(&mut program);
+    let updates = updates_by_gradient(&program);
+    let at_root: HashSet<OpId> = program.root_ops().map(|(id, _)| id).collect();
+    let ops = program.block_ids().flat_map(|block| program.block_ops(block));
+    let sums = ops.filter(|(_, op)| {
+        op.name() == "c_allreduce_sum" && op.input("X").iter().all(|it| is_gradient(&program, *it))
+    });
+    let arrival = |(id, op): (OpId, &fleet_ir::Op)| Arrival {
+        label: op.attr_str("label").to_string(),
+        held: match at_root.contains(&id) {
+            true => members(&program, id, &updates, &[]).err(),
+            false => Some("it is made in some steps only".into()),
+        },
+    };
+    sums.map(arrival).collect()
+}
+
+fn is_gradient(program: &Program, var: VarId) -> bool {
+    program.var_name(var).contains("@GRAD")
 }
 
 /// What a set of ops reads and writes.
@@ -92,25 +125,64 @@ fn updates_by_gradient(program: &Program) -> HashMap<VarId, Option<OpId>> {
     updates
 }
 
-/// The updates of all gradients of a sum, in its order, if they may stand in its place.
+/// The updates of all gradients of a sum, in its order, or why they may not stand in its place.
 fn members(
     program: &Program,
     sum: OpId,
     updates: &HashMap<VarId, Option<OpId>>,
-) -> Option<Vec<OpId>> {
+    keep: &[VarId],
+) -> Result<Vec<OpId>, String> {
     let op = program.op(sum);
     let grads = op.input("X");
     if op.attr_bool("use_calc_stream") || grads != op.output("Out") {
-        return None;
+        return Err("it is a sum in the compute lane, or in another place".into());
     }
-    let members: Vec<OpId> =
-        grads.iter().map(|grad| updates.get(grad).copied().flatten()).collect::<Option<_>>()?;
-    let first = program.op(*members.first()?);
-    let same = |id: &OpId| {
+    let mut members = Vec::with_capacity(grads.len());
+    for grad in grads {
+        match updates.get(grad) {
+            Some(Some(update)) => members.push(*update),
+            _ => return Err(read_first(program, sum, *grad)),
+        }
+    }
+    let [first, ..] = members[..] else { return Err("it is a sum of nothing".into()) };
+    let first = program.op(first);
+    for (grad, id) in grads.iter().zip(&members) {
         let other = program.op(*id);
-        other.name() == first.name() && alike(first, other)
-    };
-    (members.iter().all(same) && may_come_forward(program, sum, &members)).then_some(members)
+        if other.name() != first.name() || !alike(first, other) {
+            let (one, two) = (program.var_name(grads[0]), program.var_name(*grad));
+            return Err(format!("'{one}' and '{two}' are not used by the same rule"));
+        }
+    }
+    if let Some(why) = wanted_else(program, sum, &members, keep) {
+        return Err(why);
+    }
+    match may_come_forward(program, sum, &members) {
+        true => Ok(members),
+        false => Err("something between it and its updates touches what they do".into()),
+    }
+}
+
+/// A gradient that no update, or more than one op, takes as it is.
+fn read_first(program: &Program, sum: OpId, grad: VarId) -> String {
+    let mut behind = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
+    let reader = behind.find(|(_, op)| op.all_inputs().any(|var| var == grad));
+    let (name, reader) = (program.var_name(grad), reader.map_or("nothing", |(_, op)| op.name()));
+    format!("'{name}' goes into {reader} before its update")
+}
+
+/// What besides the updates uses the sum of a gradient, which would not be kept.
+fn wanted_else(program: &Program, sum: OpId, members: &[OpId], keep: &[VarId]) -> Option<String> {
+    let grads = program.op(sum).output("Out");
+    if let Some(kept) = grads.iter().find(|grad| keep.contains(grad)) {
+        return Some(format!("'{}' is fetched", program.var_name(*kept)));
+    }
+    let behind = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
+    behind.filter(|(id, _)| !members.contains(id)).find_map(|(id, op)| {
+        let mut reads = HashSet::new();
+        program.reads_of(id, &mut reads);
+        let used = grads.iter().find(|grad| reads.contains(grad))?;
+        Some(format!("'{}' goes into {}, too", program.var_name(*used), op.name()))
+    })
 }
 
 fn may_come_forward(program: &Program, sum: OpId, members: &[OpId]) -> bool {
