@@ -4,9 +4,20 @@
 //! one JSON line. Rounds alternate, so that both see the same weather on the machine. The ratio is of
 //! the medians over rounds; above 1 means that ours is faster.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Map, Value, json};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// How long a peer may take for one result: some compile what they run.
+const PEER_SPAN: Duration = Duration::from_secs(15 * 60);
+/// An all-reduce of 100 MB between four ranks takes some 10 s on two cores, half of it for loading torch.
+const COMM_SPAN: Duration = Duration::from_secs(2 * 60);
+/// How long a peer that is asked to end may take for it.
+const END_SPAN: Duration = Duration::from_secs(5);
 
 /// A benchmark and the scripts of its peers.
 struct Bench {
@@ -218,18 +229,27 @@ pub fn run(root: &Path, args: &[String]) -> Result<(), String> {
 
 fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String> {
     let script_of = |framework: &str| bench.peers.iter().find(|peer| peer.framework == framework);
-    let peers: Vec<(&str, &PeerScript)> = options
+    let mut peers: Vec<(&str, &PeerScript, Vec<Value>)> = options
         .peers
         .iter()
-        .filter_map(|(framework, python)| Some((python.as_str(), script_of(framework)?)))
+        .filter_map(|(framework, python)| Some((&**python, script_of(framework)?, Vec::new())))
         .collect();
     let mut ours = Vec::new();
-    let mut theirs = vec![Vec::new(); peers.len()];
     for _ in 0..options.rounds {
         ours.push(run_ours(root, bench.name, options.threads)?);
-        for ((python, script), values) in peers.iter().zip(&mut theirs) {
-            values.push(run_peer(root, python, script, bench.name, options.threads)?);
-        }
+        let mut failed = None;
+        peers.retain_mut(|(python, script, values)| {
+            match run_peer(root, python, script, bench.name, options.threads) {
+                Ok(value) => values.push(value),
+                Err(Failure::Stands(why)) => {
+                    eprintln!("{}: {} is left out: {why}", bench.name, script.framework);
+                    return false;
+                }
+                Err(Failure::Fails(why)) => failed = Some(why),
+            }
+            true
+        });
+        failed.map_or(Ok(()), Err)?;
     }
     let mut line = summary(bench, options.threads, &ours);
     if let (Some(target), Some(median)) = (bench.target, line["median"].as_f64()) {
@@ -239,7 +259,7 @@ fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String
     if peers.is_empty() {
         show(options, &line);
     }
-    for ((_, script), values) in peers.iter().zip(&theirs) {
+    for (_, script, values) in &peers {
         show(options, &against(&line, script.framework, values));
     }
     Ok(())
@@ -303,7 +323,15 @@ fn run_ours(root: &Path, name: &str, threads: usize) -> Result<Value, String> {
         .args(program)
         .args(["--", name, "--threads", &threads.to_string()])
         .current_dir(root);
-    last_json(name, &mut command)
+    let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
+    last_json(name, &output)
+}
+
+/// Why there is no result of a peer.
+enum Failure {
+    /// It had not ended when its time was over.
+    Stands(String),
+    Fails(String),
 }
 
 fn run_peer(
@@ -312,19 +340,54 @@ fn run_peer(
     script: &PeerScript,
     name: &str,
     threads: usize,
-) -> Result<Value, String> {
+) -> Result<Value, Failure> {
     let path = root.join("bench/peers").join(script.path);
     let mut command = Command::new(python);
     command.arg(path).args(script.args).args(["--threads", &threads.to_string()]).current_dir(root);
-    if is_comm(name) {
+    let comm = is_comm(name);
+    if comm {
         command.args(["--bench", name]);
     }
-    last_json(script.path, &mut command)
+    let span = if comm { COMM_SPAN } else { PEER_SPAN };
+    let output = output_within(&mut command, span)
+        .map_err(|error| Failure::Fails(format!("cannot run {}: {error}", script.path)))?
+        .ok_or_else(|| Failure::Stands(format!("no result in {} s", span.as_secs())))?;
+    last_json(script.path, &output).map_err(Failure::Fails)
+}
+
+/// What a command writes; `None` when it had to be ended because `span` was over.
+fn output_within(command: &mut Command, span: Duration) -> std::io::Result<Option<Output>> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn()?;
+    let id = child.id().cast_signed();
+    let (send, ended) = mpsc::channel();
+    std::thread::spawn(move || send.send(child.wait_with_output()));
+    if let Ok(output) = ended.recv_timeout(span) {
+        return output.map(Some);
+    }
+    let family = family(id);
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        for member in &family {
+            // It may have ended just now.
+            let _ = kill(Pid::from_raw(*member), signal);
+        }
+        if ended.recv_timeout(END_SPAN).is_ok() {
+            break;
+        }
+    }
+    Ok(None)
+}
+
+/// A process and those that it has started, as far as the system tells (Linux).
+fn family(id: i32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+    let children = children.unwrap_or_default();
+    let grown = children.split_whitespace().filter_map(|child| child.parse().ok()).flat_map(family);
+    [id].into_iter().chain(grown).collect()
 }
 
 /// The last line of the output that is JSON.
-fn last_json(what: &str, command: &mut Command) -> Result<Value, String> {
-    let output = command.output().map_err(|error| format!("cannot start {what}: {error}"))?;
+fn last_json(what: &str, output: &Output) -> Result<Value, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let found = text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
     match found {
