@@ -125,6 +125,11 @@ impl World {
         self.fabric.size()
     }
 
+    /// Fires when another rank is gone.
+    pub fn abort(&self) -> &Abort {
+        &self.abort
+    }
+
     pub fn recorder(&self) -> &Recorder {
         &self.recorder
     }

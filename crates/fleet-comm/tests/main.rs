@@ -1,9 +1,13 @@
 //! Collectives: against a naive reference, and when something goes wrong.
 
+#[cfg(target_os = "linux")]
+mod cable;
 mod common;
 mod diagnosis;
 #[cfg(all(feature = "mpi", target_os = "linux"))]
 mod mpi;
+#[cfg(all(feature = "mpi", target_os = "linux"))]
+mod mpirun;
 #[cfg(target_os = "linux")]
 mod namespaces;
 #[cfg(target_os = "linux")]

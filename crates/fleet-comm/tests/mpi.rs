@@ -2,18 +2,16 @@
 //!
 //! They run where FLEET_MPIRUN names an mpirun or PATH has one; FLEET_MPI_LIBRARY may name its libmpi.
 
+use crate::mpirun::{self, LIBRARY, text};
 use crate::reference;
 use fleet_base::Result;
 use fleet_comm::{Algorithm, GroupOptions, Mpi, MpiOptions, ReduceOp};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::Output;
 use std::time::Duration;
 
 /// Set in processes that mpirun has started: what to do.
 const WORK: &str = "FLEET_COMM_MPI_TEST";
-const LIBRARY: &str = "FLEET_MPI_LIBRARY";
-/// Far more than anything here takes, far less than a hang.
-const SECONDS_MAX: u32 = 300;
 
 /// Is a rank where mpirun says so.
 #[test]
@@ -96,52 +94,8 @@ fn same_as_shared_memory(native: &fleet_comm::Group, shared: &fleet_comm::Group)
     Ok(())
 }
 
-/// The mpirun to use, and its library where it is beside it; prints why there is none.
-fn mpirun() -> Option<(PathBuf, Option<PathBuf>)> {
-    let named = std::env::var_os("FLEET_MPIRUN").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = named
-        .or_else(|| std::env::split_paths(&path).map(|p| p.join("mpirun")).find(|p| p.exists()));
-    let Some(found) = found else {
-        println!("skipped: FLEET_MPIRUN is not set, and PATH has no mpirun");
-        return None;
-    };
-    let beside = found.parent().and_then(Path::parent).map(|root| root.join("lib"));
-    let has_one = |folder: &PathBuf| {
-        ["libmpi.so.40", "libmpi.so.12"].iter().any(|name| folder.join(name).exists())
-    };
-    let library = std::env::var_os(LIBRARY).map(PathBuf::from);
-    Some((found, library.or(beside.filter(has_one))))
-}
-
 fn run(ranks: usize, what: &str) -> Option<Output> {
-    let (mpirun, library) = mpirun()?;
-    let mut command = Command::new("timeout");
-    command
-        .arg(SECONDS_MAX.to_string())
-        .arg(mpirun)
-        .args(["-n", &ranks.to_string()])
-        .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", "mpi::rank_under_mpirun", "--nocapture"])
-        .env("RUST_BACKTRACE", "0")
-        .env(WORK, what)
-        // Open MPI refuses root, and more ranks than cores, where nobody says otherwise.
-        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
-        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
-        .stdin(Stdio::null());
-    if let Some(library) = library {
-        command.env(LIBRARY, library);
-    }
-    let output = command.output().expect("mpirun starts");
-    assert_ne!(output.status.code(), Some(124), "{what} took {SECONDS_MAX} s: {}", text(&output));
-    Some(output)
-}
-
-fn text(output: &Output) -> String {
-    let out = String::from_utf8_lossy(&output.stdout);
-    format!("{out}{}", String::from_utf8_lossy(&output.stderr))
+    mpirun::run(ranks, "mpi::rank_under_mpirun", &[(WORK, what)])
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Two ranks in network namespaces of their own, with a cable between them: the nearest to two machines
 //! that one machine has. Where namespaces cannot be made the test says so and is over.
 
+use crate::cable::{ADDRESSES, Cable};
 use fleet_base::Result;
 use fleet_comm::{GroupOptions, ReduceOp, World};
 use fleet_net::{
@@ -58,55 +59,6 @@ fn work(rank: usize, address: &str) -> Result<()> {
     group.all_reduce("after the cut", &mut data, ReduceOp::Sum)
 }
 
-/// Two namespaces with a cable; gone when dropped.
-struct Cable {
-    names: [String; 2],
-}
-
-const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
-
-impl Cable {
-    /// An error is the reason why there can be none here.
-    fn lay() -> std::result::Result<Cable, String> {
-        let names = [0, 1].map(|end| format!("fleet-test-{}-{end}", std::process::id()));
-        let cable = Cable { names };
-        let [a, b] = &cable.names;
-        ip(&["netns", "add", a])?;
-        ip(&["netns", "add", b])?;
-        ip(&[
-            "-n", a, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", b,
-        ])?;
-        for (name, address) in cable.names.iter().zip(ADDRESSES) {
-            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "cable"])?;
-            ip(&["-n", name, "link", "set", "cable", "up"])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-        }
-        Ok(cable)
-    }
-
-    fn cut(&self) {
-        ip(&["-n", &self.names[1], "link", "set", "cable", "down"]).expect("the cable is ours");
-    }
-}
-
-impl Drop for Cable {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // It may never have been made.
-            let _ = ip(&["netns", "del", name]);
-        }
-    }
-}
-
-fn ip(args: &[&str]) -> std::result::Result<(), String> {
-    let output = Command::new("ip").args(args).output();
-    let output = output.map_err(|error| format!("no program ip: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr))),
-    }
-}
-
 struct Rank {
     child: Child,
     input: Option<ChildStdin>,
@@ -155,7 +107,7 @@ impl Drop for Rank {
 
 #[test]
 fn two_machines_and_a_cable() {
-    let cable = match Cable::lay() {
+    let cable = match Cable::lay("fleet-test") {
         Ok(cable) => cable,
         Err(why) => {
             println!("skipped: no network namespaces here: {why}");

@@ -40,6 +40,7 @@ impl Topology {
             heter: None,
             gloo: Gloo::from_env(env)?,
             job: job(env)?,
+            placed: Vec::new(),
         })
     }
 
@@ -79,6 +80,7 @@ impl Topology {
             heter,
             gloo: Gloo::from_env(env)?,
             job: job(env)?,
+            placed: Vec::new(),
         })
     }
 
@@ -98,6 +100,7 @@ impl Topology {
             heter: None,
             gloo: Gloo::default(),
             job: Job::default(),
+            placed: Vec::new(),
         }
     }
 }
@@ -246,6 +249,11 @@ fn job(env: &Env) -> Result<Job> {
         token: env.text(names::FLEET_TOKEN).map(Secret::new).transpose()?,
         restarts: env.number(names::FLEET_RESTART_COUNT)?.unwrap_or(0),
         shared_memory: env.switch(names::FLEET_SHARED_MEMORY)?,
+        mpi_ranks: match env.number(names::OMPI_COMM_WORLD_SIZE)? {
+            Some(ranks) => Some(ranks),
+            None => env.number(names::PMI_SIZE)?,
+        },
+        mpi_library: env.text(names::FLEET_MPI_LIBRARY).map(str::to_string),
     })
 }
 

@@ -127,6 +127,9 @@ pub const FLEET_TOKEN_FILE: &str = "FLEET_TOKEN_FILE";
 pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
 pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
 pub const FLEET_SHARED_MEMORY: &str = "FLEET_SHARED_MEMORY";
+pub const FLEET_MPI_LIBRARY: &str = "FLEET_MPI_LIBRARY";
+pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
+pub const PMI_SIZE: &str = "PMI_SIZE";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
@@ -379,6 +382,24 @@ pub const VARIABLES: &[Variable] = &[
         FLEET_SHARED_MEMORY,
         "1",
         "0: ranks of one machine talk over sockets as well",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        FLEET_MPI_LIBRARY,
+        "",
+        "The library of MPI, or its folder, in jobs of mpirun; by default the system's",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        OMPI_COMM_WORLD_SIZE,
+        "",
+        "How many processes Open MPI's mpirun has started",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        PMI_SIZE,
+        "",
+        "How many processes the mpirun of MPICH or Intel MPI has started",
         &[Reader::RoleMaker],
     ),
     row(

@@ -1,6 +1,7 @@
 //! The typed result: what a process knows of its job.
 
 use crate::{Endpoint, Gloo, Secret};
+use fleet_base::Result;
 use std::fmt;
 
 /// How the processes of a job work together.
@@ -90,6 +91,10 @@ pub struct Job {
     pub restarts: u32,
     /// Whether ranks of one machine may talk through memory, where somebody has said so.
     pub shared_memory: Option<bool>,
+    /// How many processes an `mpirun` has started, of which this is one.
+    pub mpi_ranks: Option<usize>,
+    /// The library of MPI, or its folder, where somebody has said so.
+    pub mpi_library: Option<String>,
 }
 
 impl Job {
@@ -129,9 +134,37 @@ pub struct Topology {
     pub(crate) heter: Option<HeterStage>,
     pub(crate) gloo: Gloo,
     pub(crate) job: Job,
+    /// Hosts of the workers by rank, where their endpoints are not known.
+    pub(crate) placed: Vec<String>,
 }
 
 impl Topology {
+    /// The same job, collective, when its ranks have been counted by who started them (MPI), which gives
+    /// them no endpoints: by rank, the host of each.
+    ///
+    /// ```
+    /// use fleet_topology::{Env, Topology};
+    /// let started = Topology::collective(&Env::new())?;
+    /// let made = started.counted(2, ["a", "b", "a"].map(String::from).to_vec())?;
+    /// assert_eq!((made.worker_index(), made.worker_num(), made.node_num()), (2, 3, 2));
+    /// assert_eq!((made.local().rank, &made.hosts()[0].ranks[..]), (1, &[0, 2][..]));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn counted(self, rank: usize, hosts: Vec<String>) -> Result<Topology> {
+        crate::cloud::rank_fits(rank, hosts.len())?;
+        let before = hosts[..rank].iter().filter(|host| **host == hosts[rank]).count();
+        Ok(Topology {
+            rank,
+            distributed: hosts.len() > 1,
+            worker_num: hosts.len(),
+            local: Local { rank: before, ..self.local },
+            gloo: self.gloo,
+            job: self.job,
+            placed: hosts,
+            ..Topology::alone(Mode::Collective)
+        })
+    }
+
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -224,28 +257,26 @@ impl Topology {
 
     /// How many machines the workers are on.
     pub fn node_num(&self) -> usize {
-        hosts_of(&self.workers).len().max(1)
+        self.hosts().len()
     }
 
     /// The workers, grouped by host: hosts in order of their first rank, ranks ascending. One
-    /// nameless host with every rank when endpoints are not known.
+    /// nameless host with every rank when nobody knows.
     pub fn hosts(&self) -> Vec<Host> {
-        if self.workers.is_empty() {
+        let listed = self.workers.iter().map(|endpoint| &endpoint.host);
+        let names: Vec<&String> = listed.chain(&self.placed).collect();
+        if names.is_empty() {
             return vec![Host { name: String::new(), ranks: (0..self.worker_num).collect() }];
         }
-        hosts_of(&self.workers)
-    }
-}
-
-fn hosts_of(endpoints: &[Endpoint]) -> Vec<Host> {
-    let mut place = std::collections::HashMap::new();
-    let mut hosts: Vec<Host> = Vec::new();
-    for (rank, endpoint) in endpoints.iter().enumerate() {
-        let at = *place.entry(endpoint.host.as_str()).or_insert(hosts.len());
-        if at == hosts.len() {
-            hosts.push(Host { name: endpoint.host.clone(), ranks: Vec::new() });
+        let mut place = std::collections::HashMap::new();
+        let mut hosts: Vec<Host> = Vec::new();
+        for (rank, name) in names.into_iter().enumerate() {
+            let at = *place.entry(name).or_insert(hosts.len());
+            if at == hosts.len() {
+                hosts.push(Host { name: name.clone(), ranks: Vec::new() });
+            }
+            hosts[at].ranks.push(rank);
         }
-        hosts[at].ranks.push(rank);
+        hosts
     }
-    hosts
 }

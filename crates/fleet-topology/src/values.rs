@@ -38,6 +38,8 @@ fn form(name: &str) -> Form {
         | names::PADDLE_ELASTIC_TIMEOUT
         | names::PADDLE_ELASTIC_TTL
         | names::CPU_NUM
+        | names::OMPI_COMM_WORLD_SIZE
+        | names::PMI_SIZE
         | names::FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM
         | names::FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE
         | names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE

@@ -8,6 +8,7 @@
 //! all others, which says who it was and what was waiting.
 
 use crate::fit::{Budget, fit};
+use crate::keeper::{self, Keeper};
 use crate::rings::GroupRing;
 use crate::servers::{Place, ServerJob};
 use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
@@ -75,11 +76,8 @@ struct Link {
     opened: Mutex<BTreeMap<String, Group>>,
     /// Training steps of each session.
     steps: Mutex<Vec<Arc<AtomicU64>>>,
-    membership: Membership,
-    abort: Abort,
+    keeper: Keeper,
     finished: AtomicBool,
-    /// Where no launcher hosts the store, rank 0 does.
-    _server: Option<StoreServer>,
 }
 
 impl Fleet {
@@ -88,8 +86,13 @@ impl Fleet {
         Fleet::init(Topology::collective(&Env::process())?)
     }
 
-    /// A rank with a known place; returns when all ranks have come.
+    /// A rank with a known place, or one that finds it through MPI; returns when all ranks have come.
     pub fn init(topology: Topology) -> Result<Fleet> {
+        if keeper::is_of_mpi(&topology) {
+            let (topology, world, keeper) = keeper::start_mpi(topology)?;
+            let link = OnceLock::from(Link::over(world, &topology, keeper)?);
+            return Ok(Fleet { topology, link, connecting: Mutex::default() });
+        }
         let fleet = Fleet { topology, link: OnceLock::new(), connecting: Mutex::default() };
         // Workers of parameter servers meet at their servers.
         if fleet.topology.mode() != Mode::ParameterServer {
@@ -242,11 +245,13 @@ impl Fleet {
     /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it, or
     /// while others still train, or after another number of steps, is an error on the others.
     pub fn finish(&self) -> Result<()> {
-        let Some(link) = self.link.get() else { return Ok(()) };
+        let Some(link) = self.link.get().filter(|link| !link.keeper.is_over()) else {
+            return Ok(());
+        };
         link.finish_rings()?;
         link.compare_steps()?;
         link.finished.store(true, SeqCst);
-        Ok(())
+        link.keeper.end()
     }
 
     fn services(&self, rings: &[RingSpec]) -> Result<Services> {
@@ -311,23 +316,17 @@ impl Link {
             TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
         options.notice_wait = NOTICE_SPAN;
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
-        let world = World::new(fabric, store, abort.clone());
+        let world = World::new(fabric, store, abort);
+        Link::over(world, topology, Keeper::Store { membership, _server: server })
+    }
+
+    fn over(world: World, topology: &Topology, keeper: Keeper) -> Result<Link> {
         let all: Vec<usize> = (0..topology.worker_num()).collect();
-        let shared_memory = job.shared_memory.unwrap_or(true);
+        let shared_memory = topology.job().shared_memory.unwrap_or(true);
         let options = GroupOptions { shared_memory, ..GroupOptions::default() };
         let everyone = world.group("everyone", &all, &options)?;
         let (opened, steps, finished) = Default::default();
-        Ok(Link {
-            world,
-            options,
-            everyone,
-            opened,
-            steps,
-            membership,
-            abort,
-            finished,
-            _server: server,
-        })
+        Ok(Link { world, options, everyone, opened, steps, keeper, finished })
     }
 
     /// Over every ring that programs use: there a rank that still trains finds out. All at once, since
@@ -403,9 +402,8 @@ impl Drop for Link {
     /// Leaving early is no death, but the others must not wait.
     fn drop(&mut self) {
         let finished = self.finished.load(SeqCst);
-        if !finished && !self.abort.is_fired() {
-            let own = host::own_member(self.world.rank());
-            self.membership.report_end(&own, "it left the job without Fleet::finish");
+        if !finished && !self.world.abort().is_fired() {
+            self.keeper.report_end(self.world.rank(), "it left the job without Fleet::finish");
         }
     }
 }

@@ -30,6 +30,7 @@ mod exchange;
 mod feed_layout;
 mod fit;
 mod job;
+mod keeper;
 pub mod metrics;
 mod numbers;
 mod options;

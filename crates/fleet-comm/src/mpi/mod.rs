@@ -74,6 +74,8 @@ impl Default for MpiOptions {
 /// This process in a job of MPI. MPI begins once in a process and ends with this.
 pub struct Mpi {
     library: Arc<Library>,
+    /// By rank.
+    members: Vec<Member>,
     world: World,
     store: Arc<dyn Store>,
     abort: Abort,
@@ -124,7 +126,7 @@ impl Mpi {
             })?;
         let fabric = Arc::new(MpiFabric {
             library: library.clone(),
-            members,
+            members: members.clone(),
             store: store.clone(),
             abort: abort.clone(),
             timeout_open: options.timeout_open,
@@ -133,6 +135,7 @@ impl Mpi {
         let world = World::new(fabric, store.clone(), abort.clone()).carried_by(carrier);
         Ok(Mpi {
             library: library.clone(),
+            members,
             world,
             store,
             abort,
@@ -167,6 +170,18 @@ impl Mpi {
     /// Fires when another rank is gone.
     pub fn abort(&self) -> &Abort {
         &self.abort
+    }
+
+    /// Who the process of a rank is.
+    pub fn member(&self, rank: usize) -> &Member {
+        &self.members[rank]
+    }
+
+    /// Tells the others that this rank ends, and how, before it does.
+    pub fn report_end(&self, how: &str) {
+        if let Some(membership) = &self.membership {
+            membership.report_end(&self.members[self.rank()], how);
+        }
     }
 
     /// Waits until all ranks have come here, and ends MPI. Groups that are still there fail from then on.

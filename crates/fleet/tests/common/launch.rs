@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 /// Names the job of a started rank, and a folder that it may use.
-const JOB: &str = "FLEET_TEST_JOB";
+pub const JOB: &str = "FLEET_TEST_JOB";
 const FOLDER: &str = "FLEET_TEST_FOLDER";
 
 /// What this process is to do where it is a rank: the job, and the folder that it may use.

@@ -7,6 +7,11 @@ mod deaths;
 mod examples;
 #[path = "../common/launch.rs"]
 mod launch;
+#[cfg(target_os = "linux")]
+mod mpi;
+#[cfg(all(feature = "mpi", target_os = "linux"))]
+#[path = "../../../fleet-comm/tests/mpirun.rs"]
+mod mpirun;
 mod resume;
 mod strategies;
 mod unused;

@@ -1,0 +1,54 @@
+//! A cable between two network namespaces: the nearest to two machines that one machine has.
+
+use std::process::Command;
+
+/// Two namespaces with a cable; gone when dropped.
+pub struct Cable {
+    pub names: [String; 2],
+}
+
+/// Of the two ends, which are called `cable`.
+pub const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+
+impl Cable {
+    /// Namespaces whose names begin with `what`. An error is the reason why there can be none here.
+    pub fn lay(what: &str) -> Result<Cable, String> {
+        let names = [0, 1].map(|end| format!("{what}-{}-{end}", std::process::id()));
+        let cable = Cable { names };
+        let [a, b] = &cable.names;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&[
+            "-n", a, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", b,
+        ])?;
+        for (name, address) in cable.names.iter().zip(ADDRESSES) {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "cable"])?;
+            ip(&["-n", name, "link", "set", "cable", "up"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        Ok(cable)
+    }
+
+    #[allow(dead_code, reason = "benchmarks leave it whole")]
+    pub fn cut(&self) {
+        ip(&["-n", &self.names[1], "link", "set", "cable", "down"]).expect("the cable is ours");
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // It may never have been made.
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(args: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(args).output();
+    let output = output.map_err(|error| format!("no program ip: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr))),
+    }
+}

@@ -1,0 +1,58 @@
+//! Starts tests under `mpirun`: the one that FLEET_MPIRUN names, or that of PATH. FLEET_MPI_LIBRARY may name
+//! its libmpi.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+pub const LIBRARY: &str = "FLEET_MPI_LIBRARY";
+/// Far more than anything here takes, far less than a hang.
+const SECONDS_MAX: u32 = 300;
+
+/// The mpirun to use, and its library where it is beside it; prints why there is none.
+fn mpirun() -> Option<(PathBuf, Option<PathBuf>)> {
+    let named = std::env::var_os("FLEET_MPIRUN").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = named
+        .or_else(|| std::env::split_paths(&path).map(|p| p.join("mpirun")).find(|p| p.exists()));
+    let Some(found) = found else {
+        println!("skipped: FLEET_MPIRUN is not set, and PATH has no mpirun");
+        return None;
+    };
+    let beside = found.parent().and_then(Path::parent).map(|root| root.join("lib"));
+    let has_one = |folder: &PathBuf| {
+        ["libmpi.so.40", "libmpi.so.12"].iter().any(|name| folder.join(name).exists())
+    };
+    let library = std::env::var_os(LIBRARY).map(PathBuf::from);
+    Some((found, library.or(beside.filter(has_one))))
+}
+
+/// Runs a test of this program in so many processes; `None` where there is no mpirun.
+pub fn run(ranks: usize, test: &str, environment: &[(&str, &str)]) -> Option<Output> {
+    let (mpirun, library) = mpirun()?;
+    let mut command = Command::new("timeout");
+    command
+        .arg(SECONDS_MAX.to_string())
+        .arg(mpirun)
+        .args(["-n", &ranks.to_string()])
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", test, "--nocapture"])
+        .env("RUST_BACKTRACE", "0")
+        .envs(environment.iter().copied())
+        // Open MPI refuses root, and more ranks than cores, where nobody says otherwise.
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        .stdin(Stdio::null());
+    if let Some(library) = library {
+        command.env(LIBRARY, library);
+    }
+    let output = command.output().expect("mpirun starts");
+    assert_ne!(output.status.code(), Some(124), "{test} took {SECONDS_MAX} s: {}", text(&output));
+    Some(output)
+}
+
+pub fn text(output: &Output) -> String {
+    let out = String::from_utf8_lossy(&output.stdout);
+    format!("{out}{}", String::from_utf8_lossy(&output.stderr))
+}

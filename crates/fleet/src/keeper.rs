@@ -1,0 +1,100 @@
+//! What a rank's way to the others stands on beside its groups: the store and the heartbeats, or MPI.
+
+use fleet_base::{Error, Result};
+use fleet_comm::World;
+use fleet_net::{Membership, StoreServer, host};
+use fleet_topology::{Mode, Topology};
+
+/// Knows of ranks that are gone, and ends with the job.
+pub(crate) enum Keeper {
+    Store {
+        membership: Membership,
+        /// Where no launcher hosts the store, rank 0 does.
+        _server: Option<StoreServer>,
+    },
+    /// None when MPI has ended.
+    #[cfg(all(feature = "mpi", unix))]
+    Mpi(std::sync::Mutex<Option<fleet_comm::Mpi>>),
+}
+
+impl Keeper {
+    /// Tells the others how this rank ends.
+    pub(crate) fn report_end(&self, rank: usize, how: &str) {
+        match self {
+            Keeper::Store { membership, .. } => {
+                membership.report_end(&host::own_member(rank), how);
+            }
+            #[cfg(all(feature = "mpi", unix))]
+            Keeper::Mpi(job) => {
+                if let Some(job) = &*mpi::lock(job) {
+                    job.report_end(how);
+                }
+            }
+        }
+    }
+
+    /// The ranks are done with each other. MPI ends here; heartbeats when the last thing that needs them does.
+    pub(crate) fn end(&self) -> Result<()> {
+        match self {
+            Keeper::Store { .. } => Ok(()),
+            #[cfg(all(feature = "mpi", unix))]
+            Keeper::Mpi(job) => mpi::lock(job).take().map_or(Ok(()), fleet_comm::Mpi::finish),
+        }
+    }
+
+    /// Nothing can be said to the others any more.
+    pub(crate) fn is_over(&self) -> bool {
+        match self {
+            Keeper::Store { .. } => false,
+            #[cfg(all(feature = "mpi", unix))]
+            Keeper::Mpi(job) => mpi::lock(job).is_none(),
+        }
+    }
+}
+
+/// Whether `mpirun` has started this process as one of several, and nothing else knows its place.
+pub(crate) fn is_of_mpi(topology: &Topology) -> bool {
+    let ranks = topology.job().mpi_ranks.unwrap_or(1);
+    ranks > 1 && topology.mode() == Mode::Collective && topology.is_non_distributed()
+}
+
+#[cfg(all(feature = "mpi", unix))]
+pub(crate) use mpi::start as start_mpi;
+
+#[cfg(not(all(feature = "mpi", unix)))]
+pub(crate) fn start_mpi(topology: Topology) -> Result<(Topology, World, Keeper)> {
+    let ranks = topology.job().mpi_ranks.unwrap_or(1);
+    // Each of them would train alone, and nobody would notice.
+    Err(Error::unsupported(format!(
+        "mpirun has started this process as one of {ranks}, and the program was built without MPI"
+    ))
+    .help("build it with the feature mpi, or start the job with fleetrun"))
+}
+
+#[cfg(all(feature = "mpi", unix))]
+mod mpi {
+    use super::*;
+    use fleet_comm::{Mpi, MpiOptions};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    pub(super) fn lock(job: &Mutex<Option<Mpi>>) -> MutexGuard<'_, Option<Mpi>> {
+        job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins MPI, which knows how many ranks there are and which one this is.
+    pub(crate) fn start(topology: Topology) -> Result<(Topology, World, Keeper)> {
+        let library = topology.job().mpi_library.as_ref().map(Into::into);
+        let job = Mpi::start(&MpiOptions { library, ..MpiOptions::default() })?;
+        let said = topology.job().mpi_ranks.unwrap_or(1);
+        if job.size() != said {
+            return Err(Error::invalid("mpirun and the library of MPI do not know of each other")
+                .expected(format!("{said} ranks, as mpirun has started"))
+                .got(format!("{} in {}", job.size(), job.version()))
+                .help("name the library of that mpirun in FLEET_MPI_LIBRARY"));
+        }
+        let hosts = (0..job.size()).map(|rank| job.member(rank).host.clone()).collect();
+        let topology = topology.counted(job.rank(), hosts)?;
+        let world = job.world().clone();
+        Ok((topology, world, Keeper::Mpi(Mutex::new(Some(job)))))
+    }
+}
