@@ -2,6 +2,7 @@
 
 use crate::proxy::Proxy;
 use fleet_base::Result;
+use fleet_net::calls::{CallClient, CallOptions, CallServer, Conversation};
 use fleet_net::{
     Fabric, Limits, Log, Mesh, Store, StoreClient, StoreServer, TcpFabric, TcpOptions, Token,
     Transfer, Vigilance,
@@ -76,6 +77,48 @@ fn exchange(mesh: &dyn Mesh) -> Result<()> {
         assert!(theirs == expected && folded == expected, "{bytes} bytes");
     }
     Ok(())
+}
+
+struct Echo;
+
+impl Conversation for Echo {
+    fn call(&mut self, _method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()> {
+        answer.extend(request);
+        Ok(())
+    }
+}
+
+/// Requests and answers, which is what workers and parameter servers say, several on their way at once and longer
+/// than any buffer; the recorder in between finds nothing to read.
+#[test]
+fn calls_are_encrypted() {
+    let token = Token::generate().and_then(Token::over_tls).expect("a key");
+    let options = CallOptions::default();
+    let open = |_: &[u8], _| Ok(Box::new(Echo) as Box<dyn Conversation>);
+    let server = CallServer::bind("127.0.0.1:0", &token, options, Log::silent(), open);
+    let server = server.expect("a port");
+    let proxy = Proxy::start(server.address(), 1, usize::MAX / 2);
+    const WORD: &[u8] = b"a row that nobody else may read";
+    let client = CallClient::connect(proxy.address(), &token, WORD, options, &limits());
+    let mut client = client.expect("a connection");
+    let long = WORD.repeat(200_000);
+    for request in [WORD, &long, &[], &long, &long] {
+        client
+            .send(1, &[&request[..request.len() / 2], &request[request.len() / 2..]], &limits())
+            .expect("sent");
+    }
+    for request in [WORD, &long, &[], &long, &long] {
+        let (_, answer) = client.receive(&limits()).expect("an answer");
+        assert!(answer.expect("an echo") == request);
+    }
+    let recorded = proxy.recorded();
+    assert!(recorded.len() > 100_000, "{} bytes", recorded.len());
+    assert!(!recorded.windows(WORD.len()).any(|bytes| bytes == WORD));
+    assert!(!recorded.windows(8).any(|bytes| bytes == b"FLEETNET"));
+    let plain = Token::generate().expect("a token");
+    let error = CallClient::connect(server.address(), &plain, b"", options, &limits());
+    let error = error.map(|_| ()).expect_err("it is refused").to_string();
+    assert!(error.contains("the peer speaks TLS, and this process does not"), "{error}");
 }
 
 fn refused(server: &StoreServer, token: &Token) -> String {

@@ -260,10 +260,17 @@ fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs one job; what is wrong with it.
-fn run(index: usize) -> Option<String> {
+/// One case of each mode.
+#[cfg(feature = "tls")]
+pub fn each_mode() -> Vec<usize> {
+    let mode = |index: usize| std::mem::discriminant(&CASES[index].0);
+    (1..CASES.len()).filter(|&index| mode(index) != mode(index - 1)).chain([3]).collect()
+}
+
+/// Runs one job in a folder of `name`, with more flags; what is wrong with it.
+pub fn run(index: usize, name: &str, flags: &str) -> Option<String> {
     let case = CASES[index];
-    check(case, &format!("combination{index}"), (CASE, &index.to_string()), "", &alone(case))
+    check(case, &format!("{name}{index}"), (CASE, &index.to_string()), flags, &alone(case))
 }
 
 /// Runs a job with a word in its environment, and holds what every worker ends with to what it should be.
@@ -340,7 +347,7 @@ fn every_combination_trains_as_one_process() {
             scope.spawn(|| {
                 loop {
                     let Some(index) = next.lock().unwrap().next() else { return };
-                    wrong.lock().unwrap().extend(run(index));
+                    wrong.lock().unwrap().extend(run(index, "combination", ""));
                 }
             });
         }

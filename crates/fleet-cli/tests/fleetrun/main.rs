@@ -19,6 +19,7 @@ mod shown;
 #[path = "../../../../xtask/src/terminal.rs"]
 mod terminal;
 mod transpiled;
+mod tls;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
