@@ -4,8 +4,8 @@
 //! one JSON line. Rounds alternate, so that both see the same weather on the machine. The ratio is of
 //! the medians over rounds; above 1 means that ours is faster.
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use crate::cable::Cable;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -46,7 +46,8 @@ const fn comm(name: &'static str) -> Bench {
     Bench { name, unit: "GB/s", peers: PEERS, target: None }
 }
 
-/// MPI would go through shared memory.
+/// On the loopback, or (`netns`) over a cable between two network namespaces, which takes root. MPI would go
+/// through shared memory.
 const fn over_tcp(name: &'static str) -> Bench {
     const PEERS: &[PeerScript] = &[peer("gloo", "comm/gloo.py")];
     Bench { name, unit: "GB/s", peers: PEERS, target: None }
@@ -84,7 +85,7 @@ const PS_PEER_1: &[PeerScript] =
 const PS_PEER_2: &[PeerScript] =
     &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "2"] }];
 
-const BENCHES: [Bench; 40] = [
+const BENCHES: [Bench; 42] = [
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
@@ -147,6 +148,8 @@ const BENCHES: [Bench; 40] = [
     comm("comm/allreduce_4x100MB"),
     over_tcp("comm/tcp_allreduce_2x1MB"),
     over_tcp("comm/tcp_allreduce_2x25MB"),
+    over_tcp("comm/netns_allreduce_2x1MB"),
+    over_tcp("comm/netns_allreduce_2x25MB"),
     ddp("ddp/mlp_step_vs_torch", MLP_PEER),
     ddp("ddp/resnet50_step_vs_torch", RESNET50_PEER),
     scaling("ddp/mlp_weak_scaling"),
@@ -228,6 +231,17 @@ pub fn run(root: &Path, args: &[String]) -> Result<(), String> {
 }
 
 fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String> {
+    let cable = match bench.name.starts_with("comm/netns_") {
+        false => None,
+        true => match Cable::lay("fleet-bench") {
+            Ok(cable) => Some(cable),
+            Err(why) => {
+                eprintln!("{} is left out: no network namespaces here: {why}", bench.name);
+                return Ok(());
+            }
+        },
+    };
+    let place = Place { root, namespaces: cable.as_ref().map(|cable| cable.names.join(" ")) };
     let script_of = |framework: &str| bench.peers.iter().find(|peer| peer.framework == framework);
     let mut peers: Vec<(&str, &PeerScript, Vec<Value>)> = options
         .peers
@@ -236,10 +250,10 @@ fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String
         .collect();
     let mut ours = Vec::new();
     for _ in 0..options.rounds {
-        ours.push(run_ours(root, bench.name, options.threads)?);
+        ours.push(run_ours(&place, bench.name, options.threads)?);
         let mut failed = None;
         peers.retain_mut(|(python, script, values)| {
-            match run_peer(root, python, script, bench.name, options.threads) {
+            match run_peer(&place, python, script, bench.name, options.threads) {
                 Ok(value) => values.push(value),
                 Err(Failure::Stands(why)) => {
                     eprintln!("{}: {} is left out: {why}", bench.name, script.framework);
@@ -311,18 +325,36 @@ fn build(root: &Path, packages: &[&str]) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err("the benchmarks do not build".to_string()) }
 }
 
-fn run_ours(root: &Path, name: &str, threads: usize) -> Result<Value, String> {
+/// Where benchmarks run.
+struct Place<'a> {
+    root: &'a Path,
+    /// Of the ranks, where each is to be in one of its own.
+    namespaces: Option<String>,
+}
+
+impl Place<'_> {
+    fn prepare(&self, command: &mut Command) {
+        command.current_dir(self.root);
+        if let Some(names) = &self.namespaces {
+            command.env("FLEET_BENCH_NAMESPACES", names);
+        }
+    }
+}
+
+fn run_ours(place: &Place<'_>, name: &str, threads: usize) -> Result<Value, String> {
     let mut command = Command::new(env!("CARGO"));
     // Ranks are processes of one thread, and need nothing but collectives.
     let program: &[&str] = match is_comm(name) {
         true => &["fleet-comm", "--example", "all_reduce"],
         false => &["fleet-bench"],
     };
-    command
-        .args(["run", "--release", "--quiet", "--package"])
-        .args(program)
-        .args(["--", name, "--threads", &threads.to_string()])
-        .current_dir(root);
+    command.args(["run", "--release", "--quiet", "--package"]).args(program).args([
+        "--",
+        name,
+        "--threads",
+        &threads.to_string(),
+    ]);
+    place.prepare(&mut command);
     let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
     last_json(name, &output)
 }
@@ -335,15 +367,16 @@ enum Failure {
 }
 
 fn run_peer(
-    root: &Path,
+    place: &Place<'_>,
     python: &str,
     script: &PeerScript,
     name: &str,
     threads: usize,
 ) -> Result<Value, Failure> {
-    let path = root.join("bench/peers").join(script.path);
+    let path = place.root.join("bench/peers").join(script.path);
     let mut command = Command::new(python);
-    command.arg(path).args(script.args).args(["--threads", &threads.to_string()]).current_dir(root);
+    command.arg(path).args(script.args).args(["--threads", &threads.to_string()]);
+    place.prepare(&mut command);
     let comm = is_comm(name);
     if comm {
         command.args(["--bench", name]);
@@ -366,10 +399,10 @@ fn output_within(command: &mut Command, span: Duration) -> std::io::Result<Optio
         return output.map(Some);
     }
     let family = family(id);
-    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        for member in &family {
+    for signal in [Signal::TERM, Signal::KILL] {
+        for member in family.iter().filter_map(|id| Pid::from_raw(*id)) {
             // It may have ended just now.
-            let _ = kill(Pid::from_raw(*member), signal);
+            let _ = kill_process(member, signal);
         }
         if ended.recv_timeout(END_SPAN).is_ok() {
             break;

@@ -1,6 +1,8 @@
 //! Chores of the repository. `cargo xtask help` lists them.
 
 mod bench;
+#[path = "../../crates/fleet-comm/tests/cable.rs"]
+mod cable;
 mod picture;
 mod terminal;
 mod tidy;
@@ -63,8 +65,22 @@ fn ci() -> Outcome {
     cargo("features", &[&["check"], FEATURES].concat())?;
     tidy::run(&root())?;
     cargo("tests", &["test", "--workspace"])?;
-    cargo("tests of features", &[&["test"], &with[..]].concat())
+    cargo("tests of features", &[&["test"], &with[..]].concat())?;
+    cargo("tests of jobs with features", JOBS)
 }
+
+/// Whole jobs under MPI and TLS.
+const JOBS: &[&str] = &[
+    "test",
+    "--package=fleet",
+    "--package=fleet-cli",
+    "--features=fleet/mpi,fleet-cli/tls",
+    "--test=ranks",
+    "--test=fleetrun",
+    "--",
+    "mpi::",
+    "tls::",
+];
 
 /// What reads files of other systems: large, and turned on by those who have such files.
 const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `comm/allreduce_RANKSxSIZE` goes through shared memory, `comm/tcp_allreduce_RANKSxSIZE` over TCP on
-//! the loopback, `comm/memory` is the memory bandwidth that two processes reach together. One JSON line;
+//! the loopback, `comm/netns_allreduce_2xSIZE` over the cable between the two network namespaces that
+//! FLEET_BENCH_NAMESPACES names (`cargo xtask bench` lays it), `comm/memory` is the memory bandwidth that two processes reach together. One JSON line;
 //! calls are made back to back, and a run is many of them where one is short. A token `tls:...` in
 //! FLEET_BENCH_TOKEN (feature `tls` of fleet-net) puts TCP under TLS.
 
@@ -17,6 +18,7 @@ use fleet_net::{
     Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
 };
 use fleet_tensor::{Buffer, DType};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,8 +38,13 @@ struct Setup {
     ranks: usize,
     bytes: usize,
     tcp: bool,
+    /// Of the ranks, where each is in one of its own.
+    namespaces: Vec<String>,
     memory: bool,
 }
+
+/// Where rank 0 hosts the store in a namespace of its own, which has every port free.
+const STORE: &str = "192.0.2.1:6170";
 
 impl Setup {
     fn parse(args: &[String]) -> Result<Setup> {
@@ -48,7 +55,8 @@ impl Setup {
         };
         if name == "comm/memory" {
             let bytes = 100 << 20;
-            return Ok(Setup { name, ranks: 2, bytes, tcp: false, memory: true });
+            let namespaces = Vec::new();
+            return Ok(Setup { name, ranks: 2, bytes, tcp: false, namespaces, memory: true });
         }
         let (_, what) = name.split_once("allreduce_").ok_or_else(wrong)?;
         let (ranks, size) = what.split_once('x').ok_or_else(wrong)?;
@@ -59,7 +67,19 @@ impl Setup {
             _ => return Err(wrong()),
         };
         let (ranks, bytes) = (number(ranks)?, number(count)? * unit);
-        Ok(Setup { tcp: name.contains("/tcp_"), name, ranks, bytes, memory: false })
+        let listed = match name.contains("/netns_") {
+            true => std::env::var("FLEET_BENCH_NAMESPACES").unwrap_or_default(),
+            false => String::new(),
+        };
+        let namespaces: Vec<String> = listed.split_whitespace().map(str::to_string).collect();
+        if name.contains("/netns_") && namespaces.len() != ranks {
+            return Err(Error::invalid(format!("{name} needs a network namespace for each rank"))
+                .expected(format!("{ranks} names in FLEET_BENCH_NAMESPACES"))
+                .got(format!("'{listed}'"))
+                .help("cargo xtask bench makes them"));
+        }
+        let tcp = name.contains("/tcp_") || !namespaces.is_empty();
+        Ok(Setup { tcp, name, ranks, bytes, namespaces, memory: false })
     }
 
     /// Calls in one run: enough for a clock.
@@ -81,10 +101,22 @@ fn lead(setup: &Setup, args: &[String]) -> Result<()> {
     let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
     let program = std::env::current_exe()
         .map_err(|error| Error::internal(format!("where is this program? {error}")))?;
+    let store = match setup.namespaces.is_empty() {
+        true => server.address().to_string(),
+        false => STORE.to_string(),
+    };
     let start = |rank: usize| -> Result<Child> {
-        Command::new(&program)
+        let mut command = match setup.namespaces.get(rank) {
+            None => Command::new(&program),
+            Some(name) => {
+                let mut ip = Command::new("ip");
+                ip.args(["netns", "exec", name]).arg(&program);
+                ip
+            }
+        };
+        command
             .args(args)
-            .args(["--worker", &rank.to_string(), "--store", &server.address().to_string()])
+            .args(["--worker", &rank.to_string(), "--store", &store])
             .env("FLEET_BENCH_TOKEN", token.to_text())
             .stdin(Stdio::null())
             .spawn()
@@ -104,9 +136,15 @@ fn work(setup: &Setup, rank: usize, args: &[String]) -> Result<()> {
     let limits = Limits::within(Duration::from_secs(60));
     let token = Token::from_text(&std::env::var("FLEET_BENCH_TOKEN").unwrap_or_default())?;
     let address = flag(args, "--store").unwrap_or_default();
-    let address = address.parse().map_err(|_| Error::invalid("no address of the store"))?;
+    let address: SocketAddr =
+        address.parse().map_err(|_| Error::invalid("no address of the store"))?;
+    // In a namespace of its own rank 0 hosts what the leader hosts elsewhere.
+    let _server = match rank == 0 && !setup.namespaces.is_empty() {
+        true => Some(StoreServer::bind(address, &token, Vigilance::default(), Log::stderr())?),
+        false => None,
+    };
     let store = StoreClient::connect(address, &token, &limits)?;
-    let mut options = TcpOptions::new("bench", rank, setup.ranks).interface("127.0.0.1");
+    let mut options = TcpOptions::new("bench", rank, setup.ranks).store(address);
     if let Some(us) = flag(args, "--spin-us") {
         options.spin = Duration::from_micros(number(&us)? as u64);
     }
