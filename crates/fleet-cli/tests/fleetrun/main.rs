@@ -18,8 +18,8 @@ mod servers;
 mod shown;
 #[path = "../../../../xtask/src/terminal.rs"]
 mod terminal;
-mod transpiled;
 mod tls;
+mod transpiled;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
