@@ -188,8 +188,15 @@ const BENCHES: [Bench; 42] = [
         peers: PS_PEER_2,
         target: Some(28_500.0),
     },
+    Bench { name: "ps/wide_deep_1s2w_sync", unit: "samples/s", peers: &[], target: Some(50_000.0) },
     Bench { name: "ps/rpc_pull_rows_per_pair_3e6", unit: "rows/s", peers: &[], target: Some(3e6) },
     Bench { name: "ps/rpc_push_rows_per_pair_3e6", unit: "rows/s", peers: &[], target: Some(3e6) },
+    Bench {
+        name: "ps/wide_deep_durability",
+        unit: "of the speed without",
+        peers: &[],
+        target: Some(0.9),
+    },
     Bench {
         name: "ps/durability_cost",
         unit: "of the speed without",

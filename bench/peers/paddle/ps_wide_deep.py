@@ -54,6 +54,7 @@ def launch(args, workers):
             "MKL_NUM_THREADS": "1",
             "FLAGS_communicator_max_merge_var_num": "20",
             "FLAGS_communicator_send_queue_size": "20",
+            "FLAGS_communicator_send_wait_times": "20",
         })
 
         def start(role, port, rank):

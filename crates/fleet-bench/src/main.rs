@@ -3,6 +3,7 @@
 //! `cargo xtask bench` runs it in turn with the peers.
 
 mod bert4;
+mod cpu;
 mod data;
 mod datasets;
 mod ddp;
@@ -40,9 +41,11 @@ fn main() -> ExitCode {
             "ps/table_payload_percent_of_held" => ps_table::memory(&options),
             "ps/rpc_pull_rows_per_pair_3e6" => ps_rpc::pull(&options),
             "ps/rpc_push_rows_per_pair_3e6" => ps_rpc::push(&options),
+            "ps/wide_deep_durability" => ps_train::durability(&options),
             "ps/durability_cost" => ps_rpc::durability(&options),
-            "ps/wide_deep_1s1w_vs_paddle" => ps_train::run(&options, 1),
-            "ps/wide_deep_1s2w_vs_paddle" => ps_train::run(&options, 2),
+            "ps/wide_deep_1s1w_vs_paddle" => ps_train::run(&options, 1, true),
+            "ps/wide_deep_1s2w_vs_paddle" => ps_train::run(&options, 2, true),
+            "ps/wide_deep_1s2w_sync" => ps_train::run(&options, 2, false),
             "launch/startup_vs_50ms" => launch::startup(&options),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
             "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),

@@ -15,7 +15,10 @@ use fleet_ps::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const ROWS: u64 = 1_000_000;
+/// Resident, where pulls and pushes are measured: more than caches hold.
+const ROWS: u64 = 10_000_000;
+/// Resident, where the price of a log is.
+const ROWS_LOGGED: u64 = 1_000_000;
 const DIM: usize = 16;
 const BATCH: usize = 2048 * 26;
 const BATCHES: usize = 16;
@@ -44,7 +47,8 @@ fn job() -> JobTables {
 }
 
 impl Pair {
-    fn start(tables: Arc<ServerTables>) -> Result<Pair> {
+    /// With so many rows.
+    fn start(tables: Arc<ServerTables>, rows: u64) -> Result<Pair> {
         let (token, options) = (Token::generate()?, CallOptions::default());
         let server = TableServer::bind("127.0.0.1:0", tables, &token, options, Log::stderr())?;
         let addresses = [server.address()];
@@ -52,8 +56,8 @@ impl Pair {
             RemoteServers::connect(&job(), 0, &addresses, &token, RemoteOptions::default())?;
         let pair = Pair { server, worker };
         let mut out = vec![0.0; BATCH * DIM];
-        for first in (0..ROWS).step_by(BATCH) {
-            let end = (first + BATCH as u64).min(ROWS);
+        for first in (0..rows).step_by(BATCH) {
+            let end = (first + BATCH as u64).min(rows);
             let ids: Vec<u64> = (first..end).map(|id| id.wrapping_mul(ID_STEP)).collect();
             pair.worker.pull_sparse(0, &ids, &mut out[..ids.len() * DIM], PullMode::Train)?;
         }
@@ -115,10 +119,10 @@ pub fn durability(options: &Options) -> Result<()> {
 }
 
 fn durability_in(options: &Options, folder: &std::path::Path) -> Result<()> {
-    let plain = Pair::start(ServerTables::all(&job())?.remove(0))?;
+    let plain = Pair::start(ServerTables::all(&job())?.remove(0), ROWS_LOGGED)?;
     let kept = Durability::in_folder(folder);
-    let kept = Pair::start(ServerTables::durable(&job(), 0, kept)?)?;
-    let (batches, (steps, warmup)) = (batches(), options.counts(30, 3));
+    let kept = Pair::start(ServerTables::durable(&job(), 0, kept)?, ROWS_LOGGED)?;
+    let (batches, (steps, warmup)) = (batches(ROWS_LOGGED), options.counts(30, 3));
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for step in 0..warmup + steps {
         let rates = [
@@ -155,16 +159,16 @@ fn durability_in(options: &Options, folder: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-fn batches() -> Vec<Vec<u64>> {
+fn batches(rows: u64) -> Vec<Vec<u64>> {
     let mut rng = Sequence::new(1, 1);
     (0..BATCHES)
-        .map(|_| (0..BATCH).map(|_| rng.below(ROWS).wrapping_mul(ID_STEP)).collect())
+        .map(|_| (0..BATCH).map(|_| rng.below(rows).wrapping_mul(ID_STEP)).collect())
         .collect()
 }
 
 fn measure(options: &Options, run: &Run) -> Result<()> {
-    let pair = Pair::start(ServerTables::all(&job())?.remove(0))?;
-    let (batches, (steps, warmup)) = (batches(), options.counts(40, 5));
+    let pair = Pair::start(ServerTables::all(&job())?.remove(0), ROWS)?;
+    let (batches, (steps, warmup)) = (batches(ROWS), options.counts(40, 5));
     let mut rates = Vec::with_capacity(steps);
     for step in 0..warmup + steps {
         let rate = pair.step(&batches, options.threads, run)?;

@@ -4,6 +4,7 @@
 //! The process that is started is the launcher; it starts itself again as server and workers, and adds up
 //! what the workers reach, each over its own timed steps.
 
+use crate::cpu;
 use crate::measure::Options;
 use crate::wide_deep::{BATCH, batches};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
@@ -11,47 +12,81 @@ use fleet::prelude::*;
 use fleet::servers::Worker;
 use fleet::{DatasetRun, DistributedStrategy, Fleet};
 use fleet_net::Token;
+use fleet_ps::Durability;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 /// Says to a started process that it is part of a job.
 const PART_OF: &str = "FLEET_BENCH_PART_OF";
+/// The knobs under which both sides run (`bench/peers/paddle/ps_wide_deep.py` has the same), where the
+/// environment does not say otherwise: up to 20 gradients become one push, and that many wait.
+const KNOBS: [(&str, &str); 3] = [
+    ("FLAGS_communicator_max_merge_var_num", "20"),
+    ("FLAGS_communicator_send_queue_size", "20"),
+    ("FLAGS_communicator_send_wait_times", "20"),
+];
+/// Says to a server where it keeps a log.
+const LOG_IN: &str = "FLEET_BENCH_LOG_IN";
 /// Timed runs, of which the median counts.
 const RUNS: usize = 3;
+/// Steps of a run, and before it.
+const STEPS: usize = 100;
+const WARMUP: usize = 20;
+
+/// What the processes of a job are to do.
+struct Task {
+    workers: usize,
+    is_async: bool,
+    /// A worker's; what it gives is added up.
+    work: fn(&Options, &mut Worker, u64) -> Result<f64>,
+}
 
 /// Samples per second of all workers.
-pub fn run(options: &Options, workers: usize) -> Result<()> {
-    launch(options, workers, "samples/s", 1.0, steps)
+pub fn run(options: &Options, workers: usize, is_async: bool) -> Result<()> {
+    let task = Task { workers, is_async, work: steps };
+    launch(options, &task, "samples/s", |_| job(options, workers, &KNOBS))
 }
 
 /// The speed from files of text in percent of that from memory, where two workers do both in turn, each at
 /// the same time as the other.
 pub fn text_vs_memory(options: &Options) -> Result<()> {
-    launch(options, 2, "%", 0.5, text)
+    let task = Task { workers: 2, is_async: true, work: text };
+    launch(options, &task, "%", |workers| Ok(job(options, workers, &[])? / workers as f64))
 }
 
-/// Runs jobs, or a part of one; the result is the sum of what the workers print, times `scale`.
+/// Jobs of two workers whose server keeps a log, and such without one, in turn: the share of the speed that is
+/// left. Every gradient is a push of its own, as by default: merged ones cost less.
+pub fn durability(options: &Options) -> Result<()> {
+    let task = Task { workers: 2, is_async: true, work: steps };
+    launch(options, &task, "of the speed without", |workers| {
+        let folder = std::env::temp_dir().join(format!("fleet-bench-log-{}", std::process::id()));
+        let path = folder.to_string_lossy();
+        let without = job(options, workers, &[])?;
+        let with = job(options, workers, &[(LOG_IN, &*path)]);
+        // Half a job's log is of no use to anybody.
+        let _ = std::fs::remove_dir_all(&folder);
+        Ok(with? / without)
+    })
+}
+
+/// Measures some times, or is a part of a job that was started for that.
 fn launch(
     options: &Options,
-    workers: usize,
+    task: &Task,
     unit: &str,
-    scale: f64,
-    work: fn(&Options, &mut Worker, u64) -> Result<f64>,
+    measured: impl Fn(usize) -> Result<f64>,
 ) -> Result<()> {
     if std::env::var(PART_OF).is_ok() {
-        return part(options, work);
+        return part(options, task);
     }
-    let mut rates = Vec::new();
-    for _ in 0..RUNS {
-        rates.push(scale * job(options, workers)?);
-    }
+    let rates = (0..RUNS).map(|_| measured(task.workers)).collect::<Result<Vec<f64>>>()?;
     crate::measure::print_rates_of_others(options, unit, rates);
     Ok(())
 }
 
 /// Runs a job; the sum of what its workers print.
-fn job(options: &Options, workers: usize) -> Result<f64> {
+fn job(options: &Options, workers: usize, knobs: &[(&str, &str)]) -> Result<f64> {
     let failed = |what: &dyn std::fmt::Display| {
         Error::unavailable(format!("a process of the job failed: {what}"))
     };
@@ -60,10 +95,12 @@ fn job(options: &Options, workers: usize) -> Result<f64> {
     let server = socket.local_addr().map_err(|error| failed(&error))?;
     drop(socket);
     let token = Token::generate()?;
+    let knobs = knobs.iter().filter(|(name, _)| std::env::var_os(name).is_none());
     let start = |role: &str, port: u16, rank: usize| -> std::io::Result<Child> {
         Command::new(std::env::current_exe()?)
             .args(std::env::args().skip(1))
             .env(PART_OF, "1")
+            .envs(knobs.clone().copied())
             .env("FLEET_TOKEN", token.to_text())
             .env("TRAINING_ROLE", role)
             .env("PADDLE_PSERVERS_IP_PORT_LIST", server.to_string())
@@ -92,20 +129,28 @@ fn job(options: &Options, workers: usize) -> Result<f64> {
 }
 
 /// A server, or a worker that prints what its work gives.
-fn part(options: &Options, work: fn(&Options, &mut Worker, u64) -> Result<f64>) -> Result<()> {
+fn part(options: &Options, task: &Task) -> Result<()> {
     let fleet = Fleet::parameter_server()?;
     let net = Net::new();
     let model = wide_deep(&net, &WideDeepConfig { auc: false, ..WideDeepConfig::criteo() });
-    let strategy = DistributedStrategy::new().with_a_sync(true);
+    let strategy = DistributedStrategy::new().with_a_sync(task.is_async);
     let optimizer = fleet.distributed_optimizer(Adam::new(1e-3), &strategy);
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run();
+        match std::env::var(LOG_IN) {
+            Ok(folder) => fleet.init_durable_server(&job, Durability::in_folder(folder))?.run(),
+            Err(_) => fleet.init_server(&job)?.run(),
+        }
+        if options.profile {
+            let (steps, warmup) = options.counts(STEPS, WARMUP);
+            let samples = (task.workers * (steps + warmup) * BATCH) as f64;
+            eprintln!("server: CPU microseconds a sample {:.2}", cpu::total() * 1e6 / samples);
+        }
         return Ok(());
     }
     let exec = ExecOptions { num_threads: 1, ..options.exec() };
     let mut worker = fleet.init_worker(net.build()?, &job, exec)?;
-    println!("{}", work(options, &mut worker, fleet.worker_index() as u64)?);
+    println!("{}", (task.work)(options, &mut worker, fleet.worker_index() as u64)?);
     if options.profile {
         eprintln!("{:?}", worker.stats());
         let executor = &worker.session.executor;
@@ -122,18 +167,22 @@ fn steps(options: &Options, worker: &mut Worker, _: u64) -> Result<f64> {
         .iter()
         .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
         .collect();
-    let (steps, warmup) = options.counts(100, 20);
+    let (steps, warmup) = options.counts(STEPS, WARMUP);
     let step = |at: usize, worker: &mut Worker| {
         worker.look_ahead(&feeds[(at + 1) % feeds.len()])?;
         worker.run(&feeds[at % feeds.len()], &[]).map(drop)
     };
     (0..warmup).try_for_each(|at| step(at, worker))?;
     worker.barrier()?;
-    let begin = Instant::now();
+    let (begin, computed) = (Instant::now(), cpu::by_thread());
     (warmup..warmup + steps).try_for_each(|at| step(at, worker))?;
     // What is not applied is not trained.
     worker.flush()?;
-    Ok((steps * BATCH) as f64 / begin.elapsed().as_secs_f64())
+    let seconds = begin.elapsed().as_secs_f64();
+    if options.profile {
+        cpu::print_since("worker", &computed, steps * BATCH);
+    }
+    Ok((steps * BATCH) as f64 / seconds)
 }
 
 fn text(options: &Options, worker: &mut Worker, rank: u64) -> Result<f64> {

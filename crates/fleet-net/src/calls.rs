@@ -331,6 +331,11 @@ impl CallClient {
         Ok(id)
     }
 
+    /// Memory for the next answer: an answer that was used, of this connection or another.
+    pub fn lend(&mut self, memory: Vec<u8>) {
+        self.reader.lend(memory);
+    }
+
     /// The answer to the oldest request on the way. The inner error is the service's.
     pub fn receive(&mut self, limits: &Limits) -> Result<(u64, Result<Vec<u8>>)> {
         self.check()?;

@@ -125,6 +125,13 @@ impl FrameReader {
         Ok(Some((header, payload)))
     }
 
+    /// Memory for payloads to come, where there is none: long ones are read without asking the system.
+    pub(crate) fn lend(&mut self, memory: Vec<u8>) {
+        if self.payload.is_empty() {
+            self.payload = memory;
+        }
+    }
+
     /// The next frame, whose payload stays here until the next call and whose memory is used again;
     /// `None` when the rest of it has not come yet. The end of the stream is an error.
     pub(crate) fn next(&mut self, mut stream: &Stream) -> Result<Option<FrameHeader>> {

@@ -27,7 +27,7 @@ mod sync;
 pub use client::{Client, LocalServers, RemoteOptions, RemoteServers};
 pub use communicator::{
     Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats, GeoCommunicator,
-    POLL_SPAN, RateOf, Rates, SparseGrads,
+    POLL_SPAN, RateOf, Rates,
 };
 pub use dense::{
     DenseBlock, DenseConfig, DenseCut, DenseRange, DenseTable, Update, dense_range, dense_ranges,

@@ -3,7 +3,10 @@
 //! Workers do it before they send, tables before they apply: a rule that is not linear must see the sum
 //! of an id's gradients once, not each of them.
 
+use crate::{Accessor, Push, SparseConfig};
 use fleet_base::{Error, Result};
+use fleet_kernels::kernel;
+use std::borrow::Cow;
 
 /// Which row of the merged batch each id goes to. Reused from batch to batch.
 ///
@@ -22,6 +25,13 @@ pub struct Merger {
     to_row: Vec<u32>,
     /// Open addressing: a row of `ids` plus one, or 0.
     slots: Vec<u32>,
+}
+
+/// What a push says of its ids beside gradients, each id once.
+pub(crate) struct Said<'a> {
+    pub shows: Option<Cow<'a, [f32]>>,
+    pub clicks: Option<Cow<'a, [f32]>>,
+    pub slots: Option<Cow<'a, [u32]>>,
 }
 
 /// Ids to a slot of the table: sparse enough that most ids are found at once.
@@ -64,18 +74,27 @@ impl Merger {
         &self.to_row
     }
 
+    /// Whether any id of the batch came twice.
+    pub fn has_equal_ids(&self) -> bool {
+        self.ids.len() < self.to_row.len()
+    }
+
     /// Adds up rows of `width` numbers, one for every id of the batch.
     pub fn sum_rows(&self, rows: &[f32], width: usize) -> Result<Vec<f32>> {
-        self.expect_len("rows", rows.len(), self.to_row.len() * width)?;
-        let mut sums = vec![0.0; self.ids.len() * width];
-        if width == 0 {
-            return Ok(sums);
-        }
-        for (row, to) in rows.chunks_exact(width).zip(&self.to_row) {
-            let sum = &mut sums[*to as usize * width..][..width];
-            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-        }
+        let mut sums = Vec::new();
+        self.sum_rows_into(rows, width, &mut sums)?;
         Ok(sums)
+    }
+
+    /// As [`Merger::sum_rows`], into memory that is used again.
+    pub fn sum_rows_into(&self, rows: &[f32], width: usize, sums: &mut Vec<f32>) -> Result<()> {
+        self.expect_len("rows", rows.len(), self.to_row.len() * width)?;
+        sums.clear();
+        sums.resize(self.ids.len() * width, 0.0);
+        if width > 0 {
+            add_rows(rows, width, &self.to_row, sums);
+        }
+        Ok(())
     }
 
     /// Copies rows, one for each of [`Merger::ids`], back to every id of the batch: the other
@@ -83,13 +102,48 @@ impl Merger {
     pub fn spread_rows(&self, rows: &[f32], width: usize, out: &mut [f32]) -> Result<()> {
         self.expect_len("rows", rows.len(), self.ids.len() * width)?;
         self.expect_len("the output", out.len(), self.to_row.len() * width)?;
-        if width == 0 {
-            return Ok(());
-        }
-        for (out, from) in out.chunks_exact_mut(width).zip(&self.to_row) {
-            out.copy_from_slice(&rows[*from as usize * width..][..width]);
+        match self.has_equal_ids() {
+            false => out.copy_from_slice(rows),
+            true if width > 0 => copy_rows(rows, width, &self.to_row, out),
+            true => {}
         }
         Ok(())
+    }
+
+    /// As [`Merger::sum_rows`], without a copy where every id comes once.
+    pub(crate) fn merged<'a>(&self, rows: &'a [f32], width: usize) -> Result<Cow<'a, [f32]>> {
+        match self.has_equal_ids() {
+            true => self.sum_rows(rows, width).map(Cow::Owned),
+            false => Ok(Cow::Borrowed(rows)),
+        }
+    }
+
+    /// The counts of a push of this batch; a slot is the last one's.
+    pub(crate) fn merge_said<'a>(
+        &self,
+        push: &Push<'a>,
+        config: &SparseConfig,
+    ) -> Result<Said<'a>> {
+        // Each occurrence is a show, which only click tables and their rules look at.
+        let counted = config.accessor != Accessor::Plain || config.rule.divides_by_shows();
+        let shows = match push.shows {
+            Some(shows) => Some(self.merged(shows, 1)?),
+            None if counted && self.has_equal_ids() => {
+                Some(self.sum_rows(&vec![1.0; self.to_row.len()], 1)?.into())
+            }
+            None => None,
+        };
+        let slots = push.slots.map(|slots| match self.has_equal_ids() {
+            true => {
+                let mut last = vec![0; self.ids.len()];
+                let rows = self.to_row.iter();
+                rows.zip(slots).for_each(|(row, slot)| last[*row as usize] = *slot);
+                Cow::Owned(last)
+            }
+            false => Cow::Borrowed(slots),
+        });
+        let clicks = push.clicks.map(|clicks| self.merged(clicks, 1)).transpose()?;
+        Ok(Said { shows, clicks, slots })
     }
 
     fn expect_len(&self, what: &str, got: usize, expected: usize) -> Result<()> {
@@ -99,6 +153,37 @@ impl Merger {
         Err(Error::invalid(format!("{what} and the ids of the batch differ in number"))
             .expected(format!("{expected} numbers"))
             .got(got))
+    }
+}
+
+kernel! {
+    /// Row `to[i]` of `sums` grows by row i.
+    fn add_rows<S>(s: S, rows: &[f32], width: usize, to: &[u32], sums: &mut [f32]) {
+        for (row, to) in rows.chunks_exact(width).zip(to) {
+            let sum = &mut sums[*to as usize * width..][..width];
+            // SAFETY: both are `width` long.
+            unsafe {
+                fleet_kernels::for_registers!(S, width, |i, n| {
+                    let at = sum.as_mut_ptr().add(i);
+                    s.store_n(at, s.add(s.load_n(at, n), s.load_n(row.as_ptr().add(i), n)), n);
+                });
+            }
+        }
+    }
+}
+
+kernel! {
+    /// Row i of `out` is row `from[i]`.
+    fn copy_rows<S>(s: S, rows: &[f32], width: usize, from: &[u32], out: &mut [f32]) {
+        for (out, from) in out.chunks_exact_mut(width).zip(from) {
+            let row = &rows[*from as usize * width..][..width];
+            // SAFETY: both are `width` long.
+            unsafe {
+                fleet_kernels::for_registers!(S, width, |i, n| {
+                    s.store_n(out.as_mut_ptr().add(i), s.load_n(row.as_ptr().add(i), n), n);
+                });
+            }
+        }
     }
 }
 

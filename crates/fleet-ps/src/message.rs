@@ -109,6 +109,11 @@ impl Method {
         !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds))
     }
 
+    /// Whether the answer has all that was asked for.
+    pub fn answers_at_length(self) -> bool {
+        matches!(self, Method::PullSparse | Method::PullDense)
+    }
+
     /// Whether it takes as long as tables are large.
     pub fn takes_long(self) -> bool {
         matches!(self, Method::Save | Method::Load | Method::Shrink)

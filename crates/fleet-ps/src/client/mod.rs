@@ -40,6 +40,9 @@ pub trait Transport: Send + Sync {
     /// something runs once, or its error says that nobody knows.
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>>;
 
+    /// Takes answers back that were used: their memory is that of answers to come.
+    fn give_back(&self, _answers: Vec<Vec<u8>>) {}
+
     /// Whether waiting for others still makes sense; the error is why not.
     fn check(&self) -> Result<()> {
         Ok(())
@@ -236,6 +239,7 @@ impl<T: Transport> Client<T> {
                 check_answer(answer, ids.len() * width * 4)?;
             }
             split.spread(&answers, width, rows);
+            self.transport.give_back(answers);
             Ok(())
         })
     }
@@ -255,19 +259,20 @@ impl<T: Transport> Client<T> {
         }
         self.with_split(|split| {
             split.ids(push.ids, self.job.server_count);
-            let merged = split.merge(push, width, config)?;
+            let grads = split.merger().merged(push.grads, width)?;
+            let said = split.merger().merge_said(&push, config)?;
             let parts: Vec<_> = split.parts().collect();
             let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
                 .map(|(part, (server, ids))| {
                     let mut word = 0;
-                    let mut parts = vec![bytes_of(ids), split.part_of(part, &merged.grads, width)];
-                    for (flag, numbers) in [(SHOWS, &merged.shows), (CLICKS, &merged.clicks)] {
+                    let mut parts = vec![bytes_of(ids), split.part_of(part, &grads, width)];
+                    for (flag, numbers) in [(SHOWS, &said.shows), (CLICKS, &said.clicks)] {
                         if let Some(numbers) = numbers {
                             word |= flag;
                             parts.push(split.part_of(part, numbers, 1));
                         }
                     }
-                    if let Some(slots) = &merged.slots {
+                    if let Some(slots) = &said.slots {
                         word |= SLOTS;
                         parts.push(split.part_of(part, slots, 1));
                     }
@@ -292,14 +297,14 @@ impl<T: Transport> Client<T> {
         }
         self.with_split(|split| {
             split.ids(ids, self.job.server_count);
-            let merged = split.merge(Push::new(ids, differences), width, config)?;
+            let merged = split.merger().merged(differences, width)?;
             let parts: Vec<_> = split.parts().collect();
             let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
                 .map(|(part, (server, ids))| Request {
                     server: *server,
                     method: Method::PushGeo,
                     head: Head { table, count: ids.len() as u64, ..Head::default() },
-                    parts: vec![bytes_of(ids), split.part_of(part, &merged.grads, width)],
+                    parts: vec![bytes_of(ids), split.part_of(part, &merged, width)],
                 })
                 .collect();
             self.ask(&mut requests).map(drop)
@@ -428,6 +433,7 @@ impl<T: Transport> Servers for Client<T> {
                     rest = others;
                 }
             }
+            self.transport.give_back(answers);
             Ok(())
         };
         pull().map_err(|error| self.place(error))

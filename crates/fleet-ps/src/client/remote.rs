@@ -57,6 +57,8 @@ pub struct Remote {
     door: Arc<Door>,
     options: RemoteOptions,
     alive: Option<Alive>,
+    /// Memory of long answers that were used.
+    spare: Mutex<Vec<Vec<u8>>>,
 }
 
 /// What it takes to connect.
@@ -100,6 +102,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const SIGNS_IN_SILENCE: u32 = 6;
 /// How long a save, a load or a shrink may take: tables may be large and disks slow.
 const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
+/// Used answers whose memory is kept: those of two tables.
+const SPARE_MAX: usize = 4;
 /// How long a server that is to stop is looked for: it may have stopped already.
 const STOP_SPAN: Duration = Duration::from_secs(3);
 
@@ -146,7 +150,8 @@ impl Client<Remote> {
         });
         let (every, silent_after) = (options.silent_after / SIGNS_IN_SILENCE, options.silent_after);
         let lanes = (0..job.server_count).map(|_| Lane::default()).collect();
-        let remote = Remote { lanes, door: door.clone(), options, alive: None };
+        let remote =
+            Remote { lanes, door: door.clone(), options, alive: None, spare: Mutex::default() };
         let mut client = Client::over(job, worker, remote)?;
         if !silent_after.is_zero() {
             client.silent_after = silent_after;
@@ -185,6 +190,11 @@ impl Transport for Remote {
             .zip(sent)
             .map(|(request, sent)| {
                 let mut connection = sent?;
+                if request.method.answers_at_length()
+                    && let Some(memory) = self.spare().pop()
+                {
+                    connection.lend(memory);
+                }
                 let answer = connection.receive(&limits).map(|(_, answer)| answer);
                 let (answer, connection) = self.keep(request.server, answer, connection)?;
                 self.give_back(request.server, connection);
@@ -209,12 +219,22 @@ impl Transport for Remote {
         requests.iter().zip(first).map(outcome).collect()
     }
 
+    fn give_back(&self, answers: Vec<Vec<u8>>) {
+        let mut spare = self.spare();
+        let room = SPARE_MAX.saturating_sub(spare.len());
+        spare.extend(answers.into_iter().take(room));
+    }
+
     fn check(&self) -> Result<()> {
         self.options.abort.check()
     }
 }
 
 impl Remote {
+    fn spare(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn limits(&self) -> Limits {
         Limits::new(Deadline::within(self.options.deadline), &self.options.abort)
     }

@@ -2,7 +2,7 @@
 //! parameters of the next step are the newest that have come by then.
 
 use super::outbox::Told;
-use super::{CommunicatorOptions, Core, Mode, lock, spawn};
+use super::{CommunicatorOptions, Core, Mode, lock, scatter, spawn};
 use crate::{Servers, TableConfig};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
@@ -102,19 +102,14 @@ impl Mode for Async {
         core.count_step()
     }
 
-    fn dense(&self, core: &Core, table: u32, values: &mut [f32]) -> Result<u64> {
+    fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64> {
         if let Some(error) = &lock(&self.newest.wanted).error {
             return Err(error.clone());
         }
         let handed = lock(&core.dense_count).get(&table).copied().unwrap_or(0);
         let found = self.newest.table(table)?;
         let newest = lock(&found.values);
-        if newest.values.len() != values.len() {
-            return Err(Error::invalid(format!("dense table {table} has another size"))
-                .expected(newest.values.len())
-                .got(values.len()));
-        }
-        values.copy_from_slice(&newest.values);
+        scatter(table, &newest.values, parts)?;
         Ok(handed.saturating_sub(newest.holds))
     }
 

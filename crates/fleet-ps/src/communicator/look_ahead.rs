@@ -3,9 +3,10 @@
 //! An answer is found by its table and its ids, all of them in their order: what was asked for by mistake
 //! is never used, and forgotten when more has been asked for.
 
+use super::batch::{Batch, Batches};
 use super::{lock, spawn};
-use crate::{PullMode, Servers};
-use fleet_base::{Error, Result};
+use crate::Servers;
+use fleet_base::Result;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -22,6 +23,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     servers: Arc<dyn Servers>,
+    batches: Arc<Batches>,
 }
 
 #[derive(Default)]
@@ -44,13 +46,16 @@ enum Answer {
     Held,
     Wanted,
     OnTheWay,
-    Here(Result<Vec<f32>>),
+    Here(Result<Rows>),
 }
 
+/// A batch, and a row for each of its different ids.
+pub(super) type Rows = (Arc<Batch>, Vec<f32>);
+
 impl LookAhead {
-    pub fn start(servers: Arc<dyn Servers>) -> Result<LookAhead> {
+    pub fn start(servers: Arc<dyn Servers>, batches: Arc<Batches>) -> Result<LookAhead> {
         let (state, changed) = Default::default();
-        let shared = Arc::new(Shared { state, changed, servers });
+        let shared = Arc::new(Shared { state, changed, servers, batches });
         let thread = {
             let shared = Arc::clone(&shared);
             spawn("ps-look-ahead", move || shared.serve())?
@@ -98,47 +103,33 @@ impl LookAhead {
     }
 
     /// The rows of these ids, if they were asked for; waits for them when they are on the way.
-    pub fn take(&self, table: u32, ids: &[u64], rows: &mut [f32]) -> Result<bool> {
+    pub fn take(&self, table: u32, ids: &[u64]) -> Result<Option<Rows>> {
         let mut state = lock(&self.shared.state);
         loop {
             let found = state
                 .asked
                 .iter()
                 .position(|asked| asked.table == table && asked.ids.as_slice() == ids);
-            let Some(at) = found else { return Ok(false) };
+            let Some(at) = found else { return Ok(None) };
             match state.asked[at].answer {
                 // Nobody has begun: asking oneself is as fast.
                 Answer::Held | Answer::Wanted => {
                     state.asked.remove(at);
-                    return Ok(false);
+                    return Ok(None);
                 }
                 Answer::OnTheWay => {
                     state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 Answer::Here(_) => {
-                    let asked = state.asked.remove(at);
-                    drop(state);
-                    return deliver(asked, rows);
+                    let Some(Asked { answer: Answer::Here(rows), .. }) = state.asked.remove(at)
+                    else {
+                        return Ok(None);
+                    };
+                    return rows.map(Some);
                 }
             }
         }
     }
-}
-
-fn deliver(asked: Option<Asked>, rows: &mut [f32]) -> Result<bool> {
-    let Some(Asked { answer: Answer::Here(answer), table, .. }) = asked else {
-        return Ok(false);
-    };
-    let answer = answer?;
-    if answer.len() != rows.len() {
-        return Err(Error::invalid(format!(
-            "rows of table {table} were asked for in another width"
-        ))
-        .expected(rows.len())
-        .got(answer.len()));
-    }
-    rows.copy_from_slice(&answer);
-    Ok(true)
 }
 
 impl Drop for LookAhead {
@@ -174,11 +165,11 @@ impl Shared {
             let (number, table, width) = (asked.number, asked.table, asked.width);
             let ids = Arc::clone(&asked.ids);
             drop(state);
-            let mut rows = vec![0.0; ids.len() * width];
-            let outcome = self.servers.pull_sparse(table, &ids, &mut rows, PullMode::Train);
+            let batch = self.batches.make(table, ids);
+            let outcome = self.batches.pull(&*self.servers, &batch, width);
             state = lock(&self.state);
             if let Some(asked) = state.asked.iter_mut().find(|asked| asked.number == number) {
-                asked.answer = Answer::Here(outcome.map(|()| rows));
+                asked.answer = Answer::Here(outcome.map(|rows| (batch, rows)));
             }
             self.changed.notify_all();
         }

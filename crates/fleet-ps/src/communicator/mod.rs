@@ -14,6 +14,7 @@
 //! In the asynchronous modes a step waits only where a queue is full: memory must have an end.
 
 mod asynchronous;
+mod batch;
 mod geo;
 mod half_async;
 mod look_ahead;
@@ -24,13 +25,14 @@ mod synchronous;
 mod tests;
 
 pub use geo::GeoCommunicator;
-pub use outbox::SparseGrads;
 pub use schedule::{RateOf, Rates};
 
-use crate::{PullMode, Servers};
+use crate::{PullMode, Push, Servers, TableConfig};
+use batch::Batches;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
-use outbox::{Item, Outbox};
+use outbox::{Grads, Item, Outbox};
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -136,7 +138,7 @@ trait Mode: Send + Sync {
     /// All gradients of a step are handed over.
     fn sent(&self, core: &Core) -> Result<()>;
     /// Parameters for the next step; returns how many of this worker's gradients they do not hold.
-    fn dense(&self, core: &Core, table: u32, values: &mut [f32]) -> Result<u64>;
+    fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64>;
     /// The step has its parameters.
     fn received(&self, core: &Core) -> Result<()>;
     /// Rows may be asked for while a step is under way.
@@ -151,6 +153,18 @@ struct Core {
     /// The number of the next dense gradient, by table, is one more.
     dense_count: Mutex<std::collections::BTreeMap<u32, u64>>,
     steps: AtomicU64,
+    /// Memory of parameters that come.
+    received: Mutex<Vec<f32>>,
+}
+
+impl Core {
+    /// The parameters of a dense table as the servers have them.
+    fn pull_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
+        let mut received = lock(&self.received);
+        received.resize(parts.iter().map(|part| part.len()).sum(), 0.0);
+        self.servers.pull_dense(table, &mut received)?;
+        scatter(table, &received, parts)
+    }
 }
 
 /// A worker's traffic with the servers, in one of the modes with pushes.
@@ -171,10 +185,10 @@ struct Core {
 /// let servers = std::sync::Arc::new(LocalServers::new(&ServerTables::all(&tables)?, 0)?);
 /// let (mode, options) = (CommunicatorMode::HalfAsync, CommunicatorOptions::default());
 /// let communicator = Communicator::start(servers, mode, options, Rates::constant())?;
-/// communicator.push_dense(0, vec![1.0, 2.0])?;
+/// communicator.push_dense(0, &[&[1.0], &[2.0]])?;
 /// communicator.sent()?;
 /// let mut values = [0.0; 2];
-/// communicator.dense(0, &mut values)?;
+/// communicator.dense(0, &mut [&mut values])?;
 /// assert_eq!(values, [-1.0, -2.0]);
 /// communicator.flush()?;
 /// # Ok::<(), fleet_base::Error>(())
@@ -183,6 +197,7 @@ pub struct Communicator {
     // Threads of the mode and of the look-ahead end before the core's do.
     mode: Box<dyn Mode>,
     look_ahead: LookAhead,
+    batches: Arc<Batches>,
     core: Arc<Core>,
     reads: Mutex<CommunicatorStats>,
 }
@@ -197,7 +212,8 @@ impl Communicator {
     ) -> Result<Communicator> {
         options.check()?;
         rates.begin(&*servers)?;
-        let look_ahead = LookAhead::start(Arc::clone(&servers))?;
+        let batches = Arc::<Batches>::default();
+        let look_ahead = LookAhead::start(Arc::clone(&servers), Arc::clone(&batches))?;
         let start = |options: CommunicatorOptions, told: outbox::Told| -> Result<Arc<Core>> {
             Ok(Arc::new(Core {
                 outbox: Outbox::start(Arc::clone(&servers), options, rates.clone(), told)?,
@@ -205,6 +221,7 @@ impl Communicator {
                 rates: rates.clone(),
                 dense_count: Mutex::default(),
                 steps: AtomicU64::new(0),
+                received: Mutex::default(),
             }))
         };
         // What must be out by the end of the step gains nothing by waiting for more.
@@ -217,7 +234,7 @@ impl Communicator {
                 (start(options, newest.told())?, Box::new(newest))
             }
         };
-        Ok(Communicator { mode, look_ahead, core, reads: Mutex::default() })
+        Ok(Communicator { mode, look_ahead, batches, core, reads: Mutex::default() })
     }
 
     pub fn servers(&self) -> &Arc<dyn Servers> {
@@ -226,11 +243,26 @@ impl Communicator {
 
     /// The rows of ids.
     pub fn look_up(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
-        if mode == PullMode::Train && self.look_ahead.take(table, ids, rows)? {
-            self.lock().looked_ahead += 1;
-            return Ok(());
+        let servers = &self.core.servers;
+        if mode != PullMode::Train || ids.is_empty() || !rows.len().is_multiple_of(ids.len()) {
+            return servers.pull_sparse(table, ids, rows, mode);
         }
-        self.core.servers.pull_sparse(table, ids, rows, mode)
+        let width = rows.len() / ids.len();
+        let (batch, came) = match self.look_ahead.take(table, ids)? {
+            Some((batch, came)) => {
+                self.lock().looked_ahead += 1;
+                (batch, came)
+            }
+            None => {
+                let batch = self.batches.make(table, Arc::new(ids.to_vec()));
+                let came = self.batches.pull(&**servers, &batch, width)?;
+                (batch, came)
+            }
+        };
+        let spread = batch.merger.spread_rows(&came, width, rows);
+        self.batches.give_back(came);
+        self.batches.keep(batch);
+        spread.map_err(|error| error.at(format!("rows of table {table}")))
     }
 
     /// Asks for the rows of a coming step: a lookup of exactly these ids will find them. In the
@@ -240,20 +272,37 @@ impl Communicator {
         self.look_ahead.ask(table, ids, width, self.mode.looks_ahead());
     }
 
-    /// Hands over gradients of rows.
-    pub fn push_sparse(&self, table: u32, grads: SparseGrads) -> Result<()> {
-        self.core.outbox.put(table, Item::Sparse(grads))
+    /// Hands over gradients of rows: those of equal ids are added up here. `push` has no slots, which are
+    /// nothing that a program knows.
+    pub fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
+        let servers = self.core.servers.tables();
+        let TableConfig::Sparse(config) = servers.table(table, &["sparse"])? else {
+            return Err(Error::internal("a sparse table has another kind"));
+        };
+        if push.slots.is_some() {
+            return Err(
+                Error::unsupported("a worker's push has slots").at(format!("table {table}"))
+            );
+        }
+        let batch = self.batches.of(table, push.ids);
+        let said = batch.merger.merge_said(&push, config)?;
+        let mut grads = self.core.outbox.memory();
+        batch.merger.sum_rows_into(push.grads, config.push_width(), &mut grads)?;
+        let counts = |counts: Option<Cow<'_, [f32]>>| counts.map_or(Vec::new(), Cow::into_owned);
+        let ids = batch.merger.ids().to_vec();
+        let (shows, clicks) = (counts(said.shows), counts(said.clicks));
+        self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks }))
     }
 
-    /// Hands over the gradient of a dense table.
-    pub fn push_dense(&self, table: u32, grad: Vec<f32>) -> Result<()> {
+    /// Hands over the gradient of a dense table, in parts that lie one after the other there.
+    pub fn push_dense(&self, table: u32, parts: &[&[f32]]) -> Result<()> {
         let number = {
             let mut counts = lock(&self.core.dense_count);
             let count = counts.entry(table).or_default();
             *count += 1;
             *count
         };
-        self.core.outbox.put(table, Item::Dense { grad, number })
+        self.core.outbox.put_dense(table, parts, number)
     }
 
     /// All gradients of this step are handed over.
@@ -263,9 +312,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// The parameters of a dense table for the next step.
-    pub fn dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
-        let staleness = self.mode.dense(&self.core, table, values)?;
+    /// The parameters of a dense table for the next step, into parts that lie one after the other there.
+    pub fn dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
+        let staleness = self.mode.dense(&self.core, table, parts)?;
         let mut reads = self.lock();
         reads.read_count += 1;
         reads.staleness_sum += staleness;
@@ -319,6 +368,23 @@ impl Communicator {
     fn lock(&self) -> MutexGuard<'_, CommunicatorStats> {
         lock(&self.reads)
     }
+}
+
+/// Numbers of a dense table into the parts that lie one after the other there.
+fn scatter(table: u32, values: &[f32], parts: &mut [&mut [f32]]) -> Result<()> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    if len != values.len() {
+        return Err(Error::invalid(format!("dense table {table} has another size"))
+            .expected(values.len())
+            .got(len));
+    }
+    let mut rest = values;
+    for part in parts {
+        let (own, others) = rest.split_at(part.len());
+        part.copy_from_slice(own);
+        rest = others;
+    }
+    Ok(())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

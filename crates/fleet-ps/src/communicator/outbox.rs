@@ -10,9 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Gradients of rows, ready to be queued.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SparseGrads {
+/// Gradients of rows, each id once.
+#[derive(Default)]
+pub(super) struct Grads {
     pub ids: Vec<u64>,
     pub grads: Vec<f32>,
     /// One an id, or none at all.
@@ -22,14 +22,24 @@ pub struct SparseGrads {
 
 /// What waits to be sent.
 pub(super) enum Item {
-    Sparse(SparseGrads),
-    /// The worker's gradient of this number, counted from 1.
+    Sparse(Grads),
+    /// The sum of `count` gradients, the newest of which is the worker's of this number, counted from 1.
     Dense {
         grad: Vec<f32>,
         number: u64,
+        count: usize,
     },
     /// Steps that were made.
     Steps(u32),
+}
+
+impl Item {
+    fn gradient_count(&self) -> usize {
+        match self {
+            Item::Dense { count, .. } => *count,
+            Item::Sparse(_) | Item::Steps(_) => 1,
+        }
+    }
 }
 
 /// Told of each dense push: (table, number of the newest gradient in it, gradients in it).
@@ -67,7 +77,12 @@ struct State {
     counts: Counts,
     /// The table that was served last.
     last: u32,
+    /// Memory of gradients that were sent.
+    spare: Vec<Vec<f32>>,
 }
+
+/// Memory that is kept for gradients to come: of a few tables, some of whose gradients wait.
+const SPARE_MAX: usize = 32;
 
 #[derive(Default)]
 struct Queue {
@@ -95,11 +110,46 @@ impl Outbox {
 
     /// Queues something; waits while the table's queue is full.
     pub fn put(&self, table: u32, item: Item) -> Result<()> {
+        let mut state = self.with_room(table)?;
+        state.counts.taken += u64::from(!matches!(item, Item::Steps(_)));
+        state.queue(table).items.push_back(item);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    /// Queues the worker's dense gradient of a number, or adds it to the one that waits there and
+    /// becomes the same push.
+    pub fn put_dense(&self, table: u32, parts: &[&[f32]], number: u64) -> Result<()> {
+        let limit = self.shared.options.merge_count_max;
+        let mut state = self.with_room(table)?;
+        state.counts.taken += 1;
+        match state.queue(table).items.back_mut() {
+            Some(Item::Dense { grad, number: newest, count }) if *count < limit => {
+                add_parts(grad, parts)?;
+                (*newest, *count) = (number, *count + 1);
+            }
+            _ => {
+                let mut grad = state.memory();
+                parts.iter().for_each(|part| grad.extend_from_slice(part));
+                state.queue(table).items.push_back(Item::Dense { grad, number, count: 1 });
+            }
+        }
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    /// Memory that nobody uses any more, empty.
+    pub fn memory(&self) -> Vec<f32> {
+        lock(&self.shared.state).memory()
+    }
+
+    /// Waits while the table's queue is full.
+    fn with_room(&self, table: u32) -> Result<MutexGuard<'_, State>> {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
         let full = |state: &State| {
-            let len = state.queues.get(&table).map_or(0, |queue| queue.items.len());
-            state.error.is_none() && len >= shared.options.queue_len_max
+            let waiting = state.queues.get(&table).map_or(0, Queue::gradient_count);
+            state.error.is_none() && waiting >= shared.options.queue_len_max
         };
         if full(&state) {
             let begun = Instant::now();
@@ -108,13 +158,7 @@ impl Outbox {
             }
             state.counts.blocked += begun.elapsed();
         }
-        if let Some(error) = &state.error {
-            return Err(error.clone());
-        }
-        state.counts.taken += u64::from(!matches!(item, Item::Steps(_)));
-        state.queues.entry(table).or_default().items.push_back(item);
-        shared.changed.notify_all();
-        Ok(())
+        state.error.clone().map_or(Ok(state), Err)
     }
 
     /// Waits until everything is out and applied.
@@ -169,8 +213,11 @@ impl Shared {
             (state, items) = self.collect(state, table);
             drop(state);
             self.changed.notify_all();
-            let outcome = self.send(table, items);
+            let mut spare = Vec::new();
+            let outcome = self.send(table, items, &mut spare);
             state = lock(&self.state);
+            let room = SPARE_MAX.saturating_sub(state.spare.len());
+            state.spare.extend(spare.into_iter().take(room));
             state.last = table;
             state.queue(table).busy = false;
             state.counts.pushed += 1;
@@ -190,7 +237,7 @@ impl Shared {
         state.queue(table).busy = true;
         let limit = self.options.merge_count_max;
         let mut waits = 0;
-        let mut seen = state.queue(table).items.len();
+        let mut seen = state.queue(table).gradient_count();
         while seen < limit && waits < self.options.wait_count_max {
             if state.draining > 0 || state.closed {
                 break;
@@ -198,7 +245,7 @@ impl Shared {
             let (back, outcome) =
                 self.changed.wait_timeout(state, POLL_SPAN).unwrap_or_else(PoisonError::into_inner);
             state = back;
-            let len = state.queue(table).items.len();
+            let len = state.queue(table).gradient_count();
             // Only waits in a row without news count.
             waits = match (len > seen, outcome.timed_out()) {
                 (true, _) => 0,
@@ -207,28 +254,27 @@ impl Shared {
             };
             seen = len;
         }
-        let queue = state.queue(table);
-        let count = queue.items.len().min(limit);
-        let items = queue.items.drain(..count).collect();
+        let items = state.queue(table).take(limit);
         (state, items)
     }
 
-    /// Sends gradients of one table as one.
-    fn send(&self, table: u32, items: Vec<Item>) -> Result<()> {
-        let mut sparse: Option<SparseGrads> = None;
+    /// Sends gradients of one table as one; their memory goes to `spare`.
+    fn send(&self, table: u32, items: Vec<Item>, spare: &mut Vec<Vec<f32>>) -> Result<()> {
+        let mut sparse: Option<Grads> = None;
         let mut dense: Option<(Vec<f32>, u64, usize)> = None;
-        let (mut steps, merged) = (0, items.len());
+        let (mut steps, merged) = (0, items.iter().map(Item::gradient_count).sum::<usize>());
         for item in items {
             match item {
                 Item::Sparse(more) => match &mut sparse {
                     None => sparse = Some(more),
-                    Some(sum) => sum.extend(more),
+                    Some(sum) => spare.push(sum.extend(more)),
                 },
-                Item::Dense { grad, number } => match &mut dense {
-                    None => dense = Some((grad, number, 1)),
+                Item::Dense { grad, number, count: more } => match &mut dense {
+                    None => dense = Some((grad, number, more)),
                     Some((sum, newest, count)) => {
-                        sum.iter_mut().zip(&grad).for_each(|(sum, grad)| *sum += grad);
-                        (*newest, *count) = (number, *count + 1);
+                        add_parts(sum, &[&grad])?;
+                        (*newest, *count) = (number, *count + more);
+                        spare.push(grad);
                     }
                 },
                 Item::Steps(more) => steps += more,
@@ -243,9 +289,14 @@ impl Shared {
         }
         if let Some(grads) = sparse {
             self.servers.push_sparse(table, grads.as_push())?;
+            // What many gradients were joined in is far longer than the next one.
+            if merged == 1 {
+                spare.push(grads.grads);
+            }
         }
         if let Some((grad, newest, count)) = dense {
             self.servers.push_dense(table, &grad)?;
+            spare.push(grad);
             if let Some(told) = &self.told {
                 told(table, newest, count)?;
             }
@@ -263,6 +314,12 @@ impl State {
         self.queues.entry(table).or_default()
     }
 
+    fn memory(&mut self) -> Vec<f32> {
+        let mut memory = self.spare.pop().unwrap_or_default();
+        memory.clear();
+        memory
+    }
+
     /// A table with something to send, the ones behind the last served first.
     fn next(&self) -> Option<u32> {
         let waits = |(_, queue): &(&u32, &Queue)| !queue.busy && !queue.items.is_empty();
@@ -271,10 +328,45 @@ impl State {
     }
 }
 
-impl SparseGrads {
-    /// Adds another step's; whoever has shows has them for all.
-    fn extend(&mut self, more: SparseGrads) {
-        let SparseGrads { ids, grads, shows, clicks } = more;
+impl Queue {
+    fn gradient_count(&self) -> usize {
+        self.items.iter().map(Item::gradient_count).sum()
+    }
+
+    /// The oldest items, of up to `limit` gradients.
+    fn take(&mut self, limit: usize) -> Vec<Item> {
+        let (mut items, mut left) = (Vec::new(), limit);
+        while let Some(count) = self.items.front().map(Item::gradient_count)
+            && count <= left
+        {
+            left -= count;
+            items.extend(self.items.pop_front());
+        }
+        items
+    }
+}
+
+/// Adds the parts of a dense gradient, one after the other.
+fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    if len != sum.len() {
+        return Err(Error::invalid("gradients of a dense table differ in length")
+            .expected(sum.len())
+            .got(len));
+    }
+    let mut rest = sum;
+    for part in parts {
+        let (own, others) = rest.split_at_mut(part.len());
+        own.iter_mut().zip(*part).for_each(|(sum, grad)| *sum += grad);
+        rest = others;
+    }
+    Ok(())
+}
+
+impl Grads {
+    /// Adds another step's; whoever has shows has them for all. Returns its memory.
+    fn extend(&mut self, more: Grads) -> Vec<f32> {
+        let Grads { ids, grads, shows, clicks } = more;
         let fill = |own: &mut Vec<f32>, other: Vec<f32>, had: usize, comes: usize, value: f32| {
             if own.is_empty() && other.is_empty() {
                 return;
@@ -287,7 +379,8 @@ impl SparseGrads {
         fill(&mut self.shows, shows, had, comes, 1.0);
         fill(&mut self.clicks, clicks, had, comes, 0.0);
         self.ids.extend(ids);
-        self.grads.extend(grads);
+        self.grads.extend_from_slice(&grads);
+        grads
     }
 
     fn as_push(&self) -> Push<'_> {

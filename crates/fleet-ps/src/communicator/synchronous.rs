@@ -18,8 +18,8 @@ impl Mode for Sync {
         core.servers.arrive(Arrival::Sent)
     }
 
-    fn dense(&self, core: &Core, table: u32, values: &mut [f32]) -> Result<u64> {
-        core.servers.pull_dense(table, values)?;
+    fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64> {
+        core.pull_dense(table, parts)?;
         Ok(0)
     }
 

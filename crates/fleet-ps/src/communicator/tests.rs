@@ -50,12 +50,8 @@ fn merged_gradients_are_summed_or_averaged() {
         let communicator = asynchronous(options);
         for grad in [1.0, 2.0, 3.0] {
             let grads = if grad == 2.0 { vec![2.0, 2.0] } else { vec![grad, 0.0] };
-            let grads = SparseGrads {
-                ids: vec![5, 6],
-                grads: if grad == 3.0 { vec![3.0, 2.0] } else { grads },
-                ..SparseGrads::default()
-            };
-            communicator.push_sparse(SPARSE, grads).unwrap();
+            let grads = if grad == 3.0 { vec![3.0, 2.0] } else { grads };
+            communicator.push_sparse(SPARSE, Push::new(&[5, 6], &grads)).unwrap();
         }
         communicator.flush().unwrap();
         let mut rows = [0.0; 2];
@@ -67,15 +63,67 @@ fn merged_gradients_are_summed_or_averaged() {
     }
 }
 
+/// Dense gradients that wait are one sum; a worker that drains sees them in at most as many pushes as the knob
+/// allows, and all of them.
+#[test]
+fn dense_gradients_that_wait_become_one_push() {
+    let options = CommunicatorOptions {
+        merge_count_max: 4,
+        wait_count_max: 10_000,
+        ..CommunicatorOptions::default()
+    };
+    let communicator = asynchronous(options);
+    (0..10).for_each(|_| communicator.push_dense(DENSE, &[&[1.0, 2.0], &[3.0]]).unwrap());
+    communicator.flush().unwrap();
+    let mut values = [0.0; 3];
+    communicator.dense(DENSE, &mut [&mut values]).unwrap();
+    assert_eq!(values, [-10.0, -20.0, -30.0]);
+    let stats = communicator.stats();
+    assert_eq!(stats.gradient_count, 10);
+    assert!((3..=10).contains(&stats.push_count), "{}", stats.push_count);
+    let error = communicator.push_dense(DENSE, &[&[1.0; 2]]).and_then(|()| communicator.flush());
+    assert!(error.is_err(), "a gradient of another length");
+}
+
+/// Ids that come twice are added up by the worker; the table is as if the servers had done it, counts of
+/// shows included.
+#[test]
+fn equal_ids_are_one_before_they_are_sent() {
+    let config = SparseConfig {
+        rule: Rule::StdAdagrad(crate::rule::StdAdagrad::default()),
+        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
+        ..SparseConfig::ctr(SPARSE, 3)
+    };
+    let job = JobTables { tables: vec![TableConfig::Sparse(config.clone())], ..job(1, false) };
+    let (through, direct) = (workers(&job).remove(0), workers(&job).remove(0));
+    let options = CommunicatorOptions::default();
+    let (mode, rates) = (CommunicatorMode::HalfAsync, Rates::constant());
+    let communicator = Communicator::start(through, mode, options, rates).unwrap();
+    let (pulled, pushed) = (config.pull_width(), config.push_width());
+    for step in 0..12u64 {
+        let ids: Vec<u64> = (0..20).map(|at| (at * at + step) % 13).collect();
+        let grads: Vec<f32> = (0..20 * pushed).map(|at| (at % 7) as f32 * 0.1 - 0.2).collect();
+        let mut rows = [vec![0.0; 20 * pulled], vec![0.0; 20 * pulled]];
+        communicator.look_up(SPARSE, &ids, &mut rows[0], PullMode::Train).unwrap();
+        direct.pull_sparse(SPARSE, &ids, &mut rows[1], PullMode::Train).unwrap();
+        assert_eq!(rows[0], rows[1], "step {step}");
+        let clicks = vec![step as f32 / 12.0; 20];
+        let push = Push { clicks: Some(&clicks), ..Push::new(&ids, &grads) };
+        communicator.push_sparse(SPARSE, push).unwrap();
+        communicator.sent().unwrap();
+        direct.push_sparse(SPARSE, push).unwrap();
+    }
+}
+
 #[test]
 fn parameters_come_after_so_many_gradients_and_say_what_they_lack() {
     let options = CommunicatorOptions { sends_before_receive: 4, ..CommunicatorOptions::default() };
     let communicator = asynchronous(options);
     let mut values = [9.0; 3];
     for step in 1..=4 {
-        communicator.push_dense(DENSE, vec![1.0; 3]).unwrap();
+        communicator.push_dense(DENSE, &[&[1.0], &[1.0; 2]]).unwrap();
         communicator.flush().unwrap();
-        communicator.dense(DENSE, &mut values).unwrap();
+        communicator.dense(DENSE, &mut [&mut values]).unwrap();
         assert_eq!(values, if step < 4 { [0.0; 3] } else { [-4.0; 3] });
     }
     let stats = communicator.stats();
@@ -86,10 +134,10 @@ fn parameters_come_after_so_many_gradients_and_say_what_they_lack() {
 #[test]
 fn what_went_wrong_is_said_by_a_later_call() {
     let communicator = asynchronous(CommunicatorOptions::default());
-    communicator.push_dense(DENSE, vec![f32::NAN; 3]).unwrap();
+    communicator.push_dense(DENSE, &[&[f32::NAN; 3]]).unwrap();
     let error = communicator.flush().unwrap_err().to_string();
     assert!(error.contains("dense table 1"), "{error}");
-    assert!(communicator.push_dense(DENSE, vec![1.0; 3]).is_err());
+    assert!(communicator.push_dense(DENSE, &[&[1.0; 3]]).is_err());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! came. It is written before the request is done. What was written is in the kernel's hands and
 //! survives the process; [`Flush::Disk`] waits for the disk too, one flush for all who wait.
 
+use super::trail::Trail;
 use super::{Caller, lock};
 use fleet_base::{Error, Result};
 use std::fs::{File, OpenOptions};
@@ -27,6 +28,7 @@ pub(super) struct Log {
     writer: Mutex<Writer>,
     synced: Mutex<Synced>,
     changed: Condvar,
+    trail: Trail,
 }
 
 struct Writer {
@@ -77,6 +79,7 @@ impl Log {
             writer: Mutex::new(writer),
             synced: Mutex::default(),
             changed: Condvar::new(),
+            trail: Trail::start()?,
         })
     }
 
@@ -113,6 +116,7 @@ impl Log {
         let bytes = (HEADER_BYTES + request.len()) as u64;
         *len += bytes;
         *written += bytes;
+        self.trail.grew(file, *len);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ mod log;
 mod pending;
 mod presence;
 mod save;
+mod trail;
 
 pub use durable::Durability;
 pub(crate) use ledger::Caller;

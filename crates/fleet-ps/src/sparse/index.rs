@@ -171,6 +171,14 @@ impl Index {
         super::prefetch(bucket.wrapping_add(1));
     }
 
+    /// Asks for the lists of pages.
+    pub fn prefetch_lists(&self) {
+        const STEP: usize = 64 / size_of::<NonNull<Bucket>>();
+        for segment in &self.segments {
+            segment.pages.iter().step_by(STEP).for_each(|page| super::prefetch(page));
+        }
+    }
+
     #[inline]
     fn segment(&self, hash: u64) -> &Segment {
         &self.segments[self.directory[directory_slot(hash, self.depth)] as usize]

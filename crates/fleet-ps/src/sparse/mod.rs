@@ -221,19 +221,22 @@ impl SparseTable {
     /// Applies `grads`, which [`SparseTable::screen`] or sums of what it gave, instead of the push's.
     pub(crate) fn push_screened(&self, push: Push<'_>, grads: &[f32]) -> Result<()> {
         let mut scratch = self.scratch();
-        let twice = scratch.merger.merge(push.ids);
-        let batch = Batch {
-            grads,
-            width: self.push_width(),
-            shows: push.shows,
-            clicks: push.clicks,
-            slots: push.slots,
+        let Scratch { groups, merger } = &mut scratch;
+        merger.merge(push.ids);
+        let mut apply = || {
+            let width = self.push_width();
+            let (grads, said) =
+                (merger.merged(grads, width)?, merger.merge_said(&push, self.config())?);
+            let batch = Batch {
+                grads: &grads,
+                width,
+                shows: said.shows.as_deref(),
+                clicks: said.clicks.as_deref(),
+                slots: said.slots.as_deref(),
+            };
+            self.push_unique(groups, merger.ids(), batch)
         };
-        let result = if twice {
-            self.push_merged(&mut scratch, push.ids, batch)
-        } else {
-            self.push_unique(&mut scratch.groups, push.ids, batch)
-        };
+        let result = apply();
         self.give_back(scratch);
         self.counters.pushed.fetch_add(push.ids.len() as u64, Relaxed);
         result
@@ -256,35 +259,6 @@ impl SparseTable {
             .map_err(|error| error.at(self.place()))?;
         self.counters.non_finite.fetch_add(bad, Relaxed);
         Ok(grads)
-    }
-
-    /// Sums what belongs to equal ids (slots: the last one's) and applies that.
-    fn push_merged(&self, scratch: &mut Scratch, ids: &[u64], batch: Batch<'_>) -> Result<()> {
-        let Scratch { groups, merger } = scratch;
-        let grads = merger.sum_rows(batch.grads, batch.width)?;
-        let ones;
-        let shows = match batch.shows {
-            Some(shows) => shows,
-            None => {
-                ones = vec![1.0; ids.len()];
-                &ones
-            }
-        };
-        let shows = merger.sum_rows(shows, 1)?;
-        let clicks = batch.clicks.map(|clicks| merger.sum_rows(clicks, 1)).transpose()?;
-        let slots = batch.slots.map(|slots| {
-            let mut merged = vec![0; merger.ids().len()];
-            merger.to_row().iter().zip(slots).for_each(|(row, slot)| merged[*row as usize] = *slot);
-            merged
-        });
-        let merged = Batch {
-            grads: &grads,
-            width: batch.width,
-            shows: Some(&shows),
-            clicks: clicks.as_deref(),
-            slots: slots.as_deref(),
-        };
-        self.push_unique(groups, merger.ids(), merged)
     }
 
     fn push_unique(&self, groups: &mut Groups, ids: &[u64], batch: Batch<'_>) -> Result<()> {

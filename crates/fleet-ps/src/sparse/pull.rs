@@ -1,7 +1,7 @@
 //! Reading rows.
 //!
 //! A row costs two cache misses, its bucket and itself. Blocks of ids run one behind the other: while
-//! one is copied, the next one's rows and the one after's buckets are on their way.
+//! one is copied, the rows of the next ones and the buckets of those after them are on their way.
 
 use super::layout::{CLICK, EMBED, Kind, SHOW, SLOT, has_embedx};
 use super::shard::Shard;
@@ -12,6 +12,11 @@ use std::ptr::NonNull;
 
 /// Ids in flight at a time: enough to keep the memory busy, few enough for the core's line buffers.
 pub(crate) const BLOCK: usize = 16;
+
+/// Blocks between asking for a bucket and looking into it, and between asking for a row and copying it: what a
+/// core does with a block takes less time than memory does.
+const BUCKETS_AHEAD: usize = 3;
+const ROWS_AHEAD: usize = 2;
 
 /// What a pull does with ids that were never seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,36 +65,40 @@ impl Shard {
         target: Target,
         refused: &mut Refused,
     ) {
-        let mut rows: [[Option<NonNull<f32>>; BLOCK]; 2] = [[None; BLOCK]; 2];
+        let mut rows = [[None::<NonNull<f32>>; BLOCK]; ROWS_AHEAD + 1];
         let mut fresh = match mode {
             PullMode::InferInitial => vec![0.0; core.layout.stride],
             PullMode::Train | PullMode::Infer => Vec::new(),
         };
         let blocks = ids.len().div_ceil(BLOCK);
         let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
-        self.prefetch_buckets(&ids[range(0)]);
-        if blocks > 1 {
-            self.prefetch_buckets(&ids[range(1)]);
-        }
-        for block in 0..=blocks {
-            if block + 2 < blocks {
-                self.prefetch_buckets(&ids[range(block + 2)]);
+        self.prefetch_lists(ids.len());
+        // A line more would be that of another row.
+        let row_len = match core.layout.kind {
+            Kind::Ctr { .. } => target.width + EMBED,
+            Kind::Plain => target.width,
+        };
+        (0..BUCKETS_AHEAD.min(blocks)).for_each(|block| self.prefetch_buckets(&ids[range(block)]));
+        for block in 0..blocks + ROWS_AHEAD {
+            if block + BUCKETS_AHEAD < blocks {
+                self.prefetch_buckets(&ids[range(block + BUCKETS_AHEAD)]);
             }
             if block < blocks {
-                for (found, id) in rows[block % 2].iter_mut().zip(&ids[range(block)]) {
+                let found = &mut rows[block % (ROWS_AHEAD + 1)];
+                for (found, id) in found.iter_mut().zip(&ids[range(block)]) {
                     let hit = match mode {
                         PullMode::Train => refused.note(self.find_or_admit(core, *id, true)),
                         PullMode::Infer | PullMode::InferInitial => self.find(core, *id),
                     };
                     *found = hit.map(|found| found.row);
                     if let Some(row) = *found {
-                        prefetch_row(row.as_ptr(), target.width + 4);
+                        prefetch_row(row.as_ptr(), row_len);
                     }
                 }
             }
-            if block > 0 {
-                let found = rows[(block - 1) % 2].iter().zip(&ids[range(block - 1)]);
-                for ((row, id), position) in found.zip(&positions[range(block - 1)]) {
+            if let Some(block) = block.checked_sub(ROWS_AHEAD) {
+                let found = rows[block % (ROWS_AHEAD + 1)].iter().zip(&ids[range(block)]);
+                for ((row, id), position) in found.zip(&positions[range(block)]) {
                     let mut row = *row;
                     if row.is_none() && mode == PullMode::InferInitial {
                         core.layout.init(&core.config, core.seed_of(*id), &mut fresh);

@@ -46,6 +46,7 @@ impl Shard {
         let blocks = ids.len().div_ceil(BLOCK);
         let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
         let mut dropped = 0;
+        self.prefetch_lists(ids.len());
         self.prefetch_buckets(&ids[range(0)]);
         if blocks > 1 {
             self.prefetch_buckets(&ids[range(1)]);

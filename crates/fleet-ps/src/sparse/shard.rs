@@ -52,6 +52,17 @@ impl Shard {
             + (self.free.capacity() + self.captured.capacity()) * 4
     }
 
+    /// Asks for the lists that lead to buckets and rows, where a group is long enough to read most of them: one
+    /// by one they would be a miss each.
+    pub fn prefetch_lists(&self, ids: usize) {
+        /// Pointers in a line.
+        const STEP: usize = 8;
+        if self.slabs.len() / STEP <= ids {
+            self.slabs.iter().step_by(STEP).for_each(|slab| super::prefetch(slab));
+            self.index.prefetch_lists();
+        }
+    }
+
     /// The row of a slot.
     #[inline]
     pub fn row(&self, core: &Core, slot: u32) -> NonNull<f32> {

@@ -2,7 +2,7 @@
 
 use fleet_base::{Error, Result};
 use fleet_ops::{LookUp, Lookup, PushRows, Tables};
-use fleet_ps::{Communicator, GeoCommunicator, PullMode, Servers, SparseGrads};
+use fleet_ps::{Communicator, GeoCommunicator, PullMode, Push, Servers};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -99,12 +99,13 @@ pub(super) fn wanted<'a>(parts: impl Iterator<Item = &'a [i64]>, padding: Option
 
 impl Tables for Traffic {
     fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
-        let ids = wanted(lookups.iter().map(|it| it.ids), how.padding);
         if let [only] = lookups
-            && ids.len() == only.ids.len()
+            && !how.padding.is_some_and(|padding| only.ids.contains(&padding))
         {
-            return self.read(table, &ids, only.rows, how.is_training);
+            let ids = bytemuck::cast_slice(only.ids);
+            return self.read(table, ids, only.rows, how.is_training);
         }
+        let ids = wanted(lookups.iter().map(|it| it.ids), how.padding);
         let mut rows = vec![0.0; ids.len() * how.width];
         self.read(table, &ids, &mut rows, how.is_training)?;
         let mut came = rows.chunks_exact(how.width);
@@ -120,15 +121,25 @@ impl Tables for Traffic {
     }
 
     fn push_sparse(&self, table: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
-        let mut all = SparseGrads::default();
+        let is_bare = |push: &PushRows<'_>| {
+            push.padding.is_none() && push.shows.is_none() && push.clicks.is_none()
+        };
+        if let [only] = pushes
+            && is_bare(only)
+        {
+            let push = Push::new(bytemuck::cast_slice(only.ids), only.grads);
+            return self.pushes()?.push_sparse(table, push);
+        }
+        let (mut ids, mut grads) = (Vec::new(), Vec::new());
+        let (mut all_shows, mut all_clicks) = (Vec::new(), Vec::new());
         for push in pushes {
             let per_id = |values: &[f32], at: usize| match values.len() {
                 0 => 0.0,
                 len => values[at * len / push.ids.len().max(1)],
             };
-            if push.padding.is_none() && push.shows.is_none() && push.clicks.is_none() {
-                all.ids.extend(push.ids.iter().map(|id| *id as u64));
-                all.grads.extend_from_slice(push.grads);
+            if is_bare(push) {
+                ids.extend(push.ids.iter().map(|id| *id as u64));
+                grads.extend_from_slice(push.grads);
                 continue;
             }
             for (at, (id, grad)) in push.ids.iter().zip(push.grads.chunks_exact(width)).enumerate()
@@ -136,30 +147,26 @@ impl Tables for Traffic {
                 if Some(*id) == push.padding {
                     continue;
                 }
-                all.ids.push(*id as u64);
-                all.grads.extend_from_slice(grad);
-                all.shows.extend(push.shows.map(|shows| per_id(shows, at)));
-                all.clicks.extend(push.clicks.map(|clicks| per_id(clicks, at)));
+                ids.push(*id as u64);
+                grads.extend_from_slice(grad);
+                all_shows.extend(push.shows.map(|shows| per_id(shows, at)));
+                all_clicks.extend(push.clicks.map(|clicks| per_id(clicks, at)));
             }
         }
-        self.pushes()?.push_sparse(table, all)
+        let push = Push {
+            shows: (!all_shows.is_empty()).then_some(&all_shows),
+            clicks: (!all_clicks.is_empty()).then_some(&all_clicks),
+            ..Push::new(&ids, &grads)
+        };
+        self.pushes()?.push_sparse(table, push)
     }
 
     fn send_dense(&self, table: u32, parts: &[&[f32]]) -> Result<()> {
-        self.pushes()?.push_dense(table, parts.concat())
+        self.pushes()?.push_dense(table, parts)
     }
 
     fn recv_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
-        let len = parts.iter().map(|part| part.len()).sum();
-        let mut values = vec![0.0; len];
-        self.pushes()?.dense(table, &mut values)?;
-        let mut rest = values.as_slice();
-        for part in parts {
-            let (mine, others) = rest.split_at(part.len());
-            part.copy_from_slice(mine);
-            rest = others;
-        }
-        Ok(())
+        self.pushes()?.dense(table, parts)
     }
 
     fn send_barrier(&self) -> Result<()> {

@@ -1,0 +1,83 @@
+//! The ids of a step, each once: found out when their rows are asked for, and used again when their
+//! gradients go out.
+
+use super::lock;
+use crate::{Merger, PullMode, Servers};
+use fleet_base::Result;
+use std::sync::{Arc, Mutex};
+
+/// Ids that were looked up together, and which of them are equal.
+pub(super) struct Batch {
+    pub table: u32,
+    pub ids: Arc<Vec<u64>>,
+    pub merger: Merger,
+}
+
+/// The batches whose gradients may come, and memory of those whose gradients have come.
+#[derive(Default)]
+pub(super) struct Batches {
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// Oldest first.
+    batches: Vec<Arc<Batch>>,
+    mergers: Vec<Merger>,
+    rows: Vec<Vec<f32>>,
+}
+
+/// Batches of one table that are remembered: the present step's, and one more.
+const BATCHES_MAX: usize = 2;
+/// Memory that is kept for batches to come.
+const SPARE_MAX: usize = 4;
+
+impl Batches {
+    /// Looks at ids.
+    pub fn make(&self, table: u32, ids: Arc<Vec<u64>>) -> Arc<Batch> {
+        let mut merger = lock(&self.kept).mergers.pop().unwrap_or_default();
+        merger.merge(&ids);
+        Arc::new(Batch { table, ids, merger })
+    }
+
+    /// The rows of a batch, one for each different id.
+    pub fn pull(&self, servers: &dyn Servers, batch: &Batch, width: usize) -> Result<Vec<f32>> {
+        let ids = batch.merger.ids();
+        let mut rows = lock(&self.kept).rows.pop().unwrap_or_default();
+        rows.resize(ids.len() * width, 0.0);
+        servers.pull_sparse(batch.table, ids, &mut rows, PullMode::Train)?;
+        Ok(rows)
+    }
+
+    /// Takes rows back that were used.
+    pub fn give_back(&self, rows: Vec<f32>) {
+        let mut kept = lock(&self.kept);
+        if kept.rows.len() < SPARE_MAX {
+            kept.rows.push(rows);
+        }
+    }
+
+    /// Remembers a batch for its gradients.
+    pub fn keep(&self, batch: Arc<Batch>) {
+        let mut kept = lock(&self.kept);
+        let of_table = |kept: &Batch| kept.table == batch.table;
+        if kept.batches.iter().filter(|kept| of_table(kept)).count() >= BATCHES_MAX
+            && let Some(at) = kept.batches.iter().position(|kept| of_table(kept))
+        {
+            let old = kept.batches.remove(at);
+            if let Some(old) = Arc::into_inner(old)
+                && kept.mergers.len() < SPARE_MAX
+            {
+                kept.mergers.push(old.merger);
+            }
+        }
+        kept.batches.push(batch);
+    }
+
+    /// The batch of these ids: as a rule, one that was looked up.
+    pub fn of(&self, table: u32, ids: &[u64]) -> Arc<Batch> {
+        let same = |batch: &&Arc<Batch>| batch.table == table && batch.ids.as_slice() == ids;
+        let found = lock(&self.kept).batches.iter().rev().find(same).cloned();
+        found.unwrap_or_else(|| self.make(table, Arc::new(ids.to_vec())))
+    }
+}
