@@ -85,7 +85,7 @@ const PS_PEER_1: &[PeerScript] =
 const PS_PEER_2: &[PeerScript] =
     &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "2"] }];
 
-const BENCHES: [Bench; 42] = [
+const BENCHES: &[Bench] = &[
     Bench {
         name: "train/wide_deep_sgd",
         unit: "samples/s",
