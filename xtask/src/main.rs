@@ -56,25 +56,25 @@ fn main() -> ExitCode {
 
 fn ci() -> Outcome {
     cargo("format", &["fmt", "--all", "--check"])?;
-    cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
-    let with =
-        ["-p", "fleet-comm", "-p", "fleet-net", "--features", "fleet-comm/mpi,fleet-net/tls"];
-    let lints = [&["clippy", "--all-targets"], &with[..], &["--", "-D", "warnings"]].concat();
-    cargo("lints of features", &lints)?;
-    // Off by default, because few need them and they bring much: checked here, tested by `features`.
-    cargo("features", &[&["check"], FEATURES].concat())?;
+    // One pass with the features that change what crates above see; without them `tests` compiles.
+    let lints = ["clippy", "--workspace", "--all-targets", WIRE, OF_JOBS, "--", "-D", "warnings"];
+    cargo("lints", &lints)?;
     tidy::run(&root())?;
     cargo("tests", &["test", "--workspace"])?;
-    cargo("tests of features", &[&["test"], &with[..]].concat())?;
+    cargo("tests of features", &["test", "-p", "fleet-comm", "-p", "fleet-net", WIRE])?;
     cargo("tests of jobs with features", JOBS)
 }
+
+/// MPI and TLS.
+const WIRE: &str = "--features=fleet-comm/mpi,fleet-net/tls";
+const OF_JOBS: &str = "--features=fleet/mpi,fleet-cli/tls";
 
 /// Whole jobs under MPI and TLS.
 const JOBS: &[&str] = &[
     "test",
     "--package=fleet",
     "--package=fleet-cli",
-    "--features=fleet/mpi,fleet-cli/tls",
+    OF_JOBS,
     "--test=ranks",
     "--test=fleetrun",
     "--",
@@ -82,7 +82,8 @@ const JOBS: &[&str] = &[
     "tls::",
 ];
 
-/// What reads files of other systems: large, and turned on by those who have such files.
+/// What reads files and stores of other systems: turned on by those who have them, and five minutes to
+/// build, so no part of `ci`.
 const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];
 
 fn features() -> Outcome {

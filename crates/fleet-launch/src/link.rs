@@ -140,6 +140,11 @@ impl Link {
         }
     }
 
+    /// The workers of all machines have done their work.
+    pub fn is_done(&self) -> bool {
+        matches!(self.plan(), Some(Plan::Over { code: 0, .. }))
+    }
+
     pub fn broken(&self) -> Option<Error> {
         self.shared.lock().broken.clone()
     }

@@ -100,6 +100,8 @@ pub struct Supervisor<'a> {
     followers: Vec<(Role, usize, Follower)>,
     /// Workers that died and that the others go on without.
     lost: Vec<Death>,
+    /// The leader knows that the workers of this machine are done.
+    has_reported: bool,
     /// Deaths whose process is to be started again.
     due: Vec<(Instant, usize)>,
     begun: Instant,
@@ -134,6 +136,7 @@ impl<'a> Supervisor<'a> {
             children: Vec::new(),
             followers: Vec::new(),
             lost: Vec::new(),
+            has_reported: false,
             due: Vec::new(),
             begun: now,
             status_shown: now,
@@ -214,6 +217,7 @@ impl<'a> Supervisor<'a> {
             if self.is_finished() {
                 return Ok(End::Finished(std::mem::take(&mut self.lost)));
             }
+            self.report_workers();
             if let Some(reason) = self.ordered() {
                 return Ok(End::Ordered(reason));
             }
@@ -434,15 +438,36 @@ impl<'a> Supervisor<'a> {
         None
     }
 
-    /// A parameter-server job is done when its workers are; a machine without workers, when all are.
+    /// A parameter-server job is done when its workers are. Workers of other machines may still need the
+    /// servers of this one: then all must have ended, or all machines have said that their workers are.
     fn is_finished(&self) -> bool {
+        let is_done = match self.link {
+            Some((link, _)) => link.is_done(),
+            None => self.rules.mode != Mode::Collective && self.workers_have_ended(),
+        };
+        let all = || self.children.iter().all(|child| !child.is_running());
+        self.due.is_empty() && (is_done || all())
+    }
+
+    /// There were workers here, and none is running.
+    fn workers_have_ended(&self) -> bool {
+        let mut workers =
+            self.children.iter().filter(|it| it.process.role == Role::Worker).peekable();
+        workers.peek().is_some() && workers.all(|child| !child.is_running())
+    }
+
+    /// Tells the leader once that the workers of this machine are done, while its servers go on.
+    fn report_workers(&mut self) {
+        let Some((link, generation)) = self.link else { return };
         let is_ps = self.rules.mode != Mode::Collective;
-        let has_workers = self.children.iter().any(|child| child.process.role == Role::Worker);
-        let mut awaited = self
-            .children
-            .iter()
-            .filter(|it| !is_ps || !has_workers || it.process.role == Role::Worker);
-        self.due.is_empty() && awaited.all(|child| !child.is_running())
+        if is_ps && !self.has_reported && self.due.is_empty() && self.workers_have_ended() {
+            self.has_reported = true;
+            let end = End::Finished(std::mem::take(&mut self.lost));
+            link.report(generation, &end);
+            if let End::Finished(lost) = end {
+                self.lost = lost;
+            }
+        }
     }
 
     fn death(&self, index: usize) -> Death {

@@ -181,3 +181,59 @@ fn training_is_a_function_of_the_seed() -> Result<()> {
     assert_ne!(train(1, 2)?, train(2, 2)?);
     Ok(())
 }
+
+/// Two towers over one table, as people write them by hand: norms, dropout, a schedule with warm-up, a clip.
+#[test]
+fn two_towers_find_hidden_tastes() -> Result<()> {
+    const BATCH: usize = 256;
+    const STEPS: u64 = 1500;
+    const TESTED: usize = 20_000;
+    const PEOPLE: u64 = 200;
+    let mut rng = fleet::rng::Sequence::new(3, 0);
+    let tastes: Vec<f64> = (0..2 * PEOPLE * 4).map(|_| rng.normal()).collect();
+    let taste = |id: u64| &tastes[id as usize * 4..][..4];
+    let mut draw = |rows: usize| -> Result<(Tensor, Tensor, Vec<f32>, Vec<f32>)> {
+        let (mut users, mut items) = (Vec::new(), Vec::new());
+        let (mut labels, mut truth) = (Vec::new(), Vec::new());
+        for _ in 0..rows {
+            let (user, item) = (rng.below(PEOPLE), PEOPLE + rng.below(PEOPLE));
+            let fit: f64 = taste(user).iter().zip(taste(item)).map(|(a, b)| a * b).sum();
+            let chance = 1.0 / (1.0 + (-fit).exp());
+            labels.push(f32::from(rng.unit() < chance));
+            truth.push(chance as f32);
+            users.push(user as i64);
+            items.push(item as i64);
+        }
+        let shape = [rows as i64, 1];
+        Ok((Tensor::from_slice(&users, shape)?, Tensor::from_slice(&items, shape)?, labels, truth))
+    };
+
+    let net = Net::new();
+    net.set_seed(1);
+    let click = net.data("click", [-1, 1], DType::F32);
+    let tower = |name: &str| {
+        let rows = Embedding::new(2 * PEOPLE, 16).sparse().weight("table");
+        let ids = net.data(name, [-1, 1], DType::I64);
+        let hidden = ids.embedding(rows).flatten(1).fc(Fc::new(32).act(Act::Relu));
+        hidden.layer_norm(LayerNorm::last()).dropout(0.1).fc(16)
+    };
+    let logit = (tower("user") * tower("item")).reduce_sum([1], true);
+    let loss = logit.sigmoid_cross_entropy_with_logits(click).mean();
+    let schedule = LrSchedule::cosine(0.01, STEPS).warmup(STEPS / 10, 0.0, 0.01);
+    net.minimize(loss, Adam::new(schedule).grad_clip(GradClip::GlobalNorm(1.0)))?;
+    let chance = logit.name();
+    let mut session = Session::new(net.build()?, ExecOptions::default())?;
+    for _ in 0..STEPS {
+        let (user, item, labels, _) = draw(BATCH)?;
+        let click = Tensor::from_slice(&labels, [BATCH as i64, 1])?;
+        session.run(&[("user", &user), ("item", &item), ("click", &click)], &[])?;
+    }
+
+    let (user, item, labels, truth) = draw(TESTED)?;
+    let scores = session.evaluate(&[("user", &user), ("item", &item)], &[&chance])?;
+    let reached = auc_exact(&scores[0].to_vec::<f32>()?, &labels)?;
+    let best = auc_exact(&truth, &labels)?;
+    println!("area {reached:.4}, the best is {best:.4}");
+    assert!(reached > best - 0.03, "{reached} of {best}");
+    Ok(())
+}

@@ -106,6 +106,18 @@ fn parameter_servers_on_two_machines() {
 }
 
 #[test]
+fn servers_stay_for_the_workers_of_other_machines() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] && { echo $$ > server.pid; exec sleep 600; }\n\
+                  [ $PADDLE_TRAINER_ID = 0 ] && exit 0\n\
+                  until [ -s ../a/server.pid ]; do sleep 0.1; done\n\
+                  sleep 2; kill -0 $(cat ../a/server.pid)";
+    let (first, second) =
+        pair("meet_uneven", script, "--nnodes 2 --server_num 1 --worker_num 1 job.py");
+    first.check(0, &["done in"]);
+    second.check(0, &["done in"]);
+}
+
+#[test]
 fn who_does_not_come_is_missed() {
     let line = "--master 127.0.0.1:0 --nnodes 2 --join_timeout 0.5 job.py";
     let alone = Machine::start("miss/a", WHO, line, TOKEN);
