@@ -102,20 +102,6 @@ impl Gemm {
     ) {
         let unit = Unit::best().filter(|_| self.is_bf16_native());
         let unit = unit.expect("gemm: no unit for this product in bf16");
-        self.run_by(unit, pool, a, b, c, scratch, epilogue);
-    }
-
-    /// As [`Gemm::run_bf16`], by one of the machine's units.
-    pub(super) fn run_by<C: Narrow>(
-        &self,
-        unit: Unit,
-        pool: &Pool,
-        a: &[bf16],
-        b: &[bf16],
-        c: &mut [C],
-        scratch: &mut [f32],
-        epilogue: &Epilogue<'_>,
-    ) {
         self.hold(a.len(), b.len(), c.len(), epilogue);
         assert!(
             scratch.len() >= self.scratch_len_bf16(pool.threads()),

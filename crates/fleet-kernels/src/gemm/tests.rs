@@ -278,7 +278,7 @@ fn check_bf16(unit: crate::micro::bf16::Unit, gemm: Gemm, rng: &mut Sequence) {
             let pool = Pool::new(threads);
             let mut scratch = vec![f32::NAN; gemm.scratch_len_bf16(threads)];
             let mut out = c.clone();
-            gemm.run_by(unit, &pool, &a, &b, &mut out, &mut scratch, &epilogue);
+            tiles::run(unit, &gemm, &pool, &a, &b, &mut out, &mut scratch, &epilogue);
             for (at, value, slack) in &wanted {
                 let got = f64::from(out[*at]);
                 assert!(
@@ -293,7 +293,7 @@ fn check_bf16(unit: crate::micro::bf16::Unit, gemm: Gemm, rng: &mut Sequence) {
             let pool = Pool::new(2);
             let mut scratch = vec![f32::NAN; gemm.scratch_len_bf16(2)];
             let mut out = vec![bf16::NAN; c_len];
-            gemm.run_by(unit, &pool, &a, &b, &mut out, &mut scratch, &epilogue);
+            tiles::run(unit, &gemm, &pool, &a, &b, &mut out, &mut scratch, &epilogue);
             let rounded: Vec<bf16> = narrow(first.expect("there were threads"));
             assert_eq!(out, rounded, "{unit:?}, {gemm:?}: rounded once");
         }
