@@ -32,6 +32,7 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
             let mut at = 0usize;
             for _ in 0..tile.segment_len {
                 let columns = [_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8))];
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(8 * tile.b_step).cast());
                 for r in 0..ROWS {
                     let value = _mm256_set1_ps(*a[r].add(at));
                     for v in 0..2 {
@@ -46,47 +47,63 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
     }
 }
 
+/// Pass by pass, each short enough to be unrolled: only then do the sums stay in registers in the loop above.
 #[inline(always)]
 unsafe fn finish<const ROWS: usize>(tile: &Tile, first: usize, acc: &mut [[__m256; 2]; ROWS]) {
     let Finish { alpha, beta, bias, relu, stats } = tile.finish;
     // SAFETY: all addresses are promised by the caller; masked lanes are not touched.
     unsafe {
-        for v in 0..2 {
-            let column = first + v * 8;
-            let live = tile.cols.saturating_sub(column).min(8);
-            if live == 0 {
-                continue;
+        let masks = [0, 8].map(|v| lane_mask(tile.cols.saturating_sub(first + v).min(8)));
+        if alpha != 1.0 {
+            let alpha = _mm256_set1_ps(alpha);
+            for row in acc.iter_mut() {
+                for value in row.iter_mut() {
+                    *value = _mm256_mul_ps(*value, alpha);
+                }
             }
-            let mask = lane_mask(live);
-            let bias = if bias.is_null() {
-                _mm256_setzero_ps()
-            } else {
-                _mm256_maskload_ps(bias.add(column), mask)
-            };
-            let mut sum = _mm256_setzero_ps();
-            let mut squares = _mm256_setzero_ps();
+        }
+        if beta != 0.0 {
+            let beta = _mm256_set1_ps(beta);
             for r in 0..ROWS {
-                let at = tile.c[r].add(column);
-                let mut value = acc[r][v];
-                if alpha != 1.0 {
-                    value = _mm256_mul_ps(value, _mm256_set1_ps(alpha));
+                for v in 0..2 {
+                    let old = _mm256_maskload_ps(tile.c[r].wrapping_add(first + v * 8), masks[v]);
+                    acc[r][v] = _mm256_fmadd_ps(old, beta, acc[r][v]);
                 }
-                if beta != 0.0 {
-                    let old = _mm256_maskload_ps(at, mask);
-                    value = _mm256_fmadd_ps(old, _mm256_set1_ps(beta), value);
-                }
-                if !tile.finish.bias.is_null() {
-                    value = _mm256_add_ps(value, bias);
-                }
-                if relu {
-                    value = _mm256_max_ps(_mm256_setzero_ps(), value);
-                }
-                _mm256_maskstore_ps(at, mask, value);
-                sum = _mm256_add_ps(sum, value);
-                squares = _mm256_fmadd_ps(value, value, squares);
             }
-            if !stats.is_null() {
-                let (at, at_squares) = (stats.add(column), stats.add(PANEL + column));
+        }
+        if !bias.is_null() {
+            for v in 0..2 {
+                let bias = _mm256_maskload_ps(bias.wrapping_add(first + v * 8), masks[v]);
+                for row in acc.iter_mut() {
+                    row[v] = _mm256_add_ps(row[v], bias);
+                }
+            }
+        }
+        if relu {
+            let zero = _mm256_setzero_ps();
+            for row in acc.iter_mut() {
+                for value in row.iter_mut() {
+                    // This order of operands lets a NaN through.
+                    *value = _mm256_max_ps(zero, *value);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            for v in 0..2 {
+                let at = tile.c[r].wrapping_add(first + v * 8);
+                _mm256_maskstore_ps(at, masks[v], acc[r][v]);
+            }
+        }
+        if !stats.is_null() {
+            for v in 0..2 {
+                let mut sum = acc[0][v];
+                let mut squares = _mm256_mul_ps(acc[0][v], acc[0][v]);
+                for row in &acc[1..] {
+                    sum = _mm256_add_ps(sum, row[v]);
+                    squares = _mm256_fmadd_ps(row[v], row[v], squares);
+                }
+                let at = stats.add(first + v * 8);
+                let at_squares = at.add(PANEL);
                 _mm256_storeu_ps(at, _mm256_add_ps(_mm256_loadu_ps(at), sum));
                 _mm256_storeu_ps(at_squares, _mm256_add_ps(_mm256_loadu_ps(at_squares), squares));
             }
