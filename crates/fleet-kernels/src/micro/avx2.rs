@@ -120,6 +120,53 @@ fn lane_mask(live: usize) -> __m256i {
 }
 
 /// # Safety
+/// As [`super::clear_where_not_positive`].
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn clear_where_not_positive(tile: &Tile, mask: &[*const f32; TILE_ROWS]) {
+    let zero = _mm256_setzero_ps();
+    for r in 0..tile.rows {
+        for col in (0..tile.cols).step_by(8) {
+            let live = lane_mask((tile.cols - col).min(8));
+            // SAFETY: promised by the caller; masked lanes are not touched.
+            unsafe {
+                let values = _mm256_maskload_ps(mask[r].add(col), live);
+                let keep = _mm256_cmp_ps::<_CMP_GT_OQ>(values, zero); // A NaN is not.
+                let at = tile.c[r].add(col);
+                _mm256_maskstore_ps(at, live, _mm256_and_ps(_mm256_maskload_ps(at, live), keep));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::copy_strips`].
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn copy_strips(
+    source: *const f32,
+    pitch: usize,
+    rows: usize,
+    cols: usize,
+    target: *mut f32,
+) {
+    // A few rows at a time, so that their lines stay in L1 from the first strip to the last.
+    const ROWS: usize = 16;
+    let six = lane_mask(TILE_ROWS);
+    for first in (0..rows).step_by(ROWS) {
+        for strip in 0..cols.div_ceil(TILE_ROWS) {
+            let live = lane_mask((cols - strip * TILE_ROWS).min(TILE_ROWS));
+            let from = source.wrapping_add(strip * TILE_ROWS);
+            for k in first..(first + ROWS).min(rows) {
+                // SAFETY: live columns only are read, six written.
+                unsafe {
+                    let values = _mm256_maskload_ps(from.wrapping_add(k * pitch), live);
+                    _mm256_maskstore_ps(target.add((strip * rows + k) * TILE_ROWS), six, values);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
 /// As [`super::transpose_panel`].
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn transpose_panel(

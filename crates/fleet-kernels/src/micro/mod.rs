@@ -204,9 +204,11 @@ pub(crate) unsafe fn clear_where_not_positive(
     mask: &[*const f32; TILE_ROWS],
 ) {
     match isa {
-        // SAFETY: promised by the caller, here and in the other arm.
+        // SAFETY: promised by the caller, here and in the other arms.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::clear_where_not_positive(tile, mask) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2::clear_where_not_positive(tile, mask) },
         _ => unsafe { portable::clear_where_not_positive(tile, mask) },
     }
 }
@@ -271,9 +273,11 @@ pub(crate) unsafe fn copy_strips(
     target: *mut f32,
 ) {
     match isa {
-        // SAFETY: promised by the caller, here and in the other arm.
+        // SAFETY: promised by the caller, here and in the other arms.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::copy_strips(source, pitch, rows, cols, target) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2::copy_strips(source, pitch, rows, cols, target) },
         _ => unsafe { portable::copy_strips(source, pitch, rows, cols, target) },
     }
 }
