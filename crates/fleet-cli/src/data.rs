@@ -126,7 +126,7 @@ fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
     Ok(match args.kind {
         Kind::Ctr => {
             let days = args.days.unwrap_or(1);
-            if days == 0 || days > args.rows.max(1) {
+            if days == 0 || (args.rows > 0 && days > args.rows) {
                 return Err(Error::invalid("days are out of range")
                     .expected(format!("1 to {}, the number of rows", args.rows))
                     .got(days));

@@ -94,11 +94,7 @@ pub trait DataGenerator {
         let mut writer = SampleWriter::new(out);
         let mut waiting = Vec::new();
         self.generate_sample(None, &mut |sample| waiting.push(sample))?;
-        while !waiting.is_empty() {
-            let rest = waiting.split_off(self.batch_size().max(1).min(waiting.len()));
-            hand_on(self, waiting, &mut writer)?;
-            waiting = rest;
-        }
+        hand_on(self, waiting.drain(..), &mut writer)?;
         writer.finish()
     }
 
@@ -129,29 +125,34 @@ pub trait DataGenerator {
                 .map_err(|error| place(Error::invalid(format!("line is no UTF-8: {error}"))))?;
             let text = text.strip_suffix('\n').unwrap_or(text);
             let text = text.strip_suffix('\r').unwrap_or(text);
+            let marked = text.strip_prefix('\u{feff}').filter(|_| number == 1);
+            let text = marked.unwrap_or(text);
             self.generate_sample(Some(text), &mut |sample| waiting.push(sample)).map_err(place)?;
-            while waiting.len() >= self.batch_size().max(1) {
-                let rest = waiting.split_off(self.batch_size().max(1));
-                hand_on(self, waiting, &mut writer).map_err(place)?;
-                waiting = rest;
-            }
+            let size = self.batch_size().max(1);
+            let whole = waiting.len() / size * size;
+            hand_on(self, waiting.drain(..whole), &mut writer).map_err(place)?;
         }
-        hand_on(self, waiting, &mut writer)?;
+        hand_on(self, waiting.drain(..), &mut writer)?;
         writer.finish()
     }
 }
 
+/// Sends samples through [`DataGenerator::generate_batch`], the last batch being what is left.
 fn hand_on<G: DataGenerator + ?Sized>(
     generator: &mut G,
-    samples: Vec<Sample>,
+    mut samples: std::vec::Drain<'_, Sample>,
     writer: &mut SampleWriter<'_>,
 ) -> Result<()> {
-    if samples.is_empty() {
-        return Ok(());
+    let size = generator.batch_size().max(1);
+    loop {
+        let batch: Vec<Sample> = samples.by_ref().take(size).collect();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut ready = Vec::with_capacity(batch.len());
+        generator.generate_batch(batch, &mut |sample| ready.push(sample))?;
+        ready.iter().try_for_each(|sample| writer.write(sample))?;
     }
-    let mut ready = Vec::with_capacity(samples.len());
-    generator.generate_batch(samples, &mut |sample| ready.push(sample))?;
-    ready.iter().try_for_each(|sample| writer.write(sample))
 }
 
 /// What the first samples settled about a slot.
@@ -432,7 +433,7 @@ mod tests {
     fn batches_come_whole_and_once_for_the_rest() {
         let mut generator = Padding { seen: Vec::new() };
         let mut out = Vec::new();
-        generator.run(&b"a\nbb\n\nccc\r\nd\ne"[..], &mut out).unwrap();
+        generator.run(&b"\xef\xbb\xbfa\nbb\n\nccc\r\nd\ne"[..], &mut out).unwrap();
         assert_eq!(generator.seen, [2, 2, 1]);
         assert_eq!(out, b"2 7 0\n2 7 7\n3 7 7 7\n3 7 0 0\n1 7\n");
         out.clear();

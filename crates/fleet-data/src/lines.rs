@@ -94,6 +94,7 @@ pub struct LineReader<R, F> {
     end: usize,
     /// How many of these hold no newline.
     searched: usize,
+    begun: bool,
     ended: bool,
     line: u64,
 }
@@ -111,6 +112,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
             start: 0,
             end: 0,
             searched: 0,
+            begun: false,
             ended: false,
             line: 0,
         }
@@ -148,7 +150,13 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         let first = block.len();
         let mut unchecked = CHECK_BYTES;
         while block.len() - first < rows_max {
-            let Some(length) = self.next_line()? else { break };
+            let Some(mut length) = self.next_line()? else { break };
+            if !std::mem::replace(&mut self.begun, true) {
+                let marked = self.buffer[self.start..][..length].starts_with(BYTE_ORDER_MARK);
+                let skipped = if marked { BYTE_ORDER_MARK.len() } else { 0 };
+                self.start += skipped;
+                length -= skipped;
+            }
             unchecked += length;
             if unchecked >= CHECK_BYTES {
                 // A value takes at least two bytes of text.
@@ -278,6 +286,8 @@ fn excerpt(rest: &[u8]) -> Option<String> {
     Some(shown)
 }
 
+/// What some editors and spreadsheets put in front of a text.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Read at once: large enough that system calls cost nothing, small enough for the second cache.
 const BUFFER_BYTES: usize = 1 << 18;
 /// A record of a million ids has 10 MB of text.

@@ -95,6 +95,7 @@ impl Make {
             let facts = source.facts(self.first_row, self.rows)?;
             return Ok(Made { files, schema: source.schema, facts });
         }
+        check_empty(&self.folder)?;
         let mut files = Vec::new();
         for shard in 0..self.shards {
             let path = self.folder.join(format!("part-{shard:05}"));
@@ -122,6 +123,18 @@ impl Make {
             return Err(Error::invalid("number of rows is out of range")
                 .expected(format!("1 to {}", u64::MAX - self.first_row))
                 .got(self.rows));
+        }
+        if let MakeKind::Text { length, .. } = &self.kind
+            && !(2..=TOKENS_MAX).contains(length)
+        {
+            return Err(Error::invalid("tokens of a record are out of range")
+                .expected(format!("2 to {TOKENS_MAX}"))
+                .got(length));
+        }
+        if self.format != MakeFormat::Png && self.shards > self.rows {
+            return Err(Error::invalid("there are more shards than rows")
+                .expected(format!("at most {}", self.rows))
+                .got(self.shards));
         }
         if self.format != MakeFormat::Png {
             return Ok(());
@@ -322,6 +335,20 @@ fn make_folder(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|error| Error::io("make the folder", folder, &error))
 }
 
+/// Refuses a folder that has shards already, of which a pattern would find some beside the new ones.
+fn check_empty(folder: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Error::io("list the folder", folder, &error);
+    let entries = std::fs::read_dir(folder).map_err(failed)?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    match names.filter(|name| name.starts_with("part-")).min() {
+        None => Ok(()),
+        Some(first) => Err(Error::invalid("the folder holds a data set")
+            .got(first)
+            .help("files that are there are kept: name another folder")
+            .at(folder.display())),
+    }
+}
+
 /// Writes a file that has its name only when it is whole; what is there is not overwritten.
 fn whole_file(path: &Path, write: impl FnOnce(&Path, File) -> Result<()>) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("write", path, &error);
@@ -400,6 +427,8 @@ fn json_line(block: &Block, row: usize, out: &mut impl Write) -> std::io::Result
     writeln!(out, "}}")
 }
 
+/// Lines of more could not be read again.
+const TOKENS_MAX: usize = 1 << 20;
 /// Five digits in a file's name.
 const SHARDS_MAX: u64 = 100_000;
 /// More files in a few folders are hard on file systems; eight digits are in a name.
@@ -419,8 +448,12 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("fleet-make-{name}-{}", std::process::id()));
         let make = Make { kind, format, first_row: 5, rows: 25, shards: 3, folder: folder.clone() };
         let made = make.write().unwrap();
+        std::fs::remove_file(folder.join("part-00000")).unwrap();
+        std::fs::remove_file(folder.join("part-00002")).unwrap();
         let again = make.write().unwrap_err().to_string();
-        assert!(again.contains("part-00000") && again.contains("kept"), "{again}");
+        assert!(again.contains("part-00001") && again.contains("kept"), "{again}");
+        std::fs::remove_file(folder.join("part-00001")).unwrap();
+        assert_eq!(make.write().unwrap(), made);
         let names = std::fs::read_dir(&folder).unwrap().count();
         assert_eq!(names, 3, "nothing unfinished is left");
         (made, folder)
@@ -488,6 +521,28 @@ mod tests {
             assert!(pixels.rgb.chunks(3).zip(image).all(|(rgb, grey)| rgb == [*grey; 3]));
         }
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_and_leaves_nothing() {
+        let folder = std::env::temp_dir().join(format!("fleet-make-none-{}", std::process::id()));
+        let blobs = || MakeKind::Blobs(BlobsConfig::default());
+        let text = |length| MakeKind::Text { config: TextConfig::tiny(), length };
+        for (kind, rows, shards, expected) in [
+            (blobs(), 0, 1, "number of rows"),
+            (blobs(), 10, 0, "number of shards"),
+            (blobs(), 10, SHARDS_MAX + 1, "number of shards"),
+            (blobs(), 10, 11, "more shards than rows"),
+            (text(0), 10, 1, "tokens of a record"),
+            (text(1), 10, 1, "tokens of a record"),
+            (text(TOKENS_MAX + 1), 10, 1, "tokens of a record"),
+        ] {
+            let format = MakeFormat::MultiSlot;
+            let make = Make { kind, format, first_row: 0, rows, shards, folder: folder.clone() };
+            let error = make.write().unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("expected"), "{error}");
+            assert!(!folder.exists(), "{error}");
+        }
     }
 
     /// A device that is always full stands for a disk that is.

@@ -14,10 +14,14 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path as Key;
-use object_store::{ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
+use object_store::{
+    ClientOptions, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, RetryConfig,
+};
 use std::collections::HashMap;
 use std::future::Future;
 use std::io::Read;
+#[cfg(feature = "parquet")]
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -57,6 +61,8 @@ struct Shared {
     /// Some until it is dropped.
     runtime: Option<Runtime>,
     settings: Vec<(String, String)>,
+    /// For how long a request that fails is repeated.
+    patience: Duration,
     /// Clients by bucket or host, which keep connections and credentials.
     clients: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
 }
@@ -68,8 +74,17 @@ struct Name<'a> {
 }
 
 impl ObjectStores {
-    /// Takes settings from pairs of names and values.
+    /// Takes settings from pairs of names and values. A server that does not answer, or says that it is
+    /// busy, is asked again for a minute.
     pub fn new(settings: impl IntoIterator<Item = (String, String)>) -> Result<ObjectStores> {
+        ObjectStores::with_patience(settings, RETRY_TIME_MAX)
+    }
+
+    /// The same, where a request that fails is repeated for another time.
+    pub fn with_patience(
+        settings: impl IntoIterator<Item = (String, String)>,
+        patience: Duration,
+    ) -> Result<ObjectStores> {
         // TLS wants one provider of ciphers in a process; one that is there already is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let known = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
@@ -81,7 +96,8 @@ impl ObjectStores {
             .build()
             .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
         let clients = Mutex::default();
-        Ok(ObjectStores(Arc::new(Shared { runtime: Some(runtime), settings, clients })))
+        let runtime = Some(runtime);
+        Ok(ObjectStores(Arc::new(Shared { runtime, settings, patience, clients })))
     }
 
     /// The objects that match a pattern, sorted by name: as [`glob`](crate::glob) of local files. Web
@@ -103,7 +119,7 @@ impl ObjectStores {
             }
             Ok::<_, object_store::Error>(keys)
         })?;
-        let keys = listed.map_err(|error| failed("list", pattern, &error))?;
+        let keys = listed.map_err(|error| failed("list objects", pattern, &error).at(pattern))?;
         check_count(keys.len())?;
         let hit = |key: &Key| {
             let parts: Vec<&str> = key.as_ref().split('/').collect();
@@ -121,13 +137,7 @@ impl ObjectStores {
 
     /// Starts to get an object; fails when it is not there.
     pub(crate) fn open(&self, url: &str) -> Result<Box<dyn Read + Send>> {
-        let name = parse(url)?;
-        let client = self.client(&name)?;
-        let key = match name.root.starts_with("http") {
-            true => Key::from_url_path(name.key),
-            false => Key::parse(name.key),
-        };
-        let key = key.map_err(|error| failed("read", url, &error.into()))?;
+        let (client, key) = self.locate(url)?;
         let (send, pieces) = channel();
         let room = Arc::new(Semaphore::new(ROOM_BYTES));
         let task = self.runtime()?.spawn(fetch(client, key, send, Arc::clone(&room)));
@@ -135,8 +145,29 @@ impl ObjectStores {
             Object { _stores: self.clone(), pieces, room, task, piece: Bytes::new(), left: 0 };
         match object.next_piece() {
             Ok(()) => Ok(Box::new(object)),
-            Err(error) => Err(failed("read", url, &error)),
+            Err(error) => Err(failed(READ, url, &error).at(url)),
         }
+    }
+
+    /// An object of which parts are read.
+    #[cfg(feature = "parquet")]
+    pub(crate) fn parts(&self, url: &str) -> Result<ObjectParts> {
+        let (client, key) = self.locate(url)?;
+        let (asked, of) = (Arc::clone(&client), key.clone());
+        let meta = self.wait(async move { asked.head(&of).await })?;
+        let meta = meta.map_err(|error| failed(READ, url, &error).at(url))?;
+        let (stores, url) = (self.clone(), url.to_string());
+        Ok(ObjectParts { stores, client, key, url, size: meta.size, e_tag: meta.e_tag })
+    }
+
+    fn locate(&self, url: &str) -> Result<(Arc<dyn ObjectStore>, Key)> {
+        let name = parse(url)?;
+        let key = match name.root.starts_with("http") {
+            true => Key::from_url_path(name.key),
+            false => Key::parse(name.key),
+        };
+        let key = key.map_err(|error| failed(READ, url, &error.into()).at(url))?;
+        Ok((self.client(&name)?, key))
     }
 
     fn client(&self, name: &Name<'_>) -> Result<Arc<dyn ObjectStore>> {
@@ -154,7 +185,7 @@ impl ObjectStores {
     fn connect(&self, root: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
         let retry = RetryConfig {
             max_retries: RETRIES_MAX,
-            retry_timeout: RETRY_TIME_MAX,
+            retry_timeout: self.0.patience,
             ..RetryConfig::default()
         };
         macro_rules! client {
@@ -207,13 +238,32 @@ impl Drop for Shared {
 type Piece = Result<Bytes, object_store::Error>;
 
 /// Sends an object's pieces, as long as there is room; an empty one is the end.
+///
+/// The client goes on where a connection broke, but only for so long after it asked first, and a reader that
+/// trains meanwhile may take an hour over an object. What it gives up is asked for anew from where it
+/// was, as long as something came since the last time.
 async fn fetch(client: Arc<dyn ObjectStore>, key: Key, send: Sender<Piece>, room: Arc<Semaphore>) {
     let outcome = async {
-        let mut stream = client.get(&key).await?.into_stream();
-        while let Some(piece) = stream.try_next().await? {
-            if piece.is_empty() {
-                continue;
-            }
+        let whole = client.get(&key).await?;
+        let size = whole.meta.size;
+        let same = unchanged(&whole);
+        let mut stream = whole.into_stream();
+        let (mut came, mut came_before) = (0u64, 0u64);
+        loop {
+            let piece = match stream.try_next().await {
+                Ok(Some(piece)) if piece.is_empty() => continue,
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(error) if came == came_before => return Err(error),
+                Err(_) => {
+                    came_before = came;
+                    let range = Some(GetRange::Bounded(came..size));
+                    let rest = client.get_opts(&key, GetOptions { range, ..same.clone() });
+                    stream = rest.await?.into_stream();
+                    continue;
+                }
+            };
+            came += piece.len() as u64;
             let bytes = piece.len().min(ROOM_BYTES) as u32;
             // The reader gives the room back with the piece; it closes nothing.
             if let Ok(permit) = room.acquire_many(bytes).await {
@@ -227,6 +277,47 @@ async fn fetch(client: Arc<dyn ObjectStore>, key: Key, send: Sender<Piece>, room
     };
     // A reader that was dropped wants no error either.
     let _ = send.send(outcome.await);
+}
+
+/// What a request says that wants the rest of this object, and of no other that has replaced it.
+fn unchanged(object: &GetResult) -> GetOptions {
+    let if_match = object.meta.e_tag.clone();
+    let if_unmodified_since = if_match.is_none().then_some(object.meta.last_modified);
+    GetOptions { if_match, if_unmodified_since, ..GetOptions::default() }
+}
+
+/// An object of which parts are read.
+#[cfg(feature = "parquet")]
+pub(crate) struct ObjectParts {
+    stores: ObjectStores,
+    client: Arc<dyn ObjectStore>,
+    key: Key,
+    url: String,
+    size: u64,
+    e_tag: Option<String>,
+}
+
+#[cfg(feature = "parquet")]
+impl ObjectParts {
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Some ranges of its bytes, none of them empty; those that lie close to each other come by one request.
+    pub fn get(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<Bytes>> {
+        let (client, key) = (Arc::clone(&self.client), self.key.clone());
+        let ranges: Vec<Range<u64>> = ranges.into_iter().collect();
+        let got = self.stores.wait(async move {
+            let parts = client.get_ranges(&key, &ranges).await?;
+            // Asked afterwards, so that all parts that were got so far are of the same object.
+            Ok::<_, object_store::Error>((parts, client.head(&key).await?))
+        })?;
+        let (parts, meta) = got.map_err(|error| failed(READ, &self.url, &error))?;
+        if meta.e_tag == self.e_tag && meta.size == self.size {
+            return Ok(parts);
+        }
+        Err(Error::unavailable("the object was replaced while it was read"))
+    }
 }
 
 /// An object under way.
@@ -296,16 +387,54 @@ fn parse(url: &str) -> Result<Name<'_>> {
 
 fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
     use object_store::Error as E;
-    let message = format!("cannot {what} the object: {error}");
-    let error = match error {
-        E::NotFound { .. }
-        | E::InvalidPath { .. }
-        | E::NotSupported { .. }
-        | E::PermissionDenied { .. }
-        | E::Unauthenticated { .. } => Error::invalid(message),
+    let message = format!("cannot {what}: {error}");
+    match (error, status(error)) {
+        (E::PermissionDenied { .. } | E::Unauthenticated { .. }, _) | (_, Some(401 | 403)) => {
+            let help = match credentials(url) {
+                "" => "web servers are asked without a password".to_string(),
+                names => format!("check the credentials ({names}), and that they may {what}"),
+            };
+            Error::invalid(format!("permission denied: {message}")).help(help)
+        }
+        (E::NotFound { .. } | E::InvalidPath { .. } | E::NotSupported { .. }, _) => {
+            Error::invalid(message)
+        }
+        // Too slow and too many (408, 429) are the server's trouble; the rest is wrong at the next time too.
+        (_, Some(status @ 400..500)) if !matches!(status, 408 | 429) => Error::invalid(message),
+        _ if METADATA_HOSTS.iter().any(|host| message.contains(host)) => {
+            let names = credentials(url);
+            Error::unavailable(message).help(format!(
+                "no credentials are set, and this machine has none of its own: set {names}"
+            ))
+        }
         _ => Error::unavailable(message),
-    };
-    error.at(url)
+    }
+}
+
+/// What a server answered. Where it refuses a list, the client has no other place for it than its words.
+fn status(error: &object_store::Error) -> Option<u16> {
+    let words = error.to_string();
+    let (_, behind) = words.split_once("status code: ")?;
+    behind.split(' ').next()?.parse().ok()
+}
+
+/// The variables that say who asks.
+fn credentials(url: &str) -> &'static str {
+    match url.split("://").next() {
+        Some("s3" | "s3a") => {
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; for what is public \
+             AWS_SKIP_SIGNATURE=true"
+        }
+        Some("gs") => {
+            "GOOGLE_SERVICE_ACCOUNT, GOOGLE_APPLICATION_CREDENTIALS; for what is public \
+             GOOGLE_SKIP_SIGNATURE=true"
+        }
+        Some("http" | "https") => "",
+        _ => {
+            "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY; for what is public \
+             AZURE_SKIP_SIGNATURE=true"
+        }
+    }
 }
 
 /// The schemes of names that are in object stores.
@@ -313,6 +442,9 @@ const SCHEMES: [&str; 10] =
     ["s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https"];
 /// What settings start with.
 const PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
+/// Whom machines in clouds ask for credentials of their own.
+const METADATA_HOSTS: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
+const READ: &str = "read the object";
 const ELSEWHERE: &str =
     "what another program can get comes through a download command: hadoop fs -cat";
 /// Some twenty seconds of waits that grow, for servers that say that they are busy.

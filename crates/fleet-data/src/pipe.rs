@@ -1,10 +1,11 @@
 //! A file through a program: the program gets the file as its standard input, and its standard output
-//! is read. When it fails, its exit code and the end of what it said are in the error.
+//! is read. What it says on its standard error goes to that of this process, as in a shell; when it fails,
+//! its exit code and the end of that are in the error.
 
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::{Cursor, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
@@ -60,16 +61,18 @@ impl Origin {
                 false => Ok(Box::new(Piped::fed(from, path, command)?)),
             };
         }
-        let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
-        let is_folder = file.metadata().is_ok_and(|metadata| metadata.is_dir());
-        if is_folder {
-            return Err(Error::invalid("a folder is no file of records")
-                .help(format!("name the files in it: glob(\"{}/*\")", path.display()))
-                .at(path.display()));
-        }
+        let file = open_file(path)?;
         match is_plain {
             true => plain(file, path),
             false => Ok(Box::new(Piped::start(Stdio::from(file), path, command, "pipe command")?)),
+        }
+    }
+
+    /// What errors call what is read: lines are those that a program wrote, where there is one.
+    pub fn name(&self, path: &Path) -> String {
+        match self.pipe_command.trim() {
+            command if is_plain(command) => path.display().to_string(),
+            command => format!("{} (through '{command}')", path.display()),
         }
     }
 
@@ -96,6 +99,17 @@ impl Origin {
     }
 }
 
+/// Opens a file that the system finds.
+pub(crate) fn open_file(path: &Path) -> Result<File> {
+    let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
+    if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
+        return Err(Error::invalid("a folder is no file of records")
+            .help(format!("name the files in it: glob(\"{}/*\")", path.display()))
+            .at(path.display()));
+    }
+    Ok(file)
+}
+
 /// Whether a name is one of an object, `SCHEME://..`, and not a file's.
 pub(crate) fn is_url(path: &Path) -> bool {
     let scheme = path.to_str().and_then(|path| path.split_once("://"));
@@ -106,13 +120,11 @@ pub(crate) fn is_url(path: &Path) -> bool {
 
 /// A name of an object where only files are taken.
 pub(crate) fn elsewhere(name: impl std::fmt::Display) -> Error {
-    let help = match cfg!(feature = "object-store") {
-        true => {
-            "give the format object_stores(..) and list names with ObjectStores::glob; or give it a \
-                 download_command"
-        }
-        false => "build with the feature `object-store`, or give the format a download_command",
+    let stores = match cfg!(feature = "object-store") {
+        true => "give the format object_stores(..), and list names with ObjectStores::glob",
+        false => "build with the feature `object-store`",
     };
+    let help = format!("{stores}; text and TFRecord files also come through a download_command");
     Error::invalid("file is in an object store").help(help).at(name)
 }
 
@@ -130,6 +142,7 @@ fn plain(mut file: impl Read + Send + 'static, path: &Path) -> Result<Box<dyn Re
         [0x1f, 0x8b, ..] => "zcat",
         [0x28, 0xb5, 0x2f, 0xfd] => "zstdcat",
         [0xfd, b'7', b'z', b'X'] => "xzcat",
+        [b'B', b'Z', b'h', b'1'..=b'9'] => "bzcat",
         _ => return Ok(Box::new(Cursor::new(start).chain(file))),
     };
     Err(Error::invalid("file of records is compressed")
@@ -291,11 +304,13 @@ fn end_group(child: &mut Child) {
     let _ = child.kill();
 }
 
-/// Reads to the end and keeps the last bytes.
+/// Passes on all that is said, and keeps the last bytes.
 fn tail(mut from: impl Read) -> Vec<u8> {
     let mut kept = VecDeque::new();
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
+        // Who cannot be told has closed it.
+        let _ = std::io::stderr().write_all(&buffer[..count]);
         kept.extend(&buffer[..count]);
         let excess = kept.len().saturating_sub(STDERR_BYTES_MAX);
         kept.drain(..excess);

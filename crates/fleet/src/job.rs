@@ -583,6 +583,18 @@ impl Util<'_> {
         self.0.barrier_worker()
     }
 
+    /// This worker's share of the files: contiguous, and the first workers take one more when the count does
+    /// not divide.
+    ///
+    /// ```
+    /// let fleet = fleet::Fleet::collective()?;
+    /// assert_eq!(fleet.util().get_file_shard(&["part-0", "part-1"])?, ["part-0", "part-1"]); // alone
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn get_file_shard<'a, T>(&self, files: &'a [T]) -> Result<&'a [T]> {
+        fleet_data::file_shard(files, self.0.worker_index(), self.0.worker_num())
+    }
+
     /// Prints on one rank only.
     pub fn print_on_rank(&self, message: impl std::fmt::Display, rank: usize) {
         if self.0.worker_index() == rank {

@@ -39,7 +39,8 @@ use std::thread::JoinHandle;
 /// ```
 pub struct InMemoryDataset {
     options: DatasetOptions,
-    files: Vec<PathBuf>,
+    /// None before there is a list; an empty one has nothing to load.
+    files: Option<Vec<PathBuf>>,
     blocks: Arc<Vec<Block>>,
     /// The order in which records are handed out.
     order: Arc<Vec<RowRef>>,
@@ -61,7 +62,7 @@ impl InMemoryDataset {
         options.check()?;
         Ok(InMemoryDataset {
             options,
-            files: Vec::new(),
+            files: None,
             blocks: Arc::default(),
             order: Arc::default(),
             skipped: Skipped::default(),
@@ -76,14 +77,30 @@ impl InMemoryDataset {
         &self.options.layout
     }
 
-    /// The files to load, all of which must be there. What is in memory stays until the next load.
+    /// Changes settings, from the next load or pass on (`update_settings`).
+    ///
+    /// ```
+    /// # use fleet_data::{DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
+    /// # let schema = Schema::new([Slot::dense_ids("label", [1])])?;
+    /// # let mut dataset = InMemoryDataset::new(DatasetOptions::new(TextFiles::multi_slot(&schema))?)?;
+    /// dataset.update_settings(|settings| settings.batch_size = 64)?;
+    /// assert!(dataset.update_settings(|settings| settings.batch_size = 0).is_err());
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn update_settings(&mut self, change: impl FnOnce(&mut DatasetOptions)) -> Result<()> {
+        self.options = self.options.changed(change)?;
+        Ok(())
+    }
+
+    /// The files to load, all of which must be there. What is in memory stays until the next load. A
+    /// worker may have none, where there are fewer files than workers: a global shuffle gives it records.
     pub fn set_filelist<P: Into<PathBuf>>(
         &mut self,
         files: impl IntoIterator<Item = P>,
     ) -> Result<()> {
         let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
         check_files(&*self.options.format, &files)?;
-        self.files = files;
+        self.files = Some(files);
         Ok(())
     }
 
@@ -97,14 +114,12 @@ impl InMemoryDataset {
     /// Starts to load and returns; [`InMemoryDataset::wait_preload_done`] waits and reports. What is
     /// in memory can be used meanwhile: the next day is read while this one is trained on.
     pub fn preload_into_memory(&mut self) -> Result<()> {
-        if self.files.is_empty() {
-            return Err(no_files());
-        }
+        let Some(files) = self.files.clone() else { return Err(no_files()) };
         if self.preload.is_some() {
             return Err(Error::invalid("the dataset is being loaded already")
                 .help("wait_preload_done comes first"));
         }
-        let (options, files) = (self.options.clone(), self.files.clone());
+        let options = self.options.clone();
         let thread = std::thread::Builder::new().name("fleet-preload".into());
         let handle = thread
             .spawn(move || load(&options, &files))

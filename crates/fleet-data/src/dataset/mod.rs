@@ -105,7 +105,7 @@ impl RecordFormat for TextFiles {
 
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
         let from = self.origin.open(path)?;
-        let name = path.display().to_string();
+        let name = self.origin.name(path);
         Ok(Box::new(LineReader::new(from, name, (self.format)()).on_error(self.on_error)))
     }
 
@@ -170,6 +170,18 @@ impl DatasetOptions {
         })
     }
 
+    /// These, changed; the format must have the same slots.
+    fn changed(&self, change: impl FnOnce(&mut DatasetOptions)) -> Result<DatasetOptions> {
+        let mut changed = self.clone();
+        change(&mut changed);
+        changed.check()?;
+        if changed.format.schema() != self.format.schema() {
+            return Err(Error::invalid("the slots of a dataset cannot be changed")
+                .help("make another dataset of the other format"));
+        }
+        Ok(changed)
+    }
+
     fn check(&self) -> Result<()> {
         if self.layout.schema() != self.format.schema() {
             return Err(Error::invalid("the inputs of a batch belong to other slots"));
@@ -199,7 +211,10 @@ fn check_files(format: &dyn RecordFormat, files: &[PathBuf]) -> Result<()> {
 
 fn no_files() -> Error {
     Error::invalid("the dataset has no files")
-        .help("set_filelist comes first, with at least one file")
+        .help(
+            "set_filelist comes first. With fewer files than workers an InMemoryDataset can have none, and \
+             gets records by a global shuffle",
+        )
 }
 
 /// A panic of a reader thread, which is a bug in a format.

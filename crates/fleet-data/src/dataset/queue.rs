@@ -47,6 +47,21 @@ impl QueueDataset {
         &self.options.layout
     }
 
+    /// Changes settings, from the next load or pass on (`update_settings`).
+    ///
+    /// ```
+    /// # use fleet_data::{DatasetOptions, QueueDataset, Schema, Slot, TextFiles};
+    /// # let schema = Schema::new([Slot::dense_ids("label", [1])])?;
+    /// # let mut dataset = QueueDataset::new(DatasetOptions::new(TextFiles::multi_slot(&schema))?)?;
+    /// dataset.update_settings(|settings| settings.batch_size = 64)?;
+    /// assert!(dataset.update_settings(|settings| settings.batch_size = 0).is_err());
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn update_settings(&mut self, change: impl FnOnce(&mut DatasetOptions)) -> Result<()> {
+        self.options = self.options.changed(change)?;
+        Ok(())
+    }
+
     /// The files to read, all of which must be there.
     pub fn set_filelist<P: Into<PathBuf>>(
         &mut self,

@@ -9,8 +9,8 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Reads objects: numbers, booleans and (nested) lists of them fill the slot of their key; text is
-/// hashed where buckets are given. Other keys are left alone; a missing key leaves a ragged slot
-/// empty and is an error for a dense one.
+/// hashed where buckets are given. Other keys are left alone; a missing key, or null, leaves a ragged
+/// slot empty and is an error for a dense one.
 ///
 /// ```
 /// use fleet_data::{Block, JsonLines, LineReader, Schema, Slot};
@@ -49,6 +49,7 @@ impl JsonLines {
                 .got(value)
         };
         match (value, kind) {
+            (Value::Null, _) => Ok(()),
             (Value::Array(list), _) => list.iter().try_for_each(|it| self.push(slot, it, block)),
             (Value::Bool(it), SlotKind::Ids) => block.push_ids(slot, &[i64::from(*it)]),
             (Value::Bool(it), SlotKind::Floats) => {
@@ -87,7 +88,10 @@ impl LineFormat for JsonLines {
             return Ok(false);
         }
         let value: Value = serde_json::from_slice(line).map_err(|error| {
-            LineError::new(error.column().saturating_sub(1), format!("line is no JSON: {error}"))
+            // It counts lines within what it was given.
+            let words = error.to_string();
+            let words = words.split(" at line ").next().unwrap_or_default();
+            LineError::new(error.column().saturating_sub(1), format!("line is no JSON: {words}"))
         })?;
         let Value::Object(fields) = &value else {
             return Err(LineError::new(0, "line is no JSON object"));

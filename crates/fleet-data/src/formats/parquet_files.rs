@@ -1,19 +1,23 @@
 //! Parquet files, in the feature `parquet`: a column of numbers or text for each slot, or of lists of
-//! them. Columns are decoded some thousand records at a time; what no slot asks for is not read.
+//! them. Columns are decoded some thousand records at a time; what no slot asks for is not read. Of an object
+//! in a store a group of rows is in memory at once, as it lies in the file.
+
+#[cfg(feature = "object-store")]
+mod object;
 
 use super::hash_bucket;
 use crate::block::Block;
 use crate::dataset::RecordFormat;
 use crate::lines::RecordReader;
+use crate::pipe::{elsewhere, is_url, open_file};
 use crate::slot::{Schema, Slot, SlotKind};
 use ::parquet::basic::{Compression, ConvertedType, LogicalType, Type as Physical};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{ByteArray, DataType};
 use ::parquet::errors::ParquetError;
-use ::parquet::file::reader::{FileReader, SerializedFileReader};
+use ::parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
 use fleet_base::{Error, Result, text};
-use std::fs::File;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -35,17 +39,46 @@ use std::sync::Arc;
 pub struct ParquetFiles {
     schema: Arc<Schema>,
     buckets: Option<u64>,
+    #[cfg(feature = "object-store")]
+    stores: Option<crate::ObjectStores>,
 }
 
 impl ParquetFiles {
     pub fn new(schema: &Arc<Schema>) -> ParquetFiles {
-        ParquetFiles { schema: Arc::clone(schema), buckets: None }
+        ParquetFiles {
+            schema: Arc::clone(schema),
+            buckets: None,
+            #[cfg(feature = "object-store")]
+            stores: None,
+        }
     }
 
     /// Text in a slot of ids becomes one of `buckets` ids.
     pub fn hash_text(mut self, buckets: u64) -> ParquetFiles {
         self.buckets = Some(buckets);
         self
+    }
+
+    /// Takes names of objects too, as [`TextFiles::object_stores`](crate::TextFiles::object_stores). Of an
+    /// object only its end and the columns that slots ask for are got.
+    #[cfg(feature = "object-store")]
+    pub fn object_stores(mut self, stores: &crate::ObjectStores) -> ParquetFiles {
+        self.stores = Some(stores.clone());
+        self
+    }
+
+    fn source(&self, path: &Path) -> Result<Source> {
+        if !is_url(path) {
+            let file = open_file(path)?;
+            return Ok(Source::local(Box::new(parsed(file, path)?)));
+        }
+        #[cfg(feature = "object-store")]
+        if let (Some(stores), Some(url)) = (&self.stores, path.to_str()) {
+            let object = object::Object::open(stores, url)?;
+            let file = Box::new(parsed(object.clone(), path)?);
+            return Ok(Source { file, object: Some(object) });
+        }
+        Err(elsewhere(path.display()))
     }
 
     /// The place of a slot's column among a file's.
@@ -101,16 +134,14 @@ impl RecordFormat for ParquetFiles {
 
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|error| Error::io("open", path, &error))?;
-        let file = guarded(|| SerializedFileReader::new(file).map_err(|error| unreadable(&error)));
-        let file = file.map_err(|error| error.at(&name))?;
-        let columns = file.metadata().file_metadata().schema_descr().columns().to_vec();
+        let source = self.source(path)?;
+        let columns = source.file.metadata().file_metadata().schema_descr().columns().to_vec();
         let place = |slot| self.column_of(slot, &columns);
         let places: Result<Vec<usize>> = self.schema.slots().iter().map(place).collect();
         let places = places.map_err(|error| error.at(&name))?;
         let mut reader = Reader {
             format: self.clone(),
-            file,
+            source,
             name,
             columns: places.into_iter().map(|at| (at, Arc::clone(&columns[at]))).collect(),
             group: 0,
@@ -123,12 +154,48 @@ impl RecordFormat for ParquetFiles {
         reader.check_codecs().map_err(|error| error.at(&reader.name))?;
         Ok(Box::new(reader))
     }
+
+    #[cfg(feature = "object-store")]
+    fn is_local(&self) -> bool {
+        self.stores.is_none()
+    }
+}
+
+/// A file, wherever it is.
+struct Source {
+    file: Box<dyn FileReader>,
+    /// Gets what will be read of the file, where that is far.
+    #[cfg(feature = "object-store")]
+    object: Option<object::Object>,
+}
+
+impl Source {
+    fn local(file: Box<dyn FileReader>) -> Source {
+        Source {
+            file,
+            #[cfg(feature = "object-store")]
+            object: None,
+        }
+    }
+
+    /// Starts to read columns of a group of rows; also gives how many rows it has.
+    fn open(&self, group: usize, columns: &[usize]) -> Result<(usize, Vec<ColumnReader>)> {
+        let group = self.file.get_row_group(group).map_err(unreadable)?;
+        let rows = usize::try_from(group.metadata().num_rows()).map_err(|_| torn())?;
+        #[cfg(feature = "object-store")]
+        if let Some(object) = &self.object {
+            let range = |at: &usize| group.metadata().column(*at).byte_range();
+            object.hold(columns.iter().map(range))?;
+        }
+        let open = columns.iter().map(|at| group.get_column_reader(*at));
+        Ok((rows, open.collect::<Result<_, _>>().map_err(unreadable)?))
+    }
 }
 
 /// Records of one file.
 struct Reader {
     format: ParquetFiles,
-    file: SerializedFileReader<File>,
+    source: Source,
     name: String,
     /// For each slot its column: which, and what.
     columns: Vec<(usize, Arc<ColumnDescriptor>)>,
@@ -146,7 +213,7 @@ struct Reader {
 impl Reader {
     /// Refuses what is compressed by what is not built in, before anything is read.
     fn check_codecs(&mut self) -> Result<()> {
-        let groups = self.file.metadata().row_groups();
+        let groups = self.source.file.metadata().row_groups();
         let codecs = groups
             .iter()
             .flat_map(|group| self.columns.iter().filter_map(|(at, _)| group.columns().get(*at)));
@@ -171,16 +238,11 @@ impl Reader {
     /// Decodes the next records; false at the end.
     fn decode(&mut self) -> Result<bool> {
         while self.left == 0 {
-            if self.group == self.file.num_row_groups() {
+            if self.group == self.source.file.num_row_groups() {
                 return Ok(false);
             }
-            let group = self.file.get_row_group(self.group).map_err(|e| unreadable(&e))?;
-            let rows = group.metadata().num_rows();
-            self.left = usize::try_from(rows).map_err(|_| torn())?;
-            let open = |(at, _): &(usize, _)| group.get_column_reader(*at);
-            let open: Result<Vec<ColumnReader>, _> = self.columns.iter().map(open).collect();
-            drop(group);
-            self.open = open.map_err(|error| unreadable(&error))?;
+            let columns: Vec<usize> = self.columns.iter().map(|(at, _)| *at).collect();
+            (self.left, self.open) = self.source.open(self.group, &columns)?;
             self.group += 1;
         }
         let count = self.left.min(CHUNK_ROWS);
@@ -194,7 +256,7 @@ impl Reader {
                     let name = &self.format.schema.slots()[slot].name;
                     Error::invalid(format!("column '{name}' holds {NOT_FINITE}"))
                 }
-                error => unreadable(&error),
+                error => unreadable(error),
             })?);
         }
         self.left -= count;
@@ -350,8 +412,20 @@ impl Want<'_> {
     }
 }
 
-fn unreadable(error: &ParquetError) -> Error {
-    Error::invalid(format!("Parquet file cannot be read: {error}"))
+/// Reads where a file has what.
+fn parsed<R: ChunkReader + 'static>(from: R, path: &Path) -> Result<SerializedFileReader<R>> {
+    let parsed = guarded(|| SerializedFileReader::new(from).map_err(unreadable));
+    parsed.map_err(|error| error.at(path.display()))
+}
+
+fn unreadable(error: ParquetError) -> Error {
+    match error {
+        // Ours, on its way through the crate.
+        ParquetError::External(ours) if ours.is::<Error>() => {
+            ours.downcast().map_or_else(|_| torn(), |ours| *ours)
+        }
+        error => Error::invalid(format!("Parquet file cannot be read: {error}")),
+    }
 }
 
 /// The crate asserts some of what a file says about itself; what a file says is no reason to panic.

@@ -173,7 +173,7 @@ impl RecordFormat for TfRecords {
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>> {
         let from = self.origin.open(path)?;
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
-        Ok(Box::new(self.read(from, &path.display().to_string())))
+        Ok(Box::new(self.read(from, &self.origin.name(path))))
     }
 
     fn is_local(&self) -> bool {

@@ -186,6 +186,15 @@ fn bad_files_are_errors_of_the_first_file() {
     assert!(memory.wait_preload_done().is_err() && memory.readers(1).is_err());
     memory.set_filelist(files(&folder, 3, 10)).unwrap();
     assert_eq!(memory.load_into_memory().unwrap_err().kind(), ErrorKind::Exhausted);
+    memory.update_settings(|settings| settings.memory_bytes_max = usize::MAX).unwrap();
+    memory.load_into_memory().unwrap();
+    let other = TextFiles::multi_slot(&Schema::new([Slot::dense_ids("id", [2])]).unwrap());
+    let error = memory.update_settings(|it| *it = DatasetOptions::new(other).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("slots of a dataset"), "{error}");
+    assert_eq!(memory.memory_data_size(), 30);
+    memory.set_filelist([""; 0]).unwrap();
+    memory.load_into_memory().unwrap();
+    assert_eq!(all_of(&memory, 2), [0; 0]);
 }
 
 #[test]
@@ -237,9 +246,9 @@ fn workers<T: Send>(
 #[test]
 fn global_shuffles_lose_and_double_nothing() {
     let folder = Folder::new("global");
-    // Files of unequal workers: rounds end at different times.
+    // Files of unequal workers: rounds end at different times. Of six workers one has no file.
     let files = files(&folder, 5, 1500);
-    for world in 1..=4 {
+    for world in [1, 2, 3, 4, 6] {
         let parts = workers(world, &files, &schema(), |mut dataset, mut end| {
             dataset.global_shuffle(&mut end).unwrap();
             let first = all_of(&dataset, 1);

@@ -80,6 +80,12 @@ fn tables_are_read() {
     let semicolons = read(people().separator(b';'), b"1;2;;;3").unwrap();
     assert_eq!(semicolons.column(2).ids(0), Some(&[3][..]));
 
+    // A spreadsheet's mark in front is no part of a name, and only there.
+    let marked = read(people().with_header(), b"\xef\xbb\xbfa,b,c,d,e\n1,2,3,4,5\n").unwrap();
+    assert_eq!(marked.len(), 1);
+    assert!(message(people(), "\u{feff}\u{feff}1,2,3,4,5").contains("column 'a'"));
+    assert!(message(people(), "1,2,3,4,5\n\u{feff}1,2,3,4,5").contains("f:2:1"));
+
     let header = message(people().with_header(), "a,b,c,D,e\n");
     assert!(header.starts_with("column 4 has another name: expected d, got D\n  at f:1:7"));
     assert!(message(people(), "1,2,3").contains("too few columns: expected 5, got 3"));
@@ -113,7 +119,7 @@ fn libsvm_is_read() {
 fn json_lines_are_read() {
     let schema = Schema::new([Slot::ragged_ids("a"), Slot::dense_floats("b", [1])]).unwrap();
     let json = || JsonLines::new(&schema);
-    let text = b"{\"b\": 1e-3, \"a\": [18446744073709551615, true]}\n \n{\"b\": 2}\n";
+    let text = b"{\"b\": 1e-3, \"a\": [18446744073709551615, true]}\n \n{\"b\": 2, \"a\": null}\n";
     let block = read(json(), text).unwrap();
     assert_eq!(block.column(0).ids(0), Some(&[-1, 1][..]));
     assert_eq!(block.column(0).ids(1), Some(&[][..]));
@@ -125,7 +131,9 @@ fn json_lines_are_read() {
     assert!(message(json(), "{\"a\": \"x\", \"b\": 2}").contains("hash_text"));
     assert!(message(json(), "{\"b\": [1, 2]}").contains("slot 'b' has a wrong number"));
     assert!(message(json(), "{\"b\": 1e60}").contains("32-bit floats"));
-    assert!(message(json(), "{\"b\": 1").contains("no JSON"));
+    assert!(message(json(), "{\"b\": null}").contains("slot 'b' has a wrong number"));
+    let torn = message(json(), "{\"b\": 1");
+    assert!(torn.starts_with("line is no JSON: EOF while parsing an object\n  at f:1:7"), "{torn}");
     assert!(message(json(), "[1]").contains("no JSON object"));
 }
 

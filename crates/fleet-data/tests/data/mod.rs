@@ -4,3 +4,4 @@ pub mod images;
 pub mod multislot;
 pub mod objects;
 pub mod pipes;
+pub mod tables;

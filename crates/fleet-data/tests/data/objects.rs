@@ -2,36 +2,41 @@
 #![cfg(feature = "object-store")]
 
 use super::datasets::{ids_of, schema};
-use fleet_base::ErrorKind;
+use fleet_base::{Error, ErrorKind};
 use fleet_data::{Block, DatasetOptions, InMemoryDataset, ObjectStores, RecordFormat, TextFiles};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-const KEY_ID: &str = "key-of-the-test";
+pub const KEY_ID: &str = "key-of-the-test";
 /// More than may be on its way to one reader.
 const LARGE_IDS: i64 = 2_000_000;
 
+/// Bytes of the object `crumbs` that a connection lives for.
+const CRUMB_BYTES: usize = 30_000;
+
 /// A bucket `clicks`.
-struct Bucket {
+pub struct Bucket {
     objects: BTreeMap<String, Vec<u8>>,
     /// Whether the first answer for the object `torn` breaks off in the middle.
     tears: AtomicBool,
     requests: Mutex<Vec<String>>,
+    sent_bytes: AtomicU64,
     closed: AtomicBool,
 }
 
-struct Server {
+pub struct Server {
     address: SocketAddr,
     bucket: Arc<Bucket>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    fn start() -> Server {
+    pub fn start() -> Server {
         let lines = |ids: std::ops::Range<i64>| -> Vec<u8> {
             ids.flat_map(|id| format!("1 {id}\n").into_bytes()).collect()
         };
@@ -45,10 +50,16 @@ impl Server {
         }
         objects.insert("torn".to_string(), lines(0..50_000));
         objects.insert("large".to_string(), lines(0..LARGE_IDS));
+        for name in ["crumbs", "replaced", "nothing"] {
+            objects.insert(name.to_string(), lines(0..50_000));
+        }
+        #[cfg(feature = "parquet")]
+        objects.extend(super::tables::objects());
         let bucket = Arc::new(Bucket {
             objects,
             tears: AtomicBool::new(true),
             requests: Mutex::default(),
+            sent_bytes: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -67,7 +78,7 @@ impl Server {
         Server { address, bucket, thread: Some(thread) }
     }
 
-    fn stores(&self, key_id: &str) -> ObjectStores {
+    pub fn stores(&self, key_id: &str) -> ObjectStores {
         let settings = [
             ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
             ("AWS_ALLOW_HTTP", "true".to_string()),
@@ -76,7 +87,20 @@ impl Server {
             ("AWS_SECRET_ACCESS_KEY", "secret".to_string()),
             ("REGION", "not a setting".to_string()),
         ];
-        ObjectStores::new(settings.map(|(name, value)| (name.to_string(), value))).unwrap()
+        let settings = settings.map(|(name, value)| (name.to_string(), value));
+        ObjectStores::with_patience(settings, Duration::from_millis(400)).unwrap()
+    }
+
+    #[cfg(feature = "parquet")]
+    pub fn sent_bytes(&self) -> u64 {
+        self.bucket.sent_bytes.load(Ordering::SeqCst)
+    }
+
+    /// What clients have asked for an object so far.
+    pub fn requests(&self, key: &str) -> Vec<String> {
+        let requests = self.bucket.requests.lock().unwrap();
+        let of_it = requests.iter().filter(|it| it.ends_with(&format!(" /clicks/{key}")));
+        of_it.cloned().collect()
     }
 }
 
@@ -95,8 +119,9 @@ impl Bucket {
     fn serve(&self, mut stream: TcpStream) {
         let mut from = BufReader::new(stream.try_clone().unwrap());
         while let Some(head) = head(&mut from) {
-            let target = head[0].split(' ').nth(1).unwrap().to_string();
-            self.requests.lock().unwrap().push(target.clone());
+            let mut words = head[0].split(' ');
+            let (method, target) = (words.next().unwrap(), words.next().unwrap().to_string());
+            self.requests.lock().unwrap().push(format!("{method} {target}"));
             let header = |name: &str| {
                 let prefix = format!("{name}: ");
                 let found = head.iter().find(|line| line.to_lowercase().starts_with(&prefix));
@@ -107,10 +132,18 @@ impl Bucket {
             let answer = match target.split_once("?") {
                 _ if signed == Some(false) => status("403 Forbidden"),
                 Some(("/clicks", query)) => self.list(query),
-                _ => self.object(&target, header("range")),
+                _ => self.object(&target, header("range"), header("if-match")),
             };
-            let torn = target == "/clicks/torn" && self.tears.swap(false, Ordering::SeqCst);
-            let end = if torn { answer.len() / 2 } else { answer.len() };
+            let body = answer.windows(4).position(|it| it == b"\r\n\r\n").unwrap() + 4;
+            let end = match target.as_str() {
+                _ if method == "HEAD" => body,
+                "/clicks/torn" if self.tears.swap(false, Ordering::SeqCst) => answer.len() / 2,
+                "/clicks/crumbs" | "/clicks/replaced" => answer.len().min(body + CRUMB_BYTES),
+                "/clicks/nothing" => body,
+                _ => answer.len(),
+            };
+            self.sent_bytes.fetch_add(end as u64, Ordering::SeqCst);
+            let torn = method != "HEAD" && end < answer.len();
             if stream.write_all(&answer[..end]).is_err() || torn {
                 let _ = stream.shutdown(std::net::Shutdown::Both);
                 return;
@@ -145,14 +178,25 @@ impl Bucket {
         answer("200 OK", "", page.as_bytes())
     }
 
-    fn object(&self, target: &str, range: Option<String>) -> Vec<u8> {
+    fn object(&self, target: &str, range: Option<String>, tag: Option<String>) -> Vec<u8> {
         let found = target.strip_prefix("/clicks/").and_then(|key| self.objects.get(key));
         let Some(bytes) = found else { return status("404 Not Found") };
-        let Some(range) = range else { return answer("200 OK", "", bytes) };
+        // The object `replaced` is another one each time.
+        let version = match target.ends_with("/replaced") {
+            true => self.requests.lock().unwrap().len(),
+            false => 1,
+        };
+        let version = format!("\"{version}\"");
+        if tag.is_some_and(|tag| tag != version) {
+            return status("412 Precondition Failed");
+        }
+        let version = format!("ETag: {version}\r\n");
+        let Some(range) = range else { return answer("200 OK", &version, bytes) };
         let (start, end) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
         let start: usize = start.parse().unwrap();
         let end = end.parse().map_or(bytes.len(), |last: usize| last + 1);
-        let place = format!("Content-Range: bytes {start}-{}/{}\r\n", end - 1, bytes.len());
+        let place =
+            format!("{version}Content-Range: bytes {start}-{}/{}\r\n", end - 1, bytes.len());
         answer("206 Partial Content", &place, &bytes[start..end])
     }
 }
@@ -178,7 +222,7 @@ fn status(status: &str) -> Vec<u8> {
 
 fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let mut answer = format!(
-        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: \"1\"\r\n\
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\
          Last-Modified: Thu, 29 Feb 2024 12:00:00 GMT\r\n{headers}\r\n",
         body.len()
     )
@@ -225,8 +269,7 @@ fn objects_come_whole_through_broken_connections_and_programs() {
     let stores = server.stores(KEY_ID);
     let files = || TextFiles::multi_slot(&schema()).object_stores(&stores);
     assert!(read(&files(), "s3://clicks/torn").unwrap().into_iter().eq(0..50_000));
-    let of_torn = |request: &&String| *request == "/clicks/torn";
-    assert_eq!(server.bucket.requests.lock().unwrap().iter().filter(of_torn).count(), 2);
+    assert_eq!(server.requests("torn").len(), 2);
     assert!(read(&files(), "s3://clicks/large").unwrap().into_iter().eq(0..LARGE_IDS));
     assert!(read(&files(), "s3://clicks/day-0/_SUCCESS").unwrap().is_empty());
     let odd = files().pipe_command("grep -v '[02468]$'");
@@ -257,8 +300,31 @@ fn what_cannot_be_read_is_named() {
         assert!(error.to_string().contains(name), "{error}");
     }
     assert!(open(&stores, "hdfs://node/part-0").to_string().contains("hadoop fs -cat"));
-    let error = open(&server.stores("another"), "s3://clicks/torn").to_string();
-    assert!(error.contains("s3://clicks/torn") && error.contains("privileges"), "{error}");
-    let error = server.stores("another").glob("s3://clicks/*").unwrap_err().to_string();
-    assert!(error.contains("cannot list") && error.contains("403 Forbidden"), "{error}");
+    let refused = |error: Error, url: &str, right: &str| {
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        let error = error.to_string();
+        let expected = ["permission denied", url, "403 Forbidden", "AWS_ACCESS_KEY_ID", right];
+        expected.iter().for_each(|words| assert!(error.contains(words), "no {words} in {error}"));
+    };
+    let another = server.stores("another");
+    refused(open(&another, "s3://clicks/large"), "s3://clicks/large", "read the object");
+    refused(another.glob("s3://clicks/*").unwrap_err(), "s3://clicks/*", "list objects");
+    assert_eq!(server.requests("large").len(), 1, "who is refused does not ask again");
+    let lists = server.bucket.requests.lock().unwrap();
+    assert_eq!(lists.iter().filter(|request| request.contains("list-type")).count(), 1);
+}
+
+/// Longer than the client goes on by itself, as when training takes an hour over an object.
+#[test]
+fn connections_may_break_as_often_as_something_comes() {
+    let server = Server::start();
+    let stores = server.stores(KEY_ID);
+    let files = TextFiles::multi_slot(&schema()).object_stores(&stores);
+    assert!(read(&files, "s3://clicks/crumbs").unwrap().into_iter().eq(0..50_000));
+    let crumbs = server.bucket.objects["crumbs"].len().div_ceil(CRUMB_BYTES);
+    assert!(crumbs > 8 && server.requests("crumbs").len() >= crumbs, "{crumbs}");
+    let error = read(&files, "s3://clicks/replaced").unwrap_err();
+    assert!(error.contains("s3://clicks/replaced"), "no mix of two objects: {error}");
+    let error = read(&files, "s3://clicks/nothing").unwrap_err();
+    assert!(error.contains("s3://clicks/nothing"), "{error}");
 }

@@ -49,7 +49,7 @@ fn a_failing_program_says_why() {
     assert!(error.contains("signal: 9"), "{error}");
     // What a program prints besides records is found where it stands.
     let error = read("echo hello; cat").unwrap_err();
-    assert!(error.contains("part-0:1:1, at 'hello'"), "{error}");
+    assert!(error.contains("part-0 (through 'echo hello; cat'):1:1, at 'hello'"), "{error}");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_line_without_end_is_an_error_and_its_program_is_ended() {
     let mut block = Block::new(&schema());
     assert_eq!(reader.read(1, &mut block).unwrap(), 1);
     let error = reader.read(1, &mut block).unwrap_err().to_string();
-    assert!(error.contains("line is too long") && error.contains("part-0:2"), "{error}");
+    assert!(error.contains("line is too long") && error.contains("'):2"), "{error}");
 }
 
 #[test]

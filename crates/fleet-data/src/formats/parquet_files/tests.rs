@@ -6,6 +6,7 @@ use ::parquet::data_type::{BoolType, ByteArrayType, DoubleType, FloatType, Int32
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,0 +1,93 @@
+//! A Parquet file in an object store. Its end, where files say what is where, is got when it is opened;
+//! then for each group of rows the columns that are wanted, before they are read.
+
+use super::torn;
+use crate::object_stores::{ObjectParts, ObjectStores};
+use ::parquet::errors::ParquetError;
+use ::parquet::file::reader::{ChunkReader, Length};
+use bytes::buf::Reader;
+use bytes::{Buf, Bytes};
+use fleet_base::Result;
+use std::sync::{Arc, Mutex, PoisonError};
+
+#[derive(Clone)]
+pub struct Object(Arc<Held>);
+
+struct Held {
+    parts: ObjectParts,
+    /// Parts that are in memory: from where on, and what is there.
+    held: Mutex<Vec<(u64, Bytes)>>,
+}
+
+impl Object {
+    pub fn open(stores: &ObjectStores, url: &str) -> Result<Object> {
+        let parts = stores.parts(url)?;
+        let tail = parts.size().min(TAIL_BYTES);
+        let start = parts.size() - tail;
+        let object = Object(Arc::new(Held { parts, held: Mutex::default() }));
+        object.hold([(start, tail)]).map_err(|error| error.at(url))?;
+        Ok(object)
+    }
+
+    /// Gets these parts (start and length) and forgets others.
+    pub fn hold(&self, parts: impl IntoIterator<Item = (u64, u64)>) -> Result<()> {
+        let size = self.0.parts.size();
+        let mut ranges = Vec::new();
+        for (start, length) in parts {
+            let end = start.checked_add(length).filter(|end| *end <= size).ok_or_else(torn)?;
+            if length > 0 {
+                ranges.push(start..end);
+            }
+        }
+        let starts: Vec<u64> = ranges.iter().map(|range| range.start).collect();
+        let got = if ranges.is_empty() { Vec::new() } else { self.0.parts.get(ranges)? };
+        let mut held = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = starts.into_iter().zip(got).collect();
+        Ok(())
+    }
+
+    /// What is held from a place on.
+    fn held_from(&self, start: u64) -> Option<Bytes> {
+        let held = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.iter().find_map(|(from, bytes)| {
+            let skipped = usize::try_from(start.checked_sub(*from)?).ok()?;
+            (skipped < bytes.len()).then(|| bytes.slice(skipped..))
+        })
+    }
+}
+
+impl Length for Object {
+    fn len(&self) -> u64 {
+        self.0.parts.size()
+    }
+}
+
+impl ChunkReader for Object {
+    type T = Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Reader<Bytes>, ParquetError> {
+        let held = self
+            .held_from(start)
+            .map_or_else(|| self.get_bytes(start, self.len().saturating_sub(start) as usize), Ok)?;
+        Ok(held.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        if length == 0 {
+            return Ok(Bytes::new());
+        }
+        if let Some(held) = self.held_from(start)
+            && held.len() >= length
+        {
+            return Ok(held.slice(..length));
+        }
+        let ours = |error| ParquetError::External(Box::new(error));
+        let end = start.checked_add(length as u64).filter(|end| *end <= self.len());
+        let end = end.ok_or_else(|| ours(torn()))?;
+        let mut got = self.0.parts.get(std::iter::once(start..end)).map_err(ours)?;
+        got.pop().ok_or_else(|| ours(torn()))
+    }
+}
+
+/// Gets what most files say about themselves with one request.
+const TAIL_BYTES: u64 = 64 << 10;
