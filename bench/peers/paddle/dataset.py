@@ -1,7 +1,7 @@
 """InMemoryDataset in Paddle: loading click logs from MultiSlot text, shuffling them, making batches.
 
-`--part load`: MB of text a second; `shuffle`: records a second; `batches`: records a second through a
-program that reads one input. Paddle 2.6.2 is the last that ships with its parameter server, whose
+`--part load`: MB of text a second; `shuffle`: records a second; `batches`: shuffled records a second through
+a program that reads one input. Paddle 2.6.2 is the last that ships with its parameter server, whose
 dataset this is; newer ones have it too.
 """
 
@@ -61,6 +61,7 @@ def measure(files, size):
     def batches():
         dataset = empty()
         dataset.load_into_memory()
+        dataset.local_shuffle()
         return rate(lambda: exe.infer_from_dataset(main, dataset), FILES * LINES)
 
     step = {"load": load, "shuffle": shuffle, "batches": batches}[args.part]
