@@ -34,6 +34,7 @@ examples! {
     recompute: "../../../examples/recompute.rs",
     resnet: "../../../examples/resnet.rs",
     servers_dataset: "../../../examples/servers_dataset.rs",
+    servers_infer: "../../../examples/servers_infer.rs",
     servers_scale: "../../../examples/servers_scale.rs",
     strategy: "../../../examples/strategy.rs",
     sync_batch_norm: "../../../examples/sync_batch_norm.rs",

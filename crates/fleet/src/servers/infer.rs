@@ -59,6 +59,8 @@ pub struct DistributedInfer {
     job: ServerJob,
     /// The servers are asked to stop by whoever is the last; a trained worker does it itself.
     stops: bool,
+    /// What the last fetch list needs of the program, where not all inputs were fed.
+    pruned: Option<(Vec<String>, Program)>,
 }
 
 impl Fleet {
@@ -121,7 +123,8 @@ impl DistributedInfer {
     ) -> Result<DistributedInfer> {
         let traffic = Arc::new(Traffic::new(Way::Reads(servers)));
         let session = session.with_services(Services::none().with_tables(traffic.clone()));
-        let mut infer = DistributedInfer { session, traffic, job: job.clone(), stops };
+        let (job, pruned) = (job.clone(), None);
+        let mut infer = DistributedInfer { session, traffic, job, stops, pruned };
         infer.refresh()?;
         Ok(infer)
     }
@@ -162,8 +165,26 @@ impl DistributedInfer {
         self.traffic.servers()
     }
 
+    /// One batch. Where an input is not fed, a label for instance, only what the fetched variables need is
+    /// computed.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
-        self.session.evaluate(feed, fetch)
+        let whole = self.session.test_program();
+        let fed = |name: &str| feed.iter().any(|(fed, _)| *fed == name);
+        if whole.vars().all(|(_, var)| !var.is_data || fed(&var.name)) {
+            return self.session.evaluate(feed, fetch);
+        }
+        if self.pruned.as_ref().is_none_or(|(names, _)| *names != fetch) {
+            let ids: Result<Vec<_>> = fetch.iter().map(|name| whole.var_named(name)).collect();
+            let names = fetch.iter().map(|name| name.to_string()).collect();
+            self.pruned = Some((names, whole.prune(&ids?)));
+        }
+        let Some((_, pruned)) = &self.pruned else { return Ok(Vec::new()) };
+        let taken = |(name, _): &&(&str, &Tensor)| {
+            pruned.var_named(name).is_ok() || whole.var_named(name).is_err()
+        };
+        let feed: Vec<_> = feed.iter().filter(taken).copied().collect();
+        let Session { scope, executor, .. } = &mut self.session;
+        executor.run(pruned, scope, &feed, fetch)
     }
 
     /// One pass of a dataset.
