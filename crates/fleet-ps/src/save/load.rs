@@ -36,6 +36,7 @@ pub(super) fn check(dir: &Path, table_id: u32, save_id: u64, wanted: &str) -> Re
             return Err(Error::invalid("a save is of another table")
                 .expected(format!("table {table_id}, {wanted}"))
                 .got(format!("table {}, {}", manifest.table_id, manifest.layout))
+                .help("network, strategy and optimizer are to be those of the job that saved")
                 .at(folder.display()));
         }
         for part in &manifest.parts {
