@@ -65,8 +65,8 @@ fn ci() -> Outcome {
     cargo("tests of jobs with features", JOBS)
 }
 
-/// MPI and TLS.
-const WIRE: &str = "--features=fleet-comm/mpi,fleet-net/tls";
+/// MPI, NCCL and TLS.
+const WIRE: &str = "--features=fleet-comm/mpi,fleet-comm/nccl,fleet-net/tls";
 const OF_JOBS: &str = "--features=fleet/mpi,fleet-cli/tls";
 
 /// Whole jobs under MPI and TLS.

@@ -35,9 +35,13 @@ mod backend;
 mod call;
 mod group;
 mod handle;
+#[cfg(any(all(feature = "mpi", unix), all(feature = "nccl", target_os = "linux")))]
+mod load;
 mod mesh;
 #[cfg(all(feature = "mpi", unix))]
 mod mpi;
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+mod nccl;
 mod recorder;
 mod rings;
 mod shm;
@@ -50,6 +54,8 @@ pub use handle::Handle;
 pub use mesh::choose::Algorithm;
 #[cfg(all(feature = "mpi", unix))]
 pub use mpi::{Mpi, MpiOptions};
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+pub use nccl::NcclOptions;
 pub use recorder::{RECORDS_MAX, Recorder};
 pub use rings::{Rings, SIDE_BY_SIDE_MAX};
 pub use world::{GroupOptions, Hierarchy, World};

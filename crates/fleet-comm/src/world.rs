@@ -53,7 +53,7 @@ pub struct GroupOptions {
     /// How an all-reduce across hosts goes, for experiments.
     pub algorithm: Algorithm,
     pub hierarchy: Hierarchy,
-    /// Where a library carries the data that has collectives of its own (MPI): use them.
+    /// Where a library carries the data that has collectives of its own (MPI, NCCL): use them.
     pub native: bool,
 }
 
@@ -96,10 +96,18 @@ impl World {
     }
 
     /// With meshes that a library carries, which has collectives of its own.
-    #[cfg(all(feature = "mpi", unix))]
+    #[cfg(any(all(feature = "mpi", unix), all(feature = "nccl", target_os = "linux")))]
     pub(crate) fn carried_by(mut self, carrier: Arc<dyn Carrier>) -> World {
         self.carrier = Some(carrier);
         self
+    }
+
+    /// With groups whose collectives are NCCL's, on one GPU of this process: see [`crate::NcclOptions`].
+    #[cfg(all(feature = "nccl", target_os = "linux"))]
+    pub fn with_nccl(self, options: &crate::NcclOptions) -> Result<World> {
+        let (fabric, store) = (self.fabric.clone(), self.store.clone());
+        let opener = crate::nccl::Opener::start(options, fabric, store)?;
+        Ok(self.carried_by(Arc::new(opener)))
     }
 
     /// Ranks that are threads of this process, each with its world.
@@ -215,7 +223,8 @@ impl Open<'_> {
             return Ok(Box::new(Solo));
         }
         let members: Vec<Member> = ranks.iter().map(|rank| self.members[*rank].clone()).collect();
-        let together = members.iter().all(|member| member.host_id == members[0].host_id);
+        let together = members.iter().all(|member| member.host_id == members[0].host_id)
+            && !self.carrier().is_some_and(Carrier::is_for_hosts);
         if together && self.options.shared_memory && members.len() <= shm::LOCAL_RANKS_MAX {
             let rank = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0);
             let (slot_bytes, tuning) = (self.slot_bytes(), self.tuning(members.len()));
@@ -232,7 +241,9 @@ impl Open<'_> {
     fn mesh(&self, name: &str, ranks: &[usize]) -> Result<OverMesh> {
         let members: Vec<usize> = ranks.iter().map(|rank| self.members[*rank].rank).collect();
         let (mesh, native) = match self.carrier() {
-            Some(carrier) => carrier.open(name, &members).map(|(mesh, own)| (mesh, Some(own)))?,
+            Some(carrier) => {
+                carrier.open(name, &members, &self.limits).map(|(mesh, own)| (mesh, Some(own)))?
+            }
             None => (self.world.fabric.open(name, &members)?, None),
         };
         Ok(OverMesh::new(name, mesh, self.options.algorithm, native))

@@ -10,6 +10,10 @@ mod mpi;
 mod mpirun;
 #[cfg(target_os = "linux")]
 mod namespaces;
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+mod nccl;
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+mod nccl_double;
 #[cfg(target_os = "linux")]
 mod processes;
 mod reference;

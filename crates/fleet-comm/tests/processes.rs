@@ -1,5 +1,5 @@
 //! Real processes that share memory: all is well, one is killed, one is stopped, one calls something
-//! else, sixty-four of them. Nothing is left behind.
+//! else, sixty-four of them. Nothing is left behind. And what starts them, which other tests use, too.
 
 use fleet_base::Result;
 use fleet_comm::{GroupOptions, ReduceOp, World};
@@ -7,6 +7,7 @@ use fleet_net::{
     Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
 };
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,29 +16,43 @@ use std::time::{Duration, Instant};
 const RANK: &str = "FLEET_COMM_TEST_RANK";
 const TOKEN: &str = "FLEET_COMM_TEST_TOKEN";
 /// Far more than anything here takes.
-const WAIT_MAX: Duration = Duration::from_secs(120);
+pub const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// Is a rank where the environment says so; elsewhere a job of one.
 #[test]
 fn rank_of_a_job() {
-    let Ok(text) = std::env::var(RANK) else {
+    if !be_a_rank(work) {
         let world = World::threads(1).remove(0);
         let group = world.group("world", &[0], &GroupOptions::default()).expect("opens");
         let mut data = [3.0f32];
         group.all_reduce("x", &mut data, ReduceOp::Avg).expect("nobody to wait for");
         assert_eq!(data, [3.0]);
-        return;
-    };
-    let parts: Vec<&str> = text.split(' ').collect();
-    let [rank, ranks, address, what] = parts[..] else { panic!("four words: {text}") };
-    let (rank, ranks) = (rank.parse().expect("a rank"), ranks.parse().expect("a number"));
-    match work(rank, ranks, address, what) {
-        Ok(()) => println!("\nended well"),
-        Err(error) => println!("\nfailed: {}", error.to_string().replace('\n', " | ")),
     }
 }
 
-fn work(rank: usize, ranks: usize, address: &str, what: &str) -> Result<()> {
+/// This process in a job that [`Job`] has started.
+pub struct Place {
+    pub world: World,
+    /// What to do.
+    pub what: String,
+    /// Where its store is, and the secret of the job.
+    pub store: (SocketAddr, Token),
+}
+
+/// Does the work of a rank and says how it ended; false where this process is none.
+pub fn be_a_rank(work: impl FnOnce(Place) -> Result<()>) -> bool {
+    let Ok(text) = std::env::var(RANK) else { return false };
+    let parts: Vec<&str> = text.split(' ').collect();
+    let [rank, ranks, address, what] = parts[..] else { panic!("four words: {text}") };
+    let (rank, ranks) = (rank.parse().expect("a rank"), ranks.parse().expect("a number"));
+    match place(rank, ranks, address, what).and_then(work) {
+        Ok(()) => println!("\nended well"),
+        Err(error) => println!("\nfailed: {}", error.to_string().replace('\n', " | ")),
+    }
+    true
+}
+
+fn place(rank: usize, ranks: usize, address: &str, what: &str) -> Result<Place> {
     let limits = Limits::within(WAIT_MAX);
     let token = Token::from_text(&std::env::var(TOKEN).unwrap_or_default())?;
     let address = address.parse().expect("an address");
@@ -45,6 +60,12 @@ fn work(rank: usize, ranks: usize, address: &str, what: &str) -> Result<()> {
     let tcp = TcpOptions::new("job", rank, ranks).interface("127.0.0.1");
     let fabric = TcpFabric::start(&store, &token, tcp, &limits)?;
     let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
+    Ok(Place { world, what: what.to_string(), store: (address, token) })
+}
+
+fn work(place: Place) -> Result<()> {
+    let (world, what) = (place.world, place.what.as_str());
+    let (rank, ranks) = (world.rank(), world.size());
     let all: Vec<usize> = (0..ranks).collect();
     let options = GroupOptions {
         silence: Duration::from_secs(1),
@@ -93,29 +114,42 @@ fn work(rank: usize, ranks: usize, address: &str, what: &str) -> Result<()> {
 }
 
 /// Open descriptors, threads, and maps of shared memory.
-fn usage() -> [usize; 3] {
+pub fn usage() -> [usize; 3] {
     let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let shared = maps.lines().filter(|line| line.contains("fleet-comm")).count();
     [count("/proc/self/fd"), count("/proc/self/task"), shared]
 }
 
-struct Job {
+pub struct Job {
     ranks: Vec<(Child, BufReader<ChildStdout>)>,
     _server: StoreServer,
 }
 
 impl Job {
-    /// Starts the ranks, and waits until all are ready.
     fn start(ranks: usize, what: &str) -> Job {
+        let mut job =
+            Job::launch("processes::rank_of_a_job", &[], Vigilance::default(), ranks, what);
+        job.wait_until_ready();
+        job
+    }
+
+    /// Starts the ranks: `test` of this program, which calls [`be_a_rank`].
+    pub fn launch(
+        test: &str,
+        environment: &[(&str, &str)],
+        vigilance: Vigilance,
+        ranks: usize,
+        what: &str,
+    ) -> Job {
         let token = Token::generate().expect("random bytes");
-        let log = Log::silent();
         let server =
-            StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), log).expect("a port");
+            StoreServer::bind("127.0.0.1:0", &token, vigilance, Log::silent()).expect("a port");
         let start = |rank: usize| {
             let text = format!("{rank} {ranks} {} {what}", server.address());
             let mut child = Command::new(std::env::current_exe().expect("this program"))
-                .args(["--exact", "processes::rank_of_a_job", "--nocapture"])
+                .args(["--exact", test, "--nocapture"])
+                .envs(environment.iter().copied())
                 .env(RANK, text)
                 .env(TOKEN, token.to_text())
                 .stdout(Stdio::piped())
@@ -124,8 +158,12 @@ impl Job {
             let out = BufReader::new(child.stdout.take().expect("a pipe"));
             (child, out)
         };
-        let mut job = Job { ranks: (0..ranks).map(start).collect(), _server: server };
-        for (rank, (_, out)) in job.ranks.iter_mut().enumerate() {
+        Job { ranks: (0..ranks).map(start).collect(), _server: server }
+    }
+
+    /// Returns when every rank has said that it is.
+    pub fn wait_until_ready(&mut self) {
+        for (rank, (_, out)) in self.ranks.iter_mut().enumerate() {
             let mut line = String::new();
             while line.trim() != "ready" {
                 line.clear();
@@ -133,20 +171,19 @@ impl Job {
                 assert!(bytes > 0 && !line.contains("failed"), "rank {rank}: {line}");
             }
         }
-        job
     }
 
-    fn signal(&self, rank: usize, signal: i32) {
+    pub fn signal(&self, rank: usize, signal: i32) {
         // SAFETY: a signal to a child that was not waited for yet.
         unsafe { libc::kill(self.ranks[rank].0.id() as i32, signal) };
     }
 
-    fn pid(&self, rank: usize) -> u32 {
+    pub fn pid(&self, rank: usize) -> u32 {
         self.ranks[rank].0.id()
     }
 
     /// What a rank says until it ends.
-    fn end(&mut self, rank: usize) -> String {
+    pub fn end(&mut self, rank: usize) -> String {
         let (child, out) = &mut self.ranks[rank];
         let mut text = String::new();
         out.read_to_string(&mut text).expect("text");

@@ -127,7 +127,7 @@ fn reductions_of_all_types() {
 }
 
 /// Everything here that one group can do.
-#[cfg(all(feature = "mpi", target_os = "linux"))]
+#[cfg(all(any(feature = "mpi", feature = "nccl"), target_os = "linux"))]
 pub fn all_of(group: &Group) -> Result<()> {
     all_types(group)?;
     check_all_reduce::<f32>(group)?;

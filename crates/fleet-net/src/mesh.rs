@@ -89,6 +89,12 @@ pub trait Mesh: Send + Sync {
     /// Who a member is, for messages and for choosing algorithms.
     fn member(&self, rank: usize) -> Member;
 
+    /// A rank whose end of the mesh is closed, where the transport can tell without moving anything: for
+    /// who waits beside the mesh. A rank closes its end when it fails, and when it is done.
+    fn ended(&self) -> Option<usize> {
+        None
+    }
+
     /// The clock that deadlines of this mesh are on.
     fn now(&self) -> Time {
         Time::now()

@@ -331,6 +331,34 @@ mod tcp {
         wrong_use_is_refused(fabrics(3));
     }
 
+    /// What was sent before the end still comes.
+    #[test]
+    fn an_end_is_seen_beside_the_mesh() {
+        let gate = std::sync::Barrier::new(2);
+        let answers = on_ranks(fabrics(2), |fabric| {
+            let mesh = world(&fabric)?;
+            let limits = mesh.limits(LONG, &Abort::new());
+            let mut word = [0; 4];
+            if mesh.rank() == 0 {
+                mesh.transfer(&mut [Transfer::Recv { from: 1, into: &mut word }], &limits)?;
+                gate.wait();
+                return mesh.transfer(&mut [Transfer::Send { to: 1, data: &word }], &limits);
+            }
+            mesh.transfer(&mut [Transfer::Send { to: 0, data: b"last" }], &limits)?;
+            assert_eq!(mesh.ended(), None);
+            gate.wait();
+            let begin = std::time::Instant::now();
+            while mesh.ended().is_none() && begin.elapsed() < LONG {
+                std::thread::yield_now();
+            }
+            assert_eq!(mesh.ended(), Some(0));
+            mesh.transfer(&mut [Transfer::Recv { from: 0, into: &mut word }], &limits)?;
+            assert_eq!(&word, b"last");
+            Ok(())
+        });
+        answers.into_iter().for_each(|answer| answer.unwrap());
+    }
+
     #[test]
     fn ranks_out_of_step_are_told_apart() {
         for (sent, wanted) in [(100, 200), (200, 100), (2_000_000, 10), (0, 4)] {

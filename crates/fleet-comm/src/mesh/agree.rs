@@ -101,7 +101,7 @@ impl Heard {
 
 impl Step<'_> {
     /// Returns when every rank has made the same claim.
-    pub(super) fn agree(&self, claim: &Claim) -> Result<()> {
+    pub(crate) fn agree(&self, claim: &Claim) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         let mut heard = Heard { first: (rank as u32, *claim), other: None };
         let mut reach = 1;

@@ -34,9 +34,12 @@ use std::sync::Arc;
 /// All calls over one mesh.
 pub(crate) struct OverMesh {
     name: String,
+    /// For people.
+    carried_by: String,
     /// Closed after an error, so that peers in the middle of an algorithm learn of it.
     mesh: Option<Arc<dyn Mesh>>,
     algorithm: Algorithm,
+    /// As long as the mesh is open.
     native: Option<Box<dyn Native>>,
 }
 
@@ -47,7 +50,8 @@ impl OverMesh {
         algorithm: Algorithm,
         native: Option<Box<dyn Native>>,
     ) -> OverMesh {
-        OverMesh { name: name.to_string(), mesh: Some(mesh), algorithm, native }
+        let carried_by = native.as_ref().map_or_else(|| "mesh".to_string(), |native| native.name());
+        OverMesh { name: name.to_string(), carried_by, mesh: Some(mesh), algorithm, native }
     }
 }
 
@@ -58,17 +62,25 @@ pub(crate) trait Native: Send {
 
     /// Runs a call in which all ranks are known to be; `None`, on all ranks alike, where the library has no
     /// word for it.
-    fn run(&self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>>;
+    fn run(&mut self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>>;
+
+    /// The group ends on this rank, and nothing has failed.
+    fn leave(&mut self) {}
 }
 
 /// Opens meshes whose library has collectives.
 pub(crate) trait Carrier: Send + Sync {
-    fn open(&self, name: &str, members: &[usize]) -> Result<(Arc<dyn Mesh>, Box<dyn Native>)>;
+    fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<Carried>;
+
+    /// Whether ranks of one host go this way, too, rather than through memory.
+    fn is_for_hosts(&self) -> bool;
 }
+
+pub(crate) type Carried = (Arc<dyn Mesh>, Box<dyn Native>);
 
 impl Backend for OverMesh {
     fn name(&self) -> String {
-        self.native.as_ref().map_or_else(|| "mesh".to_string(), |native| native.name())
+        self.carried_by.clone()
     }
 
     fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()> {
@@ -77,7 +89,7 @@ impl Backend for OverMesh {
         };
         let limits = mesh.limits(bounds.span, &bounds.abort);
         let step = Step::new(&**mesh, &limits, &self.name);
-        let result = step.run(call, self.algorithm, self.native.as_deref()).map_err(|error| {
+        let result = step.run(call, self.algorithm, self.native.as_deref_mut()).map_err(|error| {
             error.at(format!(
                 "{} in group '{}', rank {} of {}{}",
                 call.signature,
@@ -88,7 +100,7 @@ impl Backend for OverMesh {
             ))
         });
         if result.is_err() {
-            self.mesh = None;
+            (self.mesh, self.native) = (None, None);
         }
         result
     }
@@ -99,6 +111,15 @@ impl Backend for OverMesh {
             let step = Step::new(&*mesh, &limits, &self.name);
             // The others get the claim as their error; what comes back is known here.
             let _ = step.agree(&Claim::refusal(error));
+            self.native = None;
+        }
+    }
+}
+
+impl Drop for OverMesh {
+    fn drop(&mut self) {
+        if let Some(native) = &mut self.native {
+            native.leave();
         }
     }
 }
@@ -143,7 +164,7 @@ pub(crate) struct Folding {
 }
 
 impl<'a> Step<'a> {
-    fn new(mesh: &'a dyn Mesh, limits: &'a Limits, group: &'a str) -> Step<'a> {
+    pub fn new(mesh: &'a dyn Mesh, limits: &'a Limits, group: &'a str) -> Step<'a> {
         Step { mesh, limits, group, joined: Cell::new(1) }
     }
 
@@ -176,7 +197,7 @@ impl<'a> Step<'a> {
         &self,
         call: &mut Call<'_>,
         algorithm: Algorithm,
-        native: Option<&dyn Native>,
+        native: Option<&mut (dyn Native + 'static)>,
     ) -> Result<()> {
         let kind = call.signature.kind;
         if !matches!(kind, Kind::Send | Kind::Recv) {
@@ -312,49 +333,62 @@ pub(crate) fn with_wide(
         return work(data, dtype);
     }
     let mut wide = vec![0f32; data.bytes / 2];
-    let pool = fleet_kernels::pool::Pool::new(1);
     let mut cursor = Default::default();
     data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
-        let (at, count) = (offset / 2, len / 2);
         // SAFETY: pieces hold whole aligned elements of the type.
-        unsafe {
-            let to = &mut wide[at..at + count];
-            match dtype {
-                DType::F16 => {
-                    let from = std::slice::from_raw_parts(piece.cast::<fleet_tensor::f16>(), count);
-                    fleet_kernels::cast::cast(&pool, from, to);
-                }
-                _ => {
-                    let from =
-                        std::slice::from_raw_parts(piece.cast::<fleet_tensor::bf16>(), count);
-                    fleet_kernels::cast::cast(&pool, from, to);
-                }
-            }
-        }
+        unsafe { widen(dtype, piece, &mut wide[offset / 2..(offset + len) / 2]) };
     });
     let list = [Piece::of(&mut wide)];
     work(Pieces::new(&list), DType::F32)?;
     let mut cursor = Default::default();
     data.each(&mut cursor, 0, data.bytes, |piece, offset, len| {
-        let (at, count) = (offset / 2, len / 2);
         // SAFETY: as above.
-        unsafe {
-            let from = &wide[at..at + count];
-            match dtype {
-                DType::F16 => {
-                    let to =
-                        std::slice::from_raw_parts_mut(piece.cast::<fleet_tensor::f16>(), count);
-                    fleet_kernels::cast::cast(&pool, from, to);
-                }
-                _ => {
-                    let to =
-                        std::slice::from_raw_parts_mut(piece.cast::<fleet_tensor::bf16>(), count);
-                    fleet_kernels::cast::cast(&pool, from, to);
-                }
-            }
-        }
+        unsafe { narrow(dtype, &wide[offset / 2..(offset + len) / 2], piece) };
     });
     Ok(())
+}
+
+/// Half floats as f32.
+///
+/// # Safety
+/// `from` holds as many aligned elements of `dtype`, f16 or bf16.
+pub(crate) unsafe fn widen(dtype: DType, from: *const u8, to: &mut [f32]) {
+    let pool = fleet_kernels::pool::Pool::new(1);
+    // SAFETY: promised by the caller.
+    unsafe {
+        match dtype {
+            DType::F16 => {
+                let from = std::slice::from_raw_parts(from.cast::<fleet_tensor::f16>(), to.len());
+                fleet_kernels::cast::cast(&pool, from, to);
+            }
+            _ => {
+                let from = std::slice::from_raw_parts(from.cast::<fleet_tensor::bf16>(), to.len());
+                fleet_kernels::cast::cast(&pool, from, to);
+            }
+        }
+    }
+}
+
+/// The way back, rounded.
+///
+/// # Safety
+/// `to` has room for as many aligned elements of `dtype`, f16 or bf16.
+pub(crate) unsafe fn narrow(dtype: DType, from: &[f32], to: *mut u8) {
+    let pool = fleet_kernels::pool::Pool::new(1);
+    // SAFETY: promised by the caller.
+    unsafe {
+        match dtype {
+            DType::F16 => {
+                let to = std::slice::from_raw_parts_mut(to.cast::<fleet_tensor::f16>(), from.len());
+                fleet_kernels::cast::cast(&pool, from, to);
+            }
+            _ => {
+                let to =
+                    std::slice::from_raw_parts_mut(to.cast::<fleet_tensor::bf16>(), from.len());
+                fleet_kernels::cast::cast(&pool, from, to);
+            }
+        }
+    }
 }
 
 /// Divides a range by the number of ranks when that is what the operation asks for.

@@ -4,11 +4,12 @@
 //! MPICH and what descends from it. Both travel as `usize` here, and a table says which number is which
 //! type or operation. A library of neither family is refused by name.
 
+use crate::load::{Wanted, functions};
 use fleet_base::{Error, Result};
 use fleet_net::{Limits, Time};
-use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::Library as Opened;
 use std::ffi::{c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -27,69 +28,44 @@ const POLL: Duration = Duration::from_millis(1);
 /// A nap between two looks after that: MPI makes progress in calls alone.
 const NAP: Duration = Duration::from_micros(50);
 
-macro_rules! functions {
-    ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
-        /// The functions of the standard that are used.
-        pub(super) struct Functions {
-            $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> c_int,)*
-        }
-
-        impl Functions {
-            fn load(opened: &Opened) -> Result<Functions> {
-                Ok(Functions {
-                    $($name: {
-                        // SAFETY: the standard says what the function takes; handles that are 32 bits
-                        // wide are the lower halves of what is passed.
-                        let symbol = unsafe {
-                            opened.get::<unsafe extern "C" fn($($arg),*) -> c_int>($symbol)
-                        };
-                        *symbol.map_err(|error| {
-                            Error::unsupported(format!("an MPI library without a function: {error}"))
-                                .expected("one of MPI 3.0 or later")
-                        })?
-                    },)*
-                })
-            }
-        }
-    };
-}
-
 functions! {
-    initialized = b"MPI_Initialized" (*mut c_int);
-    finalized = b"MPI_Finalized" (*mut c_int);
-    init_thread = b"MPI_Init_thread" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int);
-    query_thread = b"MPI_Query_thread" (*mut c_int);
-    finalize = b"MPI_Finalize" ();
-    library_version = b"MPI_Get_library_version" (*mut c_char, *mut c_int);
-    error_string = b"MPI_Error_string" (c_int, *mut c_char, *mut c_int);
-    comm_rank = b"MPI_Comm_rank" (Handle, *mut c_int);
-    comm_size = b"MPI_Comm_size" (Handle, *mut c_int);
-    comm_group = b"MPI_Comm_group" (Handle, *mut Handle);
-    comm_create_group = b"MPI_Comm_create_group" (Handle, Handle, c_int, *mut Handle);
-    comm_set_errhandler = b"MPI_Comm_set_errhandler" (Handle, Handle);
-    group_incl = b"MPI_Group_incl" (Handle, c_int, *const c_int, *mut Handle);
-    group_free = b"MPI_Group_free" (*mut Handle);
-    isend = b"MPI_Isend" (*const c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle);
-    irecv = b"MPI_Irecv" (*mut c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle);
-    test = b"MPI_Test" (*mut Handle, *mut c_int, *mut c_void);
-    count = b"MPI_Get_count" (*const c_void, Handle, *mut c_int);
+    /// Those of the standard. Handles that are 32 bits wide are the lower halves of what is passed.
+    Functions of "an MPI library", "one of MPI 3.0 or later":
+    initialized = b"MPI_Initialized" (*mut c_int) -> c_int;
+    finalized = b"MPI_Finalized" (*mut c_int) -> c_int;
+    init_thread = b"MPI_Init_thread" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
+    query_thread = b"MPI_Query_thread" (*mut c_int) -> c_int;
+    finalize = b"MPI_Finalize" () -> c_int;
+    library_version = b"MPI_Get_library_version" (*mut c_char, *mut c_int) -> c_int;
+    error_string = b"MPI_Error_string" (c_int, *mut c_char, *mut c_int) -> c_int;
+    comm_rank = b"MPI_Comm_rank" (Handle, *mut c_int) -> c_int;
+    comm_size = b"MPI_Comm_size" (Handle, *mut c_int) -> c_int;
+    comm_group = b"MPI_Comm_group" (Handle, *mut Handle) -> c_int;
+    comm_create_group = b"MPI_Comm_create_group" (Handle, Handle, c_int, *mut Handle) -> c_int;
+    comm_set_errhandler = b"MPI_Comm_set_errhandler" (Handle, Handle) -> c_int;
+    group_incl = b"MPI_Group_incl" (Handle, c_int, *const c_int, *mut Handle) -> c_int;
+    group_free = b"MPI_Group_free" (*mut Handle) -> c_int;
+    isend = b"MPI_Isend" (*const c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle) -> c_int;
+    irecv = b"MPI_Irecv" (*mut c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle) -> c_int;
+    test = b"MPI_Test" (*mut Handle, *mut c_int, *mut c_void) -> c_int;
+    count = b"MPI_Get_count" (*const c_void, Handle, *mut c_int) -> c_int;
     all_reduce = b"MPI_Iallreduce"
-        (*const c_void, *mut c_void, c_int, Handle, Handle, Handle, *mut Handle);
+        (*const c_void, *mut c_void, c_int, Handle, Handle, Handle, *mut Handle) -> c_int;
     reduce = b"MPI_Ireduce"
-        (*const c_void, *mut c_void, c_int, Handle, Handle, c_int, Handle, *mut Handle);
+        (*const c_void, *mut c_void, c_int, Handle, Handle, c_int, Handle, *mut Handle) -> c_int;
     reduce_scatter = b"MPI_Ireduce_scatter_block"
-        (*const c_void, *mut c_void, c_int, Handle, Handle, Handle, *mut Handle);
+        (*const c_void, *mut c_void, c_int, Handle, Handle, Handle, *mut Handle) -> c_int;
     all_gather = b"MPI_Iallgatherv"
         (*const c_void, c_int, Handle, *mut c_void, *const c_int, *const c_int, Handle, Handle,
-         *mut Handle);
-    broadcast = b"MPI_Ibcast" (*mut c_void, c_int, Handle, c_int, Handle, *mut Handle);
+         *mut Handle) -> c_int;
+    broadcast = b"MPI_Ibcast" (*mut c_void, c_int, Handle, c_int, Handle, *mut Handle) -> c_int;
     all_to_all = b"MPI_Ialltoallv"
         (*const c_void, *const c_int, *const c_int, Handle, *mut c_void, *const c_int, *const c_int,
-         Handle, Handle, *mut Handle);
+         Handle, Handle, *mut Handle) -> c_int;
     scatter = b"MPI_Iscatter"
-        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle);
+        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle) -> c_int;
     gather = b"MPI_Igather"
-        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle);
+        (*const c_void, c_int, Handle, *mut c_void, c_int, Handle, c_int, Handle, *mut Handle) -> c_int;
 }
 
 /// The numbers of one family of libraries.
@@ -157,11 +133,15 @@ impl Names {
     }
 }
 
-/// What the system calls the library where the user does not say.
-#[cfg(target_os = "macos")]
-const USUAL: &[&str] = &["libmpi.40.dylib", "libmpi.12.dylib", "libmpi.dylib"];
-#[cfg(not(target_os = "macos"))]
-const USUAL: &[&str] = &["libmpi.so.40", "libmpi.so.12", "libmpi.so"];
+const WANTED: Wanted<'_> = Wanted {
+    what: "MPI library",
+    names: match cfg!(target_os = "macos") {
+        true => &["libmpi.40.dylib", "libmpi.12.dylib", "libmpi.dylib"],
+        false => &["libmpi.so.40", "libmpi.so.12", "libmpi.so"],
+    },
+    global: true,
+    help: "install Open MPI or MPICH, or give the path of its libmpi",
+};
 
 /// MPI in this process.
 pub(super) struct Library {
@@ -190,7 +170,7 @@ pub(super) struct Request {
 impl Library {
     /// Loads the library and begins MPI.
     pub fn start(path: Option<&Path>) -> Result<Library> {
-        let opened = open(path)?;
+        let opened = WANTED.load(path)?;
         let f = Functions::load(&opened)?;
         let version = text(|to, length| {
             // SAFETY: the room is longer than any family's text.
@@ -375,28 +355,6 @@ pub(super) enum Progress {
     Done,
     Moved,
     Nothing,
-}
-
-fn open(path: Option<&Path>) -> Result<Opened> {
-    let own: Vec<PathBuf> = match path {
-        Some(folder) if folder.is_dir() => USUAL.iter().map(|name| folder.join(name)).collect(),
-        Some(path) => vec![path.to_path_buf()],
-        None => USUAL.iter().map(PathBuf::from).collect(),
-    };
-    let mut failures = Vec::new();
-    for path in &own {
-        // Its plugins look for its names among all that are loaded.
-        // SAFETY: loading runs the library's own initialisers, as linking with it would.
-        match unsafe { Opened::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
-            Ok(opened) => return Ok(opened),
-            Err(error) => {
-                let why = std::error::Error::source(&error).map(|source| format!(" ({source})"));
-                failures.push(format!("{}: {error}{}", path.display(), why.unwrap_or_default()));
-            }
-        }
-    }
-    Err(Error::unavailable(format!("no MPI library could be loaded: {}", failures.join("; ")))
-        .help("install Open MPI or MPICH, or give the path of its libmpi"))
 }
 
 /// Begins MPI where nobody has; true where somebody had.

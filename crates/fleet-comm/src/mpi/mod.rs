@@ -31,10 +31,10 @@ mod mesh;
 mod native;
 
 use crate::World;
-use crate::mesh::{Carrier, Native};
+use crate::mesh::{Carried, Carrier};
 use fleet_base::{Error, Result};
 use fleet_net::{
-    Abort, Deadline, Limits, Log, Member, Membership, Mesh, Store, StoreClient, StoreServer, Token,
+    Abort, Deadline, Limits, Log, Member, Membership, Store, StoreClient, StoreServer, Token,
     Vigilance, host,
 };
 use library::Library;
@@ -232,9 +232,13 @@ impl Drop for Mpi {
 struct Opener(Arc<MpiFabric>);
 
 impl Carrier for Opener {
-    fn open(&self, name: &str, members: &[usize]) -> Result<(Arc<dyn Mesh>, Box<dyn Native>)> {
+    fn open(&self, name: &str, members: &[usize], _: &Limits) -> Result<Carried> {
         let mesh = self.0.open_mesh(name, members)?;
         Ok((mesh.clone(), Box::new(native::Collectives(mesh))))
+    }
+
+    fn is_for_hosts(&self) -> bool {
+        false
     }
 }
 

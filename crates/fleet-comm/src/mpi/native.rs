@@ -21,7 +21,13 @@ impl Native for Collectives {
         self.0.library.version.clone()
     }
 
-    fn run(&self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>> {
+    fn run(&mut self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>> {
+        self.call(step, call)
+    }
+}
+
+impl Collectives {
+    fn call(&self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>> {
         let reduction = match call.signature.op {
             None => None,
             Some(op) => Some((self.dtype(call.signature.dtype)?, self.op(op), op)),

@@ -86,6 +86,18 @@ impl Peer {
         };
         Peer { streams: sockets.into_iter().map(stream).collect(), sent: 0, received: 0 }
     }
+
+    /// Whether the other side has closed a connection, read to its end or not.
+    pub(super) fn is_ended(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        #[cfg(not(target_os = "linux"))]
+        let closed = PollFlags::HUP | PollFlags::ERR;
+        let watch = |stream| PollFd::new(stream, closed);
+        let mut fds: Vec<_> = self.streams.iter().map(|stream| watch(&stream.socket)).collect();
+        // What cannot be asked is found out by the next transfer.
+        poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready)
+    }
 }
 
 impl Engine {

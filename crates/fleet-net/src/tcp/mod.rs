@@ -281,6 +281,11 @@ impl Mesh for TcpMesh {
     fn member(&self, rank: usize) -> Member {
         self.shared.members[self.members[rank]].0.clone()
     }
+
+    fn ended(&self) -> Option<usize> {
+        let state = self.lock();
+        state.peers.iter().position(|peer| peer.as_ref().is_some_and(Peer::is_ended))
+    }
 }
 
 impl TcpMesh {

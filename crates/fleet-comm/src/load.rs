@@ -1,0 +1,75 @@
+//! Libraries of the machine that are found at run time.
+
+use fleet_base::{Error, Result};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+use std::path::{Path, PathBuf};
+
+/// The functions of a library that are used, by name.
+macro_rules! functions {
+    ($(#[$doc:meta])* $Functions:ident of $what:literal, $expected:literal:
+     $($name:ident = $symbol:literal ($($arg:ty),*) -> $result:ty;)*) => {
+        $(#[$doc])*
+        pub(super) struct $Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> $result,)*
+        }
+
+        impl $Functions {
+            fn load(library: &libloading::os::unix::Library) -> fleet_base::Result<$Functions> {
+                Ok($Functions {
+                    $($name: {
+                        // SAFETY: the library's header says what the function takes.
+                        let symbol = unsafe {
+                            library.get::<unsafe extern "C" fn($($arg),*) -> $result>($symbol)
+                        };
+                        *symbol.map_err(|_| {
+                            let name = String::from_utf8_lossy($symbol);
+                            let text = format!("{} without the function {name}", $what);
+                            fleet_base::Error::unsupported(text).expected($expected)
+                        })?
+                    },)*
+                })
+            }
+        }
+    };
+}
+pub(crate) use functions;
+
+/// A library that a feature needs where it runs, and not where it is built.
+pub(crate) struct Wanted<'a> {
+    /// For people.
+    pub what: &'a str,
+    /// What the system calls it.
+    pub names: &'a [&'a str],
+    /// Whether its plugins look for its names among all that are loaded.
+    pub global: bool,
+    pub help: &'a str,
+}
+
+impl Wanted<'_> {
+    /// Loads the library: `path` is the file or the folder that it is in; without one the system looks.
+    pub fn load(&self, path: Option<&Path>) -> Result<Library> {
+        let names = self.names.iter();
+        let tried: Vec<PathBuf> = match path {
+            Some(folder) if folder.is_dir() => names.map(|name| folder.join(name)).collect(),
+            Some(path) => vec![path.to_path_buf()],
+            None => names.map(PathBuf::from).collect(),
+        };
+        let flags = RTLD_NOW | if self.global { RTLD_GLOBAL } else { RTLD_LOCAL };
+        let mut failures = Vec::new();
+        for path in &tried {
+            // SAFETY: loading runs the library's own initialisers, as linking with it would.
+            match unsafe { Library::open(Some(path), flags) } {
+                Ok(library) => return Ok(library),
+                Err(error) => {
+                    let why =
+                        std::error::Error::source(&error).map(|source| format!(" ({source})"));
+                    let why = why.unwrap_or_default();
+                    failures.push(format!("{}: {error}{why}", path.display()));
+                }
+            }
+        }
+        let failures = failures.join("; ");
+        Err(Error::unavailable(format!("no {} could be loaded: {failures}", self.what))
+            .help(self.help))
+    }
+}

@@ -1,0 +1,394 @@
+//! NCCL, found at run time, and communicators of it, which work on memory of the device.
+//!
+//! All calls return at once (`blocking = 0`): what is under way ends with the communicator's own error, the
+//! deadline, the fired token, or a peer that has closed its end of the group's mesh, and then NCCL is told to
+//! give up. Signatures and numbers are those of `nccl.h` since 2.14 (held against those of 2.18 and 2.31).
+
+use super::cuda::{Cuda, DevicePointer, Handle, Stream};
+use crate::call::ReduceOp;
+use crate::load::{Wanted, functions};
+use fleet_base::{Error, Result};
+use fleet_net::{Limits, Mesh, Time};
+use fleet_tensor::DType;
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+functions! {
+    /// Those of NCCL; communicators and streams are addresses.
+    Functions of "a library of NCCL", "one of NCCL 2.14 or later":
+    version = b"ncclGetVersion" (*mut c_int) -> c_int;
+    unique_id = b"ncclGetUniqueId" (*mut UniqueId) -> c_int;
+    init = b"ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *const Config) -> c_int;
+    state = b"ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int;
+    abort = b"ncclCommAbort" (Handle) -> c_int;
+    error_string = b"ncclGetErrorString" (c_int) -> *const c_char;
+    last_error = b"ncclGetLastError" (Handle) -> *const c_char;
+    group_start = b"ncclGroupStart" () -> c_int;
+    group_end = b"ncclGroupEnd" () -> c_int;
+    all_reduce = b"ncclAllReduce" (u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    reduce = b"ncclReduce" (u64, u64, usize, c_int, c_int, c_int, Handle, Handle) -> c_int;
+    broadcast = b"ncclBroadcast" (u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    reduce_scatter = b"ncclReduceScatter" (u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    all_gather = b"ncclAllGather" (u64, u64, usize, c_int, Handle, Handle) -> c_int;
+    send = b"ncclSend" (u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    receive = b"ncclRecv" (u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+}
+
+// Of ncclResult_t.
+const SUCCESS: c_int = 0;
+const INVALID_ARGUMENT: c_int = 4;
+const INVALID_USAGE: c_int = 5;
+const IN_PROGRESS: c_int = 7;
+
+/// 2.14.0, the first with communicators that do not block.
+const VERSION_MIN: c_int = 2_14_00;
+
+pub(super) const UNIQUE_ID_BYTES: usize = 128;
+
+/// By which the ranks of a communicator find each other.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct UniqueId(pub [u8; UNIQUE_ID_BYTES]);
+
+/// `ncclConfig_t` as 2.14 has it; later versions fill in what it does not have, by its size and version.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    /// Padding then, a number from 2.17 on, which says nothing of this value.
+    undefined: c_int,
+}
+
+const CONFIG: Config = Config {
+    size: size_of::<Config>(),
+    magic: 0xcafe_beef,
+    version: VERSION_MIN as c_uint,
+    blocking: 0,
+    undefined: c_int::MIN,
+};
+const _: () = assert!(size_of::<Config>() == 24);
+
+const WANTED: Wanted<'_> = Wanted {
+    what: "library of NCCL",
+    names: &["libnccl.so.2", "libnccl.so"],
+    global: false,
+    help: "install NCCL 2.14 or later, or give the path of its libnccl.so.2 (FLEET_NCCL_LIBRARY)",
+};
+
+/// How long a wait polls without rest before it begins to sleep.
+const POLL: Duration = Duration::from_millis(1);
+/// A nap between two looks after that: as long as a short collective takes.
+const NAP: Duration = Duration::from_micros(50);
+/// How often a wait asks for peers that have closed their end.
+const LOOK: Duration = Duration::from_millis(10);
+/// A rank that is done sooner may leave while its last words are on their way to this one. Who has left for
+/// longer will not answer.
+const LEFT_SPAN: Duration = Duration::from_secs(2);
+/// How long an error of NCCL, or a closed end, waits for word of who died: heartbeats notice a death within
+/// a second and a moment.
+const NOTICE_SPAN: Duration = Duration::from_secs(2);
+
+/// NCCL and the device of this process.
+pub(super) struct Nccl {
+    f: Functions,
+    pub cuda: Arc<Cuda>,
+    /// For people.
+    pub version: String,
+}
+
+impl Nccl {
+    pub fn start(path: Option<&Path>, cuda: Cuda) -> Result<Nccl> {
+        let library = WANTED.load(path)?;
+        let f = Functions::load(&library)?;
+        // Its threads cannot be unloaded.
+        std::mem::forget(library);
+        let mut nccl = Nccl { f, cuda: Arc::new(cuda), version: String::new() };
+        let mut code = 0;
+        // SAFETY: a place for the number.
+        nccl.check(unsafe { (nccl.f.version)(&mut code) }, std::ptr::null_mut())?;
+        let name = format!("NCCL {}.{}.{}", code / 10_000, code / 100 % 100, code % 100);
+        if code < VERSION_MIN {
+            return Err(Error::unsupported("this version of NCCL cannot be told to give up")
+                .expected("NCCL 2.14 or later")
+                .got(format!("{name} (version code {code})"))
+                .help(WANTED.help));
+        }
+        nccl.version = name;
+        Ok(nccl)
+    }
+
+    pub fn unique_id(&self) -> Result<UniqueId> {
+        let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
+        // SAFETY: a place for it.
+        self.check(unsafe { (self.f.unique_id)(&mut id) }, std::ptr::null_mut())?;
+        Ok(id)
+    }
+
+    /// Under way is no error.
+    fn check(&self, code: c_int, communicator: Handle) -> Result<()> {
+        if matches!(code, SUCCESS | IN_PROGRESS) {
+            return Ok(());
+        }
+        let words = |text: *const c_char| match text.is_null() {
+            true => String::new(),
+            // SAFETY: NCCL's texts stay until its next call.
+            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_string(),
+        };
+        // SAFETY: both may be asked at any time.
+        let what = words(unsafe { (self.f.error_string)(code) });
+        // SAFETY: as above.
+        let more = words(unsafe { (self.f.last_error)(communicator) });
+        let text = match more.is_empty() {
+            true => format!("NCCL failed: {what}"),
+            false => format!("NCCL failed: {what}: {more}"),
+        };
+        let error = match code {
+            INVALID_ARGUMENT | INVALID_USAGE => Error::invalid(text),
+            _ => Error::unavailable(text),
+        };
+        Err(error.at(&self.cuda.device).help("NCCL_DEBUG=INFO lets NCCL say more"))
+    }
+}
+
+/// The ranks of a group, each with its device. Calls are in the same order on all of them, on streams of
+/// the device, and each is followed by [`Communicator::settle`].
+pub(super) struct Communicator {
+    nccl: Arc<Nccl>,
+    /// None after the end.
+    handle: Option<Handle>,
+    mesh: Arc<dyn Mesh>,
+}
+
+// SAFETY: NCCL may be called from any thread, one at a time, which `&mut self` sees to.
+unsafe impl Send for Communicator {}
+
+impl Communicator {
+    /// Meets the others; the order of ranks is the mesh's, which is open.
+    pub fn open(
+        nccl: &Arc<Nccl>,
+        id: UniqueId,
+        mesh: Arc<dyn Mesh>,
+        limits: &Limits,
+    ) -> Result<Communicator> {
+        nccl.cuda.enter()?;
+        let (size, rank) = (mesh.size() as c_int, mesh.rank() as c_int);
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: a place for the handle, and a configuration of the form that its version has.
+        let code = unsafe { (nccl.f.init)(&mut handle, size, id, rank, &CONFIG) };
+        let handle = (!handle.is_null()).then_some(handle);
+        let mut made = Communicator { nccl: nccl.clone(), handle, mesh };
+        nccl.check(code, handle.unwrap_or(std::ptr::null_mut()))?;
+        made.settle(limits)?;
+        Ok(made)
+    }
+
+    /// The handle, while there is one.
+    fn handle(&self) -> Result<Handle> {
+        self.handle.ok_or_else(|| Error::unavailable("this communicator of NCCL was given up"))
+    }
+
+    /// For this thread: its calls are for the device from here on.
+    pub fn enter(&self) -> Result<()> {
+        self.nccl.cuda.enter()
+    }
+
+    fn call(&mut self, call: impl FnOnce(&Functions, Handle) -> c_int) -> Result<()> {
+        let handle = self.handle()?;
+        self.enter()?;
+        self.nccl.check(call(&self.nccl.f, handle), handle)
+    }
+
+    // SAFETY of all that follow: parts of rooms of the device that stay until their stream is idle; counts
+    // are those of the parts.
+
+    pub fn all_reduce(
+        &mut self,
+        data: DevicePointer,
+        count: usize,
+        (dtype, op): (DType, ReduceOp),
+        stream: &Stream,
+    ) -> Result<()> {
+        let (dtype, op) = (type_number(dtype)?, op_number(op));
+        self.call(|f, comm| unsafe {
+            (f.all_reduce)(data.0, data.0, count, dtype, op, comm, stream.handle)
+        })
+    }
+
+    /// The others' data is unspecified afterwards.
+    pub fn reduce(
+        &mut self,
+        data: DevicePointer,
+        count: usize,
+        (dtype, op): (DType, ReduceOp),
+        root: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (dtype, op, root) = (type_number(dtype)?, op_number(op), root as c_int);
+        self.call(|f, comm| unsafe {
+            (f.reduce)(data.0, data.0, count, dtype, op, root, comm, stream.handle)
+        })
+    }
+
+    pub fn broadcast(
+        &mut self,
+        data: DevicePointer,
+        bytes: usize,
+        root: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (dtype, root) = (type_number(DType::U8)?, root as c_int);
+        self.call(|f, comm| unsafe {
+            (f.broadcast)(data.0, data.0, bytes, dtype, root, comm, stream.handle)
+        })
+    }
+
+    /// A block of `count` for each rank; the result is in the own one.
+    pub fn reduce_scatter(
+        &mut self,
+        data: DevicePointer,
+        count: usize,
+        (dtype, op): (DType, ReduceOp),
+        stream: &Stream,
+    ) -> Result<()> {
+        let own = data.offset(self.mesh.rank() * count * dtype.size());
+        let (dtype, op) = (type_number(dtype)?, op_number(op));
+        self.call(|f, comm| unsafe {
+            (f.reduce_scatter)(data.0, own.0, count, dtype, op, comm, stream.handle)
+        })
+    }
+
+    /// A block of `bytes` from each rank; the own one is in its place.
+    pub fn all_gather(&mut self, data: DevicePointer, bytes: usize, stream: &Stream) -> Result<()> {
+        let own = data.offset(self.mesh.rank() * bytes);
+        let dtype = type_number(DType::U8)?;
+        self.call(|f, comm| unsafe {
+            (f.all_gather)(own.0, data.0, bytes, dtype, comm, stream.handle)
+        })
+    }
+
+    /// Messages that go on together: (peer, where, bytes).
+    pub fn exchange(
+        &mut self,
+        sends: &[(usize, DevicePointer, usize)],
+        receives: &[(usize, DevicePointer, usize)],
+        stream: &Stream,
+    ) -> Result<()> {
+        let dtype = type_number(DType::U8)?;
+        self.call(|f, comm| unsafe {
+            let mut first = (f.group_start)();
+            let mut note = |code| {
+                if matches!(first, SUCCESS | IN_PROGRESS) {
+                    first = code;
+                }
+            };
+            for (peer, at, bytes) in sends {
+                note((f.send)(at.0, *bytes, dtype, *peer as c_int, comm, stream.handle));
+            }
+            for (peer, at, bytes) in receives {
+                note((f.receive)(at.0, *bytes, dtype, *peer as c_int, comm, stream.handle));
+            }
+            // A group that has begun ends, whatever came in between.
+            note((f.group_end)());
+            first
+        })
+    }
+
+    /// Waits until the last call is on its stream: before that nothing may be put behind it, and no other
+    /// call may be made.
+    pub fn settle(&mut self, limits: &Limits) -> Result<()> {
+        self.wait(limits, |state| Ok(state == SUCCESS))
+    }
+
+    /// Waits until everything on a stream is done.
+    pub fn finish(&mut self, stream: &Stream, limits: &Limits) -> Result<()> {
+        self.wait(limits, |_| stream.is_idle())
+    }
+
+    /// Waits until `ready` with the communicator's state, as long as there is hope.
+    fn wait(&mut self, limits: &Limits, ready: impl Fn(c_int) -> Result<bool>) -> Result<()> {
+        let handle = self.handle()?;
+        let begin = Time::now();
+        let (mut looked, mut left): (Time, Option<(usize, Time)>) = (begin, None);
+        loop {
+            let mut state = SUCCESS;
+            // SAFETY: the communicator is there, and a place for its state.
+            let code = unsafe { (self.nccl.f.state)(handle, &mut state) };
+            let told = self.nccl.check(code, handle).and_then(|()| self.nccl.check(state, handle));
+            if let Err(error) = told {
+                // Who died is a better reason than what that did to NCCL.
+                return Err(limits.abort.sleep(NOTICE_SPAN).err().unwrap_or(error));
+            }
+            if ready(state)? {
+                return Ok(());
+            }
+            limits.abort.check()?;
+            let now = Time::now();
+            if limits.deadline.is_past(now) {
+                return Err(Error::unavailable(
+                    "the deadline passed while waiting for the others in NCCL",
+                ));
+            }
+            if now.since(looked) >= LOOK {
+                looked = now;
+                left = self.mesh.ended().map(|rank| (rank, left.map_or(now, |(_, since)| since)));
+            }
+            if let Some((rank, since)) = left
+                && now.since(since) >= LEFT_SPAN
+            {
+                let gone = Error::unavailable(format!(
+                    "{} has left the group: it has closed its connection",
+                    self.mesh.member(rank)
+                ));
+                return Err(limits.abort.sleep(NOTICE_SPAN).err().unwrap_or(gone));
+            }
+            match now.since(begin) < POLL {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(NAP),
+            }
+        }
+    }
+
+    /// Ends it, whatever is under way: no other way out waits for nobody.
+    pub fn abort(&mut self) {
+        let Some(handle) = self.handle.take() else { return };
+        // What fails here is over all the same.
+        let _ = self.enter();
+        // SAFETY: nobody has the handle any more.
+        unsafe { (self.nccl.f.abort)(handle) };
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+/// Of `ncclDataType_t`.
+fn type_number(dtype: DType) -> Result<c_int> {
+    Ok(match dtype {
+        DType::U8 => 1,
+        DType::I32 => 2,
+        DType::I64 => 4,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::BF16 => 9,
+        other => return Err(Error::internal(format!("NCCL was given {other}"))),
+    })
+}
+
+/// Of `ncclRedOp_t`. Its average multiplies before it adds, which has other bits: whoever has the sum
+/// divides it.
+fn op_number(op: ReduceOp) -> c_int {
+    match op {
+        ReduceOp::Sum | ReduceOp::Avg => 0,
+        ReduceOp::Prod => 1,
+        ReduceOp::Max => 2,
+        ReduceOp::Min => 3,
+    }
+}

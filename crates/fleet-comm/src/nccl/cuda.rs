@@ -1,0 +1,300 @@
+//! The driver of CUDA: one device of this process, its memory, pinned memory of the host, and streams.
+//!
+//! The driver, and not the runtime library: its name has no version in it, it comes with the device, and
+//! NCCL, which has a runtime of its own inside, uses the context that is current, which is the device's
+//! primary one here. Signatures and numbers are those of `cuda.h` since CUDA 11.0.
+
+use crate::load::{Wanted, functions};
+use fleet_base::{Error, ErrorKind, Result};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A context or a stream.
+pub(super) type Handle = *mut c_void;
+
+/// Memory of the device; the host must not follow it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DevicePointer(pub u64);
+
+impl DevicePointer {
+    pub fn offset(self, bytes: usize) -> DevicePointer {
+        DevicePointer(self.0 + bytes as u64)
+    }
+}
+
+functions! {
+    /// Those of the driver; a device is a number, its memory an address of 64 bits.
+    Functions of "a driver of CUDA", "one of CUDA 11.0 or later":
+    init = b"cuInit" (c_uint) -> c_int;
+    error_name = b"cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
+    error_string = b"cuGetErrorString" (c_int, *mut *const c_char) -> c_int;
+    device_count = b"cuDeviceGetCount" (*mut c_int) -> c_int;
+    device = b"cuDeviceGet" (*mut c_int, c_int) -> c_int;
+    device_name = b"cuDeviceGetName" (*mut c_char, c_int, c_int) -> c_int;
+    device_place = b"cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> c_int;
+    context = b"cuDevicePrimaryCtxRetain" (*mut Handle, c_int) -> c_int;
+    enter = b"cuCtxSetCurrent" (Handle) -> c_int;
+    allocate = b"cuMemAlloc_v2" (*mut u64, usize) -> c_int;
+    free = b"cuMemFree_v2" (u64) -> c_int;
+    allocate_host = b"cuMemAllocHost_v2" (*mut *mut c_void, usize) -> c_int;
+    free_host = b"cuMemFreeHost" (*mut c_void) -> c_int;
+    to_device = b"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle) -> c_int;
+    to_host = b"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle) -> c_int;
+    stream_create = b"cuStreamCreate" (*mut Handle, c_uint) -> c_int;
+    stream_destroy = b"cuStreamDestroy_v2" (Handle) -> c_int;
+    stream_query = b"cuStreamQuery" (Handle) -> c_int;
+}
+
+const SUCCESS: c_int = 0;
+const ERROR_OUT_OF_MEMORY: c_int = 2;
+const ERROR_NO_DEVICE: c_int = 100;
+const ERROR_NOT_READY: c_int = 600;
+/// A stream that does not wait for the one that everybody shares.
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// Longer than the name or the place of any device.
+const TEXT_BYTES: usize = 256;
+
+const WANTED: Wanted<'_> = Wanted {
+    what: "driver of CUDA",
+    names: &["libcuda.so.1", "libcuda.so"],
+    global: false,
+    help: "install the driver of the GPUs; in a container, start it with access to them",
+};
+
+/// The driver with one device.
+pub(super) struct Cuda {
+    f: Functions,
+    context: Handle,
+    /// For people: number and name.
+    pub device: String,
+    /// Where it is on its machine, by which NCCL tells devices apart, too.
+    pub place: String,
+}
+
+// SAFETY: the driver may be called from all threads; the context is only handed to it.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+impl Cuda {
+    /// Loads the driver and takes a device: the one that is `asked` for, or that of this rank, the
+    /// `local`-th of its host.
+    pub fn start(path: Option<&Path>, asked: Option<usize>, local: usize) -> Result<Cuda> {
+        let library = WANTED.load(path)?;
+        let f = Functions::load(&library)?;
+        // What the driver starts in this process cannot be unloaded.
+        std::mem::forget(library);
+        let mut cuda =
+            Cuda { f, context: std::ptr::null_mut(), device: String::new(), place: String::new() };
+        let (mut count, mut device) = (0, 0);
+        // SAFETY: arguments as the header says, for all calls of this function. The primary context stays:
+        // NCCL's own runtime lives in it as long as the process.
+        unsafe {
+            match (cuda.f.init)(0) {
+                ERROR_NO_DEVICE => {}
+                code => {
+                    cuda.check("cuInit", code)?;
+                    cuda.check("cuDeviceGetCount", (cuda.f.device_count)(&mut count))?;
+                }
+            }
+            let index = choose(count.max(0) as usize, asked, local)?;
+            cuda.check("cuDeviceGet", (cuda.f.device)(&mut device, index as c_int))?;
+            let name = cuda.text(|to, bytes| (cuda.f.device_name)(to, bytes, device))?;
+            cuda.device = format!("GPU {index} ({name})");
+            cuda.place = cuda.text(|to, bytes| (cuda.f.device_place)(to, bytes, device))?;
+            let mut context = std::ptr::null_mut();
+            cuda.check("cuDevicePrimaryCtxRetain", (cuda.f.context)(&mut context, device))?;
+            cuda.context = context;
+        }
+        cuda.enter()?;
+        Ok(cuda)
+    }
+
+    /// Makes the device that of this thread: NCCL and the calls below work on it.
+    pub fn enter(&self) -> Result<()> {
+        // SAFETY: the context is never given back.
+        self.check("cuCtxSetCurrent", unsafe { (self.f.enter)(self.context) })
+    }
+
+    fn check(&self, call: &str, code: c_int) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let words = |ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+            let mut text = std::ptr::null();
+            // SAFETY: the driver gives a text that stays, or none.
+            unsafe {
+                match ask(code, &mut text) == SUCCESS && !text.is_null() {
+                    true => CStr::from_ptr(text).to_string_lossy().into_owned(),
+                    false => format!("error {code}"),
+                }
+            }
+        };
+        let kind = match code {
+            ERROR_OUT_OF_MEMORY => ErrorKind::Exhausted,
+            _ => ErrorKind::Unavailable,
+        };
+        let (name, text) = (words(self.f.error_name), words(self.f.error_string));
+        let error = Error::new(kind, format!("{call} of CUDA failed: {text} ({name})"));
+        Err(if self.device.is_empty() { error } else { error.at(&self.device) })
+    }
+
+    fn text(&self, ask: impl FnOnce(*mut c_char, c_int) -> c_int) -> Result<String> {
+        let mut bytes = vec![0u8; TEXT_BYTES];
+        self.check("asking for a device", ask(bytes.as_mut_ptr().cast(), TEXT_BYTES as c_int))?;
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
+        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+    }
+}
+
+/// Which of `count` devices: where a launcher has left only one in sight, it is this process's.
+fn choose(count: usize, asked: Option<usize>, local: usize) -> Result<usize> {
+    let index = asked.unwrap_or(if count == 1 { 0 } else { local });
+    if index < count {
+        return Ok(index);
+    }
+    let whose = match asked {
+        Some(index) => format!("GPU {index}, which was asked for, is not there"),
+        None => format!("no GPU for this rank, number {local} of its host"),
+    };
+    Err(Error::invalid(whose)
+        .expected("one GPU for each rank of a host")
+        .got(format!("{count} that this process may see"))
+        .help("start fewer ranks on the host, or let each see its GPU (CUDA_VISIBLE_DEVICES)"))
+}
+
+/// Work of the device in its order.
+pub(super) struct Stream {
+    cuda: Arc<Cuda>,
+    pub handle: Handle,
+}
+
+// SAFETY: as for the driver.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    pub fn new(cuda: &Arc<Cuda>) -> Result<Stream> {
+        cuda.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a place for the handle.
+        let code = unsafe { (cuda.f.stream_create)(&mut handle, STREAM_NON_BLOCKING) };
+        cuda.check("cuStreamCreate", code)?;
+        Ok(Stream { cuda: cuda.clone(), handle })
+    }
+
+    /// Whether everything is done.
+    pub fn is_idle(&self) -> Result<bool> {
+        // SAFETY: the stream is there.
+        match unsafe { (self.cuda.f.stream_query)(self.handle) } {
+            ERROR_NOT_READY => Ok(false),
+            code => self.cuda.check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // What fails here has failed before.
+        let _ = self.cuda.enter();
+        // SAFETY: nobody has the handle any more.
+        unsafe { (self.cuda.f.stream_destroy)(self.handle) };
+    }
+}
+
+/// A stretch of memory of the host that the device reads and writes, and one as long of its own.
+///
+/// The device knows no other memory of the host: were it to write late, after an error, it would write
+/// here, and never to memory that was borrowed.
+pub(super) struct Room {
+    cuda: Arc<Cuda>,
+    host: *mut c_void,
+    pub device: DevicePointer,
+    pub bytes: usize,
+}
+
+// SAFETY: as for the driver; the memory is the room's alone.
+unsafe impl Send for Room {}
+
+impl Room {
+    pub fn new(cuda: &Arc<Cuda>, bytes: usize) -> Result<Room> {
+        cuda.enter()?;
+        let mut room = Room {
+            cuda: cuda.clone(),
+            host: std::ptr::null_mut(),
+            device: DevicePointer(0),
+            bytes,
+        };
+        // SAFETY: places for the addresses. What was not taken stays zero, which is free to give back.
+        unsafe {
+            let code = (cuda.f.allocate_host)(&mut room.host, bytes);
+            cuda.check("cuMemAllocHost", code)?;
+            cuda.check("cuMemAlloc", (cuda.f.allocate)(&mut room.device.0, bytes))?;
+            // Parts that nobody has filled travel, too.
+            room.host.write_bytes(0, bytes);
+        }
+        Ok(room)
+    }
+
+    /// Nobody else looks at it while the stream that uses it is idle.
+    pub fn host(&mut self) -> &mut [u8] {
+        // SAFETY: as long, initialised, and the room's.
+        unsafe { std::slice::from_raw_parts_mut(self.host.cast(), self.bytes) }
+    }
+
+    /// Lets a part of the host's side go to the device's.
+    pub fn up(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
+        let (at, bytes) = self.part(&part);
+        // SAFETY: the part is inside both sides, which stay until the stream is idle.
+        self.cuda.check("cuMemcpyHtoDAsync", unsafe {
+            (self.cuda.f.to_device)(self.device.offset(part.start).0, at, bytes, stream.handle)
+        })
+    }
+
+    /// Lets a part of the device's side come to the host's.
+    pub fn down(&self, part: std::ops::Range<usize>, stream: &Stream) -> Result<()> {
+        let (at, bytes) = self.part(&part);
+        // SAFETY: as above.
+        self.cuda.check("cuMemcpyDtoHAsync", unsafe {
+            (self.cuda.f.to_host)(at, self.device.offset(part.start).0, bytes, stream.handle)
+        })
+    }
+
+    fn part(&self, part: &std::ops::Range<usize>) -> (*mut c_void, usize) {
+        assert!(part.start <= part.end && part.end <= self.bytes, "{part:?} of {}", self.bytes);
+        (self.host.wrapping_byte_add(part.start), part.len())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // What fails here has failed before.
+        let _ = self.cuda.enter();
+        // SAFETY: taken from there, and used by no stream any more.
+        unsafe {
+            if self.device.0 != 0 {
+                (self.cuda.f.free)(self.device.0);
+            }
+            if !self.host.is_null() {
+                (self.cuda.f.free_host)(self.host);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::choose;
+
+    #[test]
+    fn a_rank_has_its_device() {
+        let chosen = |count, asked, local| choose(count, asked, local).ok();
+        assert_eq!(chosen(4, None, 2), Some(2));
+        assert_eq!(chosen(1, None, 2), Some(0));
+        assert_eq!(chosen(4, Some(3), 0), Some(3));
+        assert_eq!(chosen(2, None, 2), None);
+        assert_eq!(chosen(0, None, 0), None);
+        let text = choose(2, Some(2), 0).unwrap_err().to_string();
+        assert!(text.contains("GPU 2, which was asked for") && text.contains("2 that"), "{text}");
+    }
+}
