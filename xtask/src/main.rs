@@ -67,9 +67,9 @@ fn ci() -> Outcome {
 
 /// MPI, NCCL and TLS.
 const WIRE: &str = "--features=fleet-comm/mpi,fleet-comm/nccl,fleet-net/tls";
-const OF_JOBS: &str = "--features=fleet/mpi,fleet-cli/tls";
+const OF_JOBS: &str = "--features=fleet/mpi,fleet/nccl,fleet-cli/tls";
 
-/// Whole jobs under MPI and TLS.
+/// Whole jobs under MPI, NCCL and TLS.
 const JOBS: &[&str] = &[
     "test",
     "--package=fleet",
@@ -79,6 +79,7 @@ const JOBS: &[&str] = &[
     "--test=fleetrun",
     "--",
     "mpi::",
+    "nccl::",
     "tls::",
 ];
 

@@ -254,6 +254,8 @@ fn job(env: &Env) -> Result<Job> {
             None => env.number(names::PMI_SIZE)?,
         },
         mpi_library: env.text(names::FLEET_MPI_LIBRARY).map(str::to_string),
+        nccl: env.switch(names::FLEET_NCCL)?.unwrap_or(false),
+        nccl_library: env.text(names::FLEET_NCCL_LIBRARY).map(str::to_string),
     })
 }
 

@@ -128,6 +128,8 @@ pub const FLEET_RESTART_COUNT: &str = "FLEET_RESTART_COUNT";
 pub const FLEET_LAUNCH: &str = "FLEET_LAUNCH";
 pub const FLEET_SHARED_MEMORY: &str = "FLEET_SHARED_MEMORY";
 pub const FLEET_MPI_LIBRARY: &str = "FLEET_MPI_LIBRARY";
+pub const FLEET_NCCL: &str = "FLEET_NCCL";
+pub const FLEET_NCCL_LIBRARY: &str = "FLEET_NCCL_LIBRARY";
 pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
 pub const PMI_SIZE: &str = "PMI_SIZE";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
@@ -388,6 +390,18 @@ pub const VARIABLES: &[Variable] = &[
         FLEET_MPI_LIBRARY,
         "",
         "The library of MPI, or its folder, in jobs of mpirun; by default the system's",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        FLEET_NCCL,
+        "0",
+        "1: collectives between workers go over NCCL, each with a GPU (feature nccl)",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        FLEET_NCCL_LIBRARY,
+        "",
+        "libnccl.so.2, or its folder; by default the system's",
         &[Reader::RoleMaker],
     ),
     row(

@@ -95,6 +95,10 @@ pub struct Job {
     pub mpi_ranks: Option<usize>,
     /// The library of MPI, or its folder, where somebody has said so.
     pub mpi_library: Option<String>,
+    /// Whether collectives go over NCCL, on a GPU of each worker.
+    pub nccl: bool,
+    /// The library of NCCL, or its folder, where somebody has said so.
+    pub nccl_library: Option<String>,
 }
 
 impl Job {

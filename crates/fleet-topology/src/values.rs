@@ -52,6 +52,7 @@ fn form(name: &str) -> Form {
         names::PADDLE_PORT | names::FLAGS_START_PORT => Form::Port,
         names::FLAGS_LAUNCH_BARRIER
         | names::FLEET_SHARED_MEMORY
+        | names::FLEET_NCCL
         | names::PSERVER_DEBUG
         | names::FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD
         | names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER

@@ -316,7 +316,12 @@ impl Link {
             TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
         options.notice_wait = NOTICE_SPAN;
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
-        let world = World::new(fabric, store, abort);
+        let world = crate::nccl::carry(World::new(fabric, store, abort), topology);
+        let world = world.inspect_err(|error| {
+            // The others would wait for it, and a goodbye says nothing.
+            let how = format!("it cannot go over NCCL: {}", error.message());
+            membership.report_end(&host::own_member(topology.rank()), &how);
+        })?;
         Link::over(world, topology, Keeper::Store { membership, _server: server })
     }
 
@@ -324,7 +329,10 @@ impl Link {
         let all: Vec<usize> = (0..topology.worker_num()).collect();
         let shared_memory = topology.job().shared_memory.unwrap_or(true);
         let options = GroupOptions { shared_memory, ..GroupOptions::default() };
-        let everyone = world.group("everyone", &all, &options)?;
+        let everyone = world.group("everyone", &all, &options).inspect_err(|error| {
+            let how = format!("it has not met the others: {}", error.message());
+            keeper.report_end(world.rank(), &how);
+        })?;
         let (opened, steps, finished) = Default::default();
         Ok(Link { world, options, everyone, opened, steps, keeper, finished })
     }

@@ -32,6 +32,7 @@ mod fit;
 mod job;
 mod keeper;
 pub mod metrics;
+mod nccl;
 mod numbers;
 mod options;
 mod probe;

@@ -12,6 +12,11 @@ mod mpi;
 #[cfg(all(feature = "mpi", target_os = "linux"))]
 #[path = "../../../fleet-comm/tests/mpirun.rs"]
 mod mpirun;
+#[cfg(target_os = "linux")]
+mod nccl;
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+#[path = "../../../fleet-comm/tests/nccl_double.rs"]
+mod nccl_double;
 mod resume;
 mod strategies;
 mod unused;

@@ -1,0 +1,33 @@
+//! Groups over NCCL, where the environment asks for them.
+
+use fleet_base::{Error, Result};
+use fleet_comm::World;
+use fleet_topology::Topology;
+
+/// The world as it is, or with groups over NCCL.
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+pub(crate) fn carry(world: World, topology: &Topology) -> Result<World> {
+    let job = topology.job();
+    if !job.nccl {
+        return Ok(world);
+    }
+    let number = |text: &String| {
+        text.parse().map_err(|_| {
+            Error::invalid("a GPU is no number").expected("as CUDA counts them").got(text)
+        })
+    };
+    world.with_nccl(&fleet_comm::NcclOptions {
+        library: job.nccl_library.as_ref().map(Into::into),
+        driver: None,
+        device: topology.local().devices.first().map(number).transpose()?,
+    })
+}
+
+#[cfg(not(all(feature = "nccl", target_os = "linux")))]
+pub(crate) fn carry(world: World, topology: &Topology) -> Result<World> {
+    if !topology.job().nccl {
+        return Ok(world);
+    }
+    Err(Error::unsupported("FLEET_NCCL asks for NCCL, and the program was built without it")
+        .help("build it with the feature nccl, on Linux, or unset FLEET_NCCL"))
+}
