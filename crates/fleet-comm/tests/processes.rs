@@ -7,7 +7,6 @@ use fleet_net::{
     Abort, Limits, Log, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,
 };
 use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +35,8 @@ pub struct Place {
     /// What to do.
     pub what: String,
     /// Where its store is, and the secret of the job.
-    pub store: (SocketAddr, Token),
+    #[cfg(feature = "nccl")]
+    pub store: (std::net::SocketAddr, Token),
 }
 
 /// Does the work of a rank and says how it ended; false where this process is none.
@@ -55,12 +55,17 @@ pub fn be_a_rank(work: impl FnOnce(Place) -> Result<()>) -> bool {
 fn place(rank: usize, ranks: usize, address: &str, what: &str) -> Result<Place> {
     let limits = Limits::within(WAIT_MAX);
     let token = Token::from_text(&std::env::var(TOKEN).unwrap_or_default())?;
-    let address = address.parse().expect("an address");
+    let address: std::net::SocketAddr = address.parse().expect("an address");
     let store = StoreClient::connect(address, &token, &limits)?;
     let tcp = TcpOptions::new("job", rank, ranks).interface("127.0.0.1");
     let fabric = TcpFabric::start(&store, &token, tcp, &limits)?;
     let world = World::new(Arc::new(fabric), Arc::new(store), Abort::new());
-    Ok(Place { world, what: what.to_string(), store: (address, token) })
+    Ok(Place {
+        world,
+        what: what.to_string(),
+        #[cfg(feature = "nccl")]
+        store: (address, token),
+    })
 }
 
 fn work(place: Place) -> Result<()> {
