@@ -221,8 +221,13 @@ struct Options {
 
 pub fn run(root: &Path, args: &[String]) -> Result<(), String> {
     let options = parse(args)?;
+    let is_one = |given: &str| BENCHES.iter().any(|bench| bench.name == given);
     let wanted = |name: &str| {
-        options.names.is_empty() || options.names.iter().any(|prefix| name.starts_with(&**prefix))
+        let fits = |given: &String| match is_one(given) {
+            true => name == given,
+            false => name.starts_with(&**given),
+        };
+        options.names.is_empty() || options.names.iter().any(fits)
     };
     let chosen: Vec<&Bench> = BENCHES.iter().filter(|bench| wanted(bench.name)).collect();
     if chosen.is_empty() {
@@ -234,7 +239,18 @@ pub fn run(root: &Path, args: &[String]) -> Result<(), String> {
         let launches = chosen.iter().any(|bench| bench.name.starts_with("launch/"));
         build(root, if launches { &["fleet-bench", "fleet-cli"] } else { &["fleet-bench"] })?;
     }
-    chosen.into_iter().try_for_each(|bench| run_bench(root, &options, bench))
+    // What fails takes no other's result with it.
+    let mut failed = Vec::new();
+    for bench in &chosen {
+        if let Err(why) = run_bench(root, &options, bench) {
+            eprintln!("{} failed: {why}", bench.name);
+            failed.push(bench.name);
+        }
+    }
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{} of {}: {}", failed.len(), chosen.len(), failed.join(", "))),
+    }
 }
 
 fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String> {
@@ -256,21 +272,22 @@ fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String
         .filter_map(|(framework, python)| Some((&**python, script_of(framework)?, Vec::new())))
         .collect();
     let mut ours = Vec::new();
+    let mut failed = Vec::new();
     for _ in 0..options.rounds {
         ours.push(run_ours(&place, bench.name, options.threads)?);
-        let mut failed = None;
         peers.retain_mut(|(python, script, values)| {
             match run_peer(&place, python, script, bench.name, options.threads) {
-                Ok(value) => values.push(value),
+                Ok(value) => {
+                    values.push(value);
+                    return true;
+                }
                 Err(Failure::Stands(why)) => {
                     eprintln!("{}: {} is left out: {why}", bench.name, script.framework);
-                    return false;
                 }
-                Err(Failure::Fails(why)) => failed = Some(why),
+                Err(Failure::Fails(why)) => failed.push(why),
             }
-            true
+            false
         });
-        failed.map_or(Ok(()), Err)?;
     }
     let mut line = summary(bench, options.threads, &ours);
     if let (Some(target), Some(median)) = (bench.target, line["median"].as_f64()) {
@@ -283,7 +300,10 @@ fn run_bench(root: &Path, options: &Options, bench: &Bench) -> Result<(), String
     for (_, script, values) in &peers {
         show(options, &against(&line, script.framework, values));
     }
-    Ok(())
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(failed.join("\n")),
+    }
 }
 
 fn parse(args: &[String]) -> Result<Options, String> {
