@@ -37,8 +37,41 @@ for n in [7, 4095]:
 case("auc", Predict=p, Label=i64(np.ones(40)).astype(np.int32), StatPos=i64(np.zeros(8)), StatNeg=i64(np.zeros(8)),
      num_thresholds=7, slide_steps=0, out={"AUC": np.array([0.5])}, out_dtype_of={"AUC": "f64"}, static=True)
 
+
+
+def average_precision(scores, labels):
+    """The mean, over the positive samples, of the precision where their score is the threshold."""
+    return np.mean([labels[scores >= score].mean() for score in scores[labels == 1]])
+
+
+# The area of precision over recall, from samples; the documented defaults are those of the attributes.
+for seed in [8, 9]:
+    p = rand(60, 1, seed=seed, low=0, high=1)
+    label = i64(np.asarray(rand(60, seed=seed + 2, low=0, high=1.5)) < np.asarray(p)[:, 0])
+    for n in [7, 4095]:
+        bucket = np.floor(np.asarray(p, np.float64)[:, 0] * n).astype(int)
+        counts = np.zeros((2, n + 1), np.int64)
+        np.add.at(counts[0], bucket, label)
+        np.add.at(counts[1], bucket, 1 - label)
+        expected = np.array([average_precision(bucket, label)])
+        zeros = lambda *shape: rand(*shape, low=0, high=1, dtype="int64")
+        case("auc", Predict=p, Label=label, StatPos=zeros(1, n + 1), StatNeg=zeros(1, n + 1), curve="PR",
+             num_thresholds=n, slide_steps=0, same=SAME, out_dtype_of={"AUC": "f64"}, tol="2e-9 0",
+             out={"AUC": expected, "StatPosOut": counts[:1], "StatNegOut": counts[1:]})
+        window = zeros(2 * (n + 1) + 1)
+        defaults = {} if n == 4095 else {"num_thresholds": n}
+        after = [np.concatenate([c, c, [1]]) for c in counts]
+        case("auc", Predict=p, Label=label, StatPos=window, StatNeg=window, curve="PR", same=SAME,
+             out_dtype_of={"AUC": "f64"}, tol="2e-9 0", static=True, **defaults,
+             out={"AUC": expected, "StatPosOut": after[0], "StatNegOut": after[1]})
+for given, expected in [(0, 0.0), (1, 1.0)]:
+    case("auc", Predict=p, Label=i64(np.full(60, given)), StatPos=i64(np.zeros(8)), StatNeg=i64(np.zeros(8)), curve="PR",
+         num_thresholds=7, slide_steps=0, out={"AUC": np.array([expected])}, out_dtype_of={"AUC": "f64"}, static=True)
+
 # Windows of the last two batches: [window 0, window 1, sum, counter].
 n = 7
+p = rand(40, 1, seed=5, low=0, high=1)
+label = i64(np.asarray(rand(40, seed=6, low=0, high=1)) < np.asarray(p)[:, 0])
 bucket = np.floor(np.asarray(p, np.float64)[:, 0] * n).astype(int)
 new = np.zeros((2, n + 1), np.int64)
 np.add.at(new[0], bucket, label)
@@ -63,5 +96,5 @@ fail("auc", "input 'Predict' of auc has the wrong number of columns: expected 1 
 fail("auc", "prediction of sample 1 is no probability: expected a number in 0 to 1, got 1.5", num_thresholds=7,
      slide_steps=0, Predict=f32([[0.5], [1.5]]), Label=i64([[0], [1]]), StatPos=i64(np.zeros(8)),
      StatNeg=i64(np.zeros(8)))
-fail("auc", "auc knows one curve: expected ROC, got PR", curve="PR", num_thresholds=7, slide_steps=0,
+fail("auc", "auc does not know this curve: expected ROC or PR, got PCR", curve="PCR", num_thresholds=7, slide_steps=0,
      Predict=Shape(5, 1), Label=Shape(5, 1, dtype="i64"), **stat)

@@ -1,8 +1,9 @@
-//! Counts for metrics: accuracy at k, and the bucket histograms and area of AUC.
+//! Counts for metrics: accuracy at k, and the bucket histograms and areas of AUC.
 //!
 //! The AUC follows the documented buckets: a probability `p` falls into bucket
-//! `floor(p * thresholds)`, positives and negatives are counted apart, and the area is summed by
-//! trapezoids from the highest bucket down. Counts merge by addition, between steps and ranks.
+//! `floor(p * thresholds)`, positives and negatives are counted apart, and the area is summed from the
+//! highest bucket down: under the ROC curve by trapezoids, under precision over recall by steps. Counts
+//! merge by addition, between steps and ranks.
 
 use fleet_base::{Error, Result};
 
@@ -111,7 +112,7 @@ pub fn auc_count_window(
     Ok(())
 }
 
-/// The area under the curve of two histograms; 0.5 where one of them is empty.
+/// The area under the ROC curve of two histograms; 0.5 where one of them is empty.
 ///
 /// ```
 /// use fleet_kernels::metrics::auc_area;
@@ -126,6 +127,26 @@ pub fn auc_area(positives: &[f64], negatives: &[f64]) -> f64 {
 pub fn auc_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
     let pairs = positives.iter().zip(negatives).rev();
     area(pairs.map(|(&positive, &negative)| (positive as f64, negative as f64)))
+}
+
+/// The area under the curve of precision over recall, each bucket a step as high as the precision with
+/// it (the average precision). Lines between the points would promise more than any threshold keeps: this
+/// way, scores that say nothing come to the share of positives, which is also what one class alone has.
+///
+/// ```
+/// use fleet_kernels::metrics::precision_recall_area_of;
+/// assert_eq!(precision_recall_area_of(&[0, 0, 4], &[5, 0, 0]), 1.0);
+/// assert_eq!(precision_recall_area_of(&[0, 1, 0], &[0, 3, 0]), 0.25);
+/// ```
+pub fn precision_recall_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
+    let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
+    for (&of_positive, &of_negative) in positives.iter().zip(negatives).rev() {
+        (positive, negative) = (positive + of_positive as f64, negative + of_negative as f64);
+        if of_positive != 0 {
+            area += of_positive as f64 * positive / (positive + negative);
+        }
+    }
+    if positive == 0.0 { 0.0 } else { area / positive }
 }
 
 /// The sum window of [`auc_count_window`] counters.
@@ -200,6 +221,29 @@ mod tests {
             }
         }
         assert!((auc_area_of(&positives, &negatives) - ordered / pairs).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_area_of_precision_is_the_mean_over_positives() {
+        let mut random = Sequence::new(2, 1);
+        let ranks: Vec<usize> = (0..300).map(|_| random.below(40) as usize).collect();
+        let labels: Vec<bool> = ranks.iter().map(|&rank| random.below(50) < rank as u64).collect();
+        let (mut counts, mut precisions) = ([vec![0; 40], vec![0; 40]], Vec::new());
+        for (&rank, &label) in ranks.iter().zip(&labels) {
+            counts[usize::from(!label)][rank] += 1;
+            if label {
+                let above = ranks.iter().zip(&labels).filter(|(other, _)| **other >= rank);
+                let right = above.clone().filter(|(_, label)| **label).count();
+                precisions.push(right as f64 / above.count() as f64);
+            }
+        }
+        let mean = precisions.iter().sum::<f64>() / precisions.len() as f64;
+        assert!((precision_recall_area_of(&counts[0], &counts[1]) - mean).abs() < 1e-12);
+        assert_eq!(precision_recall_area_of(&[0, 0], &[3, 4]), 0.0);
+        assert_eq!(precision_recall_area_of(&[3, 0], &[0, 0]), 1.0);
+        // 1 of 1, then 2 of 3, then 3 of 5 are right.
+        let area = precision_recall_area_of(&[0, 1, 1, 1], &[2, 1, 1, 0]);
+        assert!((area - (1.0 + 2.0 / 3.0 + 3.0 / 5.0) / 3.0).abs() < 1e-15);
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub use init::Init;
 pub use loss::{CrossEntropy, Reduction};
 pub use lr::{HostFn, HostRate, LearningRate, LrSchedule};
 pub use math::Elementwise;
-pub use metric::{Auc, AucVars};
+pub use metric::{Auc, AucVars, Curve};
 pub use net::{Gradients, Guard, Minimized, Net, Programs};
 pub use operators::Operand;
 pub use var::Var;
@@ -104,7 +104,7 @@ pub mod prelude {
         RmsProp, Sgd,
     };
     pub use crate::{
-        Act, Auc, CrossEntropy, DType, Elementwise, GradClip, Init, LearningRate, LrSchedule, Net,
-        ParamAttr, Reduction, Regularizer, Shape, Var,
+        Act, Auc, CrossEntropy, Curve, DType, Elementwise, GradClip, Init, LearningRate,
+        LrSchedule, Net, ParamAttr, Reduction, Regularizer, Shape, Var,
     };
 }

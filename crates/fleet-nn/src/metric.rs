@@ -1,4 +1,4 @@
-//! Metrics inside the network: accuracy and the area under the ROC curve.
+//! Metrics inside the network: accuracy, and areas under the ROC curve and under precision over recall.
 
 use crate::Var;
 use fleet_base::Error;
@@ -10,7 +10,25 @@ const BUCKETS_MAX: i64 = 1 << 24;
 /// Batches that are counted apart: each holds all buckets.
 const STEPS_MAX: i64 = 1 << 16;
 
-/// Options of the area under the ROC curve.
+/// The curve that [`Auc`] measures.
+///
+/// ```
+/// # use fleet_nn::prelude::*;
+/// let net = Net::new();
+/// let p = net.data("p", [-1, 1], DType::F32);
+/// let rare = p.auc(net.data("label", [-1, 1], DType::I64), Auc::new().curve(Curve::Pr));
+/// assert_eq!(rare.auc.dtype(), DType::F64);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Curve {
+    /// True over false positives.
+    #[default]
+    Roc,
+    /// Precision over recall; the area is the average precision.
+    Pr,
+}
+
+/// Options of the area under a curve.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -22,6 +40,7 @@ const STEPS_MAX: i64 = 1 << 16;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Auc {
+    pub curve: Curve,
     /// Predictions are counted in so many buckets and one more.
     pub num_thresholds: i64,
     /// The batch value looks back over so many batches.
@@ -30,7 +49,12 @@ pub struct Auc {
 
 impl Auc {
     pub fn new() -> Auc {
-        Auc { num_thresholds: 4095, slide_steps: 1 }
+        Auc { curve: Curve::Roc, num_thresholds: 4095, slide_steps: 1 }
+    }
+
+    pub fn curve(mut self, curve: Curve) -> Self {
+        self.curve = curve;
+        self
     }
 
     pub fn num_thresholds(mut self, buckets: i64) -> Self {
@@ -97,7 +121,7 @@ impl<'n> Var<'n> {
         (made.one("Accuracy"), made.one("Correct"), made.one("Total"))
     }
 
-    /// The area under the ROC curve of probabilities (`[N, 1]`, or `[N, 2]` whose second column
+    /// The area under the ROC curve, or another [`Curve`], of probabilities (`[N, 1]`, or `[N, 2]` whose second column
     /// counts), over the last batches and over everything.
     ///
     /// ```
@@ -135,6 +159,10 @@ impl<'n> Var<'n> {
                 let call = call.input("StatPos", pair[0]).input("StatNeg", pair[1]);
                 let call = call.output("StatPosOut", pair[0]).output("StatNegOut", pair[1]);
                 let call = call.attr("num_thresholds", n).attr("slide_steps", steps);
+                let call = match with.curve {
+                    Curve::Roc => call,
+                    Curve::Pr => call.attr("curve", "PR"),
+                };
                 areas.push(call.named(format!("{layer}.tmp")).one("AUC")?);
             }
             Ok([areas[1], areas[0], stats[0], stats[1], stats[2], stats[3]])

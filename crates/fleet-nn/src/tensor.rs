@@ -87,17 +87,27 @@ impl<'n> Var<'n> {
         call.attr("start_axis", axis).attr("stop_axis", -1i64).one("Out")
     }
 
-    /// Drops dimensions of size 1.
+    /// Drops dimensions of size 1: the named ones, or, where none is named, all whose size is known (a
+    /// batch stays, whatever is fed).
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
     /// # let net = Net::new();
-    /// let y = net.data("x", [-1, 1, 16], DType::F32).squeeze([1]);
-    /// assert_eq!(y.shape(), Shape::from([-1, 16]));
+    /// let x = net.data("x", [-1, 1, 16, 1], DType::F32);
+    /// assert_eq!(x.squeeze([1]).shape(), Shape::from([-1, 16, 1]));
+    /// assert_eq!(x.squeeze([]).shape(), Shape::from([-1, 16]));
     /// ```
     #[track_caller]
     pub fn squeeze(self, axes: impl AsRef<[i64]>) -> Var<'n> {
-        self.net.op("squeeze2").input("X", self).attr("axes", axes.as_ref()).one("Out")
+        let mut axes = axes.as_ref().to_vec();
+        if axes.is_empty() {
+            let shape = self.shape();
+            axes = (0..shape.rank() as i64).filter(|axis| shape[*axis as usize] == 1).collect();
+            if axes.is_empty() {
+                return self;
+            }
+        }
+        self.net.op("squeeze2").input("X", self).attr("axes", axes).one("Out")
     }
 
     /// Adds dimensions of size 1.

@@ -1,6 +1,6 @@
 //! Networks that run: what initialisers draw, what schedules compute, that optimizers descend.
 
-use fleet_exec::{Interpreter, Scope};
+use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
 use fleet_nn::models::{
     BertConfig, DeepFmConfig, GptConfig, ResNetConfig, WideDeepConfig, Word2VecConfig,
 };
@@ -269,6 +269,37 @@ fn counters_live_from_step_to_step() {
 }
 
 #[test]
+fn precision_over_recall_has_its_area() {
+    let net = Net::new();
+    let p = net.data("p", [-1, 2], DType::F32);
+    let label = net.data("label", [-1, 1], DType::I64);
+    let auc = p.auc(label, Auc::new().curve(Curve::Pr));
+    let mut scope = started(&net);
+    let main = net.build().unwrap().main;
+    let mut run = |p: &[f32; 5], label: &[i64; 5]| -> [f64; 2] {
+        let pairs: Vec<f32> = p.iter().flat_map(|p| [1.0 - p, *p]).collect();
+        let p = Tensor::from_slice(&pairs, [5, 2]).unwrap();
+        let label = Tensor::from_slice(label, [5, 1]).unwrap();
+        let fetch = [auc.auc.name(), auc.batch_auc.name()];
+        let fetch = fetch.each_ref().map(String::as_str);
+        let feed = [("p", &p), ("label", &label)];
+        let out = Interpreter::new().run(&main, &mut scope, &feed, &fetch).unwrap();
+        [out[0].item().unwrap(), out[1].item().unwrap()]
+    };
+    let check = |found: [f64; 2], expected: [f64; 2]| {
+        let close = found.iter().zip(&expected).all(|(f, e)| (f - e).abs() < 1e-12);
+        assert!(close, "{found:?}, not {expected:?}");
+    };
+    let scores = [0.9, 0.8, 0.7, 0.3, 0.1];
+    // The precision where a positive stands, from the highest score down: 1 of 1, 2 of 3, 3 of 5.
+    let first = (1.0 + 2.0 / 3.0 + 3.0 / 5.0) / 3.0;
+    check(run(&scores, &[1, 0, 1, 0, 1]), [first, first]);
+    // Now 1 of 2 and 2 of 3; over both batches 1 of 2, 2 of 4, 4 of 6 (two positives), 5 of 10.
+    let both = (0.5 + 0.5 + 2.0 * 4.0 / 6.0 + 0.5) / 5.0;
+    check(run(&scores, &[0, 1, 1, 0, 0]), [both, (0.5 + 2.0 / 3.0) / 2.0]);
+}
+
+#[test]
 fn the_area_under_the_curve_counts_everything_seen() {
     let net = Net::new();
     let p = net.data("p", [-1, 1], DType::F32);
@@ -289,6 +320,31 @@ fn the_area_under_the_curve_counts_everything_seen() {
     assert_eq!(run(&[0.9, 0.1], &[1, 0]), [1.0, 1.0]);
     // One of the four pairs of a positive and a negative is the wrong way round.
     assert_eq!(run(&[0.2, 0.8], &[1, 0]), [0.5 + 0.25, 0.5 + 0.25]);
+}
+
+#[test]
+fn a_batch_is_never_squeezed_away() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 1, 3, 1], DType::F32);
+    let (rows, all) = (x.squeeze([]), x.squeeze([1, -1]));
+    assert_eq!((rows.shape(), all.shape()), (Shape::from([-1, 3]), Shape::from([-1, 3])));
+    assert_eq!(rows.squeeze([]).id(), rows.id(), "nothing is left to go");
+    net.minimize(rows.fc(1).mean() + all.sum(), Sgd::new(0.1)).unwrap();
+    let main = net.build().unwrap().main;
+    for batch in [1, 3] {
+        let x = Tensor::zeros(DType::F32, [batch, 1, 3, 1]).unwrap();
+        let (feed, fetch) = ([("x", &x)], [rows.name(), all.name()]);
+        let fetch = fetch.each_ref().map(String::as_str);
+        let mut executor = Executor::new(ExecOptions::threads(1));
+        let planned = executor.run(&main, &mut started(&net), &feed, &fetch).unwrap();
+        let plain = Interpreter::new().run(&main, &mut started(&net), &feed, &fetch).unwrap();
+        for tensor in planned.iter().chain(&plain) {
+            assert_eq!(*tensor.shape(), Shape::from([batch, 3]));
+        }
+    }
+    x.squeeze([0]);
+    let error = net.build().err().unwrap().to_string();
+    assert!(error.contains("known before the program runs, got [0]"), "{error}");
 }
 
 /// Trains on one batch and expects the loss to fall. Inputs are made from shapes: ids below `ids`,

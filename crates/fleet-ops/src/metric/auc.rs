@@ -1,5 +1,7 @@
-//! The area under the ROC curve: counts positive and negative samples of the batch into buckets of
-//! probability, and sums the area from the highest bucket down (0.5 where one class is missing).
+//! The area under a curve: counts positive and negative samples of the batch into buckets of probability,
+//! and sums the area from the highest bucket down. `curve` ROC: the true over the false positives, by
+//! trapezoids (0.5 where one class is missing). `curve` PR: precision over recall, by steps, which is the
+//! average precision (the share of positives where one class is missing).
 //!
 //! Predict is [N, 1] or [N, 2] (the last column counts), Label [N, 1] or [N]. StatPos and StatNeg are
 //! i64 counters that go on in StatPosOut and StatNegOut, the same variables: with `slide_steps` 0 of
@@ -9,6 +11,7 @@
 use crate::prelude::*;
 use fleet_kernels::metrics::{
     Predictions, auc_area_of, auc_count, auc_count_window, auc_window_len, auc_window_sum,
+    precision_recall_area_of,
 };
 
 const PREDICT: usize = 0;
@@ -42,11 +45,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             .expected("num_thresholds of at least 1 and slide_steps of at least 0")
             .got(format!("{thresholds} and {steps}")));
     };
-    if i.op.attr_str("curve") != "ROC" {
-        return Err(Error::unsupported("auc knows one curve")
-            .expected("ROC")
-            .got(i.op.attr_str("curve")));
-    }
+    area_under(i.op.attr_str("curve"))?;
     let predict = i.check_rank("Predict", 2)?;
     if predict[1] > 2 || predict[1] == 0 {
         return Err(i
@@ -73,6 +72,19 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Of positives and negatives by bucket.
+type Area = fn(&[i64], &[i64]) -> f64;
+
+fn area_under(curve: &str) -> Result<Area> {
+    match curve {
+        "ROC" => Ok(auc_area_of),
+        "PR" => Ok(precision_recall_area_of),
+        other => {
+            Err(Error::invalid("auc does not know this curve").expected("ROC or PR").got(other))
+        }
+    }
+}
+
 /// The number of counters, where the attributes make sense.
 fn stat_len(thresholds: i64, steps: i64) -> Option<usize> {
     let thresholds = usize::try_from(thresholds).ok().filter(|count| *count > 0)?;
@@ -87,6 +99,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let shape = p.input("Predict").shape;
     let (rows, width) = (shape.at(0), shape.at(1));
     let is_wide = p.input("Label").dtype == DType::I64;
+    let area_of = area_under(p.op.attr_str("curve"))?;
     let kernel = Kernel::new(move |k| {
         for (out, input) in [(1, STAT_POS), (2, STAT_NEG)] {
             if !k.same(out, input) {
@@ -107,10 +120,10 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let (positives, negatives) = (k.output::<i64>(1), k.output::<i64>(2));
         k.output::<f64>(0)[0] = if steps == 0 {
             auc_count(predictions, positives, negatives)?;
-            auc_area_of(positives, negatives)
+            area_of(positives, negatives)
         } else {
             auc_count_window(predictions, thresholds, steps, positives, negatives)?;
-            auc_area_of(
+            area_of(
                 auc_window_sum(positives, thresholds, steps),
                 auc_window_sum(negatives, thresholds, steps),
             )

@@ -69,7 +69,7 @@ macro_rules! views {
 
 views! {
     "reshape2" RESHAPE RESHAPE_GRAD [required("shape", AttrKind::Ints)] Gray, reshaped;
-    "squeeze2" SQUEEZE SQUEEZE_GRAD [attr("axes", Ints(&[]))] Unlisted, squeezed;
+    "squeeze2" SQUEEZE SQUEEZE_GRAD [required("axes", AttrKind::Ints)] Unlisted, squeezed;
     "unsqueeze2" UNSQUEEZE UNSQUEEZE_GRAD [required("axes", AttrKind::Ints)] Unlisted, unsqueezed;
     "flatten2" FLATTEN FLATTEN_GRAD [attr("axis", Int(1))] Gray, flattened;
     "flatten_contiguous_range" FLATTEN_RANGE FLATTEN_RANGE_GRAD
@@ -138,11 +138,16 @@ fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
     Shape::new(&dims)
 }
 
+/// Axes of another size than 1 stay. What a batch of 1 would make of "all of size 1" is not what a batch
+/// of 3 makes of it, so the op names its axes, and an unknown one is not among them.
 fn squeezed(op: &Op, x: &Shape) -> Result<Shape> {
-    let asked = op.attr_ints("axes");
-    let axes = axes_of(asked, x)?;
-    let gone = |axis: usize, dim: i64| dim == 1 && (asked.is_empty() || axes.contains(&axis));
-    let kept = x.iter().enumerate().filter(|(axis, dim)| !gone(*axis, **dim));
+    let axes = axes_of(op.attr_ints("axes"), x)?;
+    if axes.is_empty() || axes.iter().any(|axis| x[*axis] < 0) {
+        return Err(Error::invalid(format!("attribute 'axes' of squeeze2 does not fit X {x}"))
+            .expected("at least one axis, of a size that is known before the program runs")
+            .got(format!("{axes:?}")));
+    }
+    let kept = x.iter().enumerate().filter(|(axis, dim)| **dim != 1 || !axes.contains(axis));
     Shape::new(&kept.map(|(_, dim)| *dim).collect::<Vec<_>>())
 }
 
