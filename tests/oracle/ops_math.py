@@ -81,9 +81,12 @@ table = [
     ("reciprocal", positive, {}, lambda v: 1 / v),
     ("softplus", smooth, {}, softplus),
     ("softplus", smooth, {"beta": 2.0, "threshold": 15.0}, lambda v: softplus(2 * v) / 2),
+    ("softplus", kinks, {"threshold": 2.0}, lambda v: np.where(v > 2, v, softplus(v))),
     ("softsign", smooth, {}, lambda v: v / (1 + np.abs(v))),
     ("hard_sigmoid", kinks, {}, lambda v: np.clip(0.2 * v + 0.5, 0, 1)),
+    ("hard_sigmoid", kinks, {"slope": 0.3, "offset": 0.45}, lambda v: np.clip(0.3 * v + 0.45, 0, 1)),
     ("hard_swish", kinks, {}, lambda v: v * np.clip(v + 3, 0, 6) / 6),
+    ("hard_swish", kinks, {"threshold": 5.0, "scale": 4.0, "offset": 2.0}, lambda v: v * np.clip(v + 2, 0, 5) / 4),
     ("swish", smooth, {"beta": 1.5}, lambda v: v * sigmoid(1.5 * v)),
     ("silu", smooth, {}, lambda v: v * sigmoid(v)),
     ("elu", kinks, {"alpha": 0.7}, lambda v: np.where(v > 0, v, 0.7 * np.expm1(v))),
@@ -150,6 +153,7 @@ for name, function in [("equal", np.equal), ("not_equal", np.not_equal), ("less_
                        ("less_equal", np.less_equal), ("greater_than", np.greater),
                        ("greater_equal", np.greater_equal)]:
     case(name, X=a, Y=b, out={"Out": function(a, b)})
+    case(name, X=a, Y=f32([1, 5]), axis=0, out={"Out": function(a, f32([[1], [5]]))})
     case(name, X=a.astype(np.int64), Y=b.astype(np.int64), out={"Out": function(a, b)})
     case(name, X=a.astype(np.uint8), Y=b.astype(np.uint8), out={"Out": function(a, b)})
     fail(name, f"input 'Y' of {name} does not broadcast with X", X=Shape(2, 3), Y=Shape(2))

@@ -85,6 +85,36 @@ fn every_switch_does_one_thing() {
     assert_eq!(layout["transpose2"], 1);
 }
 
+/// A relu goes into the depthwise convolution behind it, both ways, unless somebody else reads it.
+#[test]
+fn relus_go_into_depthwise_convolutions() {
+    let net = Net::new();
+    let apart = || Conv2d::new(8, 3).groups(8).padding(1);
+    let x = net.data("x", [-1, 3, 8, 8], DType::F32).conv2d(Conv2d::new(8, 1));
+    let first = x.relu().conv2d(apart());
+    let shared = first.relu();
+    net.minimize((shared.conv2d(apart()) + shared).mean(), Sgd::new(0.1)).unwrap();
+    let program = net.build().unwrap().main;
+    let with = |on: bool, keep: &[VarId]| {
+        let options = BuildOptions { fuse_relu_depthwise_conv: on, ..BuildOptions::none() };
+        let done = optimized(&program, keep, &options);
+        let ops = counts(&done);
+        let is_fused = |name: &str| {
+            let ops = done.root_ops().filter(|(_, op)| op.name() == name);
+            ops.filter(|(_, op)| op.attr_bool("fuse_relu_before_depthwise_conv")).count()
+        };
+        let fused = (is_fused("depthwise_conv2d"), is_fused("depthwise_conv2d_grad"));
+        let count = |name| ops.get(name).copied().unwrap_or(0);
+        (fused, (count("relu"), count("relu_grad")))
+    };
+    assert_eq!(with(false, &[]), ((0, 0), (2, 2)));
+    assert_eq!(with(true, &[]), ((1, 1), (1, 1)));
+    // What is fetched is made.
+    let clipped =
+        program.root_ops().find(|(_, op)| op.name() == "relu").unwrap().1.output("Out")[0];
+    assert_eq!(with(true, &[clipped]), ((0, 0), (2, 2)));
+}
+
 #[test]
 fn what_is_fetched_is_still_made() {
     let program = resnet50();

@@ -51,5 +51,6 @@ check_models!(
     wide_deep_adagrad,
     deepfm,
     word2vec,
+    depthwise,
     forked
 );

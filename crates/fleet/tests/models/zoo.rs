@@ -124,6 +124,22 @@ pub fn forked() -> Model {
     model
 }
 
+/// Depthwise convolutions behind relus: one keeps the size, one halves it.
+pub fn depthwise() -> Model {
+    let net = seeded();
+    let (x, y) = (net.data("x", [-1, 3, 16, 16], DType::F32), net.data("y", [-1, 1], DType::I64));
+    let apart = |channels| Conv2d::new(channels, 3).groups(channels).padding(1);
+    let stem = x.conv2d(Conv2d::new(16, 3).padding(1).act(Act::Relu));
+    let kept =
+        stem.conv2d(apart(16)).batch_norm(BatchNorm::new()).conv2d(Conv2d::new(32, 1)).relu();
+    let logits =
+        kept.conv2d(apart(32).stride(2)).relu().pool2d(Pool2d::global_avg()).flatten(1).fc(10);
+    let loss = logits.cross_entropy(y);
+    net.minimize(loss, Momentum::new(0.01, 0.9)).unwrap();
+    let outputs = vec![logits.name(), loss.name()];
+    Model::new("depthwise", &net, loss.name(), outputs, image_batch(4, 3, 16))
+}
+
 /// Layers of fresh batch norms amplify rounding until a relu somewhere turns round. With shifts of
 /// some standard deviations few values are near nought.
 fn residual(name: &'static str, layers: u32, rate: f64, shift: f32) -> Model {
