@@ -148,7 +148,9 @@ fn feeds<'p>(program: &'p Program, args: &StatsArgs) -> Result<Option<Vec<Feed<'
             let error = Error::invalid(format!("'{name}' cannot be fed with this shape"));
             return Err(error.expected(var.shape).got(shape));
         }
-        shapes.insert(name, shape);
+        if shapes.insert(name, shape).is_some() {
+            return Err(Error::invalid(format!("the shape of '{name}' is given twice")));
+        }
     }
     let mut used = HashSet::new();
     for (id, _) in program.root_ops() {

@@ -58,7 +58,8 @@ pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
     let mut executor = Executor::new(options);
     let mut scope = Scope::new();
     if let Some(startup) = &args.startup {
-        executor.run(&load(startup)?, &mut scope, &[], &[])?;
+        let place = |error: Error| error.at(format!("--startup {}", startup.display()));
+        executor.run(&load(startup)?, &mut scope, &[], &[]).map_err(place)?;
     }
     let saved_model = Some(&args.program).filter(|program| program.is_dir());
     if let Some(checkpoint) = args.load.as_ref().or(saved_model) {

@@ -69,6 +69,8 @@ fn programs_are_counted() {
     check("stats-shape", &["stats", "forward.fleet", "--shape", "x=16,2"]);
     check("stats-wrong-shape", &["stats", "forward.fleet", "--shape", "x=16,3"]);
     check("stats-wrong-text", &["stats", "forward.fleet", "--shape", "x=a"]);
+    check("stats-twice", &["stats", "forward.fleet", "--shape", "x=1,2", "--shape", "x=2,2"]);
+    check("stats-endless", &["stats", "forward.fleet", "--shape", "x=9223372036854775807,2"]);
 }
 
 #[test]
@@ -211,6 +213,8 @@ fn wrong_runs_are_explained() {
     run(&["--feed", "x=diary.txt", "--fetch", "y"], "this is not npy data");
     run(&["--feed", &format!("x={}", path(&x)), "--fetch", "y"], "[-1, 2]");
     run(&["--load", "no-such"], "no-such");
+    run(&["--load", "diary.txt"], "this is not a safetensors file");
+    run(&["--startup", "linear.fleet"], "at --startup linear.fleet");
 }
 
 /// `fleet print x | head -1`.

@@ -11,7 +11,7 @@ use fleet_ir::{Program, VarId};
 use fleet_kernels::pool::Pool;
 use fleet_ops::{Meta, Registry, Services};
 use fleet_passes::BuildOptions;
-use fleet_tensor::{Buffer, DType, Shape, Tensor};
+use fleet_tensor::{Buffer, DType, Layout, Shape, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -20,6 +20,46 @@ use std::sync::Arc;
 ///
 /// The first run of a program with given shapes plans it; later runs with the same shapes allocate
 /// nothing but what is fetched ([`Executor::run_into`] not even that).
+///
+/// ```
+/// use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};
+/// use fleet_ir::Program;
+/// use fleet_ops::Registry;
+/// use fleet_tensor::{DType, Tensor};
+///
+/// # fn main() -> fleet_base::Result<()> {
+/// let text = "fleet program 1
+/// block0 {
+///   %x: f32[-1, 2] data
+///   %y: f32[-1, 2]
+///   %z: f32[-1, 2]
+///   (Out: %y) = scale(X: %x) {scale: 2.0}
+///   (Out: %z) = relu(X: %y)
+/// }";
+/// let program = Program::parse(text, Registry::standard())?;
+/// let mut scope = Scope::new();
+/// let mut executor = Executor::new(ExecOptions { profile: true, ..ExecOptions::threads(1) });
+/// assert!(executor.options().profile && executor.threads() == 1);
+/// let x = Tensor::from_slice(&[1.0f32, -2.0], [1, 2])?;
+/// let mut out = Vec::new();
+/// for _ in 0..3 {
+///     executor.run_into(&program, &mut scope, &[("x", &x)], &["z"], &mut out)?;
+/// }
+/// assert_eq!((out[0].to_vec::<f32>()?, executor.plan_count()), (vec![2.0, 0.0], 1));
+/// assert_eq!((executor.profile().len(), executor.profile_ops().len()), (2, 2));
+/// let trace = executor.trace(); // of the last run
+/// assert!(trace.duration_us() > 0.0 && trace.exposed_us() == 0.0);
+///
+/// // What a run with other shapes would need, without running, on a device that has no memory.
+/// let feed = [("x", DType::F32, [1000, 2].into())];
+/// let mut nowhere = Executor::new(ExecOptions { device: Device::Null, ..ExecOptions::threads(1) });
+/// let summary: PlanSummary = nowhere.plan(&program, &scope, &feed, &["z"])?;
+/// assert_eq!((summary.feed_bytes, summary.arena_bytes), (8000, 8000)); // one lies over the other
+/// let planned = nowhere.planned_program(&program, &scope, &feed, &["z"])?;
+/// assert_eq!(planned.root_ops().count(), summary.op_count);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Executor {
     registry: &'static Registry,
     options: ExecOptions,
@@ -212,6 +252,7 @@ impl Executor {
         let feeds: Vec<(VarId, Meta)> =
             feed.iter().map(|fed| feedable(program, fed)).collect::<Result<_>>()?;
         check_no_double(feed)?;
+        check_row_major(program)?;
         let rewritten =
             fleet_passes::optimize(program, self.registry, &fetches, &self.build_options())?;
         let plan = Plan::build(PlanRequest {
@@ -359,6 +400,17 @@ fn feedable(
             .got(format!("{dtype}{shape}")));
     }
     Ok((id, Meta::dense(*dtype, *shape)))
+}
+
+/// Layouts are chosen behind this: kernels rely on who wrote them.
+fn check_row_major(program: &Program) -> Result<()> {
+    match program.vars().find(|(_, var)| var.layout != Layout::RowMajor) {
+        None => Ok(()),
+        Some((_, var)) => Err(Error::invalid(format!("'{}' states a layout", var.name))
+            .expected(Layout::RowMajor)
+            .got(var.layout)
+            .help("leave layouts to the executor (choose_layout)")),
+    }
 }
 
 fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {

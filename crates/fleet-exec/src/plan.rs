@@ -12,7 +12,7 @@
 use crate::flat::{self, Flat, LaneChoice, LaneKey};
 use crate::memory::{self, Block};
 use crate::options::{Device, ExecOptions};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::{
     Arg, CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services,
@@ -23,6 +23,9 @@ use std::ops::Range;
 
 /// Lanes that a plan may have; ops name theirs by a small number.
 pub(crate) const LANES_MAX: usize = 16;
+
+/// Bytes of all variables of a plan together: as many as processors have addresses for.
+const PLANNED_BYTES_MAX: usize = 1 << 48;
 
 /// Counted as what leaves the arena.
 const OFFLOAD_STORE: &str = "offload_store";
@@ -173,6 +176,12 @@ impl<'a> Builder<'a> {
         let program = &request.program;
         let mut metas: HashMap<VarId, Meta> = request.feeds.iter().copied().collect();
         for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
+            if var.is_data {
+                return Err(Error::invalid(format!(
+                    "variable '{}' is both fed and kept between runs",
+                    var.name
+                )));
+            }
             let meta = match (request.scope_meta)(&var.name) {
                 Some((dtype, shape)) => {
                     if dtype != var.dtype || !shape.agrees(&var.shape) {
@@ -489,6 +498,7 @@ impl<'a> Builder<'a> {
         let mut feeds = Vec::new();
         let mut used: Vec<VarId> = self.life.keys().copied().collect();
         used.sort_unstable();
+        self.check_size(&used)?;
         let mut unshared = 0;
         for var in &used {
             let root = self.root(*var);
@@ -572,6 +582,28 @@ impl<'a> Builder<'a> {
         plan.places = places.list;
         plan.program = self.program.clone();
         Ok(plan)
+    }
+
+    /// From here on, sizes are added and multiplied without looking.
+    fn check_size(&self, used: &[VarId]) -> Result<()> {
+        let mut total = 0usize;
+        for var in used {
+            let meta = self.metas[var];
+            let dims = meta.shape.iter().map(|dim| dim.unsigned_abs().max(1) as usize);
+            let bytes = dims.fold(meta.dtype.size(), usize::saturating_mul);
+            total = total.saturating_add(bytes);
+            if total > PLANNED_BYTES_MAX {
+                return Err(Error::exhausted("the variables of the program are too large to plan")
+                    .expected(format!("at most {}", text::bytes(PLANNED_BYTES_MAX as u64)))
+                    .got(format!(
+                        "more, from '{}' {}{} on",
+                        self.program.var(*var).name,
+                        meta.dtype,
+                        meta.shape
+                    )));
+            }
+        }
+        Ok(())
     }
 
     fn written_before_read(&self, var: VarId) -> bool {
@@ -757,6 +789,11 @@ fn settle(
     made: Meta,
 ) -> Result<Meta> {
     let var = program.var(id);
+    // The fed tensor is the caller's.
+    if var.is_data {
+        return Err(Error::invalid(format!("the op writes '{}', which is fed", var.name))
+            .help("let it write a variable of its own"));
+    }
     let wrong = |held: Meta| {
         Error::invalid(format!("output '{}' has another type or shape than stated", var.name))
             .expected(format!("{}{}", held.dtype, held.shape))

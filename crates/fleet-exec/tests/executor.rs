@@ -44,6 +44,7 @@ const fn side_op(
 ) -> OpDef {
     let mut traits = OpTraits::plain();
     traits.lane = lane;
+    traits.elementwise = true;
     OpDef {
         spec: OpSpec {
             name,
@@ -208,6 +209,59 @@ fn an_output_takes_over_one_operand_only() {
 }
 
 #[test]
+fn switches_of_the_plan_are_seen() {
+    // In place: the sum of a pair lies over one of its operands.
+    let mut program = chain(&[("test_add", 1.0)]);
+    let (x, a) = (program.find_var("x").unwrap(), program.find_var("y0").unwrap());
+    let b = call(&mut program, "test_add", x, 2.0, "b");
+    let mut emit = Emit::new(&mut program, registry(), OpRole::FORWARD);
+    let out = emit.named_op("test_pair").unwrap().input("X", a).input("Y", b).one("Out").unwrap();
+    emit.append();
+    let out = program.var_name(out).to_string();
+    let arena = |inplace: bool| {
+        let mut options = ExecOptions::threads(1);
+        options.build.enable_inplace = inplace;
+        let metas = [("x", DType::F32, [1600].into())];
+        executor(options).plan(&program, &Scope::new(), &metas, &[&out]).unwrap().arena_bytes
+    };
+    assert_eq!((arena(true), arena(false)), (2 * 6400, 3 * 6400));
+
+    // Sequential: no lane beside compute.
+    let program = chain(&[("test_add", 1.0), ("test_side_add", 10.0), ("test_other_add", 100.0)]);
+    let lanes = |sequential: bool| {
+        let mut options = ExecOptions { profile: true, ..ExecOptions::threads(1) };
+        options.build.enable_sequential_execution = sequential;
+        let mut exe = executor(options);
+        let feed = vector(&[1.0]);
+        exe.run(&program, &mut Scope::new(), &[("x", &feed)], &["y2"]).unwrap();
+        exe.trace().spans.iter().map(|span| span.lane).collect::<Vec<_>>()
+    };
+    assert_eq!((lanes(false), lanes(true)), (vec![0, 1, 2], vec![0, 0, 0]));
+
+    for threads in [1, 2, 3] {
+        assert_eq!(executor(ExecOptions::threads(threads)).threads(), threads);
+    }
+}
+
+/// As `use_prune` does: what the fetches do not need neither runs nor wants to be fed.
+#[test]
+fn a_pruned_program_needs_what_its_fetches_need() {
+    let mut program = chain(&[("test_add", 1.0)]);
+    let label = program.add_var(Program::ROOT, Var::data("label", DType::F32, [-1])).unwrap();
+    let w = program.add_var(Program::ROOT, Var::persistable("w", DType::F32, [-1])).unwrap();
+    let op = Op::build(&ADD.spec).input("X", label).output("Out", w).attr("k", 1.0);
+    program.append_op(Program::ROOT, op.finish().unwrap());
+    let (x, mut exe) = (vector(&[1.0]), executor(ExecOptions::threads(1)));
+    let mut scope = Scope::new();
+    let error = exe.run(&program, &mut scope, &[("x", &x)], &["y0"]).unwrap_err().to_string();
+    assert!(error.contains("no value was fed for 'label'"), "{error}");
+    let pruned = program.prune(&[program.var_named("y0").unwrap()]);
+    let found = exe.run(&pruned, &mut scope, &[("x", &x)], &["y0"]).unwrap();
+    assert_eq!(found[0].to_vec::<f32>().unwrap(), [2.0]);
+    assert!(scope.is_empty(), "nothing was updated");
+}
+
+#[test]
 fn what_nobody_reads_is_not_run() {
     let mut program = chain(&[("test_add", 1.0)]);
     let x = program.find_var("x").unwrap();
@@ -276,6 +330,45 @@ fn mistakes_are_named() {
         let error = exe.run(&program, &mut scope, feed, &[fetch]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(message), "{error}");
+    }
+}
+
+/// Also where nobody has asked the verifier.
+#[test]
+fn what_cannot_be_planned_is_refused() {
+    let check = |text: &str, expected: &str| {
+        let program = Program::parse(text, registry()).unwrap();
+        let (x, mut exe) = (vector(&[1.0, 2.0]), executor(ExecOptions::threads(1)));
+        let error = exe.run(&program, &mut Scope::new(), &[("x", &x)], &["y"]).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    };
+    check(
+        "fleet program 1 block0 { %x: f32[2] data %y: f32[2]
+            (Out: %x) = test_add(X: %x) (Out: %y) = test_add(X: %x) }",
+        "the op writes 'x', which is fed\n  at op 0 test_add(X: %x)",
+    );
+    check(
+        "fleet program 1 block0 { %x: f32[2] data persistable %y: f32[2]
+            (Out: %y) = test_add(X: %x) }",
+        "variable 'x' is both fed and kept between runs",
+    );
+    check(
+        "fleet program 1 block0 { %x: f32[2] data %w: f32[2,1,1,1] persistable layout=filter64 %y: f32[2]
+            (Out: %y) = test_add(X: %x) }",
+        "'w' states a layout: expected row_major, got filter64",
+    );
+    // Sizes whose product no number holds, and sizes whose sum no machine holds.
+    for size in
+        ["9223372036854775807, 9223372036854775807", "4611686018427387904, 2", "1099511627776, 64"]
+    {
+        let text = format!(
+            "fleet program 1 block0 {{ %x: f32[2] data %w: f32[{size}] persistable
+                %v: f32[{size}] %y: f32[2]
+                (Out: %v) = test_add(X: %w) (Out: %w) = test_add(X: %v)
+                (Out: %y) = test_add(X: %x) }}"
+        );
+        check(&text, "too large to plan: expected at most 256 TiB, got more, from '");
     }
 }
 

@@ -161,6 +161,11 @@ struct Opened {
 
 impl Opened {
     fn new(path: &Path) -> Result<Opened> {
+        if path.ends_with(MANIFEST) {
+            return Err(Error::invalid(format!("{MANIFEST} is the list of a checkpoint's files"))
+                .at(path.display())
+                .help("the checkpoint is the folder that it is in"));
+        }
         if !path.is_dir() {
             let reader = Reader::open(path)?.must_be_ours()?;
             let meta = read_file_meta(path, &reader.meta)?;

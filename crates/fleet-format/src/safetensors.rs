@@ -192,8 +192,14 @@ impl Reader {
         source.read_exact(&mut header)?;
         let length = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|index| header[index]));
         if length > HEADER_BYTES_MAX || length > source.bytes - 8 {
+            let mut first = [0];
+            source.read_exact(&mut first[..usize::from(source.bytes > 8)])?;
+            // Cut ones begin as whole ones do.
+            if first != *b"{" {
+                return Err(source.damaged("this is not a safetensors file"));
+            }
             return Err(source
-                .damaged("this is not a safetensors file, or it is cut: its header is too long")
+                .damaged("the safetensors file is cut: its header is too long")
                 .expected(format!("at most {} bytes", HEADER_BYTES_MAX.min(source.bytes - 8)))
                 .got(length));
         }

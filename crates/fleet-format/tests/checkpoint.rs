@@ -186,7 +186,9 @@ fn foreign_files_are_refused() {
     fs::write(&path, "").unwrap();
     check(&path, "too short");
     fs::write(&path, "PK\x03\x04 this is a zip file").unwrap();
-    check(&path, "its header is too long");
+    check(&path, "this is not a safetensors file\n");
+    fs::write(&path, [&[99, 0, 0, 0, 0, 0, 0, 0], &b"{}"[..]].concat()).unwrap();
+    check(&path, "is cut: its header is too long: expected at most 2 bytes, got 99");
     fs::write(&path, [&[9, 0, 0, 0, 0, 0, 0, 0], &b"[1, 2, 3]"[..]].concat()).unwrap();
     check(&path, "is not an object");
     fs::write(&path, [&[2, 0, 0, 0, 0, 0, 0, 0], &b"{}"[..]].concat()).unwrap();
@@ -198,6 +200,7 @@ fn foreign_files_are_refused() {
     let scalar = Tensor::scalar(1.0f32).unwrap();
     let other = folder.join("other");
     save_tensors(&other, [("a", &scalar)], &meta(1)).unwrap();
+    check(&other.join("checkpoint.json"), "help: the checkpoint is the folder that it is in");
     let list = fs::read_to_string(other.join("checkpoint.json")).unwrap();
     let list = list.replace("tensors-000001-000.safetensors", "tensors-1-../x.safetensors");
     let sum = list.find("\"crc32\": \"").unwrap() + 10;

@@ -3,11 +3,13 @@
 //! 1. Blocks: block 0 is the root and has no parent; every other block has one that exists, no circle,
 //!    at most 32 levels. A block belongs to at most one op, which stands in the block's parent.
 //! 2. Variables: listed in the block that they name, once; names are not empty, unique in the whole
-//!    program, and found by [`Program::find_var`]; shapes have no dimension below -1; a parameter is
-//!    persistable, a fed variable is not a parameter.
+//!    program, and found by [`Program::find_var`]; shapes have no dimension below -1, those in the
+//!    layout of filters four dimensions; a parameter is persistable; a variable is fed or kept between runs,
+//!    not both.
 //! 3. Ops: exist, and stand in one block, once; as many slots and attributes as the spec has;
 //!    in each slot as many variables as it takes; attributes of the spec's type.
-//! 4. Uses: every variable exists, and is listed in the op's block or one around it.
+//! 4. Uses: every variable exists, and is listed in the op's block or one around it; no op writes what is
+//!    fed.
 //! 5. Order: a variable that is neither persistable nor fed (nor a tensor array, which starts empty) is
 //!    written by an earlier op before it is read; the first op that reads it too early is named. An op
 //!    with a sub-block writes what its sub-block writes; a sub-block sees what was written before its
@@ -20,6 +22,7 @@ use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, depth};
 use crate::op::check_arity;
 use crate::{Attr, BlockId, Op, OpId, Program, VarId, VarKind};
 use fleet_base::{EntityRef, Error, Result};
+use fleet_tensor::Layout;
 use std::collections::HashSet;
 
 impl Program {
@@ -143,11 +146,18 @@ impl<'p> Verifier<'p> {
                             .got(var.shape),
                     );
                 }
+                if var.layout == Layout::Filter64 && var.shape.rank() != 4 {
+                    report(
+                        Error::invalid("the layout is one of filters")
+                            .expected("four dimensions")
+                            .got(var.shape),
+                    );
+                }
                 if var.is_parameter() && !var.persistable {
                     report(Error::invalid("a parameter is not persistable"));
                 }
-                if var.is_parameter() && var.is_data {
-                    report(Error::invalid("a parameter is fed"));
+                if (var.persistable || var.is_parameter()) && var.is_data {
+                    report(Error::invalid("a variable is both fed and kept between runs"));
                 }
             }
         }
@@ -213,6 +223,14 @@ impl<'p> Verifier<'p> {
 
     fn uses(&mut self, op: &Op, block: BlockId) {
         let program = self.program;
+        let fed = |var: &VarId| program.has_var(*var) && program.var(*var).is_data;
+        for var in op.all_outputs().filter(fed) {
+            let name = program.var_label(var);
+            self.errors.push(
+                Error::invalid(format!("the op writes {name}, which is fed"))
+                    .help("let it write a variable of its own"),
+            );
+        }
         for var in op.all_inputs().chain(op.all_outputs()) {
             if !program.has_var(var) {
                 self.fatal(Error::invalid(format!("the op uses {var}, which does not exist")));

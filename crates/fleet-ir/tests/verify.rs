@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use fleet_base::EntityRef;
 use fleet_ir::{Attr, BlockId, Op, OpId, OpRole, Param, Program, Var, VarId, VarKind};
-use fleet_tensor::DType;
+use fleet_tensor::{DType, Layout};
 
 #[test]
 fn a_sound_program_passes() {
@@ -99,6 +99,25 @@ fn variables_must_be_in_sight() {
 }
 
 #[test]
+fn filters_have_four_dimensions() {
+    check(
+        |s| s.program.var_mut(s.y).layout = Layout::Filter64,
+        &["the layout is one of filters: expected four dimensions, got [2]\n  \
+           at variable 'y' of block0"],
+    );
+}
+
+#[test]
+fn what_is_fed_is_the_callers() {
+    check(
+        |s| s.program.op_mut(s.second).outputs[0] = vec![s.x],
+        &[&format!(
+            "the op writes %x, which is fed{SECOND}\n  help: let it write a variable of its own"
+        )],
+    );
+}
+
+#[test]
 fn names_must_tell_variables_apart() {
     check(
         |s| s.program.var_mut(s.y).name = "x".into(),
@@ -112,8 +131,12 @@ fn names_must_tell_variables_apart() {
         |s| s.program.var_mut(s.x).param = Some(Param::default()),
         &[
             "a parameter is not persistable\n  at variable 'x' of block0",
-            "a parameter is fed\n  at variable 'x' of block0",
+            "a variable is both fed and kept between runs\n  at variable 'x' of block0",
         ],
+    );
+    check(
+        |s| s.program.var_mut(s.x).persistable = true,
+        &["a variable is both fed and kept between runs\n  at variable 'x' of block0"],
     );
     check(
         |s| s.program.var_mut(s.x).shape.dims_mut()[0] = -3,

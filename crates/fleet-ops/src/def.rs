@@ -2,7 +2,7 @@
 
 use crate::{Services, gradient_check};
 use fleet_base::{Error, Result};
-use fleet_ir::{Op, OpSpec, VarId, VarKind};
+use fleet_ir::{Op, OpSpec, SlotSpec, VarId, VarKind};
 use fleet_kernels::pool::Pool;
 use fleet_tensor::{DType, Element, Layout, Shape};
 
@@ -23,9 +23,67 @@ impl OpDef {
     /// Types and shapes of the outputs of an op of this kind, by slot, from those of its inputs.
     pub fn shapes(&self, op: &Op, meta: impl Fn(VarId) -> Meta) -> Result<Vec<Vec<Meta>>> {
         let mut ctx = InferCtx::new(op, meta);
+        self.check_dense(&ctx)?;
+        self.check_overlap(op)?;
         gradient_check::check(&ctx)?;
         (self.infer)(&mut ctx)?;
         Ok(ctx.into_outputs())
+    }
+}
+
+impl OpDef {
+    /// Kernels see their operands apart, but for those that they may write over.
+    fn check_overlap(&self, op: &Op) -> Result<()> {
+        let slots = |specs: &'static [SlotSpec], vars: &[Vec<VarId>]| -> Vec<(&str, VarId)> {
+            let slots = specs.iter().zip(vars);
+            slots.flat_map(|(slot, vars)| vars.iter().map(|var| (slot.name, *var))).collect()
+        };
+        let (inputs, outputs) =
+            (slots(op.spec.inputs, &op.inputs), slots(op.spec.outputs, &op.outputs));
+        for (index, (out, var)) in outputs.iter().enumerate() {
+            let twice = outputs[..index].iter().any(|(_, other)| other == var);
+            let read =
+                inputs.iter().find(|(slot, of)| of == var && !self.may_write_over(out, slot));
+            if let Some((slot, _)) = read {
+                return Err(Error::invalid(format!(
+                    "output '{out}' of {} is also its input '{slot}'",
+                    op.name()
+                ))
+                .expected("a variable of its own"));
+            }
+            if twice {
+                return Err(Error::invalid(format!(
+                    "two outputs of {} are one variable",
+                    op.name()
+                ))
+                .got(format!("'{out}' again")));
+            }
+        }
+        Ok(())
+    }
+
+    fn may_write_over(&self, output: &str, input: &str) -> bool {
+        let traits = &self.traits;
+        traits.elementwise
+            || traits.inplace.contains(&(output, input))
+            || traits.view == Some((output, input))
+            || traits.shape_only.contains(&input)
+            // State that goes on under another name: Velocity, VelocityOut.
+            || output.strip_suffix("Out") == Some(input)
+    }
+
+    /// Kernels that do not know of sparse rows see none.
+    fn check_dense(&self, i: &InferCtx<'_>) -> Result<()> {
+        let dense = self.spec.inputs.iter().filter(|slot| !self.traits.sparse.contains(&slot.name));
+        for slot in dense {
+            if i.inputs(slot.name).iter().any(|meta| meta.kind == VarKind::SparseRows) {
+                return Err(i
+                    .error(slot.name, "holds sparse rows")
+                    .expected("a dense tensor")
+                    .help("make the gradient of the embedding dense (is_sparse: false)"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -49,6 +107,8 @@ pub struct OpTraits {
     pub view: Option<(&'static str, &'static str)>,
     /// Input slots of which only type and shape matter: their bytes need not be kept for this op.
     pub shape_only: &'static [&'static str],
+    /// Input slots that may hold sparse rows; the others hold dense tensors only.
+    pub sparse: &'static [&'static str],
     /// Draws random numbers: two equal ops are not the same value.
     pub random: bool,
     /// Does something besides writing its outputs: never removed as dead.
@@ -99,6 +159,7 @@ impl OpTraits {
             inplace: &[],
             view: None,
             shape_only: &[],
+            sparse: &[],
             random: false,
             effect: false,
             elementwise: false,
@@ -152,6 +213,14 @@ impl Meta {
         match self.kind {
             VarKind::SparseRows => count(self.rows, self.shape.dims().get(1..).unwrap_or(&[])),
             _ => count(1, self.shape.dims()),
+        }
+    }
+
+    /// Elements in memory, the layout's padding included; of sparse rows, those that there is room for.
+    pub fn physical_len(&self, layout: Layout) -> usize {
+        match self.kind {
+            VarKind::SparseRows => self.numel(),
+            _ => layout.physical_len(&self.shape),
         }
     }
 

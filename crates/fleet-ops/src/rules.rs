@@ -74,7 +74,7 @@ pub(crate) fn sizes(shape: &Shape) -> Vec<usize> {
 /// Elements in memory of the first variable of an input slot, the layout's padding included.
 pub(crate) fn physical_len(p: &PrepareCtx<'_>, slot: usize) -> usize {
     let (meta, layout) = (&p.inputs[slot][0], p.input_layouts[slot][0]);
-    if meta.rows > 0 { meta.numel() } else { layout.physical_len(&meta.shape) }
+    meta.physical_len(layout)
 }
 
 /// Refuses operands in another layout than row-major.

@@ -71,8 +71,7 @@ impl Plan {
         let copies: Vec<Option<usize>> = metas
             .zip(layouts)
             .map(|(meta, layout)| {
-                let len =
-                    if meta.rows > 0 { meta.numel() } else { layout.physical_len(&meta.shape) };
+                let len = meta.physical_len(*layout);
                 is_half(meta.dtype).then(|| take(len * size_of::<f32>()))
             })
             .collect();

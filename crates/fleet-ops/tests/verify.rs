@@ -39,6 +39,58 @@ fn outputs_are_what_ops_make() {
 }
 
 #[test]
+fn ops_write_over_what_they_may() {
+    let head = "%x: f32[2, 2] data %y: f32[2, 2] %a: f32[2, 1] (Out: %y) = relu(X: %x)";
+    for call in ["tanh(X: %y)", "softmax(X: %y)", "elementwise_mul(X: %y, Y: %y)", "sum(X: %x, %y)"]
+    {
+        check(&format!("{head} (Out: %y) = {call}"), &[]);
+    }
+    let again = |op: &str, slot: &str, shown: &str| {
+        format!(
+            "output 'Out' of {op} is also its input '{slot}': expected a variable of its own\n  \
+             at op 1 {op}({shown})"
+        )
+    };
+    check(
+        &format!("{head} (Out: %y) = transpose2(X: %y) {{axis: [1, 0]}}"),
+        &[&again("transpose2", "X", "X: %y")],
+    );
+    check(
+        &format!("{head} (Out: %y) = matmul_v2(X: %x, Y: %y)"),
+        &[&again("matmul_v2", "Y", "X: %x, Y: %y")],
+    );
+    check(
+        &format!("{head} (Out: %a, %a) = split(X: %y) {{num: 2, axis: 1}}"),
+        &["two outputs of split are one variable: got 'Out' again\n  at op 1 split(X: %y)"],
+    );
+}
+
+/// A kernel that does not know of sparse rows would read and write as many elements as the matrix has.
+#[test]
+fn sparse_rows_go_where_they_are_known() {
+    let head = "%ids: i64[-1] data %w: f32[5, 2] data %d: f32[-1, 2] data %g: f32[5, 2] sparse_rows
+        %y: f32[5, 2] %s: f32[5, 2] sparse_rows %n: f32[1]
+        (W@GRAD: %g) = lookup_table_v2_grad(W: %w, Ids: %ids, Out@GRAD: %d) {is_sparse: true}";
+    check(&format!("{head} (Out: %s) = scale(X: %g) {{scale: 2.0}}"), &[]);
+    check(&format!("{head} (Out: %n) = squared_l2_norm(X: %g)"), &[]);
+    let refused = |op: &str, slot: &str| {
+        format!(
+            "input '{slot}' of {op} holds sparse rows: expected a dense tensor\n  at op 1 {op}({slot}: \
+             %g)\n  help: make the gradient of the embedding dense (is_sparse: false)"
+        )
+    };
+    for op in ["relu", "cast", "transpose2", "reduce_sum", "c_allreduce_sum"] {
+        let attrs = match op {
+            "cast" => "out_dtype: f64",
+            "transpose2" => "axis: [0, 1]",
+            _ => "",
+        };
+        let call = format!("{head} (Out: %y) = {op}(X: %g) {{{attrs}}}");
+        check(&call, &[&refused(op, "X")]);
+    }
+}
+
+#[test]
 fn structure_comes_first() {
     check(
         "%x: f32[2] %y: f32[3] (Out: %y) = scale(X: %x)",

@@ -54,7 +54,6 @@ pub static BARRIER: OpDef = OpDef {
     infer: |i| {
         nranks(i)?;
         if let Some(x) = i.optional("X") {
-            super::dense(i)?;
             i.push("Out", x);
         }
         Ok(())
@@ -68,7 +67,7 @@ pub static BARRIER: OpDef = OpDef {
             ring.barrier(&label)
         }))
     },
-    traits: TRAITS,
+    traits: OpTraits { elementwise: true, ..TRAITS },
 };
 
 pub static SYNC_CALC: OpDef = marker("c_sync_calc_stream");
@@ -95,6 +94,6 @@ const fn marker(name: &'static str) -> OpDef {
                 Ok(())
             }))
         },
-        traits: OpTraits { elementwise: true, ..OpTraits::plain() },
+        traits: OpTraits { sparse: const { &["X"] }, elementwise: true, ..OpTraits::plain() },
     }
 }

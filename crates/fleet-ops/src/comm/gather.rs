@@ -5,7 +5,7 @@
 //! behind the other, so that it stands for the sum of their matrices. Every rank has room for equally
 //! many rows and may use fewer.
 
-use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, dense, label, nranks};
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
 use crate::rules::{around, check_row_major};
 use crate::{Arg, ReduceOp, Ring};
@@ -16,7 +16,6 @@ const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
 pub static ALL_GATHER: OpDef = OpDef {
     spec: OpSpec { name: "c_allgather", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| {
-        dense(i)?;
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, false)?;
         i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
@@ -42,7 +41,6 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
         attrs: ATTRS,
     },
     infer: |i| {
-        dense(i)?;
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         check_divides(i, &x.shape, ranks)?;
         i.set("Out", x.dtype, parts(x.shape, 0, ranks));
@@ -64,7 +62,6 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
 pub static CONCAT: OpDef = OpDef {
     spec: OpSpec { name: "c_concat", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| {
-        dense(i)?;
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, true)?;
         i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
@@ -107,7 +104,6 @@ pub static CONCAT: OpDef = OpDef {
 pub static SPLIT: OpDef = OpDef {
     spec: OpSpec { name: "c_split", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| {
-        dense(i)?;
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, true)?;
         check_dim(i, &x.shape, axis, ranks)?;
@@ -167,7 +163,7 @@ pub static ALL_GATHER_ROWS: OpDef = OpDef {
         Ok(Kernel::new(move |k| gather_rows(k, &*ring, &label, padded))
             .scratch::<u8>(padded * (ranks + 1)))
     },
-    traits: TRAITS,
+    traits: OpTraits { sparse: &["X"], ..TRAITS },
 };
 
 fn gather_rows(k: &KernelCtx<'_>, ring: &dyn Ring, label: &str, record: usize) -> Result<()> {

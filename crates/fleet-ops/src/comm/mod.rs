@@ -57,24 +57,13 @@ pub(crate) fn rank_attr(i: &InferCtx<'_>, name: &str) -> Result<()> {
         .got(rank))
 }
 
-/// Every output is as the input at its place; sparse rows cannot be added up byte by byte.
+/// Every output is as the input at its place.
 pub(crate) fn infer_alike(i: &mut InferCtx<'_>) -> Result<()> {
     nranks(i)?;
-    dense(i)?;
     for meta in i.inputs("X").to_vec() {
         i.push("Out", meta);
     }
     Ok(())
-}
-
-pub(crate) fn dense(i: &InferCtx<'_>) -> Result<()> {
-    if i.inputs("X").iter().all(|meta| meta.kind == VarKind::Dense) {
-        return Ok(());
-    }
-    Err(i
-        .error("X", "holds sparse rows")
-        .expected("dense tensors")
-        .help("gather sparse rows with c_allgather_rows"))
 }
 
 /// How errors and peers call the op: `c_allreduce_sum 'gradients 1/5' on ring 0`.
@@ -89,8 +78,13 @@ pub(crate) fn label(op: &fleet_ir::Op) -> String {
 /// Lets each output start as the input at its place, where the two are not one.
 pub(crate) fn take_over(inputs: &[Arg], outputs: &[Arg]) {
     for (from, to) in inputs.iter().zip(outputs) {
-        if from.ptr != to.ptr {
-            to.bytes_mut().copy_from_slice(from.bytes());
+        if from.ptr == to.ptr {
+            continue;
+        }
+        to.bytes_mut().copy_from_slice(from.bytes());
+        if from.rows.is_some() {
+            to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
+            to.set_row_count(from.row_count());
         }
     }
 }

@@ -25,9 +25,6 @@ fn slot(op: &fleet_ir::Op) -> u64 {
 
 fn check(i: &InferCtx<'_>) -> Result<Meta> {
     let x = i.input("X")?;
-    if x.kind != VarKind::Dense {
-        return Err(i.error("X", "holds sparse rows").expected("a dense tensor"));
-    }
     if i.op.attr_int("slot") < 0 {
         return Err(Error::invalid(format!("attribute 'slot' of {} is out of range", i.op.name()))
             .expected("0 or more")

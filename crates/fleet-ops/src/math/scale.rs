@@ -39,6 +39,7 @@ pub static DEF: OpDef = OpDef {
     cpu,
     traits: OpTraits {
         inplace: &[("Out", "X")],
+        sparse: &["X"],
         elementwise: true,
         ..OpTraits::amp(AmpClass::Gray)
     },

@@ -57,7 +57,13 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     }),
     cpu,
-    traits: OpTraits { inplace: &[("Out", "X")], elementwise: true, cost, ..OpTraits::plain() },
+    traits: OpTraits {
+        inplace: &[("Out", "X")],
+        sparse: &["X"],
+        elementwise: true,
+        cost,
+        ..OpTraits::plain()
+    },
 };
 
 fn cost(ctx: &CostCtx<'_>) -> Cost {

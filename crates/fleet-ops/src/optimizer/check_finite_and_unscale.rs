@@ -46,7 +46,12 @@ pub static DEF: OpDef = OpDef {
             Ok(())
         }))
     },
-    traits: OpTraits { elementwise: true, cost: elementwise_cost, ..OpTraits::plain() },
+    traits: OpTraits {
+        sparse: &["X"],
+        elementwise: true,
+        cost: elementwise_cost,
+        ..OpTraits::plain()
+    },
 };
 
 /// Divides one gradient; whether it held something that is not finite.

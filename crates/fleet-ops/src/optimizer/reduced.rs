@@ -39,10 +39,6 @@ pub(super) const TRAITS: OpTraits = OpTraits { elementwise: true, ..comm::TRAITS
 
 pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     comm::nranks(i)?;
-    if i.inputs("Grad").iter().any(|grad| grad.kind != VarKind::Dense) {
-        let error = i.error("Grad", "holds sparse rows");
-        return Err(error.help("gather sparse rows with c_allgather_rows"));
-    }
     common::infer(i, slots)
 }
 

@@ -78,7 +78,12 @@ pub static DEF: OpDef = OpDef {
             Ok(())
         }))
     },
-    traits: OpTraits { elementwise: true, cost: elementwise_cost, ..OpTraits::plain() },
+    traits: OpTraits {
+        sparse: &["X"],
+        elementwise: true,
+        cost: elementwise_cost,
+        ..OpTraits::plain()
+    },
 };
 
 /// A gradient as it is, or nothing at all.

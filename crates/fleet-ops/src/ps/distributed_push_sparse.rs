@@ -7,7 +7,7 @@
 //!
 //! The documented op has the gradients in its output slot; here what is read is an input.
 
-use super::{TABLE_ID, TRAITS, dense_floats, table_of};
+use super::{TABLE_ID, TRAITS, table_of};
 use crate::PushRows;
 use crate::prelude::*;
 use crate::rules::check_row_major;
@@ -38,9 +38,9 @@ const CLICKS: usize = 3;
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Ids", &[DType::I64])?;
-    dense_floats(i, "Outputs@GRAD")?;
-    dense_floats(i, "Shows")?;
-    dense_floats(i, "Clicks")?;
+    i.check_dtype("Outputs@GRAD", &[DType::F32])?;
+    i.check_dtype("Shows", &[DType::F32])?;
+    i.check_dtype("Clicks", &[DType::F32])?;
     table_of(i.op)?;
     let (ids, grads) = (i.inputs("Ids"), i.inputs("Outputs@GRAD"));
     if ids.len() != grads.len() {

@@ -39,12 +39,3 @@ pub(crate) fn table_of(op: &fleet_ir::Op) -> Result<u32> {
 pub(crate) fn padding(op: &fleet_ir::Op) -> Option<i64> {
     Some(op.attr_int("padding_idx")).filter(|id| *id >= 0)
 }
-
-/// All inputs of a slot are dense f32.
-pub(crate) fn dense_floats(i: &InferCtx<'_>, slot: &str) -> Result<()> {
-    i.check_dtype(slot, &[DType::F32])?;
-    match i.inputs(slot).iter().all(|meta| meta.kind == VarKind::Dense) {
-        true => Ok(()),
-        false => Err(i.error(slot, "holds sparse rows").expected("dense tensors")),
-    }
-}

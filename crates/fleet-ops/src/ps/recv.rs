@@ -8,7 +8,7 @@
 //! What GEO exchanges behind a program's back elsewhere is an op here: nobody else writes a variable
 //! while a program runs.
 
-use super::{TABLE_ID, TRAITS, dense_floats, table_of};
+use super::{TABLE_ID, TRAITS, table_of};
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
@@ -34,7 +34,7 @@ pub static DEF: OpDef = OpDef {
 /// What comes is as large as what is there.
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     table_of(i.op)?;
-    dense_floats(i, "X")?;
+    i.check_dtype("X", &[DType::F32])?;
     for meta in i.inputs("X").to_vec() {
         i.push("Out", meta);
     }

@@ -4,7 +4,7 @@
 //! `send_varnames` is what the documents call the table's gradient, or the parts of it that `epmap` names the
 //! servers of.
 
-use super::{TABLE_ID, TRAITS, dense_floats, table_of};
+use super::{TABLE_ID, TRAITS, table_of};
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
@@ -23,14 +23,16 @@ pub static DEF: OpDef = OpDef {
     infer,
     grad: Grad::None,
     cpu,
-    traits: TRAITS,
+    traits: OpTraits { sparse: &["X"], ..TRAITS },
 };
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     table_of(i.op)?;
+    let all = |kind: VarKind| i.inputs("X").iter().all(|meta| meta.kind == kind);
     match i.op.attr_int("is_sparse") {
-        0 => dense_floats(i, "X"),
-        1 if i.inputs("X").iter().all(|meta| meta.kind == VarKind::SparseRows) => Ok(()),
+        0 if all(VarKind::Dense) => i.check_dtype("X", &[DType::F32]),
+        0 => Err(i.error("X", "holds sparse rows").expected("dense tensors where is_sparse is 0")),
+        1 if all(VarKind::SparseRows) => Ok(()),
         1 => Err(i.error("X", "is dense").expected("sparse rows where is_sparse is 1")),
         other => Err(Error::invalid("attribute 'is_sparse' of send is wrong")
             .expected("0 or 1")

@@ -27,7 +27,12 @@ pub static DEF: OpDef = OpDef {
             Ok(())
         }))
     },
-    traits: OpTraits { inplace: &[("Out", "X")], elementwise: true, ..OpTraits::plain() },
+    traits: OpTraits {
+        inplace: &[("Out", "X")],
+        sparse: &["X"],
+        elementwise: true,
+        ..OpTraits::plain()
+    },
 };
 
 /// Bytes that a task copies.
