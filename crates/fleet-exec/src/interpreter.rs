@@ -16,6 +16,25 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Runs programs plainly.
+///
+/// ```
+/// use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
+/// use fleet_ir::Program;
+/// use fleet_ops::Registry;
+/// use fleet_tensor::Tensor;
+///
+/// # fn main() -> fleet_base::Result<()> {
+/// let text = "fleet program 1
+/// block0 { %x: f32[-1] data %y: f32[-1] (Out: %y) = tanh(X: %x) }";
+/// let program = Program::parse(text, Registry::standard())?;
+/// let x = Tensor::from_slice(&[0.5f32, -2.0], [2])?;
+/// let plain = Interpreter::new().run(&program, &mut Scope::new(), &[("x", &x)], &["y"])?;
+/// let mut executor = Executor::new(ExecOptions::default());
+/// let fast = executor.run(&program, &mut Scope::new(), &[("x", &x)], &["y"])?;
+/// assert_eq!(plain[0].as_bytes(), fast[0].as_bytes());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Interpreter {
     registry: &'static Registry,
     pool: Pool,

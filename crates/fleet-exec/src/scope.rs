@@ -17,6 +17,9 @@ use std::sync::Arc;
 /// scope.set("w", Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap());
 /// assert_eq!(scope.tensor("w").unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
 /// assert!(scope.tensor("v").is_err());
+/// assert_eq!(scope.meta("w"), Some((fleet_tensor::DType::F32, [2].into())));
+/// scope.set_step(100); // random numbers go on from there
+/// assert_eq!((scope.step(), scope.bytes()), (100, 8));
 /// ```
 #[derive(Debug)]
 pub struct Scope {

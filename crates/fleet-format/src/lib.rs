@@ -10,7 +10,7 @@
 //! executes programs, or where variables live, is not known here.
 //!
 //! ```
-//! use fleet_format::{Meta, load_tensors, load_vars, save_tensors};
+//! use fleet_format::{Meta, list_tensors, load_tensors, load_vars, save_tensors};
 //! use fleet_tensor::Tensor;
 //!
 //! # fn main() -> fleet_base::Result<()> {
@@ -24,6 +24,32 @@
 //! assert_eq!(checkpoint.meta.step, 100);
 //! let some = load_vars(&folder, &["fc_0.b_0"])?;
 //! assert_eq!(some.tensors[0].1.to_vec::<f32>()?, [0.5, 0.5]);
+//! let (infos, _) = list_tensors(&folder)?; // without reading them
+//! assert_eq!(infos.iter().find(|it| it.name == "fc_0.w_0").map(|it| it.shape), Some([2, 2].into()));
+//! # std::fs::remove_dir_all(&folder).ok();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Files of other programs, and for them:
+//!
+//! ```
+//! use fleet_format::{read_npy, read_npz, read_safetensors, write_npy, write_npz, write_safetensors};
+//! use fleet_tensor::Tensor;
+//!
+//! # fn main() -> fleet_base::Result<()> {
+//! # let folder = std::env::temp_dir().join(format!("fleet-exchange-doc-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder).unwrap();
+//! let w = Tensor::from_slice(&[1.0f32, 2.0], [2])?;
+//! write_npy(folder.join("w.npy"), &w)?;
+//! write_npz(folder.join("all.npz"), [("w", &w)])?;
+//! let about = [("made by".to_string(), "an example".to_string())].into();
+//! write_safetensors(folder.join("all.safetensors"), [("w", &w)], &about)?;
+//!
+//! assert_eq!(read_npy(folder.join("w.npy"))?.as_bytes(), w.as_bytes());
+//! assert_eq!(read_npz(folder.join("all.npz"))?[0].0, "w");
+//! let (tensors, found) = read_safetensors(folder.join("all.safetensors"))?;
+//! assert_eq!((tensors.len(), found), (1, about));
 //! # std::fs::remove_dir_all(&folder).ok();
 //! # Ok(())
 //! # }

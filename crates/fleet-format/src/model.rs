@@ -18,6 +18,36 @@ pub enum Form {
 }
 
 /// Writes a program file.
+///
+/// ```
+/// use fleet_format::{Form, Meta, load_model, load_program, save_model, save_program};
+/// use fleet_ir::{Dialect, OpSpec, Program};
+///
+/// struct NoOps; // the registry of `fleet_ops` knows some
+/// impl Dialect for NoOps {
+///     fn spec(&self, _: &str) -> Option<&'static OpSpec> {
+///         None
+///     }
+///     fn names(&self) -> Vec<&'static str> {
+///         Vec::new()
+///     }
+/// }
+/// # fn main() -> fleet_base::Result<()> {
+/// # let folder = std::env::temp_dir().join(format!("fleet-program-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder).unwrap();
+/// let program = Program::parse("fleet program 1\nblock0 { %w: f32[2] persistable }", &NoOps)?;
+/// let (text, model) = (folder.join("net.fleet"), folder.join("model"));
+/// save_program(&text, &program, Form::Text)?;
+/// assert_eq!(load_program(&text, &NoOps)?, (program.clone(), Form::Text));
+///
+/// let w = fleet_tensor::Tensor::from_slice(&[1.0f32, 2.0], [2])?;
+/// save_model(&model, &program, [("w", &w)], &Meta::default())?;
+/// let (found, checkpoint) = load_model(&model, &NoOps)?;
+/// assert_eq!((found, checkpoint.tensors.len()), (program, 1));
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok(())
+/// # }
+/// ```
 pub fn save_program(path: impl AsRef<Path>, program: &Program, form: Form) -> Result<()> {
     match form {
         Form::Text => write_file(path.as_ref(), program.to_string().as_bytes()),

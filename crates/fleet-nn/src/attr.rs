@@ -17,6 +17,8 @@ use fleet_ir::Regularizer;
 ///     .regularizer(Regularizer::L2(1e-4));
 /// x.fc(Fc::new(1).weight(weight).bias(Init::Constant(1.0)));
 /// assert_eq!(net.var("w").shape(), Shape::from([13, 1]));
+/// let fixed = ParamAttr::from("fixed").init(Init::truncated_normal(0.0, 0.1)).trainable(false);
+/// x.fc(Fc::new(1).weight(fixed).bias(ParamAttr::new().need_clip(false)));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamAttr {

@@ -15,6 +15,9 @@ use std::panic::Location;
 /// let made = net.op("softmax_with_cross_entropy").input("Logits", logits).input("Label", label).done();
 /// let (loss, softmax) = (made.one("Loss"), made.one("Softmax"));
 /// assert_eq!(softmax.shape(), Shape::from([-1, 10]));
+/// let parts = net.op("split").input("X", logits).attr("num", 2i64).attr("axis", 1i64).many("Out", 2);
+/// let sum = net.op("sum").inputs("X", &parts).output("Out", parts[0]).one("Out");
+/// assert_eq!((sum.id(), sum.shape()), (parts[0].id(), Shape::from([-1, 5])));
 /// # let _ = loss;
 /// ```
 #[must_use = "the op is written by `one`, `many` or `done`"]

@@ -88,6 +88,12 @@ impl fmt::Debug for HostFn {
 /// let schedule = LrSchedule::cosine(0.1, 90).warmup(5, 0.0, 0.1);
 /// assert_eq!(schedule.value_at(0), 0.0);
 /// assert_eq!(schedule.value_at(5), 0.1);
+/// assert_eq!(LrSchedule::piecewise([3, 6], [1.0, 0.5, 0.1]).value_at(3), 0.5);
+/// assert_eq!(LrSchedule::multi_step(1.0, [3, 6]).value_at(3), 0.1);
+/// assert_eq!(LrSchedule::inverse_time(1.0, 0.5).value_at(2), 0.5);
+/// assert_eq!(LrSchedule::natural_exp(1.0, 0.5).value_at(0), 1.0);
+/// assert_eq!(LrSchedule::linear_warmup(0.5, 20, 0.0, 0.5).value_at(10), 0.25);
+/// assert!(LrSchedule::noam(512.0, 4000.0).value_at(4000) < 1e-3);
 ///
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();

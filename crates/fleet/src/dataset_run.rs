@@ -175,6 +175,39 @@ impl<'a> DatasetRun<'a> {
 }
 
 /// Runs one pass of a dataset through a program.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::data::{DatasetOptions, InMemoryDataset, TextFiles};
+/// use fleet::{DatasetReport, DatasetRun, Fetched, run_from_dataset};
+/// use std::time::Duration;
+/// # let path = std::env::temp_dir().join(format!("run-from-dataset-{}", std::process::id()));
+/// # std::fs::write(&path, "1 0.5\n1 1.5\n1 -1\n").unwrap();
+/// let net = Net::new();
+/// let sum = net.data("x", [-1, 1], DType::F32).sum();
+/// let (sum, main) = (sum.name(), net.build()?.main);
+/// let files = TextFiles::multi_slot(&fleet::slots_of(&main, &["x"])?);
+/// let options = DatasetOptions { batch_size: 1, ..DatasetOptions::new(files)? };
+/// let mut dataset = InMemoryDataset::new(options)?;
+/// dataset.set_filelist([path.clone()])?;
+/// dataset.load_into_memory()?;
+///
+/// // Goes on where a pass was left after its first batch, and looks at every step.
+/// let mut seen = Vec::new();
+/// let look = |fetched: &Fetched<'_>| {
+///     seen.push((fetched.batches, fetched.values[0].1.item::<f32>()?));
+///     Ok(())
+/// };
+/// let run = DatasetRun::new().fetch("sum", &sum).handler(Duration::ZERO, look);
+/// let run = run.threads(1).ahead(2).start_behind(1).print_period(0).debug(false);
+/// let (mut executor, mut scope) = (Executor::new(ExecOptions::default()), Scope::new());
+/// let report: DatasetReport =
+///     run_from_dataset(&mut executor, &main, &mut scope, &dataset, run)?;
+/// assert_eq!(report.batches, 2);
+/// assert_eq!(seen, [(2, 1.5), (3, -1.0)]);
+/// # std::fs::remove_file(&path).unwrap();
+/// # Ok::<(), fleet::Error>(())
+/// ```
 pub fn run_from_dataset(
     executor: &mut Executor,
     program: &Program,

@@ -26,6 +26,7 @@ impl Fleet {
     /// dataset.load_into_memory()?;
     /// dataset.global_shuffle(&mut fleet.exchange()?)?;
     /// assert_eq!(fleet.memory_data_size(&dataset)?, 3); // of all workers
+    /// assert_eq!(fleet.shuffle_data_size(&dataset)?, 3);
     /// # std::fs::remove_file(&path).unwrap();
     /// # Ok::<(), fleet::Error>(())
     /// ```

@@ -87,6 +87,19 @@ impl Fleet {
     }
 
     /// A rank with a known place, or one that finds it through MPI; returns when all ranks have come.
+    ///
+    /// ```
+    /// use fleet::topology::Env;
+    /// use fleet::{Fleet, Topology};
+    /// // An environment that says nothing: worker 0 of 1.
+    /// let fleet = Fleet::init(Topology::collective(&Env::new())?)?;
+    /// assert_eq!((fleet.worker_index(), fleet.worker_num(), fleet.server_num()), (0, 1, 0));
+    /// assert!(fleet.is_worker() && fleet.is_first_worker() && !fleet.is_server());
+    /// assert!(fleet.topology().is_worker() && fleet.cores_share() >= 1);
+    /// assert_eq!(fleet.ranks().count, 1);
+    /// fleet.barrier_worker()?;
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
     pub fn init(topology: Topology) -> Result<Fleet> {
         if keeper::is_of_mpi(&topology) {
             let (topology, world, keeper) = keeper::start_mpi(topology)?;
@@ -417,6 +430,21 @@ impl Drop for Link {
 }
 
 /// An optimizer with the strategy that distributes it.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::servers::Exchange;
+/// use fleet::{DistributedStrategy, Fleet};
+/// let fleet = Fleet::parameter_server()?;
+/// let net = Net::new();
+/// let loss = net.data("ids", [-1, 2], DType::I64).sparse_embedding([1000, 8]).mean();
+/// let strategy = DistributedStrategy::new().with_a_sync(false);
+/// let optimizer = fleet.distributed_optimizer(Adam::new(1e-3), &strategy);
+/// let optimizer = optimizer.rows(Adagrad::new(0.1)).half_async(true).batch(256);
+/// let job = optimizer.minimize_on_servers(&net, loss)?;
+/// assert_eq!(job.plan.exchange, Exchange::HalfAsync);
+/// # Ok::<(), fleet::Error>(())
+/// ```
 pub struct DistributedOptimizer<'f> {
     fleet: &'f Fleet,
     optimizer: OptimizerDesc,
@@ -559,6 +587,18 @@ fn report(plan: &Plan, ranks: &Ranks) {
 }
 
 /// What became of a network.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::{Distributed, DistributedStrategy, Fleet};
+/// let (fleet, net) = (Fleet::collective()?, Net::new());
+/// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+/// let strategy = DistributedStrategy::new().with_lars(true);
+/// let optimizer = fleet.distributed_optimizer(Momentum::new(0.1, 0.9), &strategy);
+/// let job: Distributed = optimizer.minimize(&net, loss)?;
+/// assert!(job.strategy.lars() && job.plan.chain_text().contains("Lars"));
+/// # Ok::<(), fleet::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Distributed {
     /// Which strategies were applied and why, and what the programs talk over.
@@ -567,6 +607,17 @@ pub struct Distributed {
 }
 
 /// Small services between workers, as `fleet.util`.
+///
+/// ```
+/// use fleet::{Fleet, ReduceOp, Util};
+/// let fleet = Fleet::collective()?;
+/// let util: Util<'_> = fleet.util();
+/// assert_eq!(util.all_reduce(&[1.0, 2.0], ReduceOp::Sum)?, [1.0, 2.0]); // of one worker
+/// assert_eq!(util.all_gather(&[7.0])?, [[7.0]]);
+/// util.barrier()?;
+/// util.print_on_rank("all are here", 0);
+/// # Ok::<(), fleet::Error>(())
+/// ```
 pub struct Util<'f>(&'f Fleet);
 
 impl Util<'_> {

@@ -87,6 +87,9 @@ impl Counted<'_> {
 /// let metrics = fleet.metrics();
 /// assert_eq!(metrics.acc(7.0, 10.0)?, 0.7);
 /// assert_eq!(metrics.sum(&[1.0, 2.0])?, [1.0, 2.0]);
+/// assert_eq!((metrics.max(3.0)?, metrics.min(3.0)?), (vec![3.0], vec![3.0]));
+/// assert_eq!(metrics.mae(3.5, 7.0)?, 0.5);
+/// assert_eq!((metrics.mse(18.0, 8.0)?, metrics.rmse(18.0, 8.0)?), (2.25, 1.5));
 ///
 /// // What a program has counted in its scope, by name.
 /// let mut scope = Scope::new();

@@ -131,7 +131,8 @@ pub fn load_vars(
     put(path.as_ref(), program, scope, checkpoint, names)
 }
 
-/// A model for inference: the part of a program that makes the targets, and its parameters.
+/// A model for inference: the part of a program that makes the targets, and its parameters. See
+/// [`save_inference_model`] for an example.
 pub struct InferenceModel {
     pub program: Program,
     pub scope: Scope,

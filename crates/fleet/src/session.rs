@@ -29,6 +29,16 @@ impl Session {
     }
 
     /// With an executor that has been given more than options: rings to other ranks.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # let net = Net::new();
+    /// # net.data("x", [-1, 2], DType::F32).fc(1);
+    /// let executor = Executor::new(ExecOptions::threads(1)).services(fleet::ops::Services::none());
+    /// let session = Session::with_executor(net.build()?, executor)?;
+    /// assert!(session.scope.contains("fc_0.w_0"), "the startup program has run");
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
     pub fn with_executor(programs: Programs, mut executor: Executor) -> Result<Session> {
         let mut scope = Scope::new();
         executor.run(&programs.startup, &mut scope, &[], &[])?;

@@ -16,6 +16,9 @@ use std::panic::Location;
 /// let x = net.data("x", [-1, 64, 56, 56], DType::F32);
 /// let y = x.batch_norm(BatchNorm::new().act(Act::Relu));
 /// assert_eq!(net.var("batch_norm_0.w_2").shape(), Shape::from([64]));
+/// let last = BatchNorm::new().data_format(DataFormat::Nhwc).moving("mean", "variance");
+/// net.data("z", [-1, 56, 56, 8], DType::F32).batch_norm(last.shift("shift").use_global_stats(true));
+/// assert_eq!(net.var("mean").shape(), Shape::from([8]));
 /// # let _ = y;
 /// ```
 #[derive(Clone, Debug)]

@@ -94,6 +94,10 @@ impl From<[i64; 4]> for Padding {
 /// let y = image.conv2d(Conv2d::new(64, 7).stride(2).padding(3).no_bias().act(Act::Relu));
 /// assert_eq!(y.shape(), Shape::from([-1, 64, 112, 112]));
 /// assert_eq!(net.var("conv2d_0.w_0").shape(), Shape::from([64, 3, 7, 7]));
+/// let apart = Conv2d::new(64, 3).groups(64).dilation(2).padding(Padding::Same);
+/// assert_eq!(y.conv2d(apart).shape(), y.shape());
+/// let last = Conv2d::new(8, 1).data_format(DataFormat::Nhwc);
+/// assert_eq!(y.transpose([0, 2, 3, 1]).conv2d(last).shape(), Shape::from([-1, 112, 112, 8]));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Conv2d {

@@ -16,6 +16,8 @@ use std::panic::Location;
 /// let logit = hidden.fc(Fc::new(1).no_bias().name("head"));
 /// assert_eq!(logit.name(), "head.tmp_0");
 /// assert_eq!(net.var("fc_0.w_0").shape(), Shape::from([13, 400]));
+/// let words = net.data("words", [-1, 32, 8], DType::F32);
+/// assert_eq!(words.fc(Fc::new(4).num_flatten_dims(2)).shape(), Shape::from([-1, 32, 4]));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Fc {

@@ -15,7 +15,9 @@ use std::panic::Location;
 /// let x = net.data("x", [-1, 128, 768], DType::F32);
 /// let y = x.layer_norm(LayerNorm::last().epsilon(1e-12));
 /// assert_eq!(net.var("layer_norm_0.w_0").shape(), Shape::from([768]));
-/// # let _ = y;
+/// let whole = LayerNorm::new().begin_norm_axis(1).no_scale().shift(Init::Constant(0.5));
+/// assert_eq!(x.layer_norm(whole).shape(), y.shape());
+/// x.layer_norm(LayerNorm::last().no_shift());
 /// ```
 #[derive(Clone, Debug)]
 pub struct LayerNorm {

@@ -12,7 +12,13 @@ use crate::layers::{DataFormat, Padding, Pair};
 /// let y = image.pool2d(Pool2d::max(3).stride(2).padding(1));
 /// assert_eq!(y.shape(), Shape::from([-1, 64, 56, 56]));
 /// assert_eq!(y.pool2d(Pool2d::global_avg()).shape(), Shape::from([-1, 64, 1, 1]));
+/// assert_eq!(y.pool2d(Pool2d::global_max()).shape(), Shape::from([-1, 64, 1, 1]));
 /// assert_eq!(y.pool2d(Pool2d::adaptive_max(7)).shape(), Shape::from([-1, 64, 7, 7]));
+/// assert_eq!(y.pool2d(Pool2d::adaptive_avg([7, 1])).shape(), Shape::from([-1, 64, 7, 1]));
+/// let wide = Pool2d::avg(3).stride(2).ceil_mode(true).exclusive(false);
+/// assert_eq!(y.pool2d(wide).shape(), Shape::from([-1, 64, 28, 28]));
+/// let last = Pool2d::max(2).stride(2).data_format(DataFormat::Nhwc);
+/// assert_eq!(y.pool2d(last).shape(), Shape::from([-1, 32, 28, 56]));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Pool2d {

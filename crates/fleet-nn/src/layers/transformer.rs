@@ -11,6 +11,8 @@ use crate::{Act, Init, ParamAttr, Var};
 /// let x = net.data("x", [-1, 128, 768], DType::F32);
 /// let y = x.transformer_layer(TransformerLayer::new(12, 3072).pre_norm().causal().dropout(0.1));
 /// assert_eq!(y.shape(), Shape::from([-1, 128, 768]));
+/// let mask = net.data("mask", [-1, 1, 1, 128], DType::F32);
+/// y.transformer_layer(TransformerLayer::new(12, 3072).mask(mask).attention_dropout(0.1));
 /// ```
 #[derive(Clone, Debug)]
 pub struct TransformerLayer<'n> {

@@ -10,7 +10,7 @@ use fleet_ir::Attr;
 /// # use fleet_nn::prelude::*;
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
-/// net.minimize(loss, Adam::new(1e-3).beta2(0.99))?;
+/// net.minimize(loss, Adam::new(1e-3).beta1(0.8).beta2(0.99))?;
 /// assert_eq!(net.var("fc_0.w_0_beta1_pow_acc_0").shape(), Shape::from([1]));
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```

@@ -10,7 +10,7 @@ use fleet_ir::Attr;
 /// # use fleet_nn::prelude::*;
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
-/// net.minimize(loss, Adamax::new(1e-3))?;
+/// net.minimize(loss, Adamax::new(1e-3).beta1(0.8))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
 pub type Adamax = Configured<AdamaxRule>;

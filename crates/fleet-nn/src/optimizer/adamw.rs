@@ -12,7 +12,7 @@ use fleet_ir::Attr;
 /// # use fleet_nn::prelude::*;
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
-/// net.minimize(loss, AdamW::new(1e-4).coeff(0.1).no_decay([".b_0"]))?;
+/// net.minimize(loss, AdamW::new(1e-4).beta1(0.8).coeff(0.1).no_decay([".b_0"]))?;
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
 pub type AdamW = Configured<AdamWRule>;

@@ -12,6 +12,8 @@ use fleet_ir::Attr;
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
 /// net.minimize(loss, Lamb::new(1e-3).exclude_from_weight_decay([".b_0"]))?;
+/// let other = Lamb::new(1e-3).beta1(0.8).lamb_weight_decay(0.1).always_adapt(true);
+/// assert!(other.rule.always_adapt);
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
 pub type Lamb = Configured<LambRule>;

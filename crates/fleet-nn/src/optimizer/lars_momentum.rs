@@ -11,6 +11,8 @@ use fleet_ir::Attr;
 /// let net = Net::new();
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
 /// net.minimize(loss, LarsMomentum::new(0.1, 0.9).exclude_from_weight_decay([".b_0"]))?;
+/// let other = LarsMomentum::new(0.1, 0.9).lars_coeff(0.01).lars_weight_decay(1e-4);
+/// assert_eq!(other.rule.lars_coeff, 0.01);
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
 pub type LarsMomentum = Configured<LarsMomentumRule>;

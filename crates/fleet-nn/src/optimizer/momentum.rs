@@ -12,6 +12,7 @@ use fleet_ir::Attr;
 /// let loss = net.data("x", [-1, 13], DType::F32).fc(1).mean();
 /// net.minimize(loss, Momentum::new(0.1, 0.9).weight_decay(Regularizer::L2(1e-4)))?;
 /// assert_eq!(net.var("fc_0.w_0_velocity_0").shape(), Shape::from([13, 1]));
+/// assert!(Momentum::new(0.1, 0.9).use_nesterov(true).rule.use_nesterov);
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
 pub type Momentum = Configured<MomentumRule>;

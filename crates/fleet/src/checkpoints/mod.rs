@@ -323,6 +323,28 @@ impl Checkpoints {
     }
 
     /// The checkpoints of the folder with their steps, oldest first.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{CheckpointPolicy, Checkpoints, Resumed};
+    /// # let folder = std::env::temp_dir().join(format!("fleet-list-doc-{}", std::process::id()));
+    /// # let net = Net::new();
+    /// # net.data("x", [-1, 2], DType::F32).fc(1);
+    /// # let mut session = Session::new(net.build()?, ExecOptions::default())?;
+    /// let policy = CheckpointPolicy { keep_last: 2, ..CheckpointPolicy::default() };
+    /// let mut checkpoints = Checkpoints::open(&folder, policy)?;
+    /// let (main, scope) = (&session.programs.main, &mut session.scope);
+    /// for step in 1..=3 {
+    ///     checkpoints.save(step, main, scope, Default::default())?;
+    /// }
+    /// checkpoints.finish()?;
+    /// let steps: Vec<u64> = checkpoints.list()?.into_iter().map(|(step, _)| step).collect();
+    /// assert_eq!(steps, [2, 3]);
+    /// let resumed: Option<Resumed> = checkpoints.resume(main, scope)?;
+    /// assert!(resumed.is_some_and(|it| it.step == 3 && it.passed_over.is_empty()));
+    /// # std::fs::remove_dir_all(&folder).ok();
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
         list(&self.folder)
     }

@@ -48,6 +48,9 @@ use std::sync::Arc;
 /// // Another day: the same network, and what was saved.
 /// let mut infer = fleet.distributed_infer(net.build()?, &job, Some(&dir), ExecOptions::default())?;
 /// infer.set_unknown_ids(UnknownIds::InitialValues);
+/// infer.refresh()?; // what others have trained since
+/// assert!(infer.program().to_string().contains("distributed_lookup_table"));
+/// assert_eq!(infer.servers().tables().tables.len(), job.tables.tables.len());
 /// assert_eq!(infer.run(&feed, &[&loss])?[0].item::<f32>()?, trained[0].item::<f32>()?);
 /// infer.stop()?;
 /// # std::fs::remove_dir_all(&dir).ok();

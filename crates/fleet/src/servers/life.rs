@@ -23,6 +23,12 @@ use std::time::Duration;
 impl Fleet {
     /// A process of whatever job the environment says: one with parameter servers where it names them
     /// (`PADDLE_PSERVERS_IP_PORT_LIST`), else a collective one.
+    ///
+    /// ```
+    /// let fleet = fleet::Fleet::from_env()?; // nobody has launched this process
+    /// assert_eq!((fleet.worker_num(), fleet.server_num()), (1, 0));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
     pub fn from_env() -> Result<Fleet> {
         match Env::process().text(names::PADDLE_PSERVERS_IP_PORT_LIST) {
             Some(_) => Fleet::parameter_server(),
@@ -196,6 +202,25 @@ impl Fleet {
 }
 
 /// A server that listens.
+///
+/// ```no_run
+/// use fleet::prelude::*;
+/// use fleet::ps::Durability;
+/// use fleet::{DistributedStrategy, Fleet};
+/// let fleet = Fleet::parameter_server()?;
+/// let net = Net::new();
+/// let loss = net.data("ids", [-1, 2], DType::I64).sparse_embedding([1000, 8]).mean();
+/// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
+/// let job = optimizer.minimize_on_servers(&net, loss)?;
+/// // From a save, or with tables that outlive the process.
+/// let server = match std::env::args().nth(1) {
+///     Some(saved) => fleet.init_server_from(&job, saved.as_ref(), None)?,
+///     None => fleet.init_durable_server(&job, Durability::in_folder("tables"))?,
+/// };
+/// println!("listens at {}", server.address());
+/// server.run();
+/// # Ok::<(), fleet::Error>(())
+/// ```
 pub struct Server(TableServer);
 
 impl Server {

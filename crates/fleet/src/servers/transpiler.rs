@@ -22,6 +22,9 @@ use fleet_strategy::servers::transpiler::Transpiled;
 /// assert!(trainer.contains("send_barrier") && !trainer.contains("sgd"));
 /// let server = job.get_pserver_program("10.0.0.1:6174")?.to_string();
 /// assert!(server.contains("listen_and_serv") && server.contains("sgd"));
+/// let both = job.get_pserver_programs("10.0.0.2:6174")?;
+/// let startup = job.get_startup_program("10.0.0.2:6174")?;
+/// assert_eq!(both.startup.to_string(), startup.to_string());
 /// # Ok::<(), fleet::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -30,7 +33,7 @@ pub struct DistributeTranspiler {
 }
 
 /// A job as the transpiler made it: what `Fleet::init_server` and `Fleet::init_worker` take, and the
-/// programs to look at.
+/// programs to look at. See [`DistributeTranspiler`] for an example.
 #[derive(Clone, Debug)]
 pub struct TranspiledJob {
     pub job: ServerJob,

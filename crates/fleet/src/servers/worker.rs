@@ -26,7 +26,7 @@ pub type WorkerStats = CommunicatorStats;
 ///
 /// ```
 /// use fleet::prelude::*;
-/// use fleet::servers::{Place, ServerJob, Worker};
+/// use fleet::servers::{Place, ServerJob, Worker, WorkerStats};
 /// use fleet::DistributedStrategy;
 /// use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 /// use std::sync::Arc;
@@ -46,11 +46,17 @@ pub type WorkerStats = CommunicatorStats;
 ///     Worker::start(servers, net.build()?, &job, ExecOptions::default(), options)?;
 /// let ids = Tensor::from_slice(&[7i64, 900, 7, 3], [2, 2])?;
 /// let y = Tensor::from_slice(&[1.0f32, -1.0], [2, 1])?;
+/// worker.set_steps_done(0)?; // not a job that goes on
 /// for _ in 0..200 {
+///     worker.look_ahead(&[("ids", &ids), ("y", &y)])?; // what the next step is fed
 ///     worker.run(&[("ids", &ids), ("y", &y)], &[])?;
 /// }
 /// let out = worker.run(&[("ids", &ids), ("y", &y)], &[&loss.name()])?;
 /// assert!(out[0].item::<f32>()? < 0.05);
+/// worker.flush()?;
+/// let stats: WorkerStats = worker.stats();
+/// assert!(stats.push_count > 0 && stats.blocked_seconds >= 0.0);
+/// assert_eq!(*worker.servers().tables(), worker.job().tables);
 /// worker.stop()?;
 /// # Ok::<(), fleet::Error>(())
 /// ```
