@@ -313,6 +313,11 @@ case("clip_by_norm", X=x, max_norm=1.0, out={"Out": f32([0.6, 0.8])})
 case("clip_by_norm", X=x, max_norm=6.0, out={"Out": x})
 norm = np.sqrt(np.square(r.dense()).sum())
 case("clip_by_norm", X=r, max_norm=0.5, out={"Out": r.dense() * 0.5 / norm}, static=True)
+# Of a batch without ids.
+none = Rows([], np.zeros((0, 2), np.float32), 4)
+case("squared_l2_norm", X=none, out={"Out": f32([0])}, static=True)
+for name, keys in [("clip_by_norm", {"max_norm": 0.5}), ("scale", {"scale": 2.0}), ("assign", {})]:
+    case(name, X=none, out={"Out": np.zeros((4, 2))}, static=True, **keys)
 fail("clip_by_norm", "attribute 'max_norm' of clip_by_norm is out of range", X=Shape(3), max_norm=0.0)
 case("global_norm_scale", X=[f32([9]), f32([16])], clip_norm=2.0, out={"Out": f32([0.4]), "Norm": f32([5])}, static=True)
 case("global_norm_scale", X=[f32([9]), f32([16])], clip_norm=7.0, out={"Out": f32([1]), "Norm": f32([5])}, static=True)

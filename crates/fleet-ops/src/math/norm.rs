@@ -79,7 +79,10 @@ struct Merge<'a> {
 
 impl<'a> Merge<'a> {
     fn scratch_bytes(x: &Meta) -> usize {
-        let width = x.numel().checked_div(x.rows).unwrap_or(0);
+        if x.kind != VarKind::SparseRows {
+            return 0;
+        }
+        let width = x.shape.product(1..x.shape.rank());
         (x.rows * size_of::<i32>()).next_multiple_of(ALIGN) + width * size_of::<f32>()
     }
 
