@@ -317,7 +317,7 @@ case("clip_by_norm", X=r, max_norm=0.5, out={"Out": r.dense() * 0.5 / norm}, sta
 none = Rows([], np.zeros((0, 2), np.float32), 4)
 case("squared_l2_norm", X=none, out={"Out": f32([0])}, static=True)
 for name, keys in [("clip_by_norm", {"max_norm": 0.5}), ("scale", {"scale": 2.0}), ("assign", {})]:
-    case(name, X=none, out={"Out": np.zeros((4, 2))}, static=True, **keys)
+    case(name, X=none, out={"Out": Shape(4, 2)}, static=True, **keys)
 fail("clip_by_norm", "attribute 'max_norm' of clip_by_norm is out of range", X=Shape(3), max_norm=0.0)
 case("global_norm_scale", X=[f32([9]), f32([16])], clip_norm=2.0, out={"Out": f32([0.4]), "Norm": f32([5])}, static=True)
 case("global_norm_scale", X=[f32([9]), f32([16])], clip_norm=7.0, out={"Out": f32([1]), "Norm": f32([5])}, static=True)

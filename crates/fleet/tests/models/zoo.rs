@@ -132,6 +132,8 @@ pub fn depthwise() -> Model {
     let stem = x.conv2d(Conv2d::new(16, 3).padding(1).act(Act::Relu));
     let kept =
         stem.conv2d(apart(16)).batch_norm(BatchNorm::new()).conv2d(Conv2d::new(32, 1)).relu();
+    let kept =
+        (0..3).fold(kept, |x, _| x.conv2d(apart(32)).relu().conv2d(Conv2d::new(32, 1)).relu());
     let logits =
         kept.conv2d(apart(32).stride(2)).relu().pool2d(Pool2d::global_avg()).flatten(1).fc(10);
     let loss = logits.cross_entropy(y);
