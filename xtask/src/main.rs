@@ -15,7 +15,7 @@ usage: cargo xtask COMMAND
 
   ci      everything that a change must pass: format, lints, tidy, tests
   tidy    the rules of the house that the compiler does not know (layers of crates)
-  features  builds and tests the readers that are behind features (some minutes)
+  features  builds and tests what is behind features and brings many crates (some minutes)
   test    the tests (arguments are handed to cargo test)
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
@@ -87,9 +87,19 @@ const JOBS: &[&str] = &[
 /// build, so no part of `ci`.
 const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];
 
+/// Servers that answer over gRPC.
+const GRPC: &[&str] = &[
+    "--package=fleet-ps",
+    "--package=fleet-cli",
+    "--features=fleet-ps/grpc,fleet-cli/grpc,fleet-cli/tls",
+];
+
 fn features() -> Outcome {
     cargo("lints", &[&["clippy"], FEATURES, &["--", "-D", "warnings"]].concat())?;
-    cargo("tests", &[&["test"], &FEATURES[..3]].concat())
+    cargo("tests", &[&["test"], &FEATURES[..3]].concat())?;
+    let lints = [&["clippy", "--all-targets"], GRPC, &["--", "-D", "warnings"]].concat();
+    cargo("lints of control over gRPC", &lints)?;
+    cargo("tests of control over gRPC", &[&["test"], GRPC, &["--", "control::", "grpc::"]].concat())
 }
 
 fn bless() -> Outcome {

@@ -10,6 +10,8 @@ mod doctor;
 mod env;
 mod inspect;
 mod output;
+#[cfg(feature = "grpc")]
+mod ps;
 mod rewrite;
 mod run;
 mod strategy;
@@ -65,6 +67,16 @@ enum Command {
     /// Run the same command on every machine, within the time of --wait. The first one prints the
     /// report.
     Doctor(doctor::DoctorArgs),
+    /// Looks into running parameter servers; saves, loads and shrinks their tables (feature grpc)
+    #[cfg(feature = "grpc")]
+    #[command(subcommand)]
+    Ps(ps::Command),
+    /// Looks into running parameter servers; saves, loads and shrinks their tables (feature grpc)
+    #[cfg(not(feature = "grpc"))]
+    Ps {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        rest: Vec<String>,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -97,6 +109,13 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         Command::Demo(args) => demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),
+        #[cfg(feature = "grpc")]
+        Command::Ps(command) => ps::run(&command, out),
+        #[cfg(not(feature = "grpc"))]
+        Command::Ps { rest } => Err(fleet::Error::unsupported("this fleet was built without gRPC")
+            .got(format!("ps {}", rest.join(" ")))
+            .help("build it with the feature `grpc` (cargo build -p fleet-cli --features grpc)")
+            .into()),
     }
 }
 

@@ -12,6 +12,7 @@
 
 pub mod abort;
 pub mod calls;
+mod credential;
 mod frame;
 mod gate;
 mod handshake;
@@ -34,6 +35,7 @@ mod token;
 mod wire;
 
 pub use abort::{Abort, Hook};
+pub use credential::{CREDENTIAL_SPAN_MAX, Verifier};
 pub use gate::{HANDSHAKE_SPAN, PENDING_MAX};
 pub use handshake::PROTOCOL_VERSION;
 pub use log::Log;

@@ -167,7 +167,7 @@ pub fn random_number() -> Result<u64> {
     random().map(u64::from_le_bytes)
 }
 
-fn from_hex(text: &str) -> Option<[u8; 32]> {
+pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
     if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }

@@ -9,6 +9,8 @@
 
 mod client;
 mod communicator;
+#[cfg(feature = "grpc")]
+pub mod control;
 mod dense;
 mod entry;
 mod finite;

@@ -109,6 +109,13 @@ impl Method {
         !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds))
     }
 
+    /// Whether it concerns whole tables and no worker.
+    pub fn is_control(self) -> bool {
+        use Method as M;
+        let saves = matches!(self, M::LastSave | M::Save | M::EndSave | M::Load);
+        saves || matches!(self, M::Compare | M::Stats | M::Shrink)
+    }
+
     /// Whether the answer has all that was asked for.
     pub fn answers_at_length(self) -> bool {
         matches!(self, Method::PullSparse | Method::PullDense)

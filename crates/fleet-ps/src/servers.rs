@@ -61,7 +61,7 @@ impl TableConfig {
         }
     }
 
-    fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             TableConfig::Dense { .. } => "dense",
             TableConfig::Sparse(_) => "sparse",

@@ -10,7 +10,7 @@ pub struct TableStats {
     pub payload_bytes: u64,
     /// All memory that the table holds: payload, index, room to grow.
     pub held_bytes: u64,
-    /// Ids that were read and written, with repetitions.
+    /// Ids that were read and written, with repetitions; of a dense table, how often it was.
     pub pulled: u64,
     pub pushed: u64,
     /// Ids whose gradients were dropped because they have no row (entry policy).

@@ -1,6 +1,8 @@
 //! Servers and workers over real sockets.
 
 mod common;
+#[cfg(feature = "grpc")]
+mod control;
 mod deaths;
 mod delays;
 mod durable;

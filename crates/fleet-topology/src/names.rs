@@ -135,6 +135,7 @@ pub const PMI_SIZE: &str = "PMI_SIZE";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
+pub const FLEET_GRPC_PORT: &str = "FLEET_GRPC_PORT";
 pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
 pub const CPU_NUM: &str = "CPU_NUM";
 pub const FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM: &str = "FLAGS_communicator_max_merge_var_num";
@@ -429,6 +430,12 @@ pub const VARIABLES: &[Variable] = &[
         &[Reader::Worker, Reader::Launcher],
     ),
     row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Worker]),
+    row(
+        FLEET_GRPC_PORT,
+        "",
+        "Servers answer control, health and reflection over gRPC there (feature grpc); 0: any free port",
+        &[Reader::Server],
+    ),
     row(PSERVER_DEBUG, "0", "Servers print what their tables are", &[Reader::Server]),
     row(
         CPU_NUM,

@@ -49,7 +49,7 @@ fn form(name: &str) -> Form {
         | names::FLAGS_FUSE_PARAMETER_MEMORY_SIZE
         | names::FLAGS_FUSE_PARAMETER_GROUPS_SIZE => Form::Whole { min: 1 },
         names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES => Form::Whole { min: 0 },
-        names::PADDLE_PORT | names::FLAGS_START_PORT => Form::Port,
+        names::PADDLE_PORT | names::FLAGS_START_PORT | names::FLEET_GRPC_PORT => Form::Port,
         names::FLAGS_LAUNCH_BARRIER
         | names::FLEET_SHARED_MEMORY
         | names::FLEET_NCCL

@@ -209,7 +209,7 @@ pub fn worker(number: u32, folder: &Path) -> Option<u32> {
 }
 
 /// The process in a folder with this in its environment.
-fn process_with(place: &str, folder: &Path) -> Option<u32> {
+pub fn process_with(place: &str, folder: &Path) -> Option<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.find(|pid| {

@@ -9,6 +9,7 @@ mod demos;
 mod drawn;
 mod endings;
 mod etcd;
+mod grpc;
 mod machines;
 mod memory;
 mod orphans;

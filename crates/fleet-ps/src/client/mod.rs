@@ -18,7 +18,7 @@ pub use remote::{RemoteOptions, RemoteServers};
 use crate::message::{
     BINARY, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, copy_f32s,
 };
-use crate::server::SILENT_AFTER;
+use crate::server::{Caller, OPERATOR, SILENT_AFTER};
 use crate::{
     Arrival, DenseCut, JobTables, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
     SparseConfig, TableConfig, TableStats,
@@ -85,7 +85,7 @@ const SPLITS_MAX: usize = 64;
 impl<T: Transport> Client<T> {
     pub(crate) fn over(job: &JobTables, worker: usize, transport: T) -> Result<Client<T>> {
         job.check()?;
-        if worker >= job.worker_count {
+        if worker != OPERATOR && worker >= job.worker_count {
             return Err(Error::invalid("a worker is not one of the job's")
                 .expected(format!("a number below {}", job.worker_count))
                 .got(worker));
@@ -204,7 +204,7 @@ impl<T: Transport> Client<T> {
     }
 
     fn place(&self, error: Error) -> Error {
-        error.at(format!("worker {}", self.worker))
+        error.at(Caller { worker: self.worker, client: 0 })
     }
 
     fn try_pull_sparse(

@@ -9,7 +9,7 @@ use super::alive::Alive;
 use super::{Client, Request, Transport};
 use crate::JobTables;
 use crate::message::{Body, Head, Method};
-use crate::server::{Caller, SILENT_AFTER, hello};
+use crate::server::{Caller, OPERATOR, SILENT_AFTER, hello};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
 use fleet_net::{Abort, Deadline, Limits, Log, Time, Token};
@@ -127,6 +127,18 @@ impl Client<Remote> {
             addresses.get(server).copied().ok_or_else(|| Error::internal("an unknown server"))
         };
         Self::connect_with(job, worker, resolve, token, options)
+    }
+
+    /// Who is no worker, counts as none, and asks only what concerns whole tables: statistics, saves, loads,
+    /// shrinking.
+    pub fn operator(
+        job: &JobTables,
+        addresses: &[SocketAddr],
+        token: &Token,
+        options: RemoteOptions,
+    ) -> Result<RemoteServers> {
+        let options = RemoteOptions { silent_after: Duration::ZERO, ..options };
+        Self::connect(job, OPERATOR, addresses, token, options)
     }
 
     /// As [`RemoteServers::connect`](Client::connect), where a server that is started again may be at
@@ -313,8 +325,8 @@ impl Remote {
         if let Some(since) = lane.lock().down.take() {
             let span = Time::now().since(since).as_secs_f64();
             self.options.log.line(format!(
-                "worker {}: server {server} at {address} is back after {span:.1} s",
-                self.door.caller.worker
+                "{}: server {server} at {address} is back after {span:.1} s",
+                self.door.caller
             ));
         }
         Ok(connection)
@@ -351,9 +363,8 @@ impl Remote {
         let mut pool = self.lanes[server].lock();
         if pool.down.is_none() {
             pool.down = Some(Time::now());
-            let worker = self.door.caller.worker;
-            let name = self.name(server);
-            self.options.log.line(format!("worker {worker} waits for {name}: {error}"));
+            let (caller, name) = (self.door.caller, self.name(server));
+            self.options.log.line(format!("{caller} waits for {name}: {error}"));
         }
     }
 

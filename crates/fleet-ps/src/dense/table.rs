@@ -8,7 +8,7 @@
 //! if the loss bent along each parameter by the square of its gradient.
 
 use crate::rule::{How, Row};
-use crate::{NonFinite, Rule};
+use crate::{NonFinite, Rule, TableStats};
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard};
@@ -107,6 +107,9 @@ struct Inner {
     push_count: u64,
     rate_scale: f32,
     non_finite: u64,
+    /// Since the table was made.
+    pulls: u64,
+    pushes: u64,
     /// What each worker last read, where its gradients are corrected; empty until it has.
     read: Vec<Vec<f32>>,
 }
@@ -127,6 +130,8 @@ impl DenseTable {
             push_count: 0,
             rate_scale: 1.0,
             non_finite: 0,
+            pulls: 0,
+            pushes: 0,
             read: vec![Vec::new(); config.corrected_workers],
         };
         Ok(DenseTable { config, inner: Mutex::new(inner) })
@@ -157,7 +162,9 @@ impl DenseTable {
 
     pub fn pull(&self, out: &mut [f32]) -> Result<()> {
         self.check_len("out", out.len())?;
-        out.copy_from_slice(&self.lock().values);
+        let mut inner = self.lock();
+        out.copy_from_slice(&inner.values);
+        inner.pulls += 1;
         Ok(())
     }
 
@@ -166,6 +173,7 @@ impl DenseTable {
         self.check_len("out", out.len())?;
         let mut inner = self.lock();
         out.copy_from_slice(&inner.values);
+        inner.pulls += 1;
         if let Some(read) = inner.read.get_mut(worker) {
             read.clear();
             read.extend_from_slice(out);
@@ -191,6 +199,7 @@ impl DenseTable {
         })?;
         inner.non_finite += bad;
         inner.push_count += 1;
+        inner.pushes += 1;
         let grad = inner.corrected(worker, grad);
         match self.config.update {
             Update::Now => {
@@ -266,6 +275,25 @@ impl DenseTable {
         let inner = self.lock();
         let read: usize = inner.read.iter().map(Vec::len).sum();
         (inner.values.len() + inner.state.len() + inner.sum.len() + read) as u64 * 4
+    }
+
+    pub(crate) fn stats(&self) -> TableStats {
+        let bytes = self.bytes();
+        let inner = self.lock();
+        TableStats {
+            payload_bytes: bytes,
+            held_bytes: bytes,
+            pulled: inner.pulls,
+            pushed: inner.pushes,
+            non_finite: inner.non_finite,
+            ..TableStats::default()
+        }
+    }
+
+    /// Pushes that wait for a pour.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn queued(&self) -> u64 {
+        self.lock().push_count
     }
 
     /// Gradients that were NaN or infinite.

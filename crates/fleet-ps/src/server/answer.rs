@@ -144,14 +144,11 @@ impl ServerTables {
                 let mode = SaveMode::parse(i64::from(head.word & !BINARY))?;
                 let binary = head.word & BINARY != 0;
                 let format = if binary { SaveFormat::Binary } else { SaveFormat::Text };
-                let saved = self.save(Path::new(body.text()?), head.count, mode, format)?;
+                let saved = self.save(caller, Path::new(body.text()?), head.count, mode, format)?;
                 answer.extend(bytes_of(&[saved.row_count, saved.bytes]).iter());
                 Ok(())
             }
-            Method::EndSave => {
-                self.end_save(head.count, head.word == 1);
-                Ok(())
-            }
+            Method::EndSave => self.end_save(caller, head.count, head.word == 1),
             Method::Load => {
                 let loaded = self.load(Path::new(body.text()?), None)?;
                 answer.extend(loaded.to_le_bytes());
@@ -243,14 +240,9 @@ impl ServerTables {
         outcome
     }
 
-    fn stats(&self, table: u32) -> Result<TableStats> {
+    pub(crate) fn stats(&self, table: u32) -> Result<TableStats> {
         Ok(match self.table(table)? {
-            Table::Dense(table) => TableStats {
-                payload_bytes: table.bytes(),
-                held_bytes: table.bytes(),
-                non_finite: table.non_finite(),
-                ..TableStats::default()
-            },
+            Table::Dense(table) => table.stats(),
             Table::Sparse { rows, .. } => rows.stats(),
             Table::Geo(geo) => geo.rows().stats(),
             Table::GlobalStep(steps) => {

@@ -219,6 +219,16 @@ impl Keeper {
         Ok(())
     }
 
+    #[cfg(feature = "grpc")]
+    pub fn statistics(&self) -> crate::control::message::LogStatistics {
+        let failed = lock(&self.state).failed.clone();
+        crate::control::message::LogStatistics {
+            folder: self.folder.display().to_string(),
+            bytes: self.log.len(),
+            snapshot_error: failed.map_or(String::new(), |error| error.to_string()),
+        }
+    }
+
     /// Nobody needs snapshots any more.
     pub fn close(&self) {
         lock(&self.state).closed = true;

@@ -6,6 +6,7 @@
 
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// Who asks.
@@ -14,6 +15,24 @@ pub(crate) struct Caller {
     pub worker: usize,
     /// The client's own number: a worker that starts again is another client.
     pub client: u64,
+}
+
+/// The number of who is no worker and asks what concerns whole tables. A log has 32 bits for it.
+pub(crate) const OPERATOR: usize = u32::MAX as usize;
+
+impl Caller {
+    pub fn is_operator(self) -> bool {
+        self.worker == OPERATOR
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_operator() {
+            true => write!(f, "an operator"),
+            false => write!(f, "worker {}", self.worker),
+        }
+    }
 }
 
 #[derive(Default)]

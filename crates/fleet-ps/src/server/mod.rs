@@ -13,10 +13,12 @@ mod log;
 mod pending;
 mod presence;
 mod save;
+#[cfg(feature = "grpc")]
+mod statistics;
 mod trail;
 
 pub use durable::Durability;
-pub(crate) use ledger::Caller;
+pub(crate) use ledger::{Caller, OPERATOR};
 pub use listen::TableServer;
 pub(crate) use listen::hello;
 pub use log::Flush;
@@ -145,9 +147,8 @@ impl ServerTables {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<()> {
-        self.try_call(caller, method, request, answer).map_err(|error| {
-            error.at(format!("server {}, asked by worker {}", self.server, caller.worker))
-        })
+        self.try_call(caller, method, request, answer)
+            .map_err(|error| error.at(format!("server {}, asked by {caller}", self.server)))
     }
 
     fn try_call(
@@ -157,12 +158,17 @@ impl ServerTables {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<()> {
-        if caller.worker >= self.job.worker_count {
+        if !caller.is_operator() && caller.worker >= self.job.worker_count {
             return Err(Error::invalid("a worker is not one of the job's")
                 .expected(format!("a number below {}", self.job.worker_count))
                 .got(caller.worker));
         }
         let method = Method::parse(method)?;
+        if caller.is_operator() && !method.is_control() {
+            return Err(Error::invalid("an operator asks what only workers ask")
+                .expected("statistics, a save, a load or shrinking")
+                .got(format!("{method:?}")));
+        }
         let (head, body) = Head::decode(request)?;
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
             let _alone = (method == Method::Shrink).then(|| lock(&self.keeping));

@@ -67,6 +67,11 @@ impl Presence {
         change(seen);
     }
 
+    #[cfg(feature = "grpc")]
+    pub fn connections(&self, worker: usize) -> usize {
+        self.workers.get(worker).map_or(0, |seen| seen.connections.load(SeqCst))
+    }
+
     pub fn sign(&self, worker: usize) -> Sign {
         let now = Time::now();
         let never = Sign { kind: SignKind::NeverCame, span: now.since(self.began) };

@@ -5,19 +5,28 @@
 //! new one goes ([`ServerTables::end_save`]). A crash between the two leaves a save that is complete
 //! and an older one, or one that is not and is passed over.
 
-use super::{ServerTables, Table, lock};
+use super::{Caller, ServerTables, SignKind, Table, lock};
 use crate::save::{self, SaveFormat, SaveOptions, Saved, dense, job};
 use crate::sparse::Taken;
 use crate::{SaveMode, TableConfig};
 use fleet_base::{Error, Result};
+use fleet_net::Time;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A save that was written and is not ended.
 pub(crate) struct Saving {
     dir: PathBuf,
     save_id: u64,
     taken: Vec<(u32, Taken)>,
+    by: Caller,
+    /// When this server had written its part.
+    written: Time,
 }
+
+/// How long a save that is not ended keeps others out: its other servers may be slower. One that the same
+/// worker begins anew takes its place at once.
+const OPEN_SPAN_MAX: Duration = Duration::from_secs(600);
 
 impl ServerTables {
     /// Loads this server's part of the latest complete save in `dir`, of any number of servers, over what
@@ -72,18 +81,31 @@ impl ServerTables {
     /// The first phase: writes all tables. A save that nobody ended is given up.
     pub(super) fn save(
         &self,
+        by: Caller,
         dir: &Path,
         save_id: u64,
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
         let _alone = lock(&self.keeping);
+        if let Some(saving) = lock(&self.saving).as_ref().filter(|it| self.keeps_out(it, by)) {
+            return Err(Error::unavailable("another save is under way")
+                .got(format!(
+                    "save {} of {}, by {}",
+                    saving.save_id,
+                    saving.dir.display(),
+                    saving.by
+                ))
+                .help("save again when it has ended"));
+        }
         self.give_up(lock(&self.saving).take());
         let (server, server_count) = (self.server as u32, self.job.server_count as u32);
         let options = SaveOptions { mode, format, server, server_count, save_id };
-        let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken: Vec::new() };
+        let (taken, written) = (Vec::new(), Time::now());
+        let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken, by, written };
         match self.write_all(dir, &options, &mut saving) {
             Ok(saved) => {
+                saving.written = Time::now();
                 *lock(&self.saving) = Some(saving);
                 Ok(saved)
             }
@@ -92,6 +114,14 @@ impl ServerTables {
                 Err(error)
             }
         }
+    }
+
+    /// Whether a save that is not ended is that of somebody else, who is still there.
+    fn keeps_out(&self, saving: &Saving, by: Caller) -> bool {
+        let is_here = |worker| self.presence.sign(worker).kind == SignKind::Here;
+        saving.by.worker != by.worker
+            && (saving.by.is_operator() || is_here(saving.by.worker))
+            && Time::now().since(saving.written) < OPEN_SPAN_MAX
     }
 
     fn write_all(&self, dir: &Path, options: &SaveOptions, saving: &mut Saving) -> Result<Saved> {
@@ -118,15 +148,24 @@ impl ServerTables {
     }
 
     /// The second phase.
-    pub(super) fn end_save(&self, save_id: u64, good: bool) {
-        let saving = lock(&self.saving).take_if(|saving| saving.save_id == save_id);
+    pub(super) fn end_save(&self, by: Caller, save_id: u64, good: bool) -> Result<()> {
+        let own = |saving: &mut Saving| saving.by == by && saving.save_id == save_id;
+        let saving = lock(&self.saving).take_if(own);
         match saving {
             Some(saving) if good => {
                 let (tables, server) = (self.table_ids(), self.server as u32);
                 job::remove_others(&saving.dir, &tables, server, save_id);
             }
+            None if good => {
+                return Err(Error::unavailable("a save was given up before it ended")
+                    .got(format!("save {save_id}"))
+                    .help(
+                        "another one began, or this server was started again meanwhile; save again",
+                    ));
+            }
             saving => self.give_up(saving),
         }
+        Ok(())
     }
 
     /// Deletes what was written, and counts as changed again what was taken.
@@ -142,5 +181,54 @@ impl ServerTables {
 
     fn table_ids(&self) -> Vec<u32> {
         self.tables.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Head, Method};
+    use crate::server::OPERATOR;
+    use crate::{JobTables, PullMode};
+
+    /// Who saves while another's save is not ended is refused; whose save was given up is told.
+    #[test]
+    fn a_save_is_its_own() {
+        let folder = std::env::temp_dir().join(format!("fleet-ps-own-{}", std::process::id()));
+        let tables = vec![TableConfig::Sparse(crate::SparseConfig::plain(0, 2))];
+        let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
+        let server = ServerTables::new(&job, 0).unwrap();
+        let [worker, first, second] = [(0, 1), (OPERATOR, 2), (OPERATOR, 3)]
+            .map(|(worker, client)| Caller { worker, client });
+        let ask = |by: Caller, seq: u64, method: Method, head: Head, body: &[u8]| {
+            let head = Head { seq, ..head }.encode();
+            server.call(by, method as u8, &[&head, body].concat(), &mut Vec::new())
+        };
+        let save = |by, seq, dir: &str| {
+            let dir = folder.join(dir).to_str().unwrap().to_string();
+            let body = [&(dir.len() as u64).to_le_bytes(), dir.as_bytes()].concat();
+            ask(by, seq, Method::Save, Head { count: 1, ..Head::default() }, &body)
+        };
+        let end = |by, seq| {
+            ask(by, seq, Method::EndSave, Head { count: 1, word: 1, ..Head::default() }, &[])
+        };
+        save(first, 0, "a").unwrap();
+        let error = save(worker, 0, "b").unwrap_err().to_string();
+        assert!(error.contains("another save is under way: got save 1 of"), "{error}");
+        assert!(error.contains("by an operator"), "{error}");
+        // An operator that begins anew takes the place of the one before.
+        save(second, 0, "c").unwrap();
+        let error = end(first, 1).unwrap_err().to_string();
+        assert!(error.contains("given up before it ended: got save 1"), "{error}");
+        end(second, 1).unwrap();
+        assert!(job::latest_complete(&folder.join("a")).is_err(), "nothing of it is left");
+        assert_eq!(job::latest_complete(&folder.join("c")).unwrap(), 1);
+        save(worker, 1, "b").unwrap();
+        end(worker, 2).unwrap();
+
+        let pull = Head { word: PullMode::Train as u32, ..Head::default() };
+        let error = ask(second, 2, Method::PullSparse, pull, &[]).unwrap_err().to_string();
+        assert!(error.contains("got PullSparse") && error.contains("an operator"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
+use super::control::Control;
 use super::launch_barrier::{expect_listening, waits_for_servers};
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
@@ -126,15 +127,24 @@ impl Fleet {
                 .got(topology.role())
                 .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
         })?;
+        let (env, token) = (Env::process(), self.job_token()?);
+        // Before the tables, which may take long to load: probes see a server that is not ready yet.
+        let control = match env.number::<u16>(names::FLEET_GRPC_PORT)? {
+            Some(port) => Some(Control::bind(endpoint, port, &token, topology.rank())?),
+            None => None,
+        };
         let tables = make(topology.rank())?;
-        if Env::process().switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
+        if env.switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
             eprintln!("fleet: tables of server {}: {:#?}", topology.rank(), tables.job());
         }
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
-        let server = TableServer::bind(address, tables, &self.job_token()?, options, Log::stderr())
+        let server = TableServer::bind(address, tables.clone(), &token, options, Log::stderr())
             .map_err(|error| error.at(format!("server {}", topology.rank())))?;
-        Ok(Server(server))
+        if let Some(control) = &control {
+            control.serve(tables, &self.server_addresses()?)?;
+        }
+        Ok(Server { server, _control: control })
     }
 
     /// Connects to all servers, waits for those that are not there yet, and starts a worker. What the
@@ -174,9 +184,7 @@ impl Fleet {
             let servers = ServerTables::all(&job.tables)?;
             return Ok(Arc::new(LocalServers::new(&servers, topology.rank())?));
         }
-        let endpoints = topology.server_endpoints().iter();
-        let addresses: Vec<SocketAddr> =
-            endpoints.map(|endpoint| resolve(&endpoint.to_string())).collect::<Result<_>>()?;
+        let addresses = self.server_addresses()?;
         if !waits_for_servers(job, env)? {
             expect_listening(&addresses)?;
         }
@@ -189,6 +197,11 @@ impl Fleet {
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
         Ok(Arc::new(remote.with_patience(deadline)))
+    }
+
+    fn server_addresses(&self) -> Result<Vec<SocketAddr>> {
+        let endpoints = self.topology().server_endpoints().iter();
+        endpoints.map(|endpoint| resolve(&endpoint.to_string())).collect()
     }
 
     fn job_token(&self) -> Result<Token> {
@@ -221,15 +234,19 @@ impl Fleet {
 /// server.run();
 /// # Ok::<(), fleet::Error>(())
 /// ```
-pub struct Server(TableServer);
+pub struct Server {
+    server: TableServer,
+    /// Until the server ends.
+    _control: Option<Control>,
+}
 
 impl Server {
     pub fn address(&self) -> SocketAddr {
-        self.0.address()
+        self.server.address()
     }
 
     /// Serves until the last worker has stopped.
     pub fn run(self) {
-        self.0.run();
+        self.server.run();
     }
 }

@@ -1,0 +1,125 @@
+//! An operator's side.
+
+use super::desk::error_of;
+use super::door::{CHALLENGE_KEY, SCHEME};
+use super::message::{
+    LOAD, LoadRequest, SAVE, SHRINK, STATISTICS, SaveAnswer, SaveRequest, ShrinkRequest,
+    StatisticsAnswer, StatisticsRequest,
+};
+use super::message::{LoadAnswer, ShrinkAnswer};
+use fleet_base::{Error, Result};
+use fleet_net::Token;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+
+/// Calls a [`ControlServer`](super::ControlServer); see there for an example.
+pub struct ControlClient {
+    runtime: Runtime,
+    grpc: Grpc<Channel>,
+    token: Token,
+    address: String,
+}
+
+const CONNECT_SPAN: Duration = Duration::from_secs(10);
+/// A credential is made for each call.
+const CREDENTIAL_SPAN: Duration = Duration::from_secs(60);
+
+impl ControlClient {
+    /// To `HOST:PORT`.
+    pub fn connect(address: &str, token: &Token) -> Result<ControlClient> {
+        let failed = |error: &dyn std::error::Error| {
+            // What a transport's error means is in its sources.
+            let mut text = error.to_string();
+            let mut source = error.source();
+            while let Some(error) = source {
+                text += &format!(": {error}");
+                source = error.source();
+            }
+            Error::unavailable(format!("cannot reach {address} over gRPC: {text}"))
+                .help("the address is the one that the server has logged, HOST:PORT")
+        };
+        let runtime =
+            Builder::new_current_thread().enable_all().build().map_err(|error| failed(&error))?;
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| failed(&error))?
+            .connect_timeout(CONNECT_SPAN);
+        let channel = runtime.block_on(endpoint.connect()).map_err(|error| failed(&error))?;
+        let (token, address) = (token.clone(), address.to_string());
+        Ok(ControlClient { runtime, grpc: Grpc::new(channel), token, address })
+    }
+
+    pub fn statistics(&mut self) -> Result<StatisticsAnswer> {
+        self.call(STATISTICS, StatisticsRequest {})
+    }
+
+    pub fn save(&mut self, request: SaveRequest) -> Result<SaveAnswer> {
+        self.call(SAVE, request)
+    }
+
+    pub fn load(&mut self, request: LoadRequest) -> Result<LoadAnswer> {
+        self.call(LOAD, request)
+    }
+
+    pub fn shrink(&mut self, request: ShrinkRequest) -> Result<ShrinkAnswer> {
+        self.call(SHRINK, request)
+    }
+
+    /// What another tool shows to this server as `authorization: Bearer ...`, for the next `span`.
+    pub fn credential(&mut self, span: Duration) -> Result<String> {
+        let asked: Result<StatisticsAnswer, Status> =
+            self.send(STATISTICS, StatisticsRequest {}, SCHEME);
+        let refused = match asked {
+            Err(status) if status.code() == Code::Unauthenticated => status,
+            Err(status) => return Err(self.place(error_of(&status))),
+            Ok(_) => return Err(self.place(Error::invalid("a server asks for no credential"))),
+        };
+        let challenge = refused.metadata().get(CHALLENGE_KEY).and_then(|it| it.to_str().ok());
+        let challenge = challenge.and_then(|text| text.strip_prefix(SCHEME)).ok_or_else(|| {
+            self.place(Error::invalid("a server has refused without a challenge").got(&refused))
+        })?;
+        self.token.credential(challenge.trim(), span).map_err(|error| self.place(error))
+    }
+
+    fn call<Q, A>(&mut self, path: &'static str, request: Q) -> Result<A>
+    where
+        Q: prost::Message + Default + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let credential = self.credential(CREDENTIAL_SPAN)?;
+        let answer = self.send(path, request, &format!("Bearer {credential}"));
+        answer.map_err(|status| self.place(error_of(&status)))
+    }
+
+    fn send<Q, A>(
+        &mut self,
+        path: &'static str,
+        request: Q,
+        authorization: &str,
+    ) -> Result<A, Status>
+    where
+        Q: prost::Message + Default + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let mut request = Request::new(request);
+        let shown = AsciiMetadataValue::try_from(authorization)
+            .map_err(|error| Status::internal(error.to_string()))?;
+        request.metadata_mut().insert("authorization", shown);
+        let grpc = &mut self.grpc;
+        self.runtime.block_on(async {
+            grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            let path = PathAndQuery::from_static(path);
+            let answer = grpc.unary(request, path, ProstCodec::<Q, A>::default()).await?;
+            Ok(answer.into_inner())
+        })
+    }
+
+    fn place(&self, error: Error) -> Error {
+        error.at(format!("{} over gRPC", self.address))
+    }
+}

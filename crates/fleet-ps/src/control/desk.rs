@@ -1,0 +1,232 @@
+//! What the calls do: they ask the tables of this server, or the servers of the job as an operator.
+
+use super::message as m;
+use super::message::{
+    LOAD, LoadAnswer, LoadRequest, SAVE, SERVICE, SHRINK, STATISTICS, SaveAnswer, SaveRequest,
+    ShrinkAnswer, ShrinkRequest, StatisticsAnswer, StatisticsRequest,
+};
+use crate::{RemoteOptions, RemoteServers, SaveFormat, SaveMode, ServerTables, Servers};
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_net::{Abort, Log, Token};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::{Grpc, NamedService};
+use tonic::{Code, Request, Response, Status};
+use tonic_prost::ProstCodec;
+
+/// The service, for one connection.
+#[derive(Clone)]
+pub(super) struct Control(pub Arc<Desk>);
+
+pub(super) struct Desk {
+    pub served: OnceLock<Served>,
+    pub token: Token,
+    pub log: Log,
+    /// Ends what waits for other servers.
+    pub abort: Abort,
+    /// One save, load or shrinking at a time.
+    pub work: Mutex<()>,
+}
+
+/// The tables that are there, and where all servers of the job listen for frames.
+pub(super) struct Served {
+    pub tables: Arc<ServerTables>,
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// A request is a folder's name at most.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// What fits into the header that a status travels in.
+const STATUS_CHARS_MAX: usize = 2 << 10;
+/// How long the other servers of the job are tried.
+const REACH_SPAN: Duration = Duration::from_secs(30);
+
+impl NamedService for Control {
+    const NAME: &'static str = SERVICE;
+}
+
+impl Service<http::Request<Body>> for Control {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<http::Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let desk = self.0.clone();
+        match request.uri().path() {
+            STATISTICS => answer(desk, request, Desk::statistics),
+            SAVE => answer(desk, request, Desk::save),
+            LOAD => answer(desk, request, Desk::load),
+            SHRINK => answer(desk, request, Desk::shrink),
+            path => {
+                let status = Status::unimplemented(format!("{SERVICE} has no call {path}"));
+                Box::pin(std::future::ready(Ok(status.into_http())))
+            }
+        }
+    }
+}
+
+fn answer<Q, A>(
+    desk: Arc<Desk>,
+    request: http::Request<Body>,
+    run: fn(&Desk, Q) -> Result<A>,
+) -> BoxFuture<http::Response<Body>, Infallible>
+where
+    Q: prost::Message + Default + 'static,
+    A: prost::Message + Default + 'static,
+{
+    Box::pin(async move {
+        let mut grpc =
+            Grpc::new(ProstCodec::<A, Q>::default()).max_decoding_message_size(REQUEST_BYTES_MAX);
+        Ok(grpc.unary(Call { desk, run }, request).await)
+    })
+}
+
+/// One call, on a thread that may wait.
+struct Call<Q, A> {
+    desk: Arc<Desk>,
+    run: fn(&Desk, Q) -> Result<A>,
+}
+
+impl<Q: Send + 'static, A: Send + 'static> Service<Request<Q>> for Call<Q, A> {
+    type Response = Response<A>;
+    type Error = Status;
+    type Future = BoxFuture<Response<A>, Status>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Q>) -> Self::Future {
+        let (desk, run) = (self.desk.clone(), self.run);
+        Box::pin(async move {
+            let done = tokio::task::spawn_blocking(move || run(&desk, request.into_inner())).await;
+            match done {
+                Ok(result) => result.map(Response::new).map_err(|error| status(&error)),
+                Err(_) => Err(Status::internal("a call ended in a panic, which the log shows")),
+            }
+        })
+    }
+}
+
+impl Desk {
+    fn served(&self) -> Result<&Served> {
+        self.served.get().ok_or_else(|| {
+            Error::unavailable("this server has no tables yet")
+                .help("wait until grpc.health.v1.Health says SERVING")
+        })
+    }
+
+    fn statistics(&self, _: StatisticsRequest) -> Result<StatisticsAnswer> {
+        self.served()?.tables.statistics()
+    }
+
+    fn save(&self, request: SaveRequest) -> Result<SaveAnswer> {
+        let mode = SaveMode::parse(request.mode.into())?;
+        let format = match m::SaveFormat::try_from(request.format) {
+            Ok(m::SaveFormat::Binary) => SaveFormat::Binary,
+            Ok(m::SaveFormat::Text) => SaveFormat::Text,
+            Err(_) => {
+                return Err(Error::invalid("the format of a save is unknown")
+                    .expected("0 (binary) or 1 (text)")
+                    .got(request.format));
+            }
+        };
+        let what = format!("saves ({mode:?}, {format:?}) into {}", request.folder);
+        let folder = folder(&request.folder)?;
+        let saved = self.for_all(&what, |servers| servers.save(folder, mode, format))?;
+        Ok(SaveAnswer { rows: saved.row_count, bytes: saved.bytes })
+    }
+
+    fn load(&self, request: LoadRequest) -> Result<LoadAnswer> {
+        let folder = folder(&request.folder)?;
+        let what = format!("loads {}", request.folder);
+        let rows = self.for_all(&what, |servers| servers.load(folder))?;
+        Ok(LoadAnswer { rows })
+    }
+
+    fn shrink(&self, request: ShrinkRequest) -> Result<ShrinkAnswer> {
+        let days = request.unseen_days.map(|days| {
+            u8::try_from(days).map_err(|_| {
+                Error::invalid("a number of unseen days is too large")
+                    .expected("up to 255")
+                    .got(days)
+            })
+        });
+        let (table, days) = (request.table, days.transpose()?);
+        let what = format!("shrinks table {table}");
+        let deleted_rows = self.for_all(&what, |servers| servers.shrink(table, days))?;
+        Ok(ShrinkAnswer { deleted_rows })
+    }
+
+    /// Asks all servers of the job, by frames, as workers do.
+    fn for_all<R>(&self, what: &str, work: impl FnOnce(&dyn Servers) -> Result<R>) -> Result<R> {
+        let Served { tables, addresses } = self.served()?;
+        if tables.server() != 0 {
+            // Two at once on two servers would be in each other's way.
+            return Err(Error::invalid("server 0 answers for all servers of the job")
+                .got(format!("a call of server {}", tables.server()))
+                .help("ask the address over gRPC that server 0 has logged"));
+        }
+        let _alone = match self.work.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::unavailable("another save, load or shrinking is under way")
+                    .help("call again when it has ended"));
+            }
+        };
+        self.log.line(format!("server 0, asked over gRPC, {what}"));
+        let options = RemoteOptions {
+            deadline: REACH_SPAN,
+            log: self.log.clone(),
+            abort: self.abort.clone(),
+            ..RemoteOptions::default()
+        };
+        let servers = RemoteServers::operator(tables.job(), addresses, &self.token, options)?;
+        work(&servers)
+    }
+}
+
+fn folder(name: &str) -> Result<&Path> {
+    match name.is_empty() {
+        true => Err(Error::invalid("the name of a folder is missing")
+            .expected("`folder`, as the servers see it")),
+        false => Ok(Path::new(name)),
+    }
+}
+
+fn status(error: &Error) -> Status {
+    let code = match error.kind() {
+        ErrorKind::Invalid => Code::InvalidArgument,
+        ErrorKind::Unsupported => Code::Unimplemented,
+        ErrorKind::Unavailable => Code::Unavailable,
+        ErrorKind::Exhausted => Code::ResourceExhausted,
+        ErrorKind::Numeric => Code::FailedPrecondition,
+        ErrorKind::Internal => Code::Internal,
+    };
+    let text: String = error.to_string().chars().take(STATUS_CHARS_MAX).collect();
+    Status::new(code, text)
+}
+
+/// The other way, for clients.
+pub(super) fn error_of(status: &Status) -> Error {
+    let kind = match status.code() {
+        Code::InvalidArgument | Code::Unauthenticated | Code::OutOfRange => ErrorKind::Invalid,
+        Code::Unimplemented => ErrorKind::Unsupported,
+        Code::ResourceExhausted => ErrorKind::Exhausted,
+        Code::FailedPrecondition => ErrorKind::Numeric,
+        Code::Internal => ErrorKind::Internal,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, status.message())
+}

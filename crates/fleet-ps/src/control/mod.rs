@@ -1,0 +1,196 @@
+//! Control of servers over gRPC, beside the frames that training uses: statistics, saves, loads, shrinking,
+//! health and reflection, for operators, probes and any tool that speaks gRPC (`proto/control.proto`).
+//!
+//! Nothing is done here that frames cannot do: a call for all servers is one of [`Servers`](crate::Servers),
+//! which server 0 makes as an operator. HTTP/2 runs on one thread, calls on a few of their own.
+
+mod client;
+mod desk;
+mod door;
+pub mod message;
+mod schema;
+
+pub use client::ControlClient;
+
+use crate::ServerTables;
+use desk::{Control, Desk, Served};
+use door::{Door, Guard};
+use fleet_base::{Error, Result};
+use fleet_net::{Abort, Log, Token, Verifier};
+use std::fmt::Debug;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+/// Listens from the start on, so that probes see a server that recovers; serves when it has tables. Ends when it
+/// is dropped.
+///
+/// ```
+/// use fleet_net::{Log, Token, calls::CallOptions};
+/// use fleet_ps::control::{ControlClient, ControlServer};
+/// use fleet_ps::{JobTables, ServerTables, SparseConfig, TableConfig, TableServer};
+/// let token = Token::generate()?;
+/// let control = ControlServer::bind("127.0.0.1:0", &token, Log::stderr())?;
+///
+/// let tables = vec![TableConfig::Sparse(SparseConfig::plain(0, 8))];
+/// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
+/// let tables = ServerTables::all(&job)?.remove(0);
+/// let options = CallOptions::default();
+/// let server = TableServer::bind("127.0.0.1:0", tables.clone(), &token, options, Log::stderr())?;
+/// control.serve(tables, &[server.address()])?;
+///
+/// let mut operator = ControlClient::connect(&control.address().to_string(), &token)?;
+/// assert_eq!(operator.statistics()?.tables[0].rows, 0);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub struct ControlServer {
+    address: SocketAddr,
+    desk: Arc<Desk>,
+    health: HealthReporter,
+    handle: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Calls that run at the same time; one more waits.
+const CALLS_MAX: usize = 16;
+/// Of one connection.
+const STREAMS_MAX: u32 = 32;
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// A peer that does not answer for so long is gone.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+/// Connections are asked to end and begin anew, so that none holds its place for ever.
+const CONNECTION_SPAN_MAX: Duration = Duration::from_secs(3600);
+
+impl ControlServer {
+    pub fn bind(
+        address: impl ToSocketAddrs + Debug,
+        token: &Token,
+        log: Log,
+    ) -> Result<ControlServer> {
+        if token.is_over_tls() {
+            return Err(Error::unsupported("control over gRPC has no TLS, which the job's token asks for")
+                .expected("a token without `tls:`")
+                .help(
+                    "the job's TLS has keys without certificates, which tools for gRPC do not speak; \
+                     leave control over gRPC off, or encrypt below it (WireGuard, a mesh of services)",
+                ));
+        }
+        let listener = TcpListener::bind(&address).map_err(|error| {
+            Error::unavailable(format!("cannot listen on {address:?} for gRPC: {error}"))
+                .help("port 0 lets the system choose one that is free")
+        })?;
+        let failed = |error: std::io::Error| Error::unavailable(format!("gRPC: {error}"));
+        let own = listener.local_addr().map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(CALLS_MAX)
+            .thread_name("fleet-control")
+            .build()
+            .map_err(failed)?;
+        let desk = Arc::new(Desk {
+            served: OnceLock::new(),
+            token: token.clone(),
+            log: log.clone(),
+            abort: Abort::new(),
+            work: Mutex::new(()),
+        });
+        let guard = Guard::new(Verifier::new(token)?, log.clone());
+        let (health, health_service) = tonic_health::server::health_reporter();
+        runtime.block_on(say(&health, ServingStatus::NotServing));
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_file_descriptor_set(prost_types::FileDescriptorSet {
+                file: vec![schema::file()?],
+            })
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .build_v1()
+            .map_err(|error| Error::internal(format!("reflection: {error}")))?;
+        let router = Server::builder()
+            .max_concurrent_streams(STREAMS_MAX)
+            .http2_max_header_list_size(HEADER_BYTES_MAX)
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .max_connection_age(CONNECTION_SPAN_MAX)
+            .add_service(health_service)
+            .add_service(InterceptedService::new(reflection, guard.clone()))
+            .add_service(InterceptedService::new(Control(desk.clone()), guard));
+        let door = {
+            let _inside = runtime.enter();
+            Door::new(tokio::net::TcpListener::from_std(listener).map_err(failed)?, log)
+        };
+        let (stop, stopped) = oneshot::channel();
+        let handle = runtime.handle().clone();
+        let serving = async move {
+            tokio::select! {
+                _ = router.serve_with_incoming(door) => {}
+                _ = stopped => {}
+            }
+        };
+        let thread = start(runtime, serving)?;
+        Ok(ControlServer {
+            address: own,
+            desk,
+            health,
+            handle,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The tables are there: calls are answered from now on. `addresses` is where all servers of the job take
+    /// frames.
+    pub fn serve(&self, tables: Arc<ServerTables>, addresses: &[SocketAddr]) -> Result<()> {
+        let served = Served { tables, addresses: addresses.to_vec() };
+        if self.desk.served.set(served).is_err() {
+            return Err(Error::invalid("this control serves tables already"));
+        }
+        self.handle.block_on(say(&self.health, ServingStatus::Serving));
+        Ok(())
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.desk.abort.fire(Error::unavailable("the server ends"));
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            // A panic has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Of the server as a whole, and of the service.
+async fn say(health: &HealthReporter, status: ServingStatus) {
+    for service in ["", message::SERVICE] {
+        health.set_service_status(service, status).await;
+    }
+}
+
+fn start(
+    runtime: Runtime,
+    serving: impl Future<Output = ()> + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name("fleet-grpc".to_string())
+        .spawn(move || {
+            runtime.block_on(serving);
+            // Calls that wait for a disk end by themselves.
+            runtime.shutdown_background();
+        })
+        .map_err(|error| Error::exhausted(format!("cannot start a thread for gRPC: {error}")))
+}

@@ -1,0 +1,334 @@
+//! Control over gRPC (feature `grpc`): the same as over frames, for those who know the token.
+
+use crate::common::{DENSE, Fleet, GEO, SPARSE, STEPS, dense, job, pull};
+use crate::saves::Folder;
+use fleet_base::ErrorKind;
+use fleet_net::{Log, Token};
+use fleet_ps::control::message::{
+    LoadRequest, SaveFormat, SaveMode, SaveRequest, ShrinkRequest, WorkerState,
+};
+use fleet_ps::control::{ControlClient, ControlServer};
+use fleet_ps::{Durability, Push, ServerTables, Servers};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+use tonic::codegen::tokio_stream;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1 as reflection;
+
+/// Control of every server of a job, which serves.
+fn controls(fleet: &Fleet) -> Vec<ControlServer> {
+    let addresses = fleet.addresses();
+    let start = |server: &fleet_ps::TableServer| {
+        let control = ControlServer::bind("127.0.0.1:0", &fleet.token, Log::silent()).unwrap();
+        control.serve(server.tables().clone(), &addresses).unwrap();
+        control
+    };
+    fleet.servers.iter().map(start).collect()
+}
+
+fn operator(control: &ControlServer, token: &Token) -> ControlClient {
+    ControlClient::connect(&control.address().to_string(), token).unwrap()
+}
+
+/// Runs a call of another client.
+fn run<R>(call: impl Future<Output = R>) -> R {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(call)
+}
+
+async fn channel(address: SocketAddr) -> Channel {
+    Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
+}
+
+fn health(address: SocketAddr, service: &str) -> Result<ServingStatus, Status> {
+    run(async {
+        let request = HealthCheckRequest { service: service.to_string() };
+        let answer = HealthClient::new(channel(address).await).check(request).await?;
+        Ok(answer.into_inner().status())
+    })
+}
+
+#[test]
+fn health_follows_the_tables_and_the_port_ends_with_the_server() {
+    let (fleet, log) = (Fleet::start(&job(1, 1, false)), Log::silent());
+    let control = ControlServer::bind("127.0.0.1:0", &fleet.token, log).unwrap();
+    let address = control.address();
+    let services = ["", "fleet.ps.v1.Control"];
+    for service in services {
+        assert_eq!(health(address, service).unwrap(), ServingStatus::NotServing, "'{service}'");
+    }
+    let error = operator(&control, &fleet.token).statistics().unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("this server has no tables yet"), "{error}");
+
+    let tables = fleet.servers[0].tables();
+    control.serve(tables.clone(), &fleet.addresses()).unwrap();
+    for service in services {
+        assert_eq!(health(address, service).unwrap(), ServingStatus::Serving, "'{service}'");
+    }
+    assert_eq!(health(address, "another").unwrap_err().code(), Code::NotFound);
+    operator(&control, &fleet.token).statistics().unwrap();
+    assert!(control.serve(tables.clone(), &fleet.addresses()).is_err());
+
+    let idle = TcpStream::connect(address).unwrap();
+    drop(control);
+    assert!(TcpStream::connect(address).is_err(), "the port ends");
+    idle.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let end = (&idle).read(&mut [0; 64]);
+    assert!(end.is_ok_and(|count| count < 64), "and so do connections");
+}
+
+#[test]
+fn statistics_are_what_was_pushed() {
+    let fleet = Fleet::start(&job(2, 2, false));
+    let controls = controls(&fleet);
+    let worker = fleet.worker(1);
+    // Server 1 has the odd ids: two of four, one of them twice.
+    worker.push_sparse(SPARSE, Push::new(&[1, 2, 4, 7], &[1.0; 8])).unwrap();
+    worker.push_sparse(SPARSE, Push::new(&[7], &[1.0; 2])).unwrap();
+    pull(&worker, &[1, 7, 9]);
+    worker.push_steps(STEPS, 5).unwrap();
+    worker.push_dense(DENSE, &[1.0; 5]).unwrap();
+    dense(&worker);
+    let answer = operator(&controls[1], &fleet.token).statistics().unwrap();
+    assert_eq!((answer.server, answer.server_count, answer.worker_count), (1, 2, 2));
+    assert!(!answer.synchronous && answer.rounds == 0 && answer.log.is_none());
+    let tables: Vec<_> = answer.tables.iter().map(|it| (it.table, it.kind.as_str())).collect();
+    assert_eq!(
+        tables,
+        [(SPARSE, "sparse"), (DENSE, "dense"), (GEO, "geo"), (STEPS, "global step")]
+    );
+    let sparse = &answer.tables[0];
+    assert_eq!((sparse.rows, sparse.pushed_ids, sparse.pulled_ids), (3, 3, 3));
+    assert!(sparse.held_bytes >= sparse.payload_bytes && sparse.payload_bytes > 0);
+    let dense = &answer.tables[1];
+    assert_eq!((dense.pushed_ids, dense.pulled_ids), (1, 1));
+    assert_eq!(dense.payload_bytes, 8, "two of five numbers");
+    assert_eq!(answer.tables[3].pushed_ids, 5, "server 1 counts the steps");
+    let states: Vec<_> = answer.workers.iter().map(|it| (it.state(), it.connections)).collect();
+    assert_eq!(states, [(WorkerState::NeverCame, 0), (WorkerState::Connected, 1)]);
+    drop(worker);
+    let gone = |answer: fleet_ps::control::message::StatisticsAnswer| {
+        answer.workers[1].state() == WorkerState::Gone
+    };
+    let mut operator = operator(&controls[1], &fleet.token);
+    while !gone(operator.statistics().unwrap()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Operators count as nobody: not towards barriers, not as a worker that comes.
+#[test]
+fn pushes_that_wait_and_logs_are_told() {
+    let fleet = Fleet::start(&job(1, 1, true));
+    let controls = controls(&fleet);
+    fleet.worker(0).push_sparse(SPARSE, Push::new(&[1], &[1.0; 2])).unwrap();
+    fleet.worker(0).push_dense(DENSE, &[1.0; 5]).unwrap();
+    let answer = operator(&controls[0], &fleet.token).statistics().unwrap();
+    assert!(answer.synchronous && answer.tables[0].queued_pushes == 1);
+    assert_eq!(answer.tables[1].queued_pushes, 1);
+    assert_eq!(answer.tables[0].pushed_ids, 0, "not applied yet");
+
+    let folder = Folder::new("control_log");
+    let job = job(1, 1, false);
+    let tables = ServerTables::durable(&job, 0, Durability::in_folder(&folder.0)).unwrap();
+    let control = ControlServer::bind("127.0.0.1:0", &fleet.token, Log::silent()).unwrap();
+    control.serve(tables.clone(), &[]).unwrap();
+    let log = || operator(&control, &fleet.token).statistics().unwrap().log.unwrap();
+    assert_eq!(log().bytes, 0);
+    let worker = fleet_ps::LocalServers::new(&[tables], 0).unwrap();
+    worker.push_dense(DENSE, &[1.0; 5]).unwrap();
+    assert_eq!(log().bytes, 24 + 32 + 20, "header, head and numbers");
+    assert_eq!(Path::new(&log().folder), folder.0.join("server-000"));
+}
+
+fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        match entry.path().is_dir() {
+            true => found.extend(
+                files(&entry.path()).into_iter().map(|(file, it)| (format!("{name}/{file}"), it)),
+            ),
+            false => drop(found.insert(name, std::fs::read(entry.path()).unwrap())),
+        }
+    }
+    found
+}
+
+#[test]
+fn a_save_over_grpc_is_one_over_frames_and_so_are_loads_and_shrinking() {
+    let fleet = Fleet::start(&job(2, 1, false));
+    let controls = controls(&fleet);
+    let worker = fleet.worker(0);
+    let ids: Vec<u64> = (0..50).collect();
+    worker.push_sparse(SPARSE, Push::new(&ids, &[1.0; 100])).unwrap();
+    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+    worker.push_steps(STEPS, 3).unwrap();
+    let folder = Folder::new("control_save");
+    let mut operator = operator(&controls[0], &fleet.token);
+    for (ours, theirs) in [
+        (fleet_ps::SaveFormat::Binary, SaveFormat::Binary),
+        (fleet_ps::SaveFormat::Text, SaveFormat::Text),
+    ] {
+        let (frames, grpc) =
+            (folder.0.join(format!("frames{theirs:?}")), folder.0.join(format!("grpc{theirs:?}")));
+        let saved = worker.save(&frames, fleet_ps::SaveMode::All, ours).unwrap();
+        let request = SaveRequest {
+            folder: grpc.to_str().unwrap().into(),
+            mode: SaveMode::All.into(),
+            format: theirs.into(),
+        };
+        let answer = operator.save(request).unwrap();
+        assert_eq!((answer.rows, answer.bytes), (saved.row_count, saved.bytes));
+        let (frames, grpc) = (files(&frames), files(&grpc));
+        assert!(frames.len() > 4 && frames == grpc, "{:?} {:?}", frames.keys(), grpc.keys());
+    }
+    worker.push_sparse(SPARSE, Push::new(&ids, &[1.0; 100])).unwrap();
+    worker.push_dense(DENSE, &[2.0; 5]).unwrap();
+    let from = folder.0.join("grpcBinary");
+    let loaded = operator.load(LoadRequest { folder: from.to_str().unwrap().into() }).unwrap();
+    assert_eq!(loaded.rows, 55);
+    assert_eq!(pull(&worker, &[0, 49]), [0.5; 4], "as it was when it was saved");
+    assert_eq!(dense(&worker), [-1.0; 5]);
+
+    // A day passes, and all rows were unseen for it.
+    let aged = SaveRequest {
+        folder: folder.0.join("aged").to_str().unwrap().into(),
+        mode: SaveMode::AllAndAge.into(),
+        format: SaveFormat::Binary.into(),
+    };
+    operator.save(aged.clone()).unwrap();
+    let shrunk = operator.shrink(ShrinkRequest { table: SPARSE, unseen_days: Some(0) }).unwrap();
+    assert_eq!(shrunk.deleted_rows, 50);
+    assert_eq!(worker.stats(SPARSE).unwrap().row_count, 0);
+
+    let mut check = |request: SaveRequest, kind: ErrorKind, words: &str| {
+        let error = operator.save(request).unwrap_err();
+        assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
+    };
+    let invalid = ErrorKind::Invalid;
+    check(SaveRequest { mode: 9, ..aged.clone() }, invalid, "the mode of a save is unknown");
+    check(SaveRequest { format: 9, ..aged.clone() }, invalid, "the format of a save is unknown");
+    let nowhere = SaveRequest { folder: String::new(), ..aged.clone() };
+    check(nowhere, invalid, "the name of a folder is missing");
+    let file = folder.0.join("file");
+    std::fs::write(&file, "").unwrap();
+    let blocked = SaveRequest { folder: file.to_str().unwrap().into(), ..aged.clone() };
+    check(blocked, invalid, "asked by an operator");
+    let error = operator.shrink(ShrinkRequest { table: 99, unseen_days: None }).unwrap_err();
+    assert!(error.to_string().contains("no such table"), "{error}");
+    let error = operator.shrink(ShrinkRequest { table: 0, unseen_days: Some(256) }).unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+    let error = crate::control::operator(&controls[1], &fleet.token).save(aged).unwrap_err();
+    assert!(error.to_string().contains("server 0 answers for all servers"), "{error}");
+}
+
+fn list(authorization: Option<&str>, address: SocketAddr) -> Result<Vec<String>, Status> {
+    use reflection::server_reflection_request::MessageRequest;
+    use reflection::server_reflection_response::MessageResponse;
+    run(async {
+        let mut client = reflection::server_reflection_client::ServerReflectionClient::new(
+            channel(address).await,
+        );
+        let asked = reflection::ServerReflectionRequest {
+            message_request: Some(MessageRequest::ListServices(String::new())),
+            ..Default::default()
+        };
+        let mut request = Request::new(tokio_stream::iter([asked]));
+        if let Some(shown) = authorization {
+            let shown = AsciiMetadataValue::try_from(shown).unwrap();
+            request.metadata_mut().insert("authorization", shown);
+        }
+        let mut answers = client.server_reflection_info(request).await?.into_inner();
+        let answer = answers.message().await?.and_then(|answer| answer.message_response);
+        match answer {
+            Some(MessageResponse::ListServicesResponse(list)) => {
+                Ok(list.service.into_iter().map(|service| service.name).collect())
+            }
+            other => panic!("{other:?}"),
+        }
+    })
+}
+
+#[test]
+fn strangers_are_refused_and_logged() {
+    let fleet = Fleet::start(&job(1, 1, false));
+    let (log, lines) = Log::collect();
+    let control = ControlServer::bind("127.0.0.1:0", &fleet.token, log).unwrap();
+    control.serve(fleet.servers[0].tables().clone(), &fleet.addresses()).unwrap();
+    let address = control.address();
+
+    let stranger = Token::generate().unwrap();
+    let error = operator(&control, &stranger).statistics().unwrap_err();
+    assert!(error.to_string().contains("not of this job and this server"), "{error}");
+    for shown in [None, Some("Bearer 1.2"), Some("Basic YTpi"), Some("Bearer "), Some("")] {
+        let status = list(shown, address).unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated, "{shown:?}");
+    }
+    assert_eq!(lines().len(), 6, "{:#?}", lines());
+    assert!(lines().iter().all(|line| line.starts_with("127.0.0.1:")), "{:#?}", lines());
+
+    let credential = operator(&control, &fleet.token).credential(Duration::from_secs(60)).unwrap();
+    let shown = format!("Bearer {credential}");
+    let mut services = list(Some(&shown), address).unwrap();
+    services.sort();
+    let known = ["fleet.ps.v1.Control", "grpc.health.v1.Health"];
+    assert_eq!(services[..2], known);
+    assert_eq!(services[2..], ["grpc.reflection.v1.ServerReflection"]);
+    // It is worth nothing at another server of the same job.
+    let other = ControlServer::bind("127.0.0.1:0", &fleet.token, Log::silent()).unwrap();
+    assert_eq!(list(Some(&shown), other.address()).unwrap_err().code(), Code::Unauthenticated);
+    assert_eq!(lines().len(), 6, "who knows the token is no stranger");
+}
+
+/// Bytes that no client of gRPC would send, connections that say nothing, messages too long.
+#[test]
+fn hostile_bytes_leave_the_server_up() {
+    let fleet = Fleet::start(&job(1, 1, false));
+    let control = controls(&fleet).remove(0);
+    let address = control.address();
+    let mut rng = fleet_base::rng::Sequence::new(5, 0);
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    for case in 0..300 {
+        let noise: Vec<u8> = (0..rng.below(400)).map(|_| rng.below(256) as u8).collect();
+        let mut socket = TcpStream::connect(address).unwrap();
+        let start: &[u8] = match case % 4 {
+            0 => b"",
+            1 => b"GET / HTTP/1.1\r\n\r\n",
+            2 => PREFACE,
+            // And good settings, before frames of noise.
+            _ => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+        };
+        // It may hang up in the middle.
+        let _ = socket.write_all(start).and_then(|()| socket.write_all(&noise));
+    }
+    let idle: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // One more than the limit is turned away.
+    let last = idle.last().unwrap();
+    last.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert!(matches!((&*last).read(&mut [0; 1]), Ok(0)), "it is closed");
+    drop(idle);
+
+    let answer = (0..200).find_map(|_| {
+        let mut operator = ControlClient::connect(&address.to_string(), &fleet.token).ok();
+        let answer = operator.as_mut().and_then(|it| it.statistics().ok());
+        if answer.is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        answer
+    });
+    assert_eq!(answer.expect("it answers when they have left").worker_count, 1);
+    let long = SaveRequest { folder: "x".repeat(1 << 20), mode: 0, format: 0 };
+    let error = operator(&control, &fleet.token).save(long).unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+    assert_eq!(health(address, "").unwrap(), ServingStatus::Serving);
+    assert_eq!(pull(&fleet.worker(0), &[1]), [1.0; 2]);
+}

@@ -1,0 +1,71 @@
+//! Control of a server over gRPC (`FLEET_GRPC_PORT`), where it is built in.
+
+#[cfg(feature = "grpc")]
+pub(super) use built_in::Control;
+#[cfg(not(feature = "grpc"))]
+pub(super) use left_out::Control;
+
+#[cfg(feature = "grpc")]
+mod built_in {
+    use fleet_base::Result;
+    use fleet_net::{Log, Token};
+    use fleet_ps::ServerTables;
+    use fleet_ps::control::ControlServer;
+    use fleet_topology::Endpoint;
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    pub struct Control(ControlServer);
+
+    impl Control {
+        /// On the host where the server takes frames; says where in the server's log.
+        pub fn bind(
+            endpoint: &Endpoint,
+            port: u16,
+            token: &Token,
+            server: usize,
+        ) -> Result<Control> {
+            let log = Log::stderr();
+            let control = ControlServer::bind((endpoint.host.as_str(), port), token, log.clone())
+                .map_err(|error| error.at(format!("server {server}")))?;
+            log.line(format!("server {server}: control over gRPC at {}", control.address()));
+            Ok(Control(control))
+        }
+
+        pub fn serve(&self, tables: Arc<ServerTables>, addresses: &[SocketAddr]) -> Result<()> {
+            self.0.serve(tables, addresses)
+        }
+    }
+}
+
+#[cfg(not(feature = "grpc"))]
+mod left_out {
+    use fleet_base::{Error, Result};
+    use fleet_net::Token;
+    use fleet_ps::ServerTables;
+    use fleet_topology::{Endpoint, names};
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    /// There is none.
+    pub enum Control {}
+
+    impl Control {
+        pub fn bind(_: &Endpoint, port: u16, _: &Token, server: usize) -> Result<Control> {
+            Err(Error::unsupported(
+                "control over gRPC is asked for, and this program was built without it",
+            )
+            .expected(format!("no {}", names::FLEET_GRPC_PORT))
+            .got(port)
+            .at(format!("server {server}"))
+            .help(
+                "build it with the feature `grpc` (cargo build --features grpc), or leave the \
+                 variable out",
+            ))
+        }
+
+        pub fn serve(&self, _: Arc<ServerTables>, _: &[SocketAddr]) -> Result<()> {
+            match *self {}
+        }
+    }
+}
