@@ -67,10 +67,10 @@ mod with_the_feature {
             "--server_num=2 --worker_num=1 demo:wide_deep --samples 3000000 --durable kept",
         );
         until("addresses", || !addresses(&place, 0).is_empty() && !addresses(&place, 1).is_empty());
-        until("a step", || place.read("log/workerlog.0").contains(" %"));
         let at = [0, 1].map(|server| addresses(&place, server)[0].clone());
         let ask = |what: &str| fleet(&place, &format!("ps {what} --token-file job.token"));
 
+        until("a worker", || ask(&format!("stat {}", at[1])).out.contains("worker 0 has "));
         let said = ask(&format!("stat {}", at[1]));
         said.check(0, &[]);
         for part in ["server 1 of 2, 1 workers, asynchronous", "worker 0 has ", "of log since"] {
