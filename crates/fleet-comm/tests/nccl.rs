@@ -91,8 +91,9 @@ fn work(place: Place) -> Result<()> {
             let group = world.group("world", &all, &options)?;
             if rank == 0 {
                 let other = group.clone();
+                let double = double.expect("aborts are tried on the double");
                 std::thread::spawn(move || {
-                    std::thread::sleep(Duration::from_millis(500));
+                    until_stuck(&double);
                     other.abort(Error::unavailable("the user pressed a key"));
                 });
             }
@@ -101,7 +102,14 @@ fn work(place: Place) -> Result<()> {
         _ => {
             let group = world.group("world", &all, &options)?;
             group.all_reduce("first", &mut [1.0f32; 5], ReduceOp::Sum)?;
-            println!("\nready");
+            // In the middle of NCCL where the double is told to stay there, else between two calls.
+            match double.filter(|_| std::env::var(FAULT).is_ok_and(|fault| !fault.is_empty())) {
+                None => println!("\nready"),
+                Some(double) => drop(std::thread::spawn(move || {
+                    until_stuck(&double);
+                    println!("\nready");
+                })),
+            }
             return again(&group);
         }
     }
@@ -216,12 +224,23 @@ fn several_turns(group: &Group) -> Result<()> {
 
 /// What the double counts as there.
 fn live(double: &Path) -> i32 {
-    // SAFETY: it is loaded already, and the function takes nothing.
+    count(double, b"fleet_double_live")
+}
+
+/// Until the double stays in a call, as it was told.
+fn until_stuck(double: &Path) {
+    let begin = Instant::now();
+    while count(double, b"fleet_double_stuck") == 0 {
+        assert!(begin.elapsed() < WAIT_MAX, "the double was never stuck");
+        std::thread::yield_now();
+    }
+}
+
+fn count(double: &Path, name: &[u8]) -> i32 {
+    // SAFETY: it is loaded already, and the functions take nothing.
     unsafe {
         let library = libloading::Library::new(double.join("libnccl.so.2")).expect("the double");
-        let count =
-            library.get::<extern "C" fn() -> i32>(b"fleet_double_live").expect("a function");
-        count()
+        library.get::<extern "C" fn() -> i32>(name).expect("a function")()
     }
 }
 
@@ -360,7 +379,6 @@ fn a_killed_rank_is_named_soon() {
     for fault in ["", "stuck:4"] {
         let mut started = OnDouble::start(3, "loop", fault);
         started.job.wait_until_ready();
-        std::thread::sleep(Duration::from_millis(300));
         let begin = Instant::now();
         started.job.signal(1, libc::SIGKILL);
         let died = format!("pid {}) died", started.job.pid(1));
@@ -379,7 +397,6 @@ fn a_killed_rank_is_named_soon() {
 fn a_stopped_rank_is_named_soon() {
     let mut started = OnDouble::start(3, "loop", "stuck:4");
     started.job.wait_until_ready();
-    std::thread::sleep(Duration::from_millis(300));
     let begin = Instant::now();
     started.job.signal(2, libc::SIGSTOP);
     for rank in [0, 1] {

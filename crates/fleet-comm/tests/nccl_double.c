@@ -46,6 +46,13 @@ static void check(int holds, const char *call, const char *what) {
 }
 
 /* The number of a fault (0 where it has none), or -1. */
+/* Calls that are stuck by order; fleet_double_stuck counts them. */
+static atomic_int stuck_calls;
+
+int fleet_double_stuck(void) {
+    return stuck_calls;
+}
+
 static int fault(const char *name) {
     const char *text = getenv("FLEET_NCCL_DOUBLE_FAULT");
     size_t length = strlen(name);
@@ -510,6 +517,7 @@ static void kernel_now(void *work) {
         int stuck = fault("stuck"), remote = fault("remote");
         if (stuck == (int)kernel->ticket || remote == (int)kernel->ticket) {
             if (remote > 0) comm->state = REMOTE_ERROR;
+            stuck_calls++;
             UNTIL(comm, 0);
         } else if (kernel->call.what == GROUP) {
             exchange(kernel);

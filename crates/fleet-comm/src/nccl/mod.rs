@@ -28,14 +28,13 @@ use std::sync::Arc;
 ///
 /// ```no_run
 /// use fleet_comm::{GroupOptions, NcclOptions, ReduceOp, World};
-/// # fn world() -> World { unimplemented!() }
-/// let world: World = world(); // a rank a process
-/// let world = world.with_nccl(&NcclOptions::default())?;
-/// let all: Vec<usize> = (0..world.size()).collect();
-/// let group = world.group("world", &all, &GroupOptions::default())?;
-/// let mut gradient = vec![1.0f32; 1 << 20];
-/// group.all_reduce("fc.w@GRAD", &mut gradient, ReduceOp::Avg)?;
-/// # Ok::<(), fleet_base::Error>(())
+/// /// On every rank of a job, a process each.
+/// fn average(world: World, gradient: &mut [f32]) -> fleet_base::Result<()> {
+///     let world = world.with_nccl(&NcclOptions::default())?;
+///     let all: Vec<usize> = (0..world.size()).collect();
+///     let group = world.group("world", &all, &GroupOptions::default())?;
+///     group.all_reduce("fc.w@GRAD", gradient, ReduceOp::Avg)
+/// }
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct NcclOptions {
