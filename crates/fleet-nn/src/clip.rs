@@ -1,7 +1,7 @@
 //! Gradient clips: between the backward pass and the regulariser.
 
 use fleet_base::{Error, Result};
-use fleet_ir::{VarId, VarKind};
+use fleet_ir::VarId;
 use fleet_ops::Emit;
 
 /// How gradients are kept small. Parameters with `need_clip` off stay out.
@@ -65,7 +65,6 @@ impl GradClip {
         match *self {
             GradClip::Value { min, max } => {
                 for at in wanted {
-                    refuse_sparse(emit, &grads[at])?;
                     let call = emit.named_op("clip")?.input("X", grads[at].grad);
                     grads[at].grad = call.attr("min", min).attr("max", max).one("Out")?;
                 }
@@ -84,16 +83,6 @@ impl GradClip {
         }
         Ok(())
     }
-}
-
-/// Sparse rows may name an element twice; clipping the parts is not clipping their sum.
-fn refuse_sparse(emit: &Emit<'_>, clipped: &Clipped) -> Result<()> {
-    if emit.meta(clipped.grad).kind != VarKind::SparseRows {
-        return Ok(());
-    }
-    let name = emit.program.var_name(clipped.param);
-    Err(Error::unsupported(format!("clip by value cannot take the sparse gradient of '{name}'"))
-        .help("clip by norm, make the embedding's gradient dense, or set need_clip(false)"))
 }
 
 /// `limit / max(limit, norm of all)`: update ops multiply by it, so no gradient is written twice.

@@ -254,6 +254,31 @@ fn clips_and_regularisers_do_what_they_say() {
 }
 
 #[test]
+fn rows_that_come_twice_are_clipped_as_their_sum() {
+    let step = |is_sparse: bool, clip: Option<GradClip>| {
+        let net = Net::new();
+        let table = Embedding { is_sparse, ..Embedding::new(4, 2) };
+        let table = table.weight(ParamAttr::from("w").init(Init::Constant(0.0)));
+        let rows = net.data("ids", [3], DType::I64).embedding(table);
+        let loss = (rows * net.data("factors", [3, 2], DType::F32)).sum();
+        let sgd = Sgd::new(1.0);
+        net.minimize(loss, clip.map_or(sgd.clone(), |clip| sgd.grad_clip(clip))).unwrap();
+        let mut scope = started(&net);
+        let ids = Tensor::from_slice(&[2i64, 0, 2], [3]).unwrap();
+        let factors = Tensor::from_slice(&[0.75f32, -0.5, 2.0, 0.25, 0.75, -0.25], [3, 2]).unwrap();
+        let main = net.build().unwrap().main;
+        let feed = [("ids", &ids), ("factors", &factors)];
+        Interpreter::new().run(&main, &mut scope, &feed, &[]).unwrap();
+        values(&scope, "w")
+    };
+    let clip = GradClip::value(1.0);
+    let clipped = [-1.0, -0.25, 0.0, 0.0, -1.0, 0.75, 0.0, 0.0];
+    assert_eq!(step(true, Some(clip)), clipped);
+    assert_eq!(step(false, Some(clip)), clipped);
+    assert_eq!(step(true, None), [-2.0, -0.25, 0.0, 0.0, -1.5, 0.75, 0.0, 0.0]);
+}
+
+#[test]
 fn counters_live_from_step_to_step() {
     let net = Net::new();
     let x = net.data("x", [-1, 1], DType::F32);

@@ -201,8 +201,8 @@ pub static OPS: &[&OpDef] = &[
     &math::unary::ERF_GRAD,
     &math::unary::POW,
     &math::unary::POW_GRAD,
-    &math::unary::CLIP,
-    &math::unary::CLIP_GRAD,
+    &math::clip::CLIP,
+    &math::clip::CLIP_GRAD,
     // tensor
     &tensor::assign::DEF,
     &tensor::concat::CONCAT,

@@ -64,6 +64,8 @@ pub struct PushRows<'a> {
     /// One number an id, or one for all.
     pub shows: Option<&'a [f32]>,
     pub clicks: Option<&'a [f32]>,
+    /// The feature that the ids are values of; click tables keep it.
+    pub slot: Option<u32>,
     pub padding: Option<i64>,
 }
 

@@ -7,6 +7,19 @@ use fleet_ir::VarId;
 use fleet_tensor::DType;
 use std::panic::Location;
 
+/// What a lookup says to parameter servers.
+#[derive(Clone, Copy)]
+pub(super) struct Remote<'a> {
+    pub entry: &'a str,
+    pub class: &'a str,
+    pub slot: i64,
+    pub is_test: bool,
+}
+
+impl Remote<'_> {
+    pub const NONE: Remote<'static> = Remote { entry: "", class: "", slot: -1, is_test: false };
+}
+
 /// Options of an embedding: a table of `[vocabulary, width]`.
 ///
 /// ```
@@ -75,14 +88,13 @@ impl Embedding {
         self
     }
 
-    /// Emits the lookup; `entry` and `class` are for parameter servers.
+    /// Emits the lookup.
     pub(super) fn emit(
         &self,
         b: &mut Build<'_>,
         ids: VarId,
         kind: &str,
-        entry: &str,
-        class: &str,
+        remote: Remote<'_>,
     ) -> Result<VarId> {
         let padding = self.padding(kind)?;
         let layer = b.layer_name(kind, self.name.as_deref());
@@ -93,7 +105,8 @@ impl Embedding {
         let call = b.op("lookup_table_v2")?.input("W", table).input("Ids", ids);
         let call = call.attr("padding_idx", padding).attr("is_sparse", self.is_sparse);
         let call = call.attr("is_distributed", self.is_distributed);
-        let call = call.attr("entry", entry).attr("table_class", class);
+        let call = call.attr("entry", remote.entry).attr("table_class", remote.class);
+        let call = call.attr("slot", remote.slot).attr("is_test", remote.is_test);
         call.named(format!("{layer}.tmp")).one("Out")
     }
 
@@ -131,7 +144,7 @@ impl<'n> Var<'n> {
         let with = with.into();
         self.net.attempt_var(Location::caller(), |b| {
             let ids = b.id(self)?;
-            with.emit(b, ids, "embedding", "", "")
+            with.emit(b, ids, "embedding", Remote::NONE)
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Embedding tables that parameter servers hold, row by row as ids come. In one process they behave
 //! as sparse embeddings of the given size.
 
+use super::embedding::Remote;
 use crate::layers::Embedding;
 use crate::{ParamAttr, Var};
 use fleet_base::{Error, Result};
@@ -57,7 +58,14 @@ pub struct SparseEmbedding {
     table: Embedding,
     pub entry: Option<Entry>,
     pub table_class: String,
+    /// Which feature the ids are values of: click tables keep it with a row, and text saves have it.
+    pub slot: Option<u32>,
+    /// The lookup only reads: an id without a row gets none, and rows do not learn by it.
+    pub is_test: bool,
 }
+
+/// Slots that a row can tell apart.
+const SLOT_COUNT: u32 = 1 << 31;
 
 impl SparseEmbedding {
     pub fn new(vocabulary: impl TryInto<i64>, width: impl TryInto<i64>) -> SparseEmbedding {
@@ -65,6 +73,8 @@ impl SparseEmbedding {
             table: Embedding::new(vocabulary, width).sparse().distributed(),
             entry: None,
             table_class: "MemorySparseTable".to_string(),
+            slot: None,
+            is_test: false,
         }
     }
 
@@ -75,6 +85,16 @@ impl SparseEmbedding {
 
     pub fn table_class(mut self, class: impl Into<String>) -> Self {
         self.table_class = class.into();
+        self
+    }
+
+    pub fn slot(mut self, slot: u32) -> Self {
+        self.slot = Some(slot);
+        self
+    }
+
+    pub fn is_test(mut self, is_test: bool) -> Self {
+        self.is_test = is_test;
         self
     }
 
@@ -121,7 +141,22 @@ impl<'n> Var<'n> {
         self.net.attempt_var(Location::caller(), |b| {
             let ids = b.id(self)?;
             let entry = with.entry.as_ref().map(Entry::describe).transpose()?.unwrap_or_default();
-            with.table.emit(b, ids, "sparse_embedding", &entry, &with.table_class)
+            if let Some(slot) = with.slot
+                && slot >= SLOT_COUNT
+            {
+                return Err(Error::invalid("wrong slot of sparse_embedding")
+                    .expected(format!("0 to {}", SLOT_COUNT - 1))
+                    .got(slot));
+            }
+            let remote = Remote {
+                entry: &entry,
+                class: &with.table_class,
+                slot: with.slot.map_or(-1, i64::from),
+                is_test: with.is_test,
+            };
+            let rows = with.table.emit(b, ids, "sparse_embedding", remote)?;
+            b.main.program.var_mut(rows).stop_gradient |= with.is_test;
+            Ok(rows)
         })
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod arg_extreme;
 pub mod cast;
+pub mod clip;
 pub mod compare;
 pub mod cumsum;
 pub mod elementwise;

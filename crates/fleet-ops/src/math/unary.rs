@@ -35,13 +35,7 @@ macro_rules! unary {
                 outputs: &[one("X@GRAD")],
                 attrs: &[$($attr),*],
             },
-            infer: |i| {
-                let dout = i.input("Out@GRAD")?;
-                check_like(i, "X", dout)?;
-                check_like(i, "Out", dout)?;
-                i.set("X@GRAD", dout.dtype, dout.shape);
-                Ok(())
-            },
+            infer: infer_grad,
             grad: Grad::None,
             cpu: grad_cpu,
             traits: OpTraits {
@@ -93,8 +87,6 @@ unary! {
     "cos", COS, COS_GRAD, [], Unlisted, zero_stays: false;
     "erf", ERF, ERF_GRAD, [], Unlisted, zero_stays: true;
     "pow", POW, POW_GRAD, [attr("factor", Float(1.0))], Black, zero_stays: false;
-    "clip", CLIP, CLIP_GRAD, [attr("min", Float(f64::MIN)), attr("max", Float(f64::MAX))],
-        Unlisted, zero_stays: false;
 }
 
 /// The function that an op (or its gradient op) computes.
@@ -148,7 +140,7 @@ pub(crate) fn named(name: &str) -> Result<Unary> {
     })
 }
 
-fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let x = i.input("X")?;
     if x.dtype == DType::Bool {
         return Err(i.error("X", "has the wrong element type").expected("numbers").got(x.dtype));
@@ -157,7 +149,15 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
+    let dout = i.input("Out@GRAD")?;
+    check_like(i, "X", dout)?;
+    check_like(i, "Out", dout)?;
+    i.set("X@GRAD", dout.dtype, dout.shape);
+    Ok(())
+}
+
+pub(super) fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, cpu);
     }
@@ -209,7 +209,7 @@ where
     }))
 }
 
-fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
+pub(super) fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     let (x, y, dy) = (g.x("X")?, g.y("Out")?, g.dy("Out")?);
     let Some(dx) = g.dx("X")? else { return Ok(()) };
     let attrs: Vec<_> = g.op.spec.attrs.iter().map(|it| it.name).zip(g.op.attrs.clone()).collect();
@@ -223,7 +223,7 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     Ok(())
 }
 
-fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+pub(super) fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, grad_cpu);
     }

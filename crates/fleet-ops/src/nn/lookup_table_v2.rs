@@ -4,7 +4,7 @@
 //! The gradient of W is dense, or with `is_sparse` the rows in use: row numbers are the ids in order,
 //! values are the rows of the output's gradient, duplicates included (the optimizer merges them). The
 //! values then usually share the output gradient's memory and nothing is copied. `is_distributed`,
-//! `entry` and `table_class` are for the rewrite that moves the table to parameter servers.
+//! `entry`, `table_class`, `slot` (-1: none) and `is_test` are for the rewrite that moves the table to parameter servers.
 
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
@@ -20,6 +20,8 @@ const ATTRS: &[AttrSpec] = &[
     attr("is_distributed", Bool(false)),
     attr("entry", Str("")),
     attr("table_class", Str("")),
+    attr("slot", Int(-1)),
+    attr("is_test", Bool(false)),
 ];
 
 pub static DEF: OpDef = OpDef {
@@ -123,6 +125,7 @@ fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
     let distributed = g.op.attr_bool("is_distributed");
     let entry = g.op.attr_str("entry").to_string();
     let table_class = g.op.attr_str("table_class").to_string();
+    let slot = g.op.attr_int("slot");
     let dw = g.dx_of(w, kind)?;
     g.op(grad)
         .input("W", w)
@@ -133,6 +136,7 @@ fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
         .attr("is_distributed", distributed)
         .attr("entry", entry)
         .attr("table_class", table_class)
+        .attr("slot", slot)
         .output("W@GRAD", dw)
         .done()?;
     Ok(())

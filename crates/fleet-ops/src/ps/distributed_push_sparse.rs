@@ -3,7 +3,8 @@
 //! that count them. With `use_cvm_op` gradients are multiplied by the number of samples: such tables want
 //! sums, and a mean loss gives means. The first `counter_columns` of a row's gradient are dropped: what was
 //! looked up there are counters, which do not learn. `padding_idx` has, for each of `Ids`, the id that is left out (-1
-//! for none); nothing is, where it is empty.
+//! for none); nothing is, where it is empty. `slots` has the feature that each of `Ids` holds values of, for tables that
+//! note it; it is empty where none is known.
 //!
 //! The documented op has the gradients in its output slot; here what is read is an input.
 
@@ -21,6 +22,7 @@ pub static DEF: OpDef = OpDef {
             TABLE_ID,
             required("size", AttrKind::Int),
             attr("padding_idx", Ints(&[])),
+            attr("slots", Ints(&[])),
             attr("use_cvm_op", Bool(false)),
             attr("counter_columns", Int(0)),
         ],
@@ -36,6 +38,9 @@ const GRADS: usize = 1;
 const SHOWS: usize = 2;
 const CLICKS: usize = 3;
 
+/// Features that a row can tell apart.
+const SLOTS: i64 = 1 << 31;
+
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Ids", &[DType::I64])?;
     i.check_dtype("Outputs@GRAD", &[DType::F32])?;
@@ -49,11 +54,20 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             .expected(ids.len())
             .got(grads.len()));
     }
-    let paddings = i.op.attr_ints("padding_idx").len();
-    if paddings != 0 && paddings != ids.len() {
-        return Err(Error::invalid("attribute 'padding_idx' of distributed_push_sparse is wrong")
+    for name in ["padding_idx", "slots"] {
+        let count = i.op.attr_ints(name).len();
+        if count != 0 && count != ids.len() {
+            return Err(Error::invalid(format!(
+                "attribute '{name}' of distributed_push_sparse is wrong"
+            ))
             .expected(format!("a number for each of {} variables of ids", ids.len()))
-            .got(paddings));
+            .got(count));
+        }
+    }
+    if let Some(slot) = i.op.attr_ints("slots").iter().find(|slot| !(0..SLOTS).contains(*slot)) {
+        return Err(Error::invalid("attribute 'slots' of distributed_push_sparse is out of range")
+            .expected(format!("0 to {}", SLOTS - 1))
+            .got(slot));
     }
     let width = i.op.attr_int("size");
     let counters = i.op.attr_int("counter_columns");
@@ -86,6 +100,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let (tables, table) = (p.services.tables_of(p.op)?, table_of(p.op)?);
     let (size, paddings) = (p.op.attr_usize("size"), p.op.attr_ints("padding_idx").to_vec());
+    let slots: Vec<u32> = p.op.attr_ints("slots").iter().map(|slot| *slot as u32).collect();
     let (sums, counters) = (p.op.attr_bool("use_cvm_op"), p.op.attr_usize("counter_columns"));
     Ok(Kernel::new(move |k| {
         let mut changed: Vec<Vec<f32>> = Vec::new();
@@ -107,6 +122,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 grads: changed.get(at).map_or_else(|| grads.slice(), Vec::as_slice),
                 shows,
                 clicks,
+                slot: slots.get(at).copied(),
                 padding: paddings.get(at).copied().filter(|id| *id >= 0),
             })
             .collect();

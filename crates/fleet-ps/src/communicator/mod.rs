@@ -272,26 +272,19 @@ impl Communicator {
         self.look_ahead.ask(table, ids, width, self.mode.looks_ahead());
     }
 
-    /// Hands over gradients of rows: those of equal ids are added up here. `push` has no slots, which are
-    /// nothing that a program knows.
+    /// Hands over gradients of rows: those of equal ids are added up here.
     pub fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
         let servers = self.core.servers.tables();
         let TableConfig::Sparse(config) = servers.table(table, &["sparse"])? else {
             return Err(Error::internal("a sparse table has another kind"));
         };
-        if push.slots.is_some() {
-            return Err(
-                Error::unsupported("a worker's push has slots").at(format!("table {table}"))
-            );
-        }
         let batch = self.batches.of(table, push.ids);
         let said = batch.merger.merge_said(&push, config)?;
         let mut grads = self.core.outbox.memory();
         batch.merger.sum_rows_into(push.grads, config.push_width(), &mut grads)?;
-        let counts = |counts: Option<Cow<'_, [f32]>>| counts.map_or(Vec::new(), Cow::into_owned);
         let ids = batch.merger.ids().to_vec();
-        let (shows, clicks) = (counts(said.shows), counts(said.clicks));
-        self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks }))
+        let (shows, clicks, slots) = (owned(said.shows), owned(said.clicks), owned(said.slots));
+        self.core.outbox.put(table, Item::Sparse(Grads { ids, grads, shows, clicks, slots }))
     }
 
     /// Hands over the gradient of a dense table, in parts that lie one after the other there.
@@ -368,6 +361,10 @@ impl Communicator {
     fn lock(&self) -> MutexGuard<'_, CommunicatorStats> {
         lock(&self.reads)
     }
+}
+
+fn owned<T: Clone>(said: Option<Cow<'_, [T]>>) -> Vec<T> {
+    said.map_or(Vec::new(), Cow::into_owned)
 }
 
 /// Numbers of a dense table into the parts that lie one after the other there.

@@ -18,6 +18,7 @@ pub(super) struct Grads {
     /// One an id, or none at all.
     pub shows: Vec<f32>,
     pub clicks: Vec<f32>,
+    pub slots: Vec<u32>,
 }
 
 /// What waits to be sent.
@@ -363,21 +364,24 @@ fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
     Ok(())
 }
 
+/// What `had` ids say and what `comes` behind them: `value` for those that say nothing, unless none says anything.
+fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, comes: usize, value: T) {
+    if own.is_empty() && other.is_empty() {
+        return;
+    }
+    own.resize(had, value);
+    own.extend(other);
+    own.resize(had + comes, value);
+}
+
 impl Grads {
     /// Adds another step's; whoever has shows has them for all. Returns its memory.
     fn extend(&mut self, more: Grads) -> Vec<f32> {
-        let Grads { ids, grads, shows, clicks } = more;
-        let fill = |own: &mut Vec<f32>, other: Vec<f32>, had: usize, comes: usize, value: f32| {
-            if own.is_empty() && other.is_empty() {
-                return;
-            }
-            own.resize(had, value);
-            own.extend(other);
-            own.resize(had + comes, value);
-        };
+        let Grads { ids, grads, shows, clicks, slots } = more;
         let (had, comes) = (self.ids.len(), ids.len());
-        fill(&mut self.shows, shows, had, comes, 1.0);
-        fill(&mut self.clicks, clicks, had, comes, 0.0);
+        append(&mut self.shows, shows, had, comes, 1.0);
+        append(&mut self.clicks, clicks, had, comes, 0.0);
+        append(&mut self.slots, slots, had, comes, 0);
         self.ids.extend(ids);
         self.grads.extend_from_slice(&grads);
         grads
@@ -387,6 +391,7 @@ impl Grads {
         Push {
             shows: (!self.shows.is_empty()).then_some(self.shows.as_slice()),
             clicks: (!self.clicks.is_empty()).then_some(self.clicks.as_slice()),
+            slots: (!self.slots.is_empty()).then_some(self.slots.as_slice()),
             ..Push::new(&self.ids, &self.grads)
         }
     }

@@ -26,7 +26,7 @@ pub struct LookupSpec {
     pub padding: Option<i64>,
     /// The variables that hold the ids, by name.
     pub ids: Vec<String>,
-    /// All of them are fed, so rows can be asked for before the step begins.
+    /// All of them are fed and train, so rows can be asked for before the step begins.
     pub is_fed: bool,
 }
 
@@ -86,6 +86,7 @@ struct Pushed {
     ids: VarId,
     grad: VarId,
     padding: i64,
+    slot: i64,
 }
 
 fn is_lookup(name: &str) -> bool {
@@ -138,6 +139,7 @@ fn trace_backward(main: &Program, table: &mut Remote) {
                 ids: op.input("Ids")[0],
                 grad: op.input("Out@GRAD")[0],
                 padding: op.attr_int("padding_idx"),
+                slot: op.attr_int("slot"),
             });
         }
         parts.extend(op.all_outputs());
@@ -272,7 +274,7 @@ fn look_up(
     for (at, (_, op)) in main.root_ops().enumerate() {
         op.all_outputs().for_each(|var| _ = made_at.insert(var, at));
     }
-    // Lookups that may be one: same form, same padding, and ids that are there by then.
+    // Lookups that may be one: same form, same padding, both to train or to test, and ids that are there by then.
     let mut groups: Vec<Vec<OpId>> = Vec::new();
     for id in &remote.lookups {
         let op = main.op(*id);
@@ -280,7 +282,9 @@ fn look_up(
             let first = main.op(group[0]);
             let before = made_at.get(&op.input("Ids")[0]).is_none_or(|at| *at < place[&group[0]]);
             let same_kind = first.name() == op.name() && first.role == op.role;
-            before && same_kind && first.attr_int("padding_idx") == op.attr_int("padding_idx")
+            let same_reads = first.attr_int("padding_idx") == op.attr_int("padding_idx")
+                && first.attr_bool("is_test") == op.attr_bool("is_test");
+            before && same_kind && same_reads
         };
         match groups.iter_mut().find(fits) {
             Some(group) => group.push(*id),
@@ -298,13 +302,14 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
     let first = main.op(group[0]).clone();
     let ids: Vec<VarId> = group.iter().map(|id| main.op(*id).input("Ids")[0]).collect();
     let outs: Vec<VarId> = group.iter().map(|id| main.op(*id).output("Out")[0]).collect();
-    let padding = first.attr_int("padding_idx");
+    let (padding, is_test) = (first.attr_int("padding_idx"), first.attr_bool("is_test"));
     let spec = LookupSpec {
         table_id: table.table_id,
         width: table.width,
         padding: Some(padding).filter(|id| *id >= 0),
         ids: ids.iter().map(|var| main.var_name(*var).to_string()).collect(),
-        is_fed: ids.iter().all(|var| main.var(*var).is_data),
+        // A lookup of a test makes no rows, and those that are asked for ahead get them.
+        is_fed: !is_test && ids.iter().all(|var| main.var(*var).is_data),
     };
     let mut emit = Emit::new(main, job.registry, first.role);
     emit.device = first.device.clone();
@@ -317,6 +322,7 @@ fn look_up_group(job: &mut Job<'_>, table: &SparseTable, group: &[OpId]) -> Resu
         .attr("width", table.width as i64)
         .attr("padding_idx", padding)
         .attr("lookup_table_version", first.name())
+        .attr("is_test", is_test)
         .done()?;
     let ops = main.block(Program::ROOT).ops().iter().filter_map(|id| match *id {
         id if id == group[0] => Some(new),
@@ -340,6 +346,7 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
     let ids: Vec<VarId> = remote.pushed.iter().map(|it| it.ids).collect();
     let grads: Vec<VarId> = remote.pushed.iter().map(|it| it.grad).collect();
     let paddings: Vec<i64> = remote.pushed.iter().map(|it| it.padding).collect();
+    let slots = slots_of(job, table, remote);
     let mut emit = job.emit(OpRole::BACKWARD);
     emit.named_op("distributed_push_sparse")?
         .inputs("Ids", &ids)
@@ -349,11 +356,28 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
         .attr("table_id", i64::from(table.table_id))
         .attr("size", table.width as i64)
         .attr("padding_idx", paddings)
+        .attr("slots", slots)
         .attr("use_cvm_op", table.click.is_some())
         .attr("counter_columns", counters as i64)
         .done()?;
     emit.append();
     Ok(())
+}
+
+/// The features that lookups name, 0 for those that name none; nothing where no lookup does, or rows keep none.
+fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Vec<i64> {
+    if remote.pushed.iter().all(|it| it.slot < 0) {
+        return Vec::new();
+    }
+    if table.click.is_none() {
+        job.notes.push(format!(
+            "'{}': rows keep the slot of a sparse_embedding in click tables only: describe one for it \
+             (downpour_table_param), or leave the slot out",
+            table.name
+        ));
+        return Vec::new();
+    }
+    remote.pushed.iter().map(|it| it.slot.max(0)).collect()
 }
 
 /// The parameter has no value at the worker any more, in neither program.

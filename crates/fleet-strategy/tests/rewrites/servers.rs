@@ -85,6 +85,38 @@ fn an_asynchronous_worker_waits_for_nobody() {
 }
 
 #[test]
+fn lookups_of_a_test_read_apart_and_slots_want_click_rows() {
+    let rewrite = |text: &str| {
+        let net = Net::new();
+        let table = || SparseEmbedding::new(1000, 4).weight(ParamAttr::from("t"));
+        let ids = |name: &str| net.data(name, [-1, 1], DType::I64);
+        let learns = ids("a").sparse_embedding(table().slot(7));
+        let more = ids("b").sparse_embedding(table());
+        let reads = ids("c").sparse_embedding(table().is_test(true));
+        let loss = net.concat(&[learns, more, reads], 1).mean().id();
+        let strategy = DistributedStrategy::parse(text).unwrap();
+        let optimizer = Sgd::new(0.1).into();
+        let mut plan = net.rewrite_with(|programs, registry| {
+            minimize(programs, registry, loss, &optimizer, None, &strategy, PLACE)
+        });
+        let plan = plan.as_mut().unwrap();
+        let main = net.build().unwrap().main;
+        let fed: Vec<_> = plan.lookups.iter().map(|it| (it.ids.len(), it.is_fed)).collect();
+        assert_eq!(fed, [(2, true), (1, false)]);
+        let tests = main.root_ops().filter(|(_, op)| op.name() == "distributed_lookup_table");
+        let tests: Vec<bool> = tests.map(|(_, op)| op.attr_bool("is_test")).collect();
+        assert_eq!(tests, [false, true]);
+        let (_, push) = main.root_ops().find(|(_, op)| op.name() == PUSHES[0]).unwrap();
+        assert_eq!(push.input("Ids").len(), 2, "what only reads is not pushed");
+        let named = |note: &&String| note.contains("'t': rows keep the slot");
+        (push.attr_ints("slots").to_vec(), plan.notes.iter().filter(named).count())
+    };
+    assert_eq!(rewrite("a_sync: true"), (vec![], 1));
+    let described = "a_sync: true downpour_table_param { table_name: \"t\" accessor { } }";
+    assert_eq!(rewrite(described), (vec![7, 0], 0));
+}
+
+#[test]
 fn synchronous_workers_meet_twice() {
     for half_async in [false, true] {
         let strategy = DistributedStrategy::new().with_a_sync(false);

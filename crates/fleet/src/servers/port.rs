@@ -122,7 +122,8 @@ impl Tables for Traffic {
 
     fn push_sparse(&self, table: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
         let is_bare = |push: &PushRows<'_>| {
-            push.padding.is_none() && push.shows.is_none() && push.clicks.is_none()
+            let says = push.shows.is_some() || push.clicks.is_some() || push.slot.is_some();
+            push.padding.is_none() && !says
         };
         if let [only] = pushes
             && is_bare(only)
@@ -131,7 +132,7 @@ impl Tables for Traffic {
             return self.pushes()?.push_sparse(table, push);
         }
         let (mut ids, mut grads) = (Vec::new(), Vec::new());
-        let (mut all_shows, mut all_clicks) = (Vec::new(), Vec::new());
+        let (mut all_shows, mut all_clicks, mut all_slots) = (Vec::new(), Vec::new(), Vec::new());
         for push in pushes {
             let per_id = |values: &[f32], at: usize| match values.len() {
                 0 => 0.0,
@@ -151,11 +152,13 @@ impl Tables for Traffic {
                 grads.extend_from_slice(grad);
                 all_shows.extend(push.shows.map(|shows| per_id(shows, at)));
                 all_clicks.extend(push.clicks.map(|clicks| per_id(clicks, at)));
+                all_slots.extend(push.slot);
             }
         }
         let push = Push {
             shows: (!all_shows.is_empty()).then_some(&all_shows),
             clicks: (!all_clicks.is_empty()).then_some(&all_clicks),
+            slots: (!all_slots.is_empty()).then_some(&all_slots),
             ..Push::new(&ids, &grads)
         };
         self.pushes()?.push_sparse(table, push)

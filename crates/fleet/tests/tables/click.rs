@@ -292,6 +292,44 @@ fn rows_that_nobody_sees_age_and_go() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
+/// Features share a table and feed it side by side: a text save names each row's, and an id that is only read has
+/// no row.
+#[test]
+fn rows_keep_their_feature() {
+    for mode in ["a_sync: false", "a_sync: true"] {
+        let net = Net::new();
+        let table = || SparseEmbedding::new(1u64 << 40, 3).weight(ParamAttr::from("t"));
+        let looked = |name: &str, with: SparseEmbedding| {
+            net.data(name, [-1, 1], DType::I64).sparse_embedding(with.padding_idx(5))
+        };
+        let [a, b, c] = [("a", table().slot(7)), ("b", table().slot(9)), ("c", table())]
+            .map(|(name, with)| looked(name, with));
+        let read = looked("read", table().is_test(true));
+        let loss = net.concat(&[a, b, c, read], 1).mean().name();
+        let mut worker = alone(&net, &loss, &strategy(mode, "SparseAccessor", ACCESSOR));
+        let column = |ids: [i64; 2]| Tensor::from_slice(&ids, [2, 1]).unwrap();
+        let (a, b, c, read) = (column([1, 2]), column([5, 3]), column([4, 4]), column([100, 1]));
+        for _ in 0..3 {
+            worker.run(&[("a", &a), ("b", &b), ("c", &c), ("read", &read)], &[]).unwrap();
+        }
+        worker.flush().unwrap();
+        let name = format!("fleet-click-slots-{}-{}", mode.len(), std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        worker.save_persistables(&folder, SaveMode::All, SaveFormat::Text).unwrap();
+        let mut kept = BTreeMap::new();
+        for part in std::fs::read_dir(folder.join("000")).unwrap() {
+            for line in std::fs::read_to_string(part.unwrap().path()).unwrap().lines() {
+                let mut words = line.split(' ').map(|word| word.parse::<f64>().unwrap());
+                let (id, slot) = (words.next().unwrap(), words.next().unwrap());
+                kept.insert(id as u64, slot as u32);
+            }
+        }
+        worker.stop().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(kept, BTreeMap::from([(1, 7), (2, 7), (3, 9), (4, 0)]), "{mode}");
+    }
+}
+
 /// Entries of plain tables, from a program: a row comes with the pull that is the third.
 #[test]
 fn ids_that_are_rare_get_no_row() {

@@ -1,0 +1,82 @@
+//! `Out = X` between `min` and `max`; sparse rows as the matrix that they stand for.
+//!
+//! f32 (halves through f32), i32 and i64. Of sparse rows (f32), rows with equal ids count as their sum and come out
+//! as one, since parts that are small may add up to what is not; rows that are not there stay zero, which must lie
+//! between the bounds.
+
+use super::unary;
+use crate::prelude::*;
+use crate::widen::{has_half, through_f32};
+use fleet_ir::AttrSpec;
+use fleet_kernels::elementwise::unary_raw;
+use fleet_kernels::embedding::{self, Grid, Source};
+
+const ATTRS: &[AttrSpec] = &[attr("min", Float(f64::MIN)), attr("max", Float(f64::MAX))];
+
+pub static CLIP: OpDef = OpDef {
+    spec: OpSpec { name: "clip", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
+    infer,
+    grad: Grad::Rule(|g| unary::grad(g, &CLIP_GRAD)),
+    cpu,
+    traits: OpTraits { inplace: &[("Out", "X")], sparse: &["X"], ..OpTraits::plain() },
+};
+
+pub static CLIP_GRAD: OpDef = OpDef {
+    spec: OpSpec {
+        name: "clip_grad",
+        inputs: &[optional("X"), optional("Out"), one("Out@GRAD")],
+        outputs: &[one("X@GRAD")],
+        attrs: ATTRS,
+    },
+    infer: unary::infer_grad,
+    grad: Grad::None,
+    cpu: unary::grad_cpu,
+    traits: OpTraits {
+        inplace: &[("X@GRAD", "Out@GRAD"), ("X@GRAD", "X"), ("X@GRAD", "Out")],
+        ..OpTraits::plain()
+    },
+};
+
+fn infer(i: &mut InferCtx<'_>) -> Result<()> {
+    let x = i.input("X")?;
+    if x.kind != VarKind::SparseRows {
+        return unary::infer(i);
+    }
+    i.check_dtype("X", &[DType::F32, DType::F16, DType::BF16])?;
+    let (min, max) = (i.op.attr_float("min"), i.op.attr_float("max"));
+    if !(min <= 0.0 && 0.0 <= max) {
+        return Err(i
+            .error("X", "holds sparse rows: those that are not there are zero, and would be clipped")
+            .expected("min at most 0, and max at least 0")
+            .got(format!("min {min}, max {max}")));
+    }
+    i.push("Out", x);
+    Ok(())
+}
+
+fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
+    let x = p.input("X");
+    if x.kind != VarKind::SparseRows {
+        return unary::cpu(p);
+    }
+    if has_half(p) {
+        return through_f32(p, cpu);
+    }
+    let (op, height, dim) = (unary::unary_of(p.op)?, x.shape.at(0), x.shape.product(1..x.shape.rank()));
+    let group_words = embedding::group_scratch_len(x.rows);
+    Ok(Kernel::new(move |k| {
+        let (arg, out) = (k.arg(0), k.out_arg(0));
+        let sums = &mut k.scratch::<f32>()[2 * group_words..];
+        let words = &mut k.scratch_words()[..group_words];
+        let groups = embedding::group(k.pool, arg.row_ids(), Some(height), None, words)?;
+        let source = Source::Grid { data: arg.slice(), grid: Grid::packed(dim) };
+        embedding::merge_rows(k.pool, &groups, &source, dim, sums);
+        let ids = groups.ids();
+        // SAFETY: both hold a row for each id, and scratch is no operand's.
+        unsafe { unary_raw(k.pool, op, sums.as_ptr(), out.ptr.cast(), ids.len() * dim) };
+        out.row_ids_mut()[..ids.len()].copy_from_slice(ids);
+        out.set_row_count(ids.len());
+        Ok(())
+    })
+    .scratch::<u64>(group_words + (x.rows * dim).div_ceil(2)))
+}
