@@ -156,6 +156,8 @@ const BENCHES: &[Bench] = &[
     scaling("ddp/resnet50_weak_scaling"),
     scaling("ddp/mlp_side_by_side"),
     scaling("ddp/resnet50_side_by_side"),
+    scaling("ddp/mlp_in_step"),
+    scaling("ddp/resnet50_in_step"),
     Bench {
         name: "ddp/mlp_update_on_arrival",
         unit: "of the speed without",

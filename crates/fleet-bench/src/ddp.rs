@@ -3,13 +3,15 @@
 //! `ddp/{mlp,resnet50}_step_vs_torch` is the samples per second of rank 0 with two ranks;
 //! `.._weak_scaling` divides it by what one rank alone reaches. `.._side_by_side` is the same for two
 //! processes that have nothing to do with each other: what sharing the machine costs without any
-//! communication, which no weak scaling on it can pass by sending less. The process that is started is
-//! the launcher; it starts itself again as the ranks.
+//! communication, which no weak scaling on it can pass by sending less. `.._in_step` is the same for two that
+//! send nothing and meet at the end of each step: whoever is slower at the moment, for whatever the machine does
+//! to its core, is the speed of both. The process that is started is the launcher; it starts itself again as the
+//! ranks.
 
-use crate::measure::{Options, measure, print_rates};
+use crate::measure::{Options, measure, measure_steps, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
-use fleet::{DistributedStrategy, Fleet};
+use fleet::{DistributedStrategy, Fleet, Session};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
 use std::process::{Child, Command, Stdio};
 
@@ -45,6 +47,10 @@ pub fn side_by_side(options: &Options, model: &str) -> Result<()> {
         second.map_err(|_| Error::internal("a job's thread panicked"))??;
         first
     })
+}
+
+pub fn in_step(options: &Options, model: &str) -> Result<()> {
+    scaling(options, model, |options, model| job(options, &format!("{model}{MEETS}"), RANKS))
 }
 
 /// The speed of a rank in `together`, over that of one alone, in turn.
@@ -118,6 +124,9 @@ fn compare_updates(options: &Options) -> Result<()> {
     fleet.finish()
 }
 
+/// Behind the name of a model: ranks train by themselves, and meet after each step.
+const MEETS: &str = " in step";
+
 /// Starts the ranks and gives what rank 0 prints.
 fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
     let token = Token::generate()?;
@@ -165,17 +174,28 @@ fn samples_per_second(line: &str) -> Result<f64> {
 fn rank(options: &Options, model: &str) -> Result<()> {
     let fleet = Fleet::collective()?;
     let net = Net::new();
+    // The launcher's word wins over what the benchmark is called.
+    let said = std::env::var(RANK_OF);
+    let said = said.as_deref().unwrap_or(model);
+    let (model, meets) = said.strip_suffix(MEETS).map_or((said, false), |model| (model, true));
     let (loss, batches) = match model {
         "mlp" => mlp(&net)?,
         _ => resnet50(&net)?,
     };
     let per_step = batches[0][1].1.shape()[0] as usize;
-    let strategy = DistributedStrategy::new();
-    let job =
-        fleet.distributed_optimizer(Momentum::new(0.01, 0.9), &strategy).minimize(&net, loss)?;
+    let rule = Momentum::new(0.01, 0.9);
     let exec = ExecOptions { num_threads: 1, ..options.exec() };
-    let mut session = fleet.session(net.build()?, &job, exec)?;
     let options = Options { threads: 1, profile: false, ..options.clone() };
+    if meets {
+        net.minimize(loss, rule)?;
+        let mut session = Session::new(net.build()?, exec)?;
+        let meet = || fleet.barrier_worker();
+        measure_steps(&options, &mut session, &batches, per_step, (10, 3), meet)?;
+        return fleet.finish();
+    }
+    let strategy = DistributedStrategy::new();
+    let job = fleet.distributed_optimizer(rule, &strategy).minimize(&net, loss)?;
+    let mut session = fleet.session(net.build()?, &job, exec)?;
     measure(&options, &mut session, &batches, per_step, 10, 3)?;
     let trace = session.executor.trace();
     if !trace.spans.is_empty() {

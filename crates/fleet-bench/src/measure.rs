@@ -56,6 +56,18 @@ pub fn measure(
     default_steps: usize,
     default_warmup: usize,
 ) -> Result<()> {
+    measure_steps(options, session, batches, per_step, (default_steps, default_warmup), || Ok(()))
+}
+
+/// As [`measure`], with `behind` as a part of each step.
+pub fn measure_steps(
+    options: &Options,
+    session: &mut Session,
+    batches: &[Vec<(&str, Tensor)>],
+    per_step: usize,
+    (default_steps, default_warmup): (usize, usize),
+    behind: impl Fn() -> Result<()>,
+) -> Result<()> {
     let (steps, warmup) = options.counts(default_steps, default_warmup);
     let feeds: Vec<Vec<(&str, &Tensor)>> = batches
         .iter()
@@ -67,6 +79,7 @@ pub fn measure(
     for step in 0..warmup + steps {
         let begin = Instant::now();
         session.run(&feeds[step % feeds.len()], &[])?;
+        behind()?;
         if step >= warmup {
             rates.push(per_step as f64 / begin.elapsed().as_secs_f64());
         }

@@ -163,8 +163,8 @@ fn unknown_ops_are_named() {
 fn rows_that_are_not_there_cannot_be_clipped_away_from_zero() {
     let net = Net::new();
     let rows = net.data("ids", [-1, 1], DType::I64).embedding(Embedding::new(10, 4).sparse());
-    let line = line!();
     let clip = GradClip::Value { min: 0.1, max: 1.0 };
+    let line = line!();
     let found = net.minimize(rows.mean(), Sgd::new(0.1).grad_clip(clip));
     check(found.map(|_| Programs::new()), line, &["holds sparse rows", "min at most 0"]);
 }

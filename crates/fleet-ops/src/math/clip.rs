@@ -46,7 +46,10 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let (min, max) = (i.op.attr_float("min"), i.op.attr_float("max"));
     if !(min <= 0.0 && 0.0 <= max) {
         return Err(i
-            .error("X", "holds sparse rows: those that are not there are zero, and would be clipped")
+            .error(
+                "X",
+                "holds sparse rows: those that are not there are zero, and would be clipped",
+            )
             .expected("min at most 0, and max at least 0")
             .got(format!("min {min}, max {max}")));
     }
@@ -62,7 +65,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if has_half(p) {
         return through_f32(p, cpu);
     }
-    let (op, height, dim) = (unary::unary_of(p.op)?, x.shape.at(0), x.shape.product(1..x.shape.rank()));
+    let (op, height, dim) =
+        (unary::unary_of(p.op)?, x.shape.at(0), x.shape.product(1..x.shape.rank()));
     let group_words = embedding::group_scratch_len(x.rows);
     Ok(Kernel::new(move |k| {
         let (arg, out) = (k.arg(0), k.out_arg(0));

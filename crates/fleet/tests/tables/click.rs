@@ -318,7 +318,12 @@ fn rows_keep_their_feature() {
         worker.save_persistables(&folder, SaveMode::All, SaveFormat::Text).unwrap();
         let mut kept = BTreeMap::new();
         for part in std::fs::read_dir(folder.join("000")).unwrap() {
-            for line in std::fs::read_to_string(part.unwrap().path()).unwrap().lines() {
+            let part = part.unwrap();
+            // Beside them lies what describes the table.
+            if !part.file_name().to_string_lossy().starts_with("part-") {
+                continue;
+            }
+            for line in std::fs::read_to_string(part.path()).unwrap().lines() {
                 let mut words = line.split(' ').map(|word| word.parse::<f64>().unwrap());
                 let (id, slot) = (words.next().unwrap(), words.next().unwrap());
                 kept.insert(id as u64, slot as u32);
