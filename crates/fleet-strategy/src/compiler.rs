@@ -11,6 +11,7 @@ use crate::meta::{
 use crate::problem::Problem;
 use crate::rates::Cluster;
 use crate::reflect::{Item, Reflect};
+use crate::unmatched;
 use fleet_base::{Error, Result};
 use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
@@ -180,9 +181,10 @@ pub fn minimize_observed(
     ranks.check()?;
     // Before any pass gives it another name.
     fleet_passes::check_loss(&programs.main, loss)?;
-    let warnings = strategy.validate()?;
+    let mut warnings = strategy.validate()?;
     let facts =
         Facts { strategy, optimizer, ranks: &ranks, rates: &rates, program: &programs.main };
+    warnings.extend(unmatched(&facts));
     let decisions = decide(&facts);
     refuse(&decisions)?;
     let (strategy, _) = auto::effective(&facts);
@@ -215,6 +217,7 @@ fn begin<'a>(
         due: None,
         skip_update: None,
         rate: None,
+        rows_rate: None,
         rings: Vec::new(),
         ring_count: 0,
         gradient_rings: Vec::new(),
@@ -351,10 +354,21 @@ fn append_backward(job: &mut Job<'_>) -> Result<()> {
 
 /// Appends clips and updates.
 pub(crate) fn update(job: &mut Job<'_>) -> Result<()> {
-    let at = ApplyAt { block: job.block, skip_update: job.skip_update, rate: job.rate };
+    let (rate, rows_rate) = (job.rate, job.rows_rate);
+    let at = ApplyAt { block: job.block, skip_update: job.skip_update, rate, rows_rate };
     let optimizer = job.optimizer.clone();
     let rate = optimizer.apply_gradients_at(job.programs, job.registry, &job.grads, &at)?;
     job.rate = Some(rate);
+    if let Some(rows) = &optimizer.rows {
+        let tables = optimizer.tables(&job.programs.main);
+        let count = job.grads.iter().filter(|(param, _)| tables.contains(param)).count();
+        let rule = rows.rule.op();
+        job.notes.push(match count {
+            0 => format!("no parameter is an embedding table: nothing is updated by {rule}"),
+            1 => format!("1 embedding table is updated by {rule}"),
+            _ => format!("{count} embedding tables are updated by {rule}"),
+        });
+    }
     Ok(())
 }
 

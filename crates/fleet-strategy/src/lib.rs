@@ -31,6 +31,7 @@ pub mod servers;
 mod set;
 mod tables;
 mod typed;
+mod unmatched;
 mod value;
 
 pub use compiler::{Decision, Observer, Plan, Verdict, decide, minimize, minimize_observed};
@@ -42,6 +43,7 @@ pub use problem::{Place, Problem, Severity, all_in_one};
 pub use rates::{BATCH_ASSUMED, Cluster, Origin, Rates};
 pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};
 pub use schema::*;
+pub use unmatched::unmatched;
 pub use value::Value;
 
 /// Other spellings that are taken: the message, the name there, what it stands for.

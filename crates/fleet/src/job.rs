@@ -171,7 +171,6 @@ impl Fleet {
         DistributedOptimizer {
             fleet: self,
             optimizer: optimizer.into(),
-            rows: None,
             half_async: false,
             batch: None,
             strategy: strategy.clone(),
@@ -448,17 +447,29 @@ impl Drop for Link {
 pub struct DistributedOptimizer<'f> {
     fleet: &'f Fleet,
     optimizer: OptimizerDesc,
-    /// What updates rows on parameter servers, where it is another.
-    rows: Option<OptimizerDesc>,
     half_async: bool,
     batch: Option<usize>,
     strategy: DistributedStrategy,
 }
 
 impl DistributedOptimizer<'_> {
-    /// On parameter servers, rows of tables are updated by this one.
+    /// Rows of embedding tables are updated by this one, on parameter servers and in collective jobs: see
+    /// [`OptimizerDesc::rows`].
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{DistributedStrategy, Fleet};
+    /// let (fleet, net) = (Fleet::collective()?, Net::new());
+    /// let rows = net.data("ids", [-1, 2], DType::I64).embedding(Embedding::new(1000, 8).sparse());
+    /// let loss = rows.flatten(1).fc(1).mean();
+    /// let strategy = DistributedStrategy::new().with_lars(true); // of the layers; rows keep their rule
+    /// let optimizer = fleet.distributed_optimizer(Momentum::new(0.1, 0.9), &strategy);
+    /// let job = optimizer.rows(Sgd::new(5.0)).minimize(&net, loss)?;
+    /// assert_eq!(job.plan.chain_text(), "Lars -> lars_momentum");
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
     pub fn rows(mut self, optimizer: impl Into<OptimizerDesc>) -> Self {
-        self.rows = Some(optimizer.into());
+        self.optimizer.rows = Some(Box::new(optimizer.into()));
         self
     }
 
@@ -480,8 +491,11 @@ impl DistributedOptimizer<'_> {
     #[track_caller]
     pub fn minimize_on_servers(&self, net: &Net, loss: Var<'_>) -> Result<ServerJob> {
         let place = Place { half_async: self.half_async, ..self.fleet.place()? };
-        let (optimizer, rows) = (&self.optimizer, self.rows.as_ref());
-        let job = ServerJob::minimize(net, loss, optimizer, rows, &self.strategy, place)?;
+        // Servers have tables apart from what else they hold.
+        let mut optimizer = self.optimizer.clone();
+        let rows = optimizer.rows.take();
+        let rows = rows.as_deref();
+        let job = ServerJob::minimize(net, loss, &optimizer, rows, &self.strategy, place)?;
         if self.fleet.is_first_worker() && !self.fleet.topology().is_non_distributed() {
             let (workers, servers) = (place.worker_count, place.server_count);
             let s = |count: usize| if count == 1 { "" } else { "s" };

@@ -34,7 +34,7 @@ use fleet_ir::{Attr, BlockId, OpRole, Program, Regularizer, VarId};
 use fleet_ops::{Emit, Registry};
 use fleet_passes::{BackwardOptions, append_backward};
 use fleet_tensor::{DType, Shape};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// What every optimizer has besides its rule.
@@ -100,6 +100,16 @@ impl<R> Configured<R> {
         self.settings.no_grad = names.into_iter().map(Into::into).collect();
         self
     }
+
+    /// Another optimizer for embedding tables: see [`OptimizerDesc::rows`].
+    pub fn rows(self, tables: impl Into<OptimizerDesc>) -> OptimizerDesc
+    where
+        R: Into<Rule>,
+    {
+        let mut desc = OptimizerDesc::from(self);
+        desc.rows = Some(Box::new(tables.into()));
+        desc
+    }
 }
 
 /// Any optimizer, as data.
@@ -116,11 +126,29 @@ impl<R> Configured<R> {
 pub struct OptimizerDesc {
     pub rule: Rule,
     pub settings: Settings,
+    /// What updates the rows of embedding tables, where it is another: with a rate, a decay and a clip of
+    /// its own. A table is a parameter that lookups read, with sparse gradients or dense ones. Strategies
+    /// that replace a rule (LARS, LAMB, DGC) leave this one alone.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let ids = net.data("ids", [-1, 26], DType::I64);
+    /// let rows = ids.embedding(Embedding::new(1000, 16).sparse().weight("table"));
+    /// let loss = rows.flatten(1).fc(1).mean();
+    /// net.minimize(loss, Adam::new(1e-3).rows(Sgd::new(6.0)))?;
+    /// let programs = net.finish()?;
+    /// let updates = |name: &str| programs.main.root_ops().filter(|(_, op)| op.name() == name).count();
+    /// assert_eq!((updates("sgd"), updates("adam")), (1, 2));
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub rows: Option<Box<OptimizerDesc>>,
 }
 
 impl<R: Into<Rule>> From<Configured<R>> for OptimizerDesc {
     fn from(configured: Configured<R>) -> Self {
-        OptimizerDesc { rule: configured.rule.into(), settings: configured.settings }
+        let Configured { rule, settings } = configured;
+        OptimizerDesc { rule: rule.into(), settings, rows: None }
     }
 }
 
@@ -206,6 +234,8 @@ pub struct ApplyAt {
     pub skip_update: Option<VarId>,
     /// The rate, where it has been emitted already.
     pub rate: Option<VarId>,
+    /// That of [`OptimizerDesc::rows`].
+    pub rows_rate: Option<VarId>,
 }
 
 /// What [`OptimizerDesc::minimize`] made.
@@ -247,6 +277,7 @@ impl OptimizerDesc {
         registry: &Registry,
         loss: VarId,
     ) -> Result<Vec<ParamGrad>> {
+        self.check_rows()?;
         let main = &mut programs.main;
         let named = |names: &[String]| -> Result<Vec<VarId>> {
             names.iter().map(|name| main.var_named(name)).collect()
@@ -287,9 +318,54 @@ impl OptimizerDesc {
         Ok(rate)
     }
 
+    /// The parameters that [`OptimizerDesc::rows`] updates: those that lookups read, themselves or as a cast.
+    pub fn tables(&self, main: &Program) -> HashSet<VarId> {
+        if self.rows.is_none() {
+            return HashSet::new();
+        }
+        let ops = || main.block_ids().flat_map(|block| main.block_ops(block)).map(|(_, op)| op);
+        let casts = ops().filter(|op| op.name() == "cast");
+        let casts: HashMap<VarId, VarId> = casts
+            .filter_map(|op| Some((*op.output("Out").first()?, *op.input("X").first()?)))
+            .collect();
+        let lookups = ops().filter(|op| matches!(op.name(), "lookup_table" | "lookup_table_v2"));
+        let read = lookups.filter_map(|op| op.input("W").first().copied());
+        read.map(|table| casts.get(&table).copied().unwrap_or(table)).collect()
+    }
+
+    /// Which parameters are trained is the whole optimizer's to say.
+    fn check_rows(&self) -> Result<()> {
+        let Some(rows) = &self.rows else { return Ok(()) };
+        let Settings { parameters, no_grad, .. } = &rows.settings;
+        if parameters.is_none() && no_grad.is_empty() && rows.rows.is_none() {
+            return Ok(());
+        }
+        Err(Error::invalid("the optimizer of embedding tables chooses what is trained")
+            .expected("a rule, a rate, a decay and a clip")
+            .got("parameters, no_grad or rows of its own")
+            .help("say it of the optimizer that it belongs to"))
+    }
+
     /// As [`OptimizerDesc::apply_gradients`], in a block that need not run in every step. The rate
     /// is always computed in the root block: its schedule goes on.
     pub fn apply_gradients_at(
+        &self,
+        programs: &mut Programs,
+        registry: &Registry,
+        params_grads: &[ParamGrad],
+        at: &ApplyAt,
+    ) -> Result<VarId> {
+        let tables = self.tables(&programs.main);
+        let (tables, rest): (Vec<ParamGrad>, Vec<ParamGrad>) =
+            params_grads.iter().partition(|(param, _)| tables.contains(param));
+        if let Some(rows) = self.rows.as_ref().filter(|_| !tables.is_empty()) {
+            let at = ApplyAt { rate: at.rows_rate, ..*at };
+            rows.apply_one_rule(programs, registry, &tables, &at)?;
+        }
+        self.apply_one_rule(programs, registry, &rest, at)
+    }
+
+    fn apply_one_rule(
         &self,
         programs: &mut Programs,
         registry: &Registry,

@@ -1,8 +1,9 @@
 //! `dgc`: deep gradient compression. Of each gradient only the largest elements travel, as (index,
 //! value) pairs; the rest waits and grows.
 //!
-//! In step s (`CurrentStep`, 0 at first), before `rampup_begin_step`: the gradient is summed over ranks,
-//! and `GradOut` is that. From then on the sparsity is entry `(s - begin) * len / rampup_step` of the
+//! In step s (`CurrentStep`, 0 at first), before `rampup_begin_step`: the gradient is summed over ranks and
+//! clipped to the norm that `local_clip_norm` is each rank's share of (`local_clip_norm` times the root of
+//! the number of ranks), and `GradOut` is that. From then on the sparsity is entry `(s - begin) * len / rampup_step` of the
 //! list, the last one at most, and k = floor(n * (1 - sparsity)), at least 1. With this rank's own g
 //! (`Grad` times the number of ranks; clipped to `local_clip_norm` if that is above 0; regularised):
 //! `u = m u + g; v = v + u`, with Nesterov `u = m (u + g); v = v + u + g`. The k elements of v with the
@@ -116,6 +117,10 @@ impl Plan {
         self.len + 2 * most * (self.ring.size() + 1)
     }
 
+    fn ranks(&self) -> f64 {
+        self.ring.size() as f64
+    }
+
     fn run(&self, k: &KernelCtx<'_>) -> Result<()> {
         super::take_over(k.inputs[0], k.outputs[0]);
         super::take_over(k.inputs[1], k.outputs[1]);
@@ -123,7 +128,12 @@ impl Plan {
         let out = k.out_arg(2);
         if step < self.begin || self.len == 0 {
             super::take_over(k.inputs[2], k.outputs[2]);
-            return self.ring.all_reduce(&self.label, &k.outputs[2][..1], ReduceOp::Sum);
+            self.ring.all_reduce(&self.label, &k.outputs[2][..1], ReduceOp::Sum)?;
+            let factor = shrink(out.slice_mut::<f32>(), self.clip * self.ranks().sqrt());
+            if factor < 1.0 {
+                out.slice_mut::<f32>().iter_mut().for_each(|g| *g *= factor);
+            }
+            return Ok(());
         }
         let (u, v) = (k.output::<f32>(0), k.output::<f32>(1));
         self.accumulate(k.input(2), k.input(3), u, v);
@@ -142,14 +152,9 @@ impl Plan {
     }
 
     fn accumulate(&self, grad: &[f32], param: &[f32], u: &mut [f32], v: &mut [f32]) {
-        let ranks = self.ring.size() as f32;
-        let clip = match self.clip > 0.0 {
-            true => {
-                let squares: f64 = grad.iter().map(|g| f64::from(g * ranks).powi(2)).sum();
-                (self.clip / squares.sqrt().max(self.clip)) as f32
-            }
-            false => 1.0,
-        };
+        // This rank's own gradient is the one that was divided by the number of ranks.
+        let ranks = self.ranks() as f32;
+        let clip = shrink(grad, self.clip / self.ranks());
         let (kind, coeff) = self.regular;
         for at in 0..self.len {
             let decay = match kind {
@@ -185,6 +190,15 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// The factor that brings a gradient to a norm; 1 for one that is short enough, or where there is no bound.
+fn shrink(grad: &[f32], norm_max: f64) -> f32 {
+    if norm_max <= 0.0 {
+        return 1.0;
+    }
+    let squares: f64 = grad.iter().map(|g| f64::from(*g).powi(2)).sum();
+    (norm_max / squares.sqrt().max(norm_max)) as f32
 }
 
 /// Brings the indices of the `count` elements of largest magnitude to the front, in ascending order.

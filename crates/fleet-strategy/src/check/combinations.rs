@@ -109,15 +109,6 @@ fn idle(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         let path = "gradient_merge_configs.k_steps";
         warn(path, "gradient_merge has no effect", "one step makes one update", "2 or more");
     }
-    if strategy.use_hierarchical_allreduce() && strategy.hierarchical_allreduce_inter_nranks() == 1
-    {
-        warn(
-            "hierarchical_allreduce_inter_nranks",
-            "use_hierarchical_allreduce has no effect",
-            "groups of one worker have nothing to reduce",
-            "the number of workers on one machine",
-        );
-    }
     if strategy.fp16_allreduce_dtype.is_some() && !strategy.fp16_allreduce() {
         warn(
             "fp16_allreduce_dtype",

@@ -196,7 +196,7 @@ impl Groups {
         let (rank, count) = (job.ranks.rank, job.ranks.count);
         if group <= 1 || count <= group || !count.is_multiple_of(group) {
             job.notes.push(format!(
-                "hierarchical all-reduce is left out: {count} ranks are not several groups of {group}"
+                "use_hierarchical_allreduce has no effect: {count} ranks are not several groups of {group}"
             ));
             return Groups::Flat(flat);
         }

@@ -2,7 +2,8 @@
 //! largest elements (see the op `dgc`); smaller and sparse ones are summed as ever.
 //!
 //! A counter, 0 in the first step, says how far the rampup is. Compressed parameters are clipped
-//! locally, by norm, before they are compressed: `clip_norm / sqrt(ranks)`.
+//! locally, by norm, before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup their sums are
+//! clipped to `clip_norm`, as those of all others.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;
@@ -65,8 +66,10 @@ impl Strategy for Dgc {
                 );
             }
         }
-        let large = facts.program.parameters().filter(|(_, var)| {
-            var.dtype == DType::F32 && var.shape.numel().is_some_and(|n| n as i64 >= ELEMENTS_MIN)
+        let tables = facts.optimizer.tables(facts.program);
+        let large = facts.program.parameters().filter(|(id, var)| {
+            let is_large = var.shape.numel().is_some_and(|n| n as i64 >= ELEMENTS_MIN);
+            var.dtype == DType::F32 && is_large && !tables.contains(id)
         });
         Applies::Yes(format!(
             "{} parameters of {ELEMENTS_MIN} elements or more are compressed from step {} on, at last to {:.3} %",
@@ -77,11 +80,15 @@ impl Strategy for Dgc {
     }
 
     fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
-        let (large, rest): (Vec<_>, Vec<_>) = job.grads.iter().copied().partition(|(_, grad)| {
-            let var = job.programs.main.var(*grad);
-            let elements = var.shape.numel().unwrap_or(0) as i64;
-            !job.is_sparse(*grad) && var.dtype == DType::F32 && elements >= ELEMENTS_MIN
-        });
+        // Tables with a rule of their own are not Momentum's.
+        let tables = job.optimizer.tables(&job.programs.main);
+        let (large, rest): (Vec<_>, Vec<_>) =
+            job.grads.iter().copied().partition(|(param, grad)| {
+                let var = job.programs.main.var(*grad);
+                let elements = var.shape.numel().unwrap_or(0) as i64;
+                let is_large = var.dtype == DType::F32 && elements >= ELEMENTS_MIN;
+                is_large && !job.is_sparse(*grad) && !tables.contains(param)
+            });
         job.grads = rest;
         if large.is_empty() {
             return Ok(());
@@ -142,8 +149,9 @@ fn compress(
     let rule = momentum(job)?;
     let configs = job.strategy.dgc_configs();
     let (kind, coeff) = regular(job, param);
+    let need_clip = job.programs.main.var(param).param.as_ref().is_none_or(|it| it.need_clip);
     let clip = match job.optimizer.settings.grad_clip {
-        Some(GradClip::Norm(norm)) => norm / (job.ranks.count as f64).sqrt(),
+        Some(GradClip::Norm(norm)) if need_clip => norm / (job.ranks.count as f64).sqrt(),
         _ => 0.0,
     };
     let (name, shape) = (job.name(param), job.programs.main.var(param).shape);

@@ -10,6 +10,7 @@ use super::{Applies, Facts, Job, Kind, Strategy, conditional};
 use crate::DistributedStrategy;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, Program};
+use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::Emit;
 use fleet_tensor::{DType, Shape};
 
@@ -45,8 +46,13 @@ impl Strategy for GradientMerge {
     fn merge(&self, job: &mut Job<'_>) -> Result<()> {
         let configs = job.strategy.gradient_merge_configs();
         let (k, avg) = (configs.k_steps(), configs.avg());
-        // The rate counts every step, so it is computed out here.
-        job.rate = Some(job.optimizer.emit_rate(job.programs, job.registry)?);
+        // Rates count every step, so they are computed out here.
+        let rates = |job: &mut Job<'_>, optimizer: &OptimizerDesc| {
+            optimizer.emit_rate(job.programs, job.registry)
+        };
+        let optimizer = job.optimizer.clone();
+        job.rate = Some(rates(job, &optimizer)?);
+        job.rows_rate = optimizer.rows.as_deref().map(|rows| rates(job, rows)).transpose()?;
         let one = Shape::from([1]);
         let step = job.state("gradient_merge_step", DType::I32, one, 0.0)?;
         let every = job.state("gradient_merge_k", DType::I32, one, f64::from(k))?;

@@ -23,6 +23,9 @@ impl Strategy for Lars {
 
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         match facts.rule() {
+            "momentum" if is_nesterov(&facts.optimizer.rule) => {
+                Applies::Yes(format!("Momentum becomes LARS; {NO_NESTEROV}"))
+            }
             "momentum" => Applies::Yes("Momentum becomes LARS".into()),
             other => Applies::No(format!("LARS replaces Momentum, and the optimizer is {other}")),
         }
@@ -30,6 +33,9 @@ impl Strategy for Lars {
 
     fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
         if let Rule::Momentum(rule) = &job.optimizer.rule {
+            if rule.use_nesterov {
+                job.notes.push(format!("lars: {NO_NESTEROV}"));
+            }
             let configs = job.strategy.lars_configs();
             job.optimizer.rule = Rule::LarsMomentum(LarsMomentumRule {
                 mu: rule.mu,
@@ -41,4 +47,10 @@ impl Strategy for Lars {
         }
         Ok(())
     }
+}
+
+const NO_NESTEROV: &str = "Nesterov is left out, which LARS does not have";
+
+fn is_nesterov(rule: &Rule) -> bool {
+    matches!(rule, Rule::Momentum(rule) if rule.use_nesterov)
 }

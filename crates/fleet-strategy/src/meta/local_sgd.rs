@@ -65,12 +65,15 @@ pub(super) fn alone(facts: &Facts<'_>, what: &str) -> Option<Applies> {
     if facts.ranks.count == 1 {
         return Some(Applies::Idle("one rank: nobody to average with".into()));
     }
-    match facts.rule() {
-        "sgd" | "momentum" => None,
-        other => Some(Applies::No(format!(
-            "{what} averages parameters of SGD or Momentum, and the optimizer is {other}"
-        ))),
-    }
+    let rows = facts.optimizer.rows.as_ref().map(|rows| rows.rule.op());
+    let rules = [("the optimizer", Some(facts.rule())), ("that of embedding tables", rows)];
+    let other = rules.into_iter().find_map(|(whose, rule)| {
+        let rule = rule.filter(|rule| !matches!(*rule, "sgd" | "momentum"))?;
+        Some((whose, rule))
+    });
+    other.map(|(whose, rule)| {
+        Applies::No(format!("{what} averages parameters of SGD or Momentum, and {whose} is {rule}"))
+    })
 }
 
 /// The variables that count steps, all int64.

@@ -222,6 +222,8 @@ pub struct Job<'a> {
     /// A bool that optimizers which know it take for "leave everything as it is".
     pub skip_update: Option<VarId>,
     pub rate: Option<VarId>,
+    /// The rate of tables that have a rule of their own, where it is emitted early.
+    pub rows_rate: Option<VarId>,
     pub rings: Vec<RingSpec>,
     /// Rings that were numbered, also those that this rank is not in.
     pub ring_count: i64,
@@ -289,7 +291,13 @@ impl Job<'_> {
     /// The rings of all ranks over which gradients go; made when first asked for.
     pub fn world_rings(&mut self) -> Vec<i64> {
         if self.gradient_rings.is_empty() {
-            let count = self.strategy.nccl_comm_num().clamp(1, RINGS_MAX);
+            let asked = self.strategy.nccl_comm_num();
+            let count = asked.clamp(1, RINGS_MAX);
+            if asked > count {
+                self.notes.push(format!(
+                    "nccl_comm_num is {asked}: {count} communicators are made, the most"
+                ));
+            }
             for index in 0..count {
                 let ring = self.ring(&format!("all ranks {index}"), 0, 1, self.ranks.count);
                 self.gradient_rings.push(ring);

@@ -14,7 +14,7 @@
 
 use super::{Applies, Facts, Job, Kind, Strategy, offload};
 use crate::DistributedStrategy;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
 use std::collections::{HashMap, HashSet};
 
@@ -37,8 +37,10 @@ impl Strategy for Recompute {
         let configs = facts.strategy.recompute_configs();
         let known = |name: &&String| facts.program.find_var(name).is_none();
         if let Some(missing) = configs.checkpoints.iter().find(known) {
+            let names = facts.program.vars().map(|(_, var)| var.name.as_str());
             return Applies::Refused(format!(
-                "the program has no variable '{missing}' to be a checkpoint"
+                "the program has no variable '{missing}' to be a checkpoint{}",
+                text::did_you_mean(missing, names)
             ));
         }
         match configs.checkpoints.len() {

@@ -53,7 +53,7 @@ message! {
         nccl_comm_num(14): optional int32 = 1;
         /// All-reduce in two levels, inside groups and between them.
         use_hierarchical_allreduce(15): optional bool = false;
-        /// Ranks in a group of the lower level, usually the workers of one machine.
+        /// Ranks in a group of the lower level; 1 stands for those of one machine.
         hierarchical_allreduce_inter_nranks(16): optional int32 = 1;
         /// Batch norm takes its statistics over all workers.
         sync_batch_norm(17): optional bool = false;

@@ -112,7 +112,8 @@ impl ServerPlan {
 }
 
 /// Rewrites the programs of a network into those of a worker, and lists the tables of its servers.
-/// `sparse` updates the rows of sparse tables, where it is not to be `optimizer`.
+/// `sparse` updates the rows of sparse tables, where it is to be neither `optimizer` nor what that has for
+/// rows.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -153,7 +154,7 @@ pub fn minimize(
     let mut job =
         compiler::differentiate(programs, registry, loss, optimizer, strategy, &decisions)?;
     job.chain.insert(0, "ParameterServer");
-    let sparse = sparse.unwrap_or(optimizer);
+    let sparse = sparse.or(optimizer.rows.as_deref()).unwrap_or(optimizer);
     let (tables, lookups) = match exchange {
         Exchange::Geo { .. } => (geo::rewrite(&mut job, sparse)?, Vec::new()),
         _ => remote::rewrite(&mut job, sparse, exchange, place)?,

@@ -206,3 +206,23 @@ fn left_out_with_a_warning() {
     assert_eq!(verdicts("lars+gm", "momentum", 1).1, "GradientMerge -> Lars -> lars_momentum");
     assert_eq!(verdicts("amp", "momentum", 1).1, "AMP -> momentum");
 }
+
+/// What cannot be as it was asked for is said.
+#[test]
+fn what_is_done_otherwise_is_noted() {
+    let notes = |strategy: &DistributedStrategy| {
+        let (_, plan) = rewritten(mlp, &optimizer("sgd"), strategy, Ranks::new(0, 2)).unwrap();
+        (plan.rings.len(), plan.notes)
+    };
+    let (rings, said) = notes(&DistributedStrategy::new().with_nccl_comm_num(20));
+    let most = "nccl_comm_num is 20: 8 communicators are made, the most".to_string();
+    assert!(rings == 8 && said.contains(&most), "{rings}, {said:?}");
+    let (rings, said) = notes(&DistributedStrategy::new().with_use_hierarchical_allreduce(true));
+    let flat = "use_hierarchical_allreduce has no effect: 2 ranks are not several groups of 2";
+    assert!(rings == 1 && said.contains(&flat.to_string()), "{rings}, {said:?}");
+    let nesterov = Momentum::new(0.1, 0.9).use_nesterov(true).into();
+    let lars = switches("lars");
+    let (_, plan) = rewritten(mlp, &nesterov, &lars, Ranks::new(0, 2)).unwrap();
+    let without = "lars: Nesterov is left out, which LARS does not have".to_string();
+    assert!(plan.notes.contains(&without), "{:?}", plan.notes);
+}

@@ -1,15 +1,14 @@
 //! What training at several ranks computes, against one rank on the whole batch or a closed form.
 
 use crate::world::{
-    Network, STEPS, Trained, assert_close, batch, mlp, parameters, rewritten, train, train_at,
-    train_rank,
+    Network, STEPS, Trained, assert_close, mlp, parameters, rewritten, train, train_at, train_rank,
 };
 use fleet_exec::{Device, ExecOptions, Executor, Scope};
 use fleet_nn::prelude::*;
 use fleet_passes::BuildOptions;
 use fleet_strategy::{
-    AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, LambConfig, LarsConfig,
-    LocalSgdConfig, Ranks,
+    AdaptiveLocalSgdConfig, AmpConfig, DistributedStrategy, LambConfig, LarsConfig, LocalSgdConfig,
+    Ranks,
 };
 use fleet_testkit::local::World;
 
@@ -351,90 +350,6 @@ fn sync_batch_norm_is_batch_norm_of_the_whole_batch() {
     }
     let apart = train(network, &momentum(), &DistributedStrategy::new(), 2, STEPS, &[]);
     assert_ne!(apart[0].kept["batch_norm_0.w_1"], apart[1].kept["batch_norm_0.w_1"]);
-}
-
-/// Compressed training against the closed form in plain loops: momentum before the rampup, then the
-/// largest elements of what has gathered.
-#[test]
-fn dgc_is_its_closed_form() {
-    const ROWS: i64 = 6;
-    const WIDE: i64 = 4096;
-    fn network(net: &Net) -> fleet_ir::VarId {
-        let x = net.data("x", [-1, ROWS], DType::F32);
-        let y = net.data("y", [-1, 1], DType::F32);
-        let weight = ParamAttr::from("big").init(Init::Constant(0.01));
-        let out = x.fc(Fc::new(WIDE).weight(weight).no_bias());
-        (out.square().mean() + y.mean() * 0.0).id()
-    }
-    let (begin, steps, ranks, mu, rate) = (2, 5, 2, 0.9f32, 10.0f32);
-    let configs = DgcConfig::default()
-        .with_rampup_begin_step(begin)
-        .with_rampup_step(4)
-        .with_sparsity([0.75f32, 0.999]);
-    let strategy = DistributedStrategy::new().use_dgc(configs);
-    let optimizer: OptimizerDesc = Momentum::new(f64::from(rate), f64::from(mu)).into();
-    let trained = train(network, &optimizer, &strategy, ranks, steps, &[]);
-    let elements = (ROWS * WIDE) as usize;
-    let mut w = vec![0.01f64; elements];
-    let mut velocity = vec![0f64; elements];
-    let mut waiting = vec![(vec![0f64; elements], vec![0f64; elements]); ranks];
-    for step in 0..steps {
-        let grads: Vec<Vec<f64>> =
-            (0..ranks).map(|rank| square_grad(&w, step, rank, ranks)).collect();
-        let mut sent = vec![0f64; elements];
-        if (step as i32) < begin {
-            for at in 0..elements {
-                let mean = grads.iter().map(|grad| grad[at]).sum::<f64>() / ranks as f64;
-                velocity[at] = f64::from(mu) * velocity[at] + mean;
-                sent[at] = velocity[at];
-            }
-        } else {
-            let entry = ((step as i32 - begin) * 2 / 4).min(1) as usize;
-            let count = [elements / 4, elements / 1000][entry];
-            for (grad, (u, v)) in grads.iter().zip(&mut waiting) {
-                for at in 0..elements {
-                    u[at] = f64::from(mu) * u[at] + grad[at];
-                    v[at] += u[at];
-                }
-                let mut order: Vec<usize> = (0..elements).collect();
-                order.sort_by(|a, b| v[*b].abs().total_cmp(&v[*a].abs()).then(a.cmp(b)));
-                for at in &order[..count] {
-                    sent[*at] += v[*at] / ranks as f64;
-                    (u[*at], v[*at]) = (0.0, 0.0);
-                }
-            }
-        }
-        w.iter_mut().zip(&sent).for_each(|(w, g)| *w -= f64::from(rate) * g);
-    }
-    // All columns are alike, so which of equal elements goes does not matter for sums by row.
-    let by_row = |values: &[f64]| -> Vec<f64> {
-        values.chunks(WIDE as usize).map(|row| row.iter().sum()).collect()
-    };
-    for rank in &trained {
-        let found: Vec<f64> = rank.kept["big"].iter().map(|v| f64::from(*v)).collect();
-        for (a, b) in by_row(&found).iter().zip(by_row(&w)) {
-            assert!((a - b).abs() < 1e-3 * (1.0 + b.abs()), "{a} and {b}");
-        }
-    }
-    assert_eq!(trained[0].kept["big"], trained[1].kept["big"]);
-}
-
-/// The gradient of mean((x w)^2) over a rank's rows.
-fn square_grad(w: &[f64], step: usize, rank: usize, ranks: usize) -> Vec<f64> {
-    let (x, _) = batch(step, rank, ranks).unwrap();
-    let x: Vec<f64> = x.to_vec::<f32>().unwrap().iter().map(|v| f64::from(*v)).collect();
-    let (inner, wide) = (6, w.len() / 6);
-    let rows = x.len() / inner;
-    let mut grad = vec![0.0; w.len()];
-    for row in x.chunks(inner) {
-        for column in 0..wide {
-            let out: f64 = (0..inner).map(|i| row[i] * w[i * wide + column]).sum();
-            for i in 0..inner {
-                grad[i * wide + column] += 2.0 * out * row[i] / (rows * wide) as f64;
-            }
-        }
-    }
-    grad
 }
 
 /// Rows of an embedding from several ranks add up.

@@ -126,3 +126,43 @@ fn exclusions_go_by_names() {
         }
     }
 }
+
+/// Names that mean nothing in this program are told, with the nearest that does, and only where they would
+/// count.
+#[test]
+fn names_that_match_nothing_are_told() {
+    let told = |strategy: &DistributedStrategy| -> Vec<String> {
+        let optimizer = if strategy.lamb() { adam(None) } else { momentum(None) };
+        let (_, plan) = rewritten(ruled, &optimizer, strategy, Ranks::new(0, 2)).unwrap();
+        plan.warnings.iter().map(|it| format!("{}: {}", it.path, it.message)).collect()
+    };
+    let plain = DistributedStrategy::new;
+    let amp = AmpConfig::default()
+        .with_custom_white_list(["conv2d", "tahn"])
+        .with_custom_black_list(["matmul_v3"])
+        .with_custom_black_varnames(["fc_0.w_0", "fc_0.w_1"]);
+    assert_eq!(
+        told(&plain().use_amp(amp)),
+        [
+            "amp_configs.custom_white_list[0]: no op of the program is of kind 'conv2d'",
+            "amp_configs.custom_white_list[1]: no op of the program is of kind 'tahn'; did you mean 'tanh'?",
+            "amp_configs.custom_black_list[0]: no op of the program is of kind 'matmul_v3'",
+            "amp_configs.custom_black_varnames[1]: the program has no variable 'fc_0.w_1'; did you mean \
+             'fc_0.w_0'?",
+        ]
+    );
+    let names = ["fc_1", "_norm_", ".b_0"];
+    assert_eq!(
+        told(&plain().use_lars(LarsConfig::default().with_exclude_from_weight_decay(names))),
+        [
+            "lars_configs.exclude_from_weight_decay[1]: no parameter has a name that contains '_norm_'"
+        ]
+    );
+    assert_eq!(
+        told(&plain().use_lamb(LambConfig::default().with_exclude_from_weight_decay(names))),
+        [
+            "lamb_configs.exclude_from_weight_decay[0]: no parameter has a name that ends with 'fc_1'",
+            "lamb_configs.exclude_from_weight_decay[1]: no parameter has a name that ends with '_norm_'",
+        ]
+    );
+}

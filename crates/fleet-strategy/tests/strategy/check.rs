@@ -206,10 +206,8 @@ fn settings_without_effect() {
         "gradient_merge: true",
         &["Warning gradient_merge_configs.k_steps: gradient_merge has no effect"],
     );
-    check(
-        "use_hierarchical_allreduce: true",
-        &["Warning hierarchical_allreduce_inter_nranks: use_hierarchical_allreduce has no effect"],
-    );
+    // Groups are then the ranks of one machine.
+    check("use_hierarchical_allreduce: true", &[]);
     check(
         "recompute: true recompute_configs { checkpoints: \"x\" checkpoint_shape: 2 }",
         &["Warning recompute_configs.checkpoint_shape: is stored, and has no effect"],
