@@ -48,6 +48,7 @@ pub fn train(
             fleet.util().print_on_rank(line, 0);
         }
     }
+    fleet.meet(&mut session)?; // workers that train alone have models of their own till here
     fleet.finish()?;
     Ok(session)
 }

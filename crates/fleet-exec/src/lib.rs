@@ -24,4 +24,4 @@ pub use interpreter::Interpreter;
 pub use options::{Device, ExecOptions};
 pub use plan::PlanSummary;
 pub use scope::Scope;
-pub use trace::{Span, Trace};
+pub use trace::{Shares, Span, Trace};

@@ -2,10 +2,14 @@
 //!
 //! A [`Trace`] says which op ran on which lane from when to when, so that it shows what communication
 //! hides behind compute and what it does not. Written as JSON it opens in `chrome://tracing` and in
-//! Perfetto; traces of several ranks join, because their times are those of the system's clock.
+//! Perfetto; traces of several ranks join, because their times are those of the system's clock, and
+//! [`Trace::from_chrome_json`] reads them again.
 
 use crate::plan::{Plan, StepKind};
-use serde_json::json;
+use fleet_base::{Error, Result};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -58,10 +62,12 @@ impl Times {
             if begin < run_begin || end < begin || !matches!(step.kind, StepKind::Run(_)) {
                 continue;
             }
+            let op = plan.program.op(step.op);
             spans.push(Span {
-                op: plan.program.op(step.op).name().to_string(),
+                op: op.name().to_string(),
                 detail: plan.program.describe_op(step.op),
                 lane: step.lane,
+                talks: op.spec.attr_index("ring_id").is_some(),
                 begin_us: (begin - run_begin) as f64 * 1e-3,
                 end_us: (end - run_begin) as f64 * 1e-3,
             });
@@ -79,6 +85,8 @@ pub struct Span {
     pub detail: String,
     /// 0 computes; every other lane is a thread of its own.
     pub lane: usize,
+    /// It talks to other ranks.
+    pub talks: bool,
     /// Microseconds since the run began.
     pub begin_us: f64,
     pub end_us: f64,
@@ -99,25 +107,53 @@ impl Trace {
         self.spans.iter().map(|span| span.end_us - begin).fold(0.0, f64::max)
     }
 
-    /// Time in which some other lane worked while the compute lane did nothing: communication that
-    /// compute did not hide.
+    /// Time in which communication, or another lane, worked while nothing was computed: what compute did
+    /// not hide.
     pub fn exposed_us(&self) -> f64 {
+        self.shares().exposed_us
+    }
+
+    /// What the time went into.
+    ///
+    /// ```
+    /// use fleet_exec::{Span, Trace};
+    /// let span = |op: &str, lane, begin_us, end_us| {
+    ///     Span { op: op.into(), detail: op.into(), lane, talks: lane > 0, begin_us, end_us }
+    /// };
+    /// let spans = vec![span("mul_grad", 0, 0.0, 8.0), span("c_allreduce_sum", 1, 4.0, 10.0)];
+    /// let shares = Trace { start_us: 0.0, spans }.shares();
+    /// assert_eq!((shares.total_us, shares.compute_us), (10.0, 8.0));
+    /// assert_eq!((shares.other_us, shares.exposed_us), (6.0, 2.0));
+    /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, not hidden 20.0 %"));
+    /// ```
+    pub fn shares(&self) -> Shares {
         let mut edges: Vec<(f64, usize, bool)> = Vec::new();
         for span in &self.spans {
-            let side = usize::from(span.lane != 0);
+            let side = usize::from(span.lane != 0 || span.talks);
             edges.push((span.begin_us, side, true));
             edges.push((span.end_us, side, false));
         }
         edges.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (mut busy, mut last, mut exposed) = ([0usize; 2], 0.0, 0.0);
+        let mut shares = Shares { total_us: self.duration_us(), ..Shares::default() };
+        let (mut busy, mut last) = ([0usize; 2], 0.0);
         for (at, side, begins) in edges {
-            if busy[0] == 0 && busy[1] > 0 {
-                exposed += at - last;
+            let passed = at - last;
+            match (busy[0] > 0, busy[1] > 0) {
+                (true, false) => shares.compute_us += passed,
+                (false, true) => {
+                    shares.other_us += passed;
+                    shares.exposed_us += passed;
+                }
+                (true, true) => {
+                    shares.compute_us += passed;
+                    shares.other_us += passed;
+                }
+                (false, false) => {}
             }
             busy[side] = if begins { busy[side] + 1 } else { busy[side].saturating_sub(1) };
             last = at;
         }
-        exposed
+        shares
     }
 
     /// Chrome's trace format; `rank` becomes the process.
@@ -125,13 +161,21 @@ impl Trace {
     /// ```
     /// use fleet_exec::{Span, Trace};
     ///
-    /// let span = Span {
-    ///     op: "mul".into(), detail: "mul(x, w)".into(), lane: 0, begin_us: 10.0, end_us: 12.5,
-    /// };
+    /// let (op, detail) = ("mul".to_string(), "mul(x, w)".to_string());
+    /// let span = Span { op, detail, lane: 0, talks: false, begin_us: 10.0, end_us: 12.5 };
     /// let text = Trace { start_us: 0.0, spans: vec![span] }.to_chrome_json(3);
     /// assert!(text.contains("\"dur\":2.5") && text.contains("\"pid\":3"));
     /// ```
     pub fn to_chrome_json(&self, rank: usize) -> String {
+        chrome(self.events(rank))
+    }
+
+    /// The traces of several ranks in one file.
+    pub fn join(traces: &[(usize, Trace)]) -> String {
+        chrome(traces.iter().flat_map(|(rank, trace)| trace.events(*rank)).collect())
+    }
+
+    fn events(&self, rank: usize) -> Vec<Value> {
         let name = json!({"name": "process_name", "ph": "M", "pid": rank,
             "args": {"name": format!("rank {rank}")}});
         let lanes = self.spans.iter().map(|span| span.lane).max().map_or(0, |last| last + 1);
@@ -141,12 +185,105 @@ impl Trace {
                 "args": {"name": label}})
         });
         let spans = self.spans.iter().map(|span| {
-            json!({"name": span.op, "cat": "op", "ph": "X", "pid": rank, "tid": span.lane,
+            let cat = if span.talks { TALKS } else { "op" };
+            json!({"name": span.op, "cat": cat, "ph": "X", "pid": rank, "tid": span.lane,
                 "ts": self.start_us + span.begin_us, "dur": span.end_us - span.begin_us,
                 "args": {"op": span.detail}})
         });
-        let events: Vec<_> = std::iter::once(name).chain(lanes).chain(spans).collect();
-        json!({"traceEvents": events, "displayTimeUnit": "ms"}).to_string()
+        std::iter::once(name).chain(lanes).chain(spans).collect()
+    }
+
+    /// The traces of a file in Chrome's format, by rank: those of [`Trace::to_chrome_json`], one or several
+    /// joined.
+    ///
+    /// ```
+    /// use fleet_exec::{Span, Trace};
+    /// let (op, detail) = ("mul".to_string(), "mul(x, w)".to_string());
+    /// let span = Span { op, detail, lane: 0, talks: false, begin_us: 0.0, end_us: 2.5 };
+    /// let trace = Trace { start_us: 7.0, spans: vec![span] };
+    /// let read = Trace::from_chrome_json(&trace.to_chrome_json(3))?;
+    /// assert_eq!(read, [(3, trace)]);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn from_chrome_json(text: &str) -> Result<Vec<(usize, Trace)>> {
+        let wrong = |what: String| {
+            let error = Error::invalid("this is no trace of a run").got(what);
+            error.expected("Chrome's trace format, as fleet run --trace and fleetrun demo:NAME --trace write it")
+        };
+        let root: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let events = root["traceEvents"].as_array();
+        let events = events.ok_or_else(|| wrong("no list 'traceEvents'".into()))?;
+        let mut by_rank: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
+        for event in events.iter().filter(|event| event["ph"] == "X") {
+            let span = read_span(event).ok_or_else(|| wrong(event.to_string()))?;
+            let rank = event["pid"].as_u64().ok_or_else(|| wrong(event.to_string()))?;
+            by_rank.entry(rank as usize).or_default().push(span);
+        }
+        Ok(by_rank.into_iter().map(|(rank, spans)| (rank, Trace::of(spans))).collect())
+    }
+
+    /// Of spans whose times are the clock's.
+    fn of(mut spans: Vec<Span>) -> Trace {
+        let start_us = spans.iter().map(|span| span.begin_us).fold(f64::INFINITY, f64::min);
+        for span in &mut spans {
+            span.begin_us -= start_us;
+            span.end_us -= start_us;
+        }
+        spans.sort_by(|a, b| a.begin_us.total_cmp(&b.begin_us));
+        Trace { start_us, spans }
+    }
+}
+
+fn chrome(events: Vec<Value>) -> String {
+    json!({"traceEvents": events, "displayTimeUnit": "ms"}).to_string()
+}
+
+/// The category of ops that talk.
+const TALKS: &str = "communication";
+
+fn read_span(event: &Value) -> Option<Span> {
+    let begin_us = event["ts"].as_f64()?;
+    Some(Span {
+        op: event["name"].as_str()?.to_string(),
+        detail: event["args"]["op"].as_str().unwrap_or_default().to_string(),
+        lane: event["tid"].as_u64()? as usize,
+        talks: event["cat"] == TALKS,
+        begin_us,
+        end_us: begin_us + event["dur"].as_f64().filter(|us| *us >= 0.0)?,
+    })
+}
+
+/// What the time of one run, or of several, went into: see [`Trace::shares`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shares {
+    pub total_us: f64,
+    /// Something was computed.
+    pub compute_us: f64,
+    /// Ranks talked, or another lane worked.
+    pub other_us: f64,
+    /// The latter, and nothing was computed.
+    pub exposed_us: f64,
+}
+
+impl Shares {
+    pub fn add(&mut self, other: &Shares) {
+        self.total_us += other.total_us;
+        self.compute_us += other.compute_us;
+        self.other_us += other.other_us;
+        self.exposed_us += other.exposed_us;
+    }
+}
+
+impl fmt::Display for Shares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = |us: f64| 100.0 * us / self.total_us.max(1e-9);
+        let Shares { total_us, compute_us, other_us, exposed_us } = *self;
+        let (compute, other, exposed) = (share(compute_us), share(other_us), share(exposed_us));
+        write!(
+            f,
+            "{:.2} ms: compute {compute:.1} %, communication {other:.1} %, not hidden {exposed:.1} %",
+            total_us * 1e-3
+        )
     }
 }
 
@@ -160,6 +297,7 @@ mod tests {
             op: String::new(),
             detail: String::new(),
             lane,
+            talks: false,
             begin_us,
             end_us,
         };
@@ -174,5 +312,38 @@ mod tests {
         assert_eq!(trace.exposed_us(), 4.0);
         assert_eq!(trace.duration_us(), 20.0);
         assert_eq!(Trace::default().duration_us(), 0.0);
+        assert_eq!(Trace::default().shares(), Shares::default());
+    }
+
+    /// With one lane for all, nothing is hidden: talking counts as such wherever it happens.
+    #[test]
+    fn talking_on_the_lane_of_compute_is_exposed() {
+        let span = |talks, begin_us, end_us| Span {
+            op: String::new(),
+            detail: String::new(),
+            lane: 0,
+            talks,
+            begin_us,
+            end_us,
+        };
+        let spans = vec![span(false, 0.0, 6.0), span(true, 6.0, 9.0), span(false, 9.0, 10.0)];
+        let shares = Trace { start_us: 0.0, spans }.shares();
+        let expected = Shares { total_us: 10.0, compute_us: 7.0, other_us: 3.0, exposed_us: 3.0 };
+        assert_eq!(shares, expected);
+    }
+
+    #[test]
+    fn what_is_no_trace_is_refused() {
+        for text in [
+            "",
+            "[]",
+            "{}",
+            r#"{"traceEvents": 3}"#,
+            r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": 1, "dur": -1, "pid": 0, "tid": 0}]}"#,
+            r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": 1, "dur": 1, "pid": -1, "tid": 0}]}"#,
+        ] {
+            let error = Trace::from_chrome_json(text).unwrap_err().to_string();
+            assert!(error.contains("no trace of a run"), "{text}: {error}");
+        }
     }
 }

@@ -111,6 +111,22 @@ pub fn list_tensors(path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
     Ok((infos.collect(), opened.meta))
 }
 
+/// Whether a checkpoint was finished here, damaged or not: its list, which is written last, is there.
+///
+/// ```
+/// let folder = std::env::temp_dir().join(format!("fleet-begun-doc-{}", std::process::id()));
+/// std::fs::create_dir_all(&folder).unwrap();
+/// assert!(!fleet_format::is_finished(&folder));
+/// fleet_format::save_tensors(&folder, [], &Default::default())?;
+/// assert!(fleet_format::is_finished(&folder));
+/// # std::fs::remove_dir_all(&folder).unwrap();
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn is_finished(path: impl AsRef<Path>) -> bool {
+    let path = path.as_ref();
+    path.is_file() || path.join(MANIFEST).exists()
+}
+
 /// Bytes of tensors in one file of a folder; a larger tensor gets a file of its own.
 pub(crate) const PART_BYTES_MAX: u64 = 4 << 30;
 

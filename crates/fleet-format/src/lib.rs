@@ -67,7 +67,7 @@ mod safetensors;
 mod source;
 
 pub use checkpoint::{
-    Checkpoint, Meta, TensorInfo, list_tensors, load_tensors, load_vars, save_tensors,
+    Checkpoint, Meta, TensorInfo, is_finished, list_tensors, load_tensors, load_vars, save_tensors,
 };
 pub use fleet_base::file::{AtomicFile, write_file};
 pub use model::{Form, load_model, load_program, save_model, save_program};

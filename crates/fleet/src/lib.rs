@@ -31,6 +31,7 @@ mod feed_layout;
 mod fit;
 mod job;
 mod keeper;
+mod meet;
 pub mod metrics;
 mod nccl;
 mod numbers;
@@ -48,7 +49,9 @@ pub use feed_layout::{feed_layout, slots_of};
 pub use fleet_base::{Error, ErrorKind, Result, rng};
 pub use fleet_comm::ReduceOp;
 pub use fleet_data as data;
-pub use fleet_exec::{Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope, Span, Trace};
+pub use fleet_exec::{
+    Device, ExecOptions, Executor, Interpreter, PlanSummary, Scope, Shares, Span, Trace,
+};
 pub use fleet_format as format;
 pub use fleet_ir as ir;
 pub use fleet_nn as nn;

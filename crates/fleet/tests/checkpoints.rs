@@ -124,3 +124,34 @@ fn what_cannot_be_is_refused() {
     assert!(checkpoints.finish().is_err());
     std::fs::remove_file(&folder).unwrap();
 }
+
+/// A rate that was changed in the program does not come back unseen; one that a schedule sets is no constant.
+#[test]
+fn numbers_that_a_program_begins_with_are_told() {
+    let folder = scratch("numbers");
+    let session = |optimizer: Sgd| {
+        let net = Net::new();
+        let x = net.data("x", [-1, 8], DType::F32);
+        net.minimize(x.fc(1).mean(), optimizer).unwrap();
+        Session::new(net.build().unwrap(), ExecOptions::threads(1)).unwrap()
+    };
+    let resume = |optimizer: Sgd, expected: &[&str]| {
+        let mut checkpoints = Checkpoints::open(&folder, every(1, 1)).unwrap();
+        let mut job = session(optimizer);
+        let Session { programs, scope, .. } = &mut job;
+        let resumed = checkpoints.resume(&programs.main, scope).unwrap();
+        assert_eq!(resumed.map_or(Vec::new(), |it| it.other_numbers), expected);
+        train(&mut job, 1);
+        checkpoints.save(1, &job.programs.main, &job.scope, Default::default()).unwrap();
+        checkpoints.finish().unwrap();
+    };
+    resume(Sgd::new(0.1), &[]);
+    resume(Sgd::new(0.1), &[]);
+    let other = "'learning_rate_0' is 0.1, as in the checkpoint; the program begins with 0.05";
+    resume(Sgd::new(0.05), &[other]);
+    std::fs::remove_dir_all(&folder).unwrap();
+    let halves = || Sgd::new(LrSchedule::lambda(0.8, |step| 0.5f64.powi(step as i32)));
+    resume(halves(), &[]);
+    resume(halves(), &[]);
+    std::fs::remove_dir_all(&folder).unwrap();
+}

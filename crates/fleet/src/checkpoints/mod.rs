@@ -23,6 +23,7 @@
 //! [`Spread`](crate::strategy::Spread)), so that what waits is neither lost nor counted twice.
 
 mod parts;
+mod shared;
 
 use crate::save::{collect_named, persistables, put_all};
 use fleet_base::{Error, Result};
@@ -30,9 +31,11 @@ use fleet_comm::{Group, ReduceOp};
 use fleet_exec::Scope;
 use fleet_format::{Checkpoint, Meta};
 use fleet_ir::Program;
+use fleet_nn::HostRate;
 use fleet_strategy::{LocalVar, local_state};
+use fleet_tensor::{DType, Tensor};
 use parts::{Loaded, Part};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -72,6 +75,9 @@ pub struct Resumed {
     pub path: PathBuf,
     /// Newer checkpoints that could not be used, and why.
     pub passed_over: Vec<String>,
+    /// Numbers that training reads and never writes (a rate, the interval of a strategy), and that the program
+    /// would have begun with otherwise. Those of the checkpoint hold, since they may have been set by hand.
+    pub other_numbers: Vec<String>,
 }
 
 /// Saves and resumes one job.
@@ -139,7 +145,9 @@ impl Place {
 }
 
 impl Checkpoints {
-    /// Those of a job of one process. Makes the folder if it is not there.
+    /// Those of a job of one process. Makes the folder if it is not there. One rank of several that saves with
+    /// this saves its own state only, which is not the job's where ranks have state of their own: see
+    /// [`Fleet::checkpoints`](crate::Fleet::checkpoints).
     pub fn open(folder: impl AsRef<Path>, policy: CheckpointPolicy) -> Result<Checkpoints> {
         let place = Place { rank: 0, ranks: 1, group: None, run: String::new() };
         Checkpoints::open_at(folder.as_ref(), policy, place)
@@ -165,14 +173,18 @@ impl Checkpoints {
                 .expected("keep_last and every_steps of at least 1")
                 .got(format!("{policy:?}")));
         }
-        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+        let made = fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error));
+        match &place.group {
+            Some(group) => shared::check(folder, group, &place.run, made)?,
+            None => made?,
+        }
         let (folder, last_saved) = (folder.to_path_buf(), Instant::now());
         Ok(Checkpoints { folder, policy, writer: None, last_saved, place, local: None })
     }
 
     /// Loads the newest checkpoint that is whole, if there is one; of several ranks, all call it and all
-    /// load the same. Damaged ones are passed over; one that is whole but does not fit the program is an
-    /// error, and nothing changes.
+    /// load the same. Damaged ones, and those that some rank was stopped in, are passed over; one that is whole but
+    /// does not fit the program is an error, and nothing changes.
     pub fn resume(&mut self, program: &Program, scope: &mut Scope) -> Result<Option<Resumed>> {
         let mut passed_over = Vec::new();
         let local = self.local(program).to_vec();
@@ -199,12 +211,24 @@ impl Checkpoints {
                 start_anew(program, scope, &mut tensors)?;
             }
             let meta = Meta { step: runs, ..Meta::default() };
+            let other_numbers = other_numbers(program, scope, &tensors);
             put_all(&path, program, scope, Checkpoint { tensors, meta })?;
             let own = if all.len() == self.place.ranks { self.place.rank } else { 0 };
             let entries = all.get(own).cloned().unwrap_or_default();
-            return Ok(Some(Resumed { step, entries, entries_of_ranks: all, path, passed_over }));
+            let entries_of_ranks = all;
+            return Ok(Some(Resumed {
+                step,
+                entries,
+                entries_of_ranks,
+                path,
+                passed_over,
+                other_numbers,
+            }));
         }
-        if passed_over.is_empty() {
+        // A job that was stopped in its first save has nothing to go on from.
+        let begun = self.list()?.iter().all(|(_, path)| parts::is_unfinished(path));
+        let nothing_yet = self.place.agree("checkpoints: none", f64::from(u8::from(begun)))? == 1.0;
+        if passed_over.is_empty() || nothing_yet {
             return Ok(None);
         }
         Err(Error::invalid("no checkpoint in the folder can be read")
@@ -393,6 +417,42 @@ fn start_anew(program: &Program, scope: &Scope, tensors: &mut parts::Named) -> R
         tensors.push((name.to_string(), value));
     }
     Ok(())
+}
+
+/// What is constant in a program, and was another number in the checkpoint.
+fn other_numbers(program: &Program, scope: &Scope, tensors: &parts::Named) -> Vec<String> {
+    let mut written = HashSet::new();
+    program.root_ops().for_each(|(id, _)| program.writes_of(id, &mut written));
+    // A schedule that is a function of the user's sets its rate from outside of the program.
+    let has_schedule = program.find_var(HostRate::COUNTER).is_some();
+    let is_constant = |name: &&str| {
+        let is_scheduled = has_schedule && name.starts_with("learning_rate");
+        let found = program.find_var(name).filter(|_| !is_scheduled);
+        found.is_some_and(|id| !program.var(id).is_parameter() && !written.contains(&id))
+    };
+    let names = persistables(program, |var| var.persistable).into_iter().filter(is_constant);
+    let differs = |name: &str| {
+        let (_, saved) = tensors.iter().find(|(other, _)| other == name)?;
+        let (saved, held) = (number(saved)?, number(&scope.tensor(name).ok()?)?);
+        (saved != held).then(|| {
+            format!("'{name}' is {saved}, as in the checkpoint; the program begins with {held}")
+        })
+    };
+    names.filter_map(differs).collect()
+}
+
+fn number(tensor: &Tensor) -> Option<f64> {
+    match (tensor.shape().numel(), tensor.dtype()) {
+        (Some(1), DType::F32) => tensor.item::<f32>().ok().map(decimal),
+        (Some(1), DType::I32) => tensor.item::<i32>().ok().map(f64::from),
+        (Some(1), DType::I64) => tensor.item::<i64>().ok().map(|value| value as f64),
+        _ => None,
+    }
+}
+
+/// 0.1 and not 0.10000000149011612.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {

@@ -10,7 +10,7 @@
 //! have of their own is handed out anew when other ranks read it: see [`Spread`].
 
 use fleet_base::{Error, Result};
-use fleet_format::{Meta, list_tensors, load_tensors, save_tensors};
+use fleet_format::{Meta, is_finished, list_tensors, load_tensors, save_tensors};
 use fleet_strategy::{LocalVar, Spread};
 use fleet_tensor::{DType, Element, Tensor, bf16, f16};
 use std::collections::BTreeMap;
@@ -89,6 +89,21 @@ pub(super) fn is_whole(path: &Path) -> bool {
         let part = list_tensors(rank_folder(path, rank));
         head.ranks == 1 || part.is_ok_and(|(_, meta)| meta.entries.get(RUN) == Some(&head.run))
     })
+}
+
+/// Whether some rank was stopped before it had saved: then this has never been a checkpoint.
+pub(super) fn is_unfinished(path: &Path) -> bool {
+    if !is_finished(path) {
+        return true;
+    }
+    let Ok((_, meta)) = list_tensors(path) else { return false };
+    let Ok(head) = Head::read(path, &meta) else { return false };
+    let lacks = |rank: usize| {
+        let part = rank_folder(path, rank);
+        let of_run = |(_, meta): (_, Meta)| meta.entries.get(RUN) == Some(&head.run);
+        !is_finished(&part) || list_tensors(&part).is_ok_and(|part| !of_run(part))
+    };
+    head.ranks > 1 && (0..head.ranks).any(lacks)
 }
 
 /// Reads the checkpoint for a rank; `place` is (rank, number of ranks), `wanted` what its program has of
@@ -308,5 +323,36 @@ mod tests {
         assert!(is_whole(&path));
         assert_eq!(own(&path, (5, 8)).unwrap(), 40.0);
         std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Killed in the first save of all: there is nothing to go on from, and nothing was lost. A damaged
+    /// checkpoint was one.
+    #[test]
+    fn what_was_never_whole_is_no_checkpoint() {
+        use crate::{CheckpointPolicy, Checkpoints};
+        let folder = std::env::temp_dir().join(format!("fleet-unfinished-{}", std::process::id()));
+        std::fs::remove_dir_all(&folder).ok();
+        let mut checkpoints = Checkpoints::open(&folder, CheckpointPolicy::default()).unwrap();
+        let mut resume = || {
+            let program = fleet_ir::Program::new();
+            checkpoints.resume(&program, &mut fleet_exec::Scope::new())
+        };
+        let first = folder.join("step-000000000005");
+        part(1, 2, "1", 20.0).write(&first).unwrap();
+        assert!(is_unfinished(&first));
+        assert_eq!(resume().unwrap(), None, "rank 0 has not saved");
+        part(0, 2, "1", 10.0).write(&first).unwrap();
+        assert!(!is_unfinished(&first));
+        part(0, 2, "2", 10.0).write(&first).unwrap();
+        assert!(is_unfinished(&first));
+        assert_eq!(resume().unwrap(), None, "rank 1 has not saved in this run");
+
+        part(1, 2, "2", 20.0).write(&first).unwrap();
+        let files = std::fs::read_dir(rank_folder(&first, 1)).unwrap().flatten();
+        files.for_each(|file| std::fs::write(file.path(), "damage").unwrap());
+        assert!(!is_unfinished(&first));
+        let error = resume().unwrap_err().to_string();
+        assert!(error.contains("no checkpoint in the folder can be read"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -7,6 +7,7 @@ mod deaths;
 mod examples;
 #[path = "../common/launch.rs"]
 mod launch;
+mod meet;
 #[cfg(target_os = "linux")]
 mod mpi;
 #[cfg(all(feature = "mpi", target_os = "linux"))]
@@ -50,6 +51,7 @@ fn a_rank() {
         "die" => die(),
         "stop and go on" => init().and_then(|fleet| resume::stop_and_go_on(&fleet, folder)),
         "go on elsewhere" => init().and_then(|fleet| resume::go_on_elsewhere(&fleet, folder)),
+        "save in two folders" => init().and_then(|fleet| resume::two_folders(&fleet, folder)),
         "die while saving" => init().and_then(|fleet| resume::die_while_saving(&fleet, folder)),
         "train until killed" => init().and_then(|fleet| deaths::train(&fleet, folder, true)),
         "train again" => init().and_then(|fleet| deaths::train(&fleet, folder, false)),
@@ -70,6 +72,7 @@ fn a_rank() {
             let name = folder.to_str().unwrap_or_default();
             init().and_then(|fleet| arrival::compare(&fleet, name))
         }
+        "meet" => init().and_then(|fleet| meet::compare(&fleet, folder)),
         "leave parameters unused" => init().and_then(|fleet| unused::train(&fleet)),
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
         "go on after death" => init().and_then(|fleet| resume::go_on_after_death(&fleet, folder)),

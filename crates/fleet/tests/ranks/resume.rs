@@ -120,6 +120,12 @@ fn old_sums(path: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     Ok(sums)
 }
 
+/// Each rank has a disk of its own: no save would ever be whole.
+pub fn two_folders(fleet: &Fleet, folder: &Path) -> Result<()> {
+    let own = folder.join(format!("disk-{}", fleet.worker_index()));
+    fleet.checkpoints(own, policy(1)).map(|_| ())
+}
+
 const DEATH: u64 = 6;
 
 /// Rank 1 is killed while it writes.
@@ -170,5 +176,20 @@ fn a_death_in_the_middle_of_a_save_leaves_the_one_before() {
     let outputs = run_in("die while saving", 3, text);
     assert!(said(&outputs[0]).contains("rank 1 (host"), "{}", said(&outputs[0]));
     all_well(&run_in("go on after death", 3, text));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_folder_that_is_not_shared_is_refused_at_once() {
+    let folder = scratch("two-folders");
+    for output in run_in("save in two folders", 2, folder.to_str().unwrap()) {
+        let text = said(&output);
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains("the ranks do not share the folder of checkpoints"), "{text}");
+        assert!(text.contains("is not seen by rank 1"), "{text}");
+    }
+    // Nothing is left but the folders.
+    let first = std::fs::read_dir(folder.join("disk-0")).unwrap();
+    assert_eq!(first.count(), 0);
     std::fs::remove_dir_all(&folder).unwrap();
 }

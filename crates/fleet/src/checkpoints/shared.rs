@@ -1,0 +1,70 @@
+//! Whether all ranks see one folder: a checkpoint whose parts lie on different disks is never whole, and that
+//! should not be found out after a crash.
+
+use fleet_base::{Error, Result};
+use fleet_comm::Group;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a file of rank 0 may take to appear on another machine: file systems over a network keep the lists
+/// of folders for some seconds.
+const SEEN_SPAN: Duration = Duration::from_secs(5);
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+/// All ranks call it, each with what became of making the folder; all get the same answer.
+pub(super) fn check(folder: &Path, group: &Group, run: &str, made: Result<()>) -> Result<()> {
+    let mark = folder.join(format!(".fleet-run-{run}"));
+    let wrote = made.and_then(|()| match group.rank() {
+        0 => fs::write(&mark, run).map_err(|error| Error::io("write", &mark, &error)),
+        _ => Ok(()),
+    });
+    let outcome = agree(folder, group, &mark, wrote);
+    if group.rank() == 0 {
+        // Its work is done; one that stays is in nobody's way.
+        let _ = fs::remove_file(&mark);
+    }
+    outcome
+}
+
+fn agree(folder: &Path, group: &Group, mark: &Path, wrote: Result<()>) -> Result<()> {
+    let failed = those_without(group, "checkpoints: folder", wrote.is_ok())?;
+    wrote?;
+    if !failed.is_empty() {
+        return Err(Error::unavailable("other ranks cannot use the folder of checkpoints")
+            .got(ranks(&failed))
+            .at(folder.display()));
+    }
+    let blind = those_without(group, "checkpoints: one folder", appears(mark))?;
+    if blind.is_empty() {
+        return Ok(());
+    }
+    Err(Error::invalid("the ranks do not share the folder of checkpoints")
+        .expected("a folder that all ranks see")
+        .got(format!("what rank 0 writes there is not seen by {}", ranks(&blind)))
+        .at(folder.display())
+        .help("put it on storage that all machines share"))
+}
+
+/// The ranks for which it does not hold.
+fn those_without(group: &Group, what: &str, mine: bool) -> Result<Vec<usize>> {
+    let mut all = vec![0u8; group.size()];
+    group.all_gather(what, &[u8::from(mine)], &mut all)?;
+    Ok((0..all.len()).filter(|rank| all[*rank] == 0).collect())
+}
+
+fn ranks(which: &[usize]) -> String {
+    let numbers: Vec<String> = which.iter().map(usize::to_string).collect();
+    format!("rank{} {}", if which.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+fn appears(mark: &Path) -> bool {
+    let begin = Instant::now();
+    while !mark.exists() {
+        if begin.elapsed() > SEEN_SPAN {
+            return false;
+        }
+        std::thread::sleep(LOOK_PERIOD);
+    }
+    true
+}
