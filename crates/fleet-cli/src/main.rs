@@ -15,6 +15,7 @@ mod ps;
 mod rewrite;
 mod run;
 mod strategy;
+mod trace;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use fleet_format::Form;
@@ -57,6 +58,8 @@ enum Command {
     Env(env::EnvArgs),
     /// Prints what a strategy makes of a program, for any number of ranks
     Rewrite(rewrite::RewriteArgs),
+    /// Says what the time of a traced step went into, and what communication compute did not hide
+    Trace(trace::TraceArgs),
     /// Trains a model on generated data, as a first look
     Demo(demo::DemoArgs),
     /// Generated data sets
@@ -106,6 +109,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         Command::Strategy(command) => strategy::run(&command, out),
         Command::Env(args) => env::run(&args, out),
         Command::Rewrite(args) => rewrite::rewrite(&args, out),
+        Command::Trace(args) => trace::run(&args, out),
         Command::Demo(args) => demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),

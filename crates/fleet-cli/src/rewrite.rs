@@ -23,7 +23,7 @@ use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
     Cluster, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict, cost, decide,
-    minimize_observed, servers,
+    minimize_observed, servers, unmatched,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -203,6 +203,9 @@ pub fn explain(
         out.line(problem)?;
     }
     let facts = Facts { strategy, optimizer: &optimizer, ranks, rates, program };
+    for problem in unmatched(&facts).iter().filter(|_| subject.servers.is_none()) {
+        out.line(problem)?;
+    }
     let decisions = match subject.servers {
         Some(_) => servers::decide(&facts),
         None => decide(&facts),

@@ -43,7 +43,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         loss: loss.clone(),
         score: None,
         targets: vec![model.logits.name()],
-        optimizer: Some(AdamW::new(schedule).coeff(0.01).into()),
+        optimizer: AdamW::new(schedule).coeff(0.01).into(),
         rows: None,
         net,
         source,

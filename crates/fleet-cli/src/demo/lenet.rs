@@ -23,10 +23,10 @@ pub fn demo(size: &Size) -> Result<Demo> {
         loss: model.loss.name(),
         score: Some(("right", accuracy.clone())),
         targets: vec![model.logits.name()],
-        optimizer: Some(match size.is_geo {
+        optimizer: match size.is_geo {
             false => Adam::new(1e-3).into(),
             true => Sgd::new(0.05).into(),
-        }),
+        },
         rows: None,
         net,
         source,

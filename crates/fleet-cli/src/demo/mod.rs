@@ -21,7 +21,9 @@ use clap::{Args, ValueEnum};
 use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Net;
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
-use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor};
+use fleet::{
+    DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor,
+};
 use fleet_base::text;
 use fleet_tensor::{bf16, f16};
 use std::io::Write;
@@ -51,6 +53,10 @@ pub struct DemoArgs {
     /// Steps between checkpoints; by default twenty are made in a training
     #[arg(long, alias = "checkpoint_every", value_name = "STEPS", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
+    /// Writes when which op of the last step ran to FOLDER/rank-N.json, and says how much of its communication
+    /// compute did not hide (fleet trace)
+    #[arg(long, value_name = "FOLDER")]
+    trace: Option<PathBuf>,
     /// The folder that the trained model is saved to; by default one among the temporary files
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -139,9 +145,8 @@ struct Demo {
     /// What is trained on what.
     title: String,
     net: Net,
-    /// What makes a training of the network's forward pass; absent where it is one already.
-    optimizer: Option<OptimizerDesc>,
-    /// What updates rows on parameter servers, where it is another.
+    optimizer: OptimizerDesc,
+    /// What updates rows of tables, where it is another.
     rows: Option<OptimizerDesc>,
     source: Arc<dyn Source>,
     /// Samples of a step, of all workers together.
@@ -156,6 +161,19 @@ struct Demo {
     test: Test,
 }
 
+impl Demo {
+    /// Trains by this rule; rows of tables keep theirs.
+    fn distributed<'f>(
+        &self,
+        fleet: &'f Fleet,
+        optimizer: OptimizerDesc,
+        strategy: &DistributedStrategy,
+    ) -> DistributedOptimizer<'f> {
+        let distributed = fleet.distributed_optimizer(optimizer, strategy);
+        self.rows.iter().fold(distributed, |it, rows| it.rows(rows.clone()))
+    }
+}
+
 type Test = Box<dyn FnOnce(&mut Session) -> Result<Fact>>;
 
 /// A line of the summary: a short name, and what is to be said.
@@ -168,10 +186,8 @@ const FIRST_TESTED: u64 = 1 << 40;
 struct Size {
     samples: Option<u64>,
     workers: usize,
-    has_strategy: bool,
-    /// Parameter servers make the updates, which may follow one rule for rows and one for the rest: for
-    /// so many workers that do not wait for each other.
-    on_servers: Option<usize>,
+    /// Workers that do not wait for each other, which parameter servers allow.
+    apart: usize,
     /// Gradients of several steps are added up, which rows of a table cannot be.
     merges: bool,
     /// Only changes that add up can be distributed.
@@ -179,11 +195,6 @@ struct Size {
 }
 
 impl Size {
-    /// One worker, and no strategy: nothing is rewritten.
-    fn is_plain(&self) -> bool {
-        self.workers == 1 && !self.has_strategy
-    }
-
     /// Samples of a step, and steps. Workers divide the batch that one worker would take, so that the
     /// training is the same however many there are; only when it cannot be divided it is a little more.
     fn of(&self, batch: usize, samples: u64) -> (usize, u64) {
@@ -203,30 +214,28 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
             .into());
     }
     let strategy = args.strategy()?;
-    let has_strategy = args.strategy.is_some();
     let (samples, workers) = (args.samples, fleet.worker_num());
     let merges = strategy.gradient_merge();
-    let size = Size { samples, workers, has_strategy, merges, on_servers: None, is_geo: false };
+    let size = Size { samples, workers, merges, apart: 1, is_geo: false };
     let (demo, name) = (args.model.make(&size)?, args.model.name());
-    let options = ExecOptions::threads(usize::from(args.threads));
-    let mut session = match &demo.optimizer {
-        None => Session::new(demo.net.build()?, options)?,
-        Some(optimizer) => {
-            let usual = optimizer.rule.op();
-            let optimizer = suited(optimizer.clone(), &strategy);
-            let rule = optimizer.rule.op();
-            if rule != usual {
-                out.line(format!("{name}: {rule} in place of {usual}, for the strategy"))?;
-            }
-            let optimizer = fleet.distributed_optimizer(optimizer, &strategy);
-            let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
-            fleet.session(demo.net.build()?, &job, options)?
-        }
+    let usual = demo.optimizer.rule.op();
+    let optimizer = suited(demo.optimizer.clone(), &strategy);
+    let rule = optimizer.rule.op();
+    if rule != usual {
+        out.line(format!("{name}: {rule} in place of {usual}, for the strategy"))?;
+    }
+    let optimizer = demo.distributed(fleet, optimizer, &strategy);
+    let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
+    let options = ExecOptions {
+        profile: args.trace.is_some(),
+        ..ExecOptions::threads(usize::from(args.threads))
     };
+    let mut session = fleet.session(demo.net.build()?, &job, options)?;
     out.line(&demo.title)?;
     out.line(header(name, &demo, fleet, &session))?;
 
     let trained = train::run(&demo, args, fleet, &mut session, out)?;
+    fleet.meet(&mut session)?;
     if fleet.is_first_worker() {
         summary(demo, name, args, &trained, &mut session, out)?;
     }
@@ -235,7 +244,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
 }
 
 /// The demo's optimizer, or where the strategy is made for another rule and would be left out, that one. Rules
-/// that update rows of a table stay.
+/// that are there for the rows of a table stay.
 fn suited(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
     let alone = strategy.localsgd() || strategy.adaptive_localsgd();
     let wants_momentum = strategy.lars() || strategy.dgc() || alone;

@@ -26,7 +26,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         loss: model.loss.name(),
         score: Some(("right", accuracy.clone())),
         targets: vec![model.logits.name()],
-        optimizer: Some(optimizer.weight_decay(Regularizer::L2(1e-4)).into()),
+        optimizer: optimizer.weight_decay(Regularizer::L2(1e-4)).into(),
         rows: None,
         net,
         source,

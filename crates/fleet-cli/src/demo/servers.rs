@@ -21,6 +21,12 @@ use std::time::Instant;
 /// This process's part of the job: a server serves, a worker trains.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
     let name = args.model.name();
+    if args.trace.is_some() {
+        return Err(Error::unsupported("--trace shows what ranks of a collective job hide")
+            .got("a job with parameter servers")
+            .help(format!("fleetrun --nproc_per_node 2 demo:{name} --trace FOLDER"))
+            .into());
+    }
     if let Some((_, why)) = NOT_ON_SERVERS.iter().find(|(known, _)| *known == name) {
         return Err(Error::unsupported(format!("demo:{name} does not train on servers: {why}"))
             .help(format!("data parallel it does: fleetrun --nproc_per_node 2 demo:{name}"))
@@ -29,13 +35,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let strategy = args.strategy()?;
     let plan = Work::plan(args, fleet, &strategy)?;
     let demo = args.model.make(&plan.size)?;
-    let Some(optimizer) = &demo.optimizer else {
-        return Err(Error::internal("the demo has no optimizer to distribute").into());
-    };
-    let mut optimizer = fleet.distributed_optimizer(optimizer.clone(), &strategy);
-    if let Some(rows) = &demo.rows {
-        optimizer = optimizer.rows(rows.clone());
-    }
+    let optimizer = demo.distributed(fleet, demo.optimizer.clone(), &strategy);
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
     if fleet.is_server() {
         let server = match &args.durable {
@@ -104,12 +104,9 @@ impl Work {
         let (workers, own) =
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
         // GEO adds up what sgd changed.
-        let on_servers = !exchange.is_geo();
-        let on_servers = on_servers.then_some(1);
         let is_geo = exchange.is_geo();
         let samples = args.samples;
-        let (has_strategy, merges) = (true, false);
-        let whole = Size { samples, workers, has_strategy, merges, on_servers, is_geo };
+        let whole = Size { samples, workers, merges: false, apart: 1, is_geo };
         let (batch, samples) = args.model.usual();
         let (whole_batch, steps) = whole.of(batch, samples);
         if exchange == Exchange::Sync {
@@ -123,8 +120,7 @@ impl Work {
         // A schedule runs on the steps of all workers, in GEO on a worker's own.
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
         let samples = Some(scheduled * batch as u64);
-        let on_servers = on_servers.map(|_| workers);
-        let size = Size { samples, workers: 1, on_servers, ..whole };
+        let size = Size { samples, workers: 1, apart: workers, ..whole };
         let share = Share { rows: batch, stride, first };
         Ok(Work { exchange, size, steps, share, samples: batch * workers })
     }

@@ -3,11 +3,16 @@
 use super::{Demo, DemoArgs, number, producer};
 use crate::demo::progress::Progress;
 use crate::output::{Output, Stop};
-use fleet::{CheckpointPolicy, Checkpoints, Error, Fleet, ReduceOp, Result, Session, Tensor};
+use fleet::format::write_file;
+use fleet::{
+    CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares,
+    Tensor, Trace,
+};
 use fleet_base::text;
 use fleet_topology::{Env, names};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// What was done.
@@ -63,26 +68,73 @@ pub fn run(
         stride: demo.batch as u64,
         first: (fleet.worker_index() * rows) as u64,
     };
+    let mut tracing = Tracing { folder: args.trace.as_deref(), ..Tracing::default() };
     let begin = Instant::now();
     let mut fetched = Vec::new();
     producer::run(&*demo.source, &share, done..demo.steps, |step, batch| {
         let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
         let Session { programs, scope, executor, .. } = session;
         executor.run_into(&programs.main, scope, &feed, &fetch, &mut fetched)?;
+        tracing.after_step(step, demo.steps, executor);
         let score = fetched.get(1).map(number).transpose()?;
         progress.step(step, number(&fetched[0])?, score, mean, out)?;
         Ok(saves.after_step(step, session)?)
     })?;
     saves.finish()?;
+    let seconds = begin.elapsed().as_secs_f64();
+    tracing.finish(fleet, out)?;
     Ok(Trained {
         samples: ((demo.steps - done) * demo.batch as u64) as f64,
-        seconds: begin.elapsed().as_secs_f64(),
+        seconds,
         workers,
         before: (done * demo.batch as u64) as f64,
     })
 }
 
-/// Checkpoints, where they are wanted: the first worker writes, all read.
+/// How the time of the last steps was spent, where that is asked for.
+#[derive(Default)]
+struct Tracing<'a> {
+    folder: Option<&'a Path>,
+    /// Of the steps that count.
+    shares: Shares,
+    steps: u64,
+    last: Trace,
+}
+
+/// The first steps of a training plan and warm up; the last ones are like all others.
+const STEPS_TRACED: u64 = 20;
+
+impl Tracing<'_> {
+    fn after_step(&mut self, step: u64, steps: u64, executor: &Executor) {
+        if self.folder.is_some() && step + STEPS_TRACED > steps {
+            self.last = executor.trace();
+            self.shares.add(&self.last.shares());
+            self.steps += 1;
+        }
+    }
+
+    /// Writes the last step, and says how long the last ones took and what compute did not hide.
+    fn finish(&self, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
+        let Some(folder) = self.folder else { return Ok(()) };
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+        let rank = fleet.worker_index();
+        let path = folder.join(format!("rank-{rank}.json"));
+        write_file(&path, self.last.to_chrome_json(rank).as_bytes())?;
+        let all = &self.shares;
+        let mean = |us: f64| us / self.steps.max(1) as f64;
+        let step = Shares {
+            total_us: mean(all.total_us),
+            compute_us: mean(all.compute_us),
+            other_us: mean(all.other_us),
+            exposed_us: mean(all.exposed_us),
+        };
+        let (count, path) = (self.steps, path.display());
+        out.line(format!("traced    rank {rank}, mean of the last {count} steps: {step} ({path})"))
+    }
+}
+
+/// Checkpoints, where they are wanted: the first worker writes what all hold, and every worker what it has of
+/// its own.
 struct Saves {
     /// Steps that were done before.
     done: u64,
@@ -109,29 +161,21 @@ impl Saves {
             every: None,
             ..CheckpointPolicy::default()
         };
-        let mut checkpoints = Checkpoints::open(folder, policy)?;
+        let mut checkpoints = fleet.checkpoints(folder, policy)?;
         let resumed = checkpoints.resume(&session.programs.main, &mut session.scope)?;
         saves.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
-        let all = fleet.util().all_gather(&[saves.done as f64])?;
-        if all.iter().any(|steps| steps[0] != saves.done as f64) {
-            let steps: Vec<String> = all.iter().map(|steps| steps[0].to_string()).collect();
-            return Err(Error::invalid("the workers found different checkpoints")
-                .expected(format!("one folder for all of them: {}", folder.display()))
-                .got(format!("steps {}", steps.join(", ")))
-                .help("put it on storage that all machines share, or copy it to each of them")
-                .into());
-        }
         if let Some(resumed) = &resumed {
             for passed_over in &resumed.passed_over {
-                out.line(format!("passed over a damaged checkpoint: {passed_over}"))?;
+                out.line(format!("passed over a checkpoint that is not whole: {passed_over}"))?;
+            }
+            for number in &resumed.other_numbers {
+                out.line(format!("note: {number}"))?;
             }
             same_batch(&resumed.entries, demo.batch, folder)?;
             let (step, path) = (resumed.step, resumed.path.display());
             out.line(format!("resumed after step {step} of {} from {path}", demo.steps))?;
         }
-        if fleet.is_first_worker() {
-            saves.checkpoints = Some(checkpoints);
-        }
+        saves.checkpoints = Some(checkpoints);
         Ok(saves)
     }
 

@@ -20,9 +20,9 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let clicks = Arc::new(Ctr::new(CtrConfig::small())?);
     let net = Net::new();
     net.set_seed(1);
-    let rows = clicks.row_count() as i64;
+    let row_count = clicks.row_count() as i64;
     let sparse = !size.merges;
-    let config = WideDeepConfig { vocabulary: rows, sparse, ..WideDeepConfig::criteo() };
+    let config = WideDeepConfig { vocabulary: row_count, sparse, ..WideDeepConfig::criteo() };
     let model = wide_deep(&net, &config);
     let falling = |learning_rate| LrSchedule::Polynomial {
         learning_rate,
@@ -31,24 +31,15 @@ pub fn demo(size: &Size) -> Result<Demo> {
         power: 1.0,
         cycle: false,
     };
-    let mut rows_rule = None;
-    let optimizer = match (size.on_servers, size.is_plain()) {
-        (Some(apart), _) => {
-            rows_rule = Some(Sgd::new(falling(TABLE_RATE)).into());
-            // Each worker computes with parameters that lack what the others have just made of them.
-            Some(Adam::new(falling(2e-3 / apart as f64)).into())
-        }
-        (None, true) => {
-            let (table, rest) = net.backward(model.loss)?.partition(|name| name == "table");
-            net.apply_gradients(Sgd::new(falling(TABLE_RATE)), table)?;
-            net.apply_gradients(Adam::new(falling(2e-3)), rest)?;
-            None
-        }
-        // A strategy rewrites for one rule: the table's, slowed down for the layers.
-        (None, false) => {
+    let table: OptimizerDesc = Sgd::new(falling(TABLE_RATE)).into();
+    let (optimizer, rows) = match size.is_geo {
+        // One rule for all: the table's, slowed down for the layers.
+        true => {
             slow_down_layers(&net)?;
-            Some(Sgd::new(falling(TABLE_RATE)).into())
+            (table, None)
         }
+        // Workers who do not wait compute with parameters that lack what the others have just made of them.
+        false => (Adam::new(falling(2e-3 / size.apart as f64)).into(), Some(table)),
     };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));
     let prediction = model.prediction.name();
@@ -57,11 +48,11 @@ pub fn demo(size: &Size) -> Result<Demo> {
     Ok(Demo {
         title: format!(
             "wide & deep learns which adverts are clicked: 13 numbers, 26 ids of {} rows",
-            text::count(rows as f64)
+            text::count(row_count as f64)
         ),
         loss: model.loss.name(),
         optimizer,
-        rows: rows_rule,
+        rows,
         net,
         source,
         batch,

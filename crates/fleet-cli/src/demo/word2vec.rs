@@ -38,10 +38,10 @@ pub fn demo(size: &Size) -> Result<Demo> {
         loss: loss.clone(),
         score: None,
         targets: vec![model.logits.name()],
-        optimizer: Some(match size.is_geo {
+        optimizer: match size.is_geo {
             false => Adagrad::new(falling(0.2)).into(),
             true => Sgd::new(falling(GEO_RATE)).into(),
-        }),
+        },
         rows: None,
         net,
         source,

@@ -17,6 +17,7 @@ mod refusals;
 mod rejoin;
 mod servers;
 mod shown;
+mod strategies;
 #[path = "../../../../xtask/src/terminal.rs"]
 mod terminal;
 mod tls;

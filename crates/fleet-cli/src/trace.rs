@@ -1,0 +1,99 @@
+//! `fleet trace`: what the time of a traced step went into, rank by rank, and what communication compute did
+//! not hide.
+//!
+//! Files are those that `fleet run --trace`, `fleetrun demo:NAME --trace` and programs
+//! (`Executor::trace`) write.
+
+use crate::output::{Output, Stop};
+use clap::Args;
+use fleet_base::{Error, Result};
+use fleet_exec::{Span, Trace};
+use fleet_format::write_file;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+pub struct TraceArgs {
+    /// Traces of one run, one file a rank, or folders of such
+    #[arg(value_name = "FILE.json", required = true)]
+    files: Vec<PathBuf>,
+    /// Writes the traces of all ranks to one file, for chrome://tracing or Perfetto
+    #[arg(long, value_name = "FILE.json")]
+    join: Option<PathBuf>,
+    /// Ops of each rank that are listed: those that took longest
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    top: usize,
+}
+
+pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), Stop> {
+    let mut traces: Vec<(usize, Trace)> = Vec::new();
+    for file in files(&args.files)? {
+        let text = fs::read_to_string(&file).map_err(|error| Error::io("read", &file, &error))?;
+        let read = Trace::from_chrome_json(&text).map_err(|error| error.at(file.display()))?;
+        if read.is_empty() {
+            return Err(Error::invalid("the trace holds no op").at(file.display()).into());
+        }
+        for (rank, trace) in read {
+            if traces.iter().any(|(other, _)| *other == rank) {
+                return Err(Error::invalid(format!("two traces of rank {rank}"))
+                    .expected("one run, one file a rank")
+                    .at(file.display())
+                    .into());
+            }
+            traces.push((rank, trace));
+        }
+    }
+    traces.sort_by_key(|(rank, _)| *rank);
+    for (rank, trace) in &traces {
+        out.line(format!("rank {rank}: {}", trace.shares()))?;
+        for span in longest(trace, args.top) {
+            let (ms, kind) = ((span.end_us - span.begin_us) * 1e-3, kind(span));
+            out.line(format!("  {ms:>9.3} ms  {kind:<13}  {}", span.detail))?;
+        }
+    }
+    match &args.join {
+        Some(path) => Ok(write_file(path, Trace::join(&traces).as_bytes())?),
+        None => Ok(()),
+    }
+}
+
+fn kind(span: &Span) -> &'static str {
+    match (span.talks, span.lane) {
+        (true, _) => "communication",
+        (false, 0) => "compute",
+        (false, _) => "beside",
+    }
+}
+
+fn longest(trace: &Trace, count: usize) -> Vec<&Span> {
+    let mut spans: Vec<&Span> = trace.spans.iter().collect();
+    let length = |span: &Span| span.end_us - span.begin_us;
+    spans.sort_by(|a, b| length(b).total_cmp(&length(a)));
+    spans.truncate(count);
+    spans
+}
+
+/// The files, with those of folders by name.
+fn files(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for path in given {
+        match path.is_dir() {
+            true => found.extend(in_folder(path)?),
+            false => found.push(path.clone()),
+        }
+    }
+    Ok(found)
+}
+
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(|error| Error::io("read", folder, &error))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|path| path.extension().is_some_and(|it| it == "json"));
+    files.sort();
+    match files.is_empty() {
+        true => {
+            Err(Error::invalid("no trace in the folder").expected("*.json").at(folder.display()))
+        }
+        false => Ok(files),
+    }
+}
