@@ -101,6 +101,89 @@ pub(crate) struct Entry {
     position: usize,
 }
 
+/// The buckets where most ids stand: the first of a search, and the next one, which a third of the ids are in.
+#[derive(Clone, Copy)]
+struct Home {
+    first: Option<NonNull<Bucket>>,
+    next: NonNull<Bucket>,
+}
+
+impl Home {
+    const NONE: Home = Home { first: None, next: NonNull::dangling() };
+
+    #[inline(always)]
+    fn prefetch(self) {
+        super::prefetch(self.first.map_or(std::ptr::null(), |first| first.as_ptr()));
+        super::prefetch(self.next.as_ptr());
+    }
+}
+
+/// An id in a bucket.
+///
+/// # Safety
+/// The bucket is one of an index, and nobody else touches its shard.
+#[inline(always)]
+unsafe fn look(bucket: NonNull<Bucket>, id: u64) -> Option<Entry> {
+    // SAFETY: promised by the caller.
+    let line = unsafe { bucket.as_ref() };
+    // Without branches: where in its bucket an id stands cannot be foretold.
+    let mut hits = 0;
+    for position in 0..BUCKET_ENTRIES {
+        hits |= u32::from(line.ids[position] == id) << position;
+    }
+    // Empty entries look like id 0; they stand behind the others.
+    let position = (hits | 1 << (BUCKET_ENTRIES - 1)).trailing_zeros() as usize;
+    let is_there = hits != 0 && line.places[position] != EMPTY;
+    is_there.then_some(Entry { bucket, position })
+}
+
+/// Homes of the ids of a group some time before they are searched, and their memory on its way: one id after the
+/// other rather than many at once, for a core has room for few lines that it waits for.
+pub(crate) struct Ahead<'a> {
+    ids: &'a [u64],
+    homes: [Home; HOMES_AHEAD],
+    moves: u64,
+}
+
+/// Ids between asking for a bucket and looking into it: what a core does with an id takes less time than memory does.
+const HOMES_AHEAD: usize = 16;
+
+impl<'a> Ahead<'a> {
+    pub fn new(index: &Index, ids: &'a [u64]) -> Ahead<'a> {
+        let mut ahead = Ahead { ids, homes: [Home::NONE; HOMES_AHEAD], moves: index.moves };
+        ahead.renew(index, 0);
+        ahead
+    }
+
+    /// Homes of the ids from this one on, after buckets have moved.
+    #[cold]
+    fn renew(&mut self, index: &Index, at: usize) {
+        let end = self.ids.len().min(at + HOMES_AHEAD);
+        for (at, id) in self.ids[..end].iter().enumerate().skip(at) {
+            let home = index.home(hash(*id));
+            home.prefetch();
+            self.homes[at % HOMES_AHEAD] = home;
+        }
+        self.moves = index.moves;
+    }
+
+    /// The entry of the id at this place; places come in order.
+    #[inline(always)]
+    pub fn find(&mut self, index: &Index, at: usize) -> Option<Entry> {
+        if self.moves != index.moves {
+            self.renew(index, at);
+        }
+        let home = self.homes[at % HOMES_AHEAD];
+        if let Some(id) = self.ids.get(at + HOMES_AHEAD) {
+            let home = index.home(hash(*id));
+            home.prefetch();
+            self.homes[at % HOMES_AHEAD] = home;
+        }
+        // SAFETY: homes are as old as the last move of buckets.
+        unsafe { index.find_at(home, self.ids[at]) }
+    }
+}
+
 /// Buckets, and the hash bits that lead to them.
 struct Segment {
     pages: Vec<NonNull<Bucket>>,
@@ -113,6 +196,8 @@ pub(crate) struct Index {
     depth: u32,
     segments: Vec<Segment>,
     len: usize,
+    /// How often buckets have moved.
+    moves: u64,
 }
 
 // SAFETY: the pages belong to the index.
@@ -137,7 +222,7 @@ impl Default for Index {
 impl Index {
     pub fn new() -> Index {
         let segment = Segment { pages: Vec::new(), len: 0, depth: 0 };
-        Index { directory: vec![0], depth: 0, segments: vec![segment], len: 0 }
+        Index { directory: vec![0], depth: 0, segments: vec![segment], len: 0, moves: 0 }
     }
 
     /// Ids in the index, those without a row too.
@@ -158,17 +243,43 @@ impl Index {
             + pages * size_of::<NonNull<Bucket>>()
     }
 
-    /// Asks for the memory that [`Index::find`] reads first.
-    #[inline]
-    pub fn prefetch(&self, hash: u64) {
+    /// Where a search for the id begins.
+    #[inline(always)]
+    fn home(&self, hash: u64) -> Home {
         let segment = self.segment(hash);
-        if segment.pages.is_empty() {
-            return;
+        let count = segment.bucket_count();
+        if count == 0 {
+            return Home::NONE;
         }
-        let bucket = segment.bucket(segment.home(hash)).as_ptr();
-        super::prefetch(bucket);
-        // A third of the ids stand in the next one.
-        super::prefetch(bucket.wrapping_add(1));
+        let at = segment.home(hash);
+        let first = segment.bucket(at);
+        let is_last = at % PAGE_BUCKETS == PAGE_BUCKETS - 1;
+        let next = match is_last {
+            true => segment.bucket(if at + 1 == count { 0 } else { at + 1 }),
+            // SAFETY: the page goes on.
+            false => unsafe { first.add(1) },
+        };
+        Home { first: Some(first), next }
+    }
+
+    /// The entry of an id whose home is known; buckets have not moved since.
+    ///
+    /// # Safety
+    /// `home` is what [`Index::home`] gave for this id, since `moves` has changed last.
+    #[inline(always)]
+    unsafe fn find_at(&self, home: Home, id: u64) -> Option<Entry> {
+        let bucket = home.first?;
+        // SAFETY: promised by the caller.
+        if let Some(entry) = unsafe { look(bucket, id).or_else(|| look(home.next, id)) } {
+            return Some(entry);
+        }
+        self.find_beyond(id)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_beyond(&self, id: u64) -> Option<Entry> {
+        self.find(hash(id), id)
     }
 
     /// Asks for the lists of pages.
@@ -193,6 +304,7 @@ impl Index {
     pub fn insert(&mut self, arena: &Arena, hash: u64, id: u64, place: Place) -> Result<Entry> {
         let mut at = self.directory[directory_slot(hash, self.depth)] as usize;
         if self.segments[at].full() {
+            self.moves += 1;
             if self.segments[at].pages.len() >= SEGMENT_PAGES_MAX
                 && self.segments[at].depth < DEPTH_MAX
             {
@@ -279,6 +391,7 @@ impl Index {
             0 => Segment { pages: Vec::new(), len: 0, depth: 0 },
             len => Segment::capable(arena, len, SEGMENT_PAGES_MAX)?,
         };
+        self.moves += 1;
         fresh.depth = self.segments[segment].depth;
         for (id, place, days) in kept {
             fresh.put(hash(id), id, place, days);
@@ -385,18 +498,9 @@ impl Segment {
         for _ in 0..count {
             let bucket = self.bucket(at);
             // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
-            let line = unsafe { bucket.as_ref() };
-            // Without branches: where in its bucket an id stands cannot be foretold.
-            let mut hits = 0;
-            for position in 0..BUCKET_ENTRIES {
-                hits |= u32::from(line.ids[position] == id) << position;
-            }
-            if hits != 0 {
-                // Empty entries look like id 0; they stand behind the others.
-                let position = hits.trailing_zeros() as usize;
-                if line.places[position] != EMPTY {
-                    return Some(Entry { bucket, position });
-                }
+            let (found, line) = unsafe { (look(bucket, id), bucket.as_ref()) };
+            if found.is_some() {
+                return found;
             }
             if line.places[BUCKET_ENTRIES - 1] == EMPTY {
                 return None;
@@ -476,6 +580,25 @@ mod tests {
     use super::*;
     use fleet_base::rng::Sequence;
     use std::collections::HashMap;
+
+    #[test]
+    fn homes_hold_while_buckets_move() {
+        let arena = Arena::new(PAGE_BYTES);
+        let (mut index, mut known) = (Index::new(), HashMap::new());
+        let mut rng = Sequence::new(5, 6);
+        let ids: Vec<u64> = (0..200_000).map(|_| rng.below(60_000) << 20).collect();
+        let mut ahead = Ahead::new(&index, &ids);
+        for (at, id) in ids.iter().enumerate() {
+            let found = ahead.find(&index, at).map(|entry| entry.place().slot().unwrap());
+            assert_eq!(found, known.get(id).copied(), "id {id} at {at}");
+            if found.is_none() {
+                let slot = at as u32;
+                index.insert(&arena, hash(*id), *id, Place::row(slot, false)).unwrap();
+                known.insert(*id, slot);
+            }
+        }
+        assert!(index.moves > 100, "{} moves", index.moves);
+    }
 
     #[test]
     fn agrees_with_a_hash_map() {

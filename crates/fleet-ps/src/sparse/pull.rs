@@ -1,8 +1,9 @@
 //! Reading rows.
 //!
-//! A row costs two cache misses, its bucket and itself. Blocks of ids run one behind the other: while
-//! one is copied, the rows of the next ones and the buckets of those after them are on their way.
+//! A row costs two cache misses, its bucket and itself. Ids run one behind the other: while the row of one is copied,
+//! the rows of the next ones and the buckets of those after them are on their way.
 
+use super::index::Ahead;
 use super::layout::{CLICK, EMBED, Kind, SHOW, SLOT, has_embedx};
 use super::shard::Shard;
 use super::{Core, prefetch_row};
@@ -10,13 +11,8 @@ use crate::sparse::config::Accessor;
 use fleet_base::Result;
 use std::ptr::NonNull;
 
-/// Ids in flight at a time: enough to keep the memory busy, few enough for the core's line buffers.
-pub(crate) const BLOCK: usize = 16;
-
-/// Blocks between asking for a bucket and looking into it, and between asking for a row and copying it: what a
-/// core does with a block takes less time than memory does.
-const BUCKETS_AHEAD: usize = 3;
-const ROWS_AHEAD: usize = 2;
+/// Ids between asking for a row and copying it: what a core does with an id takes less time than memory does.
+const ROWS_AHEAD: usize = 16;
 
 /// What a pull does with ids that were never seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,58 +61,41 @@ impl Shard {
         target: Target,
         refused: &mut Refused,
     ) {
-        let mut rows = [[None::<NonNull<f32>>; BLOCK]; ROWS_AHEAD + 1];
+        let mut rows = [None::<NonNull<f32>>; ROWS_AHEAD];
         let mut fresh = match mode {
             PullMode::InferInitial => vec![0.0; core.layout.stride],
             PullMode::Train | PullMode::Infer => Vec::new(),
         };
-        let blocks = ids.len().div_ceil(BLOCK);
-        let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
         self.prefetch_lists(ids.len());
         // A line more would be that of another row.
         let row_len = match core.layout.kind {
             Kind::Ctr { .. } => target.width + EMBED,
             Kind::Plain => target.width,
         };
-        (0..BUCKETS_AHEAD.min(blocks)).for_each(|block| self.prefetch_buckets(&ids[range(block)]));
-        for block in 0..blocks + ROWS_AHEAD {
-            if block + BUCKETS_AHEAD < blocks {
-                self.prefetch_buckets(&ids[range(block + BUCKETS_AHEAD)]);
-            }
-            if block < blocks {
-                let found = &mut rows[block % (ROWS_AHEAD + 1)];
-                for (found, id) in found.iter_mut().zip(&ids[range(block)]) {
-                    let hit = match mode {
-                        PullMode::Train => refused.note(self.find_or_admit(core, *id, true)),
-                        PullMode::Infer | PullMode::InferInitial => self.find(core, *id),
-                    };
-                    *found = hit.map(|found| found.row);
-                    if let Some(row) = *found {
-                        prefetch_row(row.as_ptr(), row_len);
-                    }
+        let mut ahead = Ahead::new(&self.index, ids);
+        for at in 0..ids.len() + ROWS_AHEAD {
+            let row = &mut rows[at % ROWS_AHEAD];
+            if let Some(at) = at.checked_sub(ROWS_AHEAD) {
+                if row.is_none() && mode == PullMode::InferInitial {
+                    core.layout.init(&core.config, core.seed_of(ids[at]), &mut fresh);
+                    *row = NonNull::new(fresh.as_mut_ptr());
+                }
+                // SAFETY: promised by the caller.
+                unsafe {
+                    let out = target.out.add(positions[at] as usize * target.width);
+                    core.copy_out(*row, out, target.width);
                 }
             }
-            if let Some(block) = block.checked_sub(ROWS_AHEAD) {
-                let found = rows[block % (ROWS_AHEAD + 1)].iter().zip(&ids[range(block)]);
-                for ((row, id), position) in found.zip(&positions[range(block)]) {
-                    let mut row = *row;
-                    if row.is_none() && mode == PullMode::InferInitial {
-                        core.layout.init(&core.config, core.seed_of(*id), &mut fresh);
-                        row = NonNull::new(fresh.as_mut_ptr());
-                    }
-                    // SAFETY: promised by the caller.
-                    unsafe {
-                        let out = target.out.add(*position as usize * target.width);
-                        core.copy_out(row, out, target.width);
-                    }
+            if at < ids.len() {
+                let mut found = self.find_next(core, &mut ahead, at);
+                if found.is_none() && mode == PullMode::Train {
+                    found = refused.note(self.admit(core, ids[at], true));
+                }
+                *row = found.map(|found| found.row);
+                if let Some(row) = *row {
+                    prefetch_row(row.as_ptr(), row_len);
                 }
             }
-        }
-    }
-
-    pub fn prefetch_buckets(&self, ids: &[u64]) {
-        for id in ids {
-            self.index.prefetch(super::index::hash(*id));
         }
     }
 }

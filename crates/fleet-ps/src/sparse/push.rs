@@ -3,15 +3,19 @@
 //! As a pull, in blocks of ids that run one behind the other; the rule is called once a block.
 
 use super::config::{Accessor, CtrAccessor};
+use super::index::Ahead;
 use super::layout::{
     CLICK, DELTA, EMBED, Kind, SHOW, SLOT, has_embedx, init_embedx, slot_number, slot_word,
 };
-use super::pull::{BLOCK, Refused};
+use super::pull::Refused;
 use super::shard::{Found, Shard};
 use super::snapshot::Capture;
 use super::{Core, prefetch_row};
 use crate::rule::{How, Row};
 use std::ptr::NonNull;
+
+/// Updates that a rule gets at once, and whose rows are on their way meanwhile.
+const BLOCK: usize = 16;
 
 /// Gradients by id, each id once.
 #[derive(Clone, Copy)]
@@ -47,19 +51,16 @@ impl Shard {
         let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(ids.len());
         let mut dropped = 0;
         self.prefetch_lists(ids.len());
-        self.prefetch_buckets(&ids[range(0)]);
-        if blocks > 1 {
-            self.prefetch_buckets(&ids[range(1)]);
-        }
+        let mut ahead = Ahead::new(&self.index, ids);
         for block in 0..=blocks {
-            if block + 2 < blocks {
-                self.prefetch_buckets(&ids[range(block + 2)]);
-            }
             if block < blocks {
                 let current = &mut updates[block % 2];
                 current.clear();
-                for (id, position) in ids[range(block)].iter().zip(&positions[range(block)]) {
-                    let Some(mut found) = refused.note(self.find_or_admit(core, *id, false)) else {
+                for at in range(block) {
+                    let (id, position) = (&ids[at], &positions[at]);
+                    let found = self.find_next(core, &mut ahead, at);
+                    let found = found.or_else(|| refused.note(self.admit(core, *id, false)));
+                    let Some(mut found) = found else {
                         dropped += 1;
                         continue;
                     };

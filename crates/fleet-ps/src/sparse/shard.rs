@@ -1,7 +1,7 @@
 //! A shard: an index, and the rows that it points to.
 
 use super::Core;
-use super::index::{Entry, Index, Place, SLOT_COUNT_MAX, hash};
+use super::index::{Ahead, Entry, Index, Place, SLOT_COUNT_MAX, hash};
 use super::layout::Layout;
 use crate::Entry as Policy;
 use crate::init::RowSeed;
@@ -80,18 +80,18 @@ impl Shard {
         Some(Found { entry, row })
     }
 
-    /// The row of an id, made if the entry policy admits it. `pulled` counts towards that.
+    /// The row of the next id of a group, if it has one.
     #[inline(always)]
-    pub fn find_or_admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
-        if let Some(found) = self.find(core, id) {
-            return Ok(Some(found));
-        }
-        self.admit(core, id, pulled)
+    pub fn find_next(&self, core: &Core, ahead: &mut Ahead<'_>, at: usize) -> Option<Found> {
+        let entry = ahead.find(&self.index, at)?;
+        let row = self.row(core, entry.place().slot()?);
+        Some(Found { entry, row })
     }
 
+    /// The row of an id that has none, if the entry policy admits it. `pulled` counts towards that.
     #[cold]
     #[inline(never)]
-    fn admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
+    pub fn admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
         match self.index.find(hash(id), id) {
             Some(entry) => self.pending(core, id, entry, pulled),
             None => self.newcomer(core, id, pulled),
