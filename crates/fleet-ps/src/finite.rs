@@ -43,7 +43,7 @@ impl NonFinite {
             (NonFinite::Refuse, Some(at)) => Err(Error::numeric("a push is not finite")
                 .expected("finite gradients")
                 .got(format!("{} for {} ({count} such values)", grads[at], name(at)))
-                .help("the push was refused; set the table's policy to clip or count to go on")),
+                .help("the push was refused; a_sync_configs.non_finite can be clip or count, to go on")),
             _ => Ok((Cow::Borrowed(grads), count)),
         }
     }

@@ -153,7 +153,7 @@ impl Shard {
             core.row_count.fetch_sub(1, Relaxed);
             return Err(Error::exhausted("the table is full")
                 .expected(format!("at most {} rows", core.config.row_count_max))
-                .help("raise row_count_max, or shrink the table"));
+                .help("raise row_count_max, let an entry keep rare ids out, or shrink the table"));
         }
         let slot = match self.free.pop() {
             Some(slot) => slot,

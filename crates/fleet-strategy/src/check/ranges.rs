@@ -93,6 +93,8 @@ const RULES: &[Rule] = &[
     ("AsyncConfig", "lr_decay_steps", AT_LEAST_1, COUNT, "10"),
     ("AsyncConfig", "use_ps_gpu", Range(Included(0.0), Included(1.0)), "it is 0 or 1", "0"),
     ("AsyncConfig", "heter_worker_device_guard", OneOf(&["cpu", "gpu", "xpu", "npu"]), "it is the device label of ops that other workers take over", "cpu"),
+    ("AsyncConfig", "non_finite", OneOf(&["refuse", "count", "clip"]), "these are the ways to take numbers that are none", "refuse"),
+    ("AsyncConfig", "non_finite_limit", ABOVE_0, "every gradient is clamped to it", "10"),
     ("TableParameter", "shard_num", AT_LEAST_1, COUNT, "1000"),
     ("TableParameter", "sparse_table_cache_rate", SHARE, "it is the share of rows that is kept at hand", "0.00055"),
     ("TableParameter", "sparse_table_cache_file_num", AT_LEAST_1, COUNT, "16"),

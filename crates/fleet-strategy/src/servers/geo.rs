@@ -45,7 +45,8 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
                 ))
                 .help("leave the accessor out, or use another mode (k_steps 0)"));
             }
-            table.shard_count = described.shard_num;
+            (table.shard_count, table.row_count_max) =
+                (described.shard_num, described.row_count_max.filter(|max| *max > 0));
             job.notes.extend(note_of_class(&table.name, described.table_class()));
         }
         sparse.push(table);
@@ -94,6 +95,7 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
         entry: String::new(),
         class: "MemorySparseGeoTable".into(),
         shard_count: None,
+        row_count_max: None,
         click: None,
     })
 }

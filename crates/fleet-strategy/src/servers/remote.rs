@@ -252,6 +252,7 @@ fn describe(
         seed,
         entry: op.attr_str("entry").to_string(),
         shard_count: described.and_then(|it| it.shard_num),
+        row_count_max: described.and_then(|it| it.row_count_max).filter(|max| *max > 0),
         click,
         class,
         name,

@@ -56,6 +56,8 @@ pub struct SparseTable {
     pub class: String,
     /// Locks, where the strategy says how many.
     pub shard_count: Option<u64>,
+    /// Rows on each server at most, where the strategy says so.
+    pub row_count_max: Option<u64>,
     /// Rows are click rows.
     pub click: Option<ClickRows>,
 }

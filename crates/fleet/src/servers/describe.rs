@@ -7,15 +7,21 @@ use fleet_ps::{
     Accessor, CtrAccessor, DenseBlock, DenseCut, DenseOptions, Entry, Initializer, JobTables,
     NonFinite, RateOf, Rates, Rule, SparseConfig, TableConfig, rule,
 };
+use fleet_strategy::DistributedStrategy;
 use fleet_strategy::servers::{
     ClickRows, Exchange, ParamBlock, Place, RowInit, RowRule, ServerPlan, SparseTable, UpdateRule,
 };
 use std::sync::Arc;
 
-pub(super) fn job_tables(plan: &ServerPlan, place: Place) -> Result<JobTables> {
+pub(super) fn job_tables(
+    plan: &ServerPlan,
+    strategy: &DistributedStrategy,
+    place: Place,
+) -> Result<JobTables> {
+    let non_finite = non_finite(strategy)?;
     let mut tables = Vec::new();
     for table in &plan.tables.sparse {
-        let config = sparse(table)?;
+        let config = SparseConfig { non_finite, ..sparse(table)? };
         tables.push(match plan.exchange.is_geo() {
             true => TableConfig::Geo(config),
             false => TableConfig::Sparse(config),
@@ -26,7 +32,7 @@ pub(super) fn job_tables(plan: &ServerPlan, place: Place) -> Result<JobTables> {
             table_id: table.table_id,
             len: table.len,
             rule: rule_of(&table.rule),
-            non_finite: NonFinite::Refuse,
+            non_finite,
             options: DenseOptions {
                 cut: table.blocks.as_ref().map_or(DenseCut::Even, |blocks| {
                     let block = |it: &ParamBlock| DenseBlock { len: it.len, server: it.server };
@@ -45,6 +51,19 @@ pub(super) fn job_tables(plan: &ServerPlan, place: Place) -> Result<JobTables> {
     })
 }
 
+/// What is done with gradients that are not finite.
+fn non_finite(strategy: &DistributedStrategy) -> Result<NonFinite> {
+    let config = strategy.a_sync_configs();
+    match config.non_finite() {
+        "refuse" => Ok(NonFinite::Refuse),
+        "count" => Ok(NonFinite::Count),
+        "clip" => Ok(NonFinite::Clip(config.non_finite_limit())),
+        other => Err(Error::invalid("a_sync_configs.non_finite is wrong")
+            .expected("refuse, count or clip")
+            .got(format!("'{other}'"))),
+    }
+}
+
 fn sparse(table: &SparseTable) -> Result<SparseConfig> {
     let entry = match table.entry.as_str() {
         "" => Entry::None,
@@ -57,6 +76,7 @@ fn sparse(table: &SparseTable) -> Result<SparseConfig> {
         entry,
         seed: table.seed,
         shard_count: table.shard_count.map_or(plain.shard_count, |count| count as usize),
+        row_count_max: table.row_count_max.unwrap_or(plain.row_count_max),
         ..plain
     };
     let Some(click) = &table.click else { return Ok(config) };

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
     use crate::DistributedStrategy;
     use crate::nn::prelude::*;
-    use crate::servers::Place;
+    use crate::servers::{DistributeTranspiler, DistributeTranspilerConfig, Place, Transpile};
     use crate::strategy::AsyncConfig;
     use std::net::TcpListener;
 
@@ -57,6 +57,14 @@ mod tests {
         assert!(!waits_for_servers(&open, &flag("0")).unwrap());
         let given = job(AsyncConfig::default().with_launch_barrier(false));
         assert!(!waits_for_servers(&given, &flag("1")).unwrap());
+        for wait_port in [true, false] {
+            let config = DistributeTranspilerConfig { wait_port, ..Default::default() };
+            let net = Net::new();
+            let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
+            let transpiler = DistributeTranspiler::new(config);
+            let made = transpiler.transpile(&net, loss, Sgd::new(0.1), &Transpile::default());
+            assert_eq!(waits_for_servers(&made.unwrap().job, &flag("1")).unwrap(), wait_port);
+        }
     }
 
     #[test]

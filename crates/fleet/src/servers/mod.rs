@@ -73,7 +73,7 @@ impl ServerJob {
             use fleet_strategy::servers::minimize;
             minimize(programs, registry, loss, optimizer, sparse, strategy, place)
         })?;
-        let tables = describe::job_tables(&plan, place)?;
+        let tables = describe::job_tables(&plan, strategy, place)?;
         Ok(ServerJob { plan, strategy: strategy.clone(), tables, place })
     }
 }

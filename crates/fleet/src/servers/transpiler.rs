@@ -62,7 +62,7 @@ impl DistributeTranspiler {
             self.config.transpile(programs, registry, loss, &optimizer, who)
         })?;
         let job = ServerJob {
-            tables: describe::job_tables(&transpiled.plan, transpiled.place)?,
+            tables: describe::job_tables(&transpiled.plan, &transpiled.strategy, transpiled.place)?,
             plan: transpiled.plan.clone(),
             strategy: transpiled.strategy.clone(),
             place: transpiled.place,

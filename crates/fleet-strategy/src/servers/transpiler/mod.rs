@@ -46,6 +46,8 @@ pub struct DistributeTranspilerConfig {
     pub mode: String,
     /// Notes say which block is where.
     pub print_log: bool,
+    /// Trainers wait until all servers listen; otherwise one that does not is an error at once.
+    pub wait_port: bool,
 }
 
 impl Default for DistributeTranspilerConfig {
@@ -62,6 +64,7 @@ impl Default for DistributeTranspilerConfig {
             runtime_split_send_recv: false,
             mode: "pserver".into(),
             print_log: false,
+            wait_port: true,
         }
     }
 }
@@ -145,6 +148,10 @@ impl DistributeTranspilerConfig {
         }
         if self.enable_dc_asgd {
             config.set_enable_dc_asgd(true);
+        }
+        // Left open where it is on, so that FLAGS_LAUNCH_BARRIER counts.
+        if !self.wait_port {
+            config.set_launch_barrier(false);
         }
         Ok(strategy)
     }
