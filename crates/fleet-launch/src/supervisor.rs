@@ -467,6 +467,12 @@ impl<'a> Supervisor<'a> {
             if let End::Finished(lost) = end {
                 self.lost = lost;
             }
+            if self.children.iter().any(Child::is_running) {
+                self.show_logs();
+                self.console.say(
+                    "fleetrun: the workers of this machine have ended; its servers stay for those of others",
+                );
+            }
         }
     }
 

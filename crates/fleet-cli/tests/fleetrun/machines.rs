@@ -51,7 +51,7 @@ impl Machine {
 }
 
 /// Two machines that meet at a port of the system.
-fn pair(name: &str, script: &str, line: &str) -> (Machine, Machine) {
+pub fn pair(name: &str, script: &str, line: &str) -> (Machine, Machine) {
     let first = format!("--master 127.0.0.1:0 --host 127.0.0.1 {line}");
     let first = Machine::start(&format!("{name}/a"), script, &first, TOKEN);
     let second = format!("--master {} --host 127.0.0.2 {line}", first.master());
@@ -107,10 +107,12 @@ fn parameter_servers_on_two_machines() {
 
 #[test]
 fn servers_stay_for_the_workers_of_other_machines() {
-    let script = "[ $TRAINING_ROLE = PSERVER ] && { echo $$ > server.pid; exec sleep 600; }\n\
+    // The last worker is served by the other machine's server when all workers there are done.
+    let script = "[ $TRAINING_ROLE = PSERVER ] && { until [ -e asked ]; do sleep 0.05; done\n\
+                  touch answered; sleep 600; }\n\
                   [ $PADDLE_TRAINER_ID = 0 ] && exit 0\n\
-                  until [ -s ../a/server.pid ]; do sleep 0.1; done\n\
-                  sleep 2; kill -0 $(cat ../a/server.pid)";
+                  until grep -q 'its servers stay for those of others' ../a/said; do sleep 0.05; done\n\
+                  touch ../a/asked; until [ -e ../a/answered ]; do sleep 0.05; done";
     let (first, second) =
         pair("meet_uneven", script, "--nnodes 2 --server_num 1 --worker_num 1 job.py");
     first.check(0, &["done in"]);

@@ -10,12 +10,14 @@ mod drawn;
 mod endings;
 mod etcd;
 mod grpc;
+mod knobs;
 mod machines;
 mod memory;
 mod orphans;
 mod refusals;
 mod rejoin;
 mod servers;
+mod servers_apart;
 mod shown;
 mod strategies;
 #[path = "../../../../xtask/src/terminal.rs"]
