@@ -2,10 +2,10 @@
 
 use crate::{Output, Stop};
 use clap::{Args, Subcommand, ValueEnum};
-use fleet::ps::control::ControlClient;
 use fleet::ps::control::message::{
     LoadRequest, SaveFormat, SaveMode, SaveRequest, ShrinkRequest, StatisticsAnswer, WorkerState,
 };
+use fleet::ps::control::{ClientTls, ControlClient};
 use fleet_base::{Error, Result, text};
 use fleet_net::Token;
 use fleet_topology::{Env, names};
@@ -62,6 +62,12 @@ pub(crate) struct Place {
     /// A file with the job's secret; by default FLEET_TOKEN_FILE, then FLEET_TOKEN
     #[arg(long)]
     token_file: Option<PathBuf>,
+    /// TLS: a PEM file with the server's certificate, or with that of who signed it
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Whom the certificate is made out to, where that is not the host of ADDRESS
+    #[arg(long, value_name = "NAME", requires = "ca")]
+    server_name: Option<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -120,7 +126,16 @@ impl Place {
                 })?
                 .to_string(),
         };
-        ControlClient::connect(&self.address, &Token::from_text(&token)?)
+        let token = Token::from_text(&token)?;
+        match &self.ca {
+            Some(ca) => {
+                let tls = ClientTls::read(ca, self.server_name.as_deref())?;
+                ControlClient::connect_under(&self.address, &token, tls)
+            }
+            None if token.is_over_tls() => Err(Error::invalid("the job's token asks for TLS")
+                .expected("--ca FILE, the server's certificate or that of who signed it")),
+            None => ControlClient::connect(&self.address, &token),
+        }
     }
 }
 
@@ -130,7 +145,7 @@ fn stat(answer: &StatisticsAnswer, out: &mut Output) -> Result<(), Stop> {
     out.line(format!("server {server} of {count}, {workers} workers, {kind}"))?;
     out.line(format!("workers have met {} times", answer.rounds))?;
     out.line(format!(
-        "{:>5} {:<11} {:>12} {:>9} {:>10} {:>10} {:>13} {:>13} {:>8} {:>10} {:>8} {:>7}",
+        "{:>5} {:<11} {:>12} {:>9} {:>10} {:>10} {:>13} {:>13} {:>8} {:>10} {:>8} {:>7} {:>13}",
         "table",
         "kind",
         "rows",
@@ -142,11 +157,12 @@ fn stat(answer: &StatisticsAnswer, out: &mut Output) -> Result<(), Stop> {
         "dropped",
         "non-finite",
         "deleted",
-        "queued"
+        "queued",
+        "stale (most)"
     ))?;
     for table in &answer.tables {
         out.line(format!(
-            "{:>5} {:<11} {:>12} {:>9} {:>10} {:>10} {:>13} {:>13} {:>8} {:>10} {:>8} {:>7}",
+            "{:>5} {:<11} {:>12} {:>9} {:>10} {:>10} {:>13} {:>13} {:>8} {:>10} {:>8} {:>7} {:>13}",
             table.table,
             table.kind,
             table.rows,
@@ -158,7 +174,11 @@ fn stat(answer: &StatisticsAnswer, out: &mut Output) -> Result<(), Stop> {
             table.dropped_ids,
             table.non_finite,
             table.deleted_rows,
-            table.queued_pushes
+            table.queued_pushes,
+            match table.kind.as_str() {
+                "dense" => format!("{:.1} ({})", table.staleness_mean, table.staleness_max),
+                _ => "-".to_string(),
+            }
         ))?;
     }
     for worker in &answer.workers {

@@ -116,6 +116,8 @@ fn statistics_are_what_was_pushed() {
     worker.push_steps(STEPS, 5).unwrap();
     worker.push_dense(DENSE, &[1.0; 5]).unwrap();
     dense(&worker);
+    // The second of these comes of parameters that lack the first, and the third of ones that lack two.
+    (0..3).for_each(|_| worker.push_dense(DENSE, &[1.0; 5]).unwrap());
     let answer = operator(&controls[1], &fleet.token).statistics().unwrap();
     assert_eq!((answer.server, answer.server_count, answer.worker_count), (1, 2, 2));
     assert!(!answer.synchronous && answer.rounds == 0 && answer.log.is_none());
@@ -128,7 +130,10 @@ fn statistics_are_what_was_pushed() {
     assert_eq!((sparse.rows, sparse.pushed_ids, sparse.pulled_ids), (3, 3, 3));
     assert!(sparse.held_bytes >= sparse.payload_bytes && sparse.payload_bytes > 0);
     let dense = &answer.tables[1];
-    assert_eq!((dense.pushed_ids, dense.pulled_ids), (1, 1));
+    assert_eq!((dense.pushed_ids, dense.pulled_ids), (4, 1));
+    assert_eq!((dense.staleness_mean, dense.staleness_max), (0.75, 2));
+    let all = worker.stats(DENSE).unwrap();
+    assert_eq!((all.staleness_mean(), all.staleness_max), (0.75, 2), "of both servers");
     assert_eq!(dense.payload_bytes, 8, "two of five numbers");
     assert_eq!(answer.tables[3].pushed_ids, 5, "server 1 counts the steps");
     let states: Vec<_> = answer.workers.iter().map(|it| (it.state(), it.connections)).collect();
@@ -348,4 +353,47 @@ fn hostile_bytes_leave_the_server_up() {
     assert!(error.to_string().contains("too large"), "{error}");
     assert_eq!(health(address, "").unwrap(), ServingStatus::Serving);
     assert_eq!(pull(&fleet.worker(0), &[1]), [1.0; 2]);
+}
+
+/// A certificate of 100 years for 127.0.0.1 and fleet.test, with its key, and another one.
+#[cfg(feature = "tls")]
+#[test]
+fn under_tls_servers_show_a_certificate() {
+    use fleet_ps::control::{ClientTls, ServerTls};
+    let file = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+    let (cert, key) = (file("control-cert.pem"), file("control-key.pem"));
+    let fleet = Fleet::start(&job(1, 1, false));
+    let token = fleet.token.clone().over_tls().unwrap();
+    let error = ControlServer::bind("127.0.0.1:0", &token, Log::silent()).err().unwrap();
+    assert!(error.to_string().contains("FLEET_GRPC_CERT and FLEET_GRPC_KEY"), "{error}");
+
+    let tls = ServerTls::read(&cert, &key).unwrap();
+    let control = ControlServer::bind_under("127.0.0.1:0", &token, tls, Log::silent()).unwrap();
+    control.serve(fleet.servers[0].tables().clone(), &fleet.addresses()).unwrap();
+    let address = control.address().to_string();
+    let believes = |authority: &str, name: Option<&str>| {
+        let tls = ClientTls::read(&file(authority), name).unwrap();
+        ControlClient::connect_under(&address, &token, tls)
+    };
+    for name in [None, Some("fleet.test")] {
+        assert_eq!(believes("control-cert.pem", name).unwrap().statistics().unwrap().server, 0);
+    }
+    for (authority, name, words) in [
+        ("control-cert.pem", Some("10.0.0.1"), "certificate"),
+        ("other-cert.pem", None, "certificate"),
+    ] {
+        let error = believes(authority, name).err().unwrap();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    let plain = ControlClient::connect(&address, &fleet.token).and_then(|mut it| it.statistics());
+    let error = plain.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("to a server under TLS"), "{error}");
+
+    let error = ServerTls::read(&file("nothing.pem"), &key).err().unwrap();
+    assert!(error.to_string().contains("nothing.pem"), "{error}");
+    let swapped = ServerTls::read(&key, &cert).unwrap();
+    let error = ControlServer::bind_under("127.0.0.1:0", &token, swapped, Log::silent());
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("are not understood") && error.contains("control-key.pem"), "{error}");
 }

@@ -136,6 +136,8 @@ pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const FLEET_GRPC_PORT: &str = "FLEET_GRPC_PORT";
+pub const FLEET_GRPC_CERT: &str = "FLEET_GRPC_CERT";
+pub const FLEET_GRPC_KEY: &str = "FLEET_GRPC_KEY";
 pub const PSERVER_DEBUG: &str = "PSERVER_DEBUG";
 pub const CPU_NUM: &str = "CPU_NUM";
 pub const FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM: &str = "FLAGS_communicator_max_merge_var_num";
@@ -436,6 +438,13 @@ pub const VARIABLES: &[Variable] = &[
         "Servers answer control, health and reflection over gRPC there (feature grpc); 0: any free port",
         &[Reader::Server],
     ),
+    row(
+        FLEET_GRPC_CERT,
+        "",
+        "A PEM file with the certificate that servers show over gRPC (features grpc and tls); with FLEET_GRPC_KEY",
+        &[Reader::Server],
+    ),
+    row(FLEET_GRPC_KEY, "", "A PEM file with the certificate's key", &[Reader::Server]),
     row(PSERVER_DEBUG, "0", "Servers print what their tables are", &[Reader::Server]),
     row(
         CPU_NUM,

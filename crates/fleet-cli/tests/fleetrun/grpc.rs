@@ -130,6 +130,34 @@ mod with_the_feature {
         refused(TOKEN, &port, "for gRPC");
         refused(TOKEN, "99999", "FLEET_GRPC_PORT");
         #[cfg(feature = "tls")]
-        refused(&format!("tls:{TOKEN}"), "0", "control over gRPC has no TLS");
+        refused(&format!("tls:{TOKEN}"), "0", "control over gRPC has no certificate");
+    }
+
+    /// A job under TLS, whose servers show a certificate to operators.
+    #[cfg(feature = "tls")]
+    #[test]
+    fn a_job_under_tls_is_looked_at_and_saved_under_tls() {
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../fleet-ps/tests/data");
+        let cert = format!("{data}/control-cert.pem");
+        let place = Place::new("grpc_tls", "");
+        let line = "--server_num=2 --worker_num=1 demo:wide_deep --samples 3000000";
+        let mut command = launch(&place, line, &format!("tls:{TOKEN}"));
+        command.env("FLEET_GRPC_CERT", &cert);
+        command.env("FLEET_GRPC_KEY", format!("{data}/control-key.pem"));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until("addresses", || !addresses(&place, 0).is_empty() && !addresses(&place, 1).is_empty());
+        let at = addresses(&place, 0)[0].clone();
+        let ask =
+            |what: &str, ca: &str| fleet(&place, &format!("ps {what} --token-file job.token {ca}"));
+        let ca = format!("--ca {cert}");
+        until("a worker", || ask(&format!("stat {at}"), &ca).out.contains("worker 0 has "));
+        let said = ask(&format!("save {at} {}", place.path("saved").display()), &ca);
+        said.check(0, &[]);
+        assert!(place.path("saved/saved-001.1").exists(), "{}", said.out);
+        ask(&format!("stat {at}"), "").check(1, &["the job's token asks for TLS", "--ca FILE"]);
+        ask(&format!("stat {at}"), &format!("{ca} --server-name fleet.example"))
+            .check(1, &["certificate"]);
+        signal(child.id(), "TERM");
+        child.wait_with_output().unwrap();
     }
 }

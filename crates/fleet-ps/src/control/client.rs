@@ -7,6 +7,7 @@ use super::message::{
     StatisticsAnswer, StatisticsRequest,
 };
 use super::message::{LoadAnswer, ShrinkAnswer};
+use super::tls::ClientTls;
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use std::time::Duration;
@@ -24,6 +25,7 @@ pub struct ControlClient {
     grpc: Grpc<Channel>,
     token: Token,
     address: String,
+    is_under_tls: bool,
 }
 
 const CONNECT_SPAN: Duration = Duration::from_secs(10);
@@ -33,6 +35,15 @@ const CREDENTIAL_SPAN: Duration = Duration::from_secs(60);
 impl ControlClient {
     /// To `HOST:PORT`.
     pub fn connect(address: &str, token: &Token) -> Result<ControlClient> {
+        ControlClient::open(address, token, None)
+    }
+
+    /// As [`ControlClient::connect`], under TLS.
+    pub fn connect_under(address: &str, token: &Token, tls: ClientTls) -> Result<ControlClient> {
+        ControlClient::open(address, token, Some(tls))
+    }
+
+    fn open(address: &str, token: &Token, tls: Option<ClientTls>) -> Result<ControlClient> {
         let failed = |error: &dyn std::error::Error| {
             // What a transport's error means is in its sources.
             let mut text = error.to_string();
@@ -46,12 +57,18 @@ impl ControlClient {
         };
         let runtime =
             Builder::new_current_thread().enable_all().build().map_err(|error| failed(&error))?;
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        let is_under_tls = tls.is_some();
+        let scheme = if is_under_tls { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
             .map_err(|error| failed(&error))?
             .connect_timeout(CONNECT_SPAN);
+        let endpoint = match tls {
+            Some(tls) => tls.apply(endpoint)?,
+            None => endpoint,
+        };
         let channel = runtime.block_on(endpoint.connect()).map_err(|error| failed(&error))?;
         let (token, address) = (token.clone(), address.to_string());
-        Ok(ControlClient { runtime, grpc: Grpc::new(channel), token, address })
+        Ok(ControlClient { runtime, grpc: Grpc::new(channel), token, address, is_under_tls })
     }
 
     pub fn statistics(&mut self) -> Result<StatisticsAnswer> {
@@ -76,6 +93,19 @@ impl ControlClient {
             self.send(STATISTICS, StatisticsRequest {}, SCHEME);
         let refused = match asked {
             Err(status) if status.code() == Code::Unauthenticated => status,
+            // Whoever speaks gRPC in the clear refuses at least.
+            Err(status)
+                if !self.is_under_tls
+                    && matches!(
+                        status.code(),
+                        Code::Internal | Code::Unavailable | Code::Unknown
+                    ) =>
+            {
+                let error = Error::unavailable("nobody answers in gRPC without TLS");
+                return Err(self.place(error.got(status.message()).help(
+                    "to a server under TLS give its certificate, or that of who signed it: --ca FILE",
+                )));
+            }
             Err(status) => return Err(self.place(error_of(&status))),
             Ok(_) => return Err(self.place(Error::invalid("a server asks for no credential"))),
         };

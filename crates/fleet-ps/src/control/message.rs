@@ -58,6 +58,10 @@ pub struct TableStatistics {
     pub deleted_rows: u64,
     #[prost(uint64, tag = "12")]
     pub queued_pushes: u64,
+    #[prost(double, tag = "13")]
+    pub staleness_mean: f64,
+    #[prost(uint64, tag = "14")]
+    pub staleness_max: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

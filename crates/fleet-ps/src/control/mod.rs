@@ -9,8 +9,10 @@ mod desk;
 mod door;
 pub mod message;
 mod schema;
+mod tls;
 
 pub use client::ControlClient;
+pub use tls::{ClientTls, ServerTls};
 
 use crate::ServerTables;
 use desk::{Control, Desk, Served};
@@ -76,13 +78,33 @@ impl ControlServer {
         log: Log,
     ) -> Result<ControlServer> {
         if token.is_over_tls() {
-            return Err(Error::unsupported("control over gRPC has no TLS, which the job's token asks for")
-                .expected("a token without `tls:`")
-                .help(
-                    "the job's TLS has keys without certificates, which tools for gRPC do not speak; \
-                     leave control over gRPC off, or encrypt below it (WireGuard, a mesh of services)",
-                ));
+            return Err(Error::invalid(
+                "the job's token asks for TLS, and control over gRPC has no certificate",
+            )
+            .expected("FLEET_GRPC_CERT and FLEET_GRPC_KEY, PEM files, or a token without `tls:`")
+            .help(
+                "the job's own TLS has keys without certificates, which tools for gRPC do not speak",
+            ));
         }
+        ControlServer::open(address, token, None, log)
+    }
+
+    /// As [`ControlServer::bind`], under TLS.
+    pub fn bind_under(
+        address: impl ToSocketAddrs + Debug,
+        token: &Token,
+        tls: ServerTls,
+        log: Log,
+    ) -> Result<ControlServer> {
+        ControlServer::open(address, token, Some(tls), log)
+    }
+
+    fn open(
+        address: impl ToSocketAddrs + Debug,
+        token: &Token,
+        tls: Option<ServerTls>,
+        log: Log,
+    ) -> Result<ControlServer> {
         let listener = TcpListener::bind(&address).map_err(|error| {
             Error::unavailable(format!("cannot listen on {address:?} for gRPC: {error}"))
                 .help("port 0 lets the system choose one that is free")
@@ -113,7 +135,11 @@ impl ControlServer {
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()
             .map_err(|error| Error::internal(format!("reflection: {error}")))?;
-        let router = Server::builder()
+        let server = match tls {
+            Some(tls) => tls.apply(Server::builder())?,
+            None => Server::builder(),
+        };
+        let router = server
             .max_concurrent_streams(STREAMS_MAX)
             .http2_max_header_list_size(HEADER_BYTES_MAX)
             .http2_keepalive_interval(Some(KEEPALIVE))

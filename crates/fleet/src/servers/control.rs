@@ -7,12 +7,13 @@ pub(super) use left_out::Control;
 
 #[cfg(feature = "grpc")]
 mod built_in {
-    use fleet_base::Result;
+    use fleet_base::{Error, Result};
     use fleet_net::{Log, Token};
     use fleet_ps::ServerTables;
-    use fleet_ps::control::ControlServer;
-    use fleet_topology::Endpoint;
+    use fleet_ps::control::{ControlServer, ServerTls};
+    use fleet_topology::{Endpoint, Env, names};
     use std::net::SocketAddr;
+    use std::path::Path;
     use std::sync::Arc;
 
     pub struct Control(ControlServer);
@@ -23,17 +24,32 @@ mod built_in {
             endpoint: &Endpoint,
             port: u16,
             token: &Token,
-            server: usize,
+            (server, env): (usize, &Env),
         ) -> Result<Control> {
-            let log = Log::stderr();
-            let control = ControlServer::bind((endpoint.host.as_str(), port), token, log.clone())
-                .map_err(|error| error.at(format!("server {server}")))?;
+            let (log, address) = (Log::stderr(), (endpoint.host.as_str(), port));
+            let bound = match certificate(env) {
+                Ok(Some(tls)) => ControlServer::bind_under(address, token, tls, log.clone()),
+                Ok(None) => ControlServer::bind(address, token, log.clone()),
+                Err(error) => Err(error),
+            };
+            let control = bound.map_err(|error| error.at(format!("server {server}")))?;
             log.line(format!("server {server}: control over gRPC at {}", control.address()));
             Ok(Control(control))
         }
 
         pub fn serve(&self, tables: Arc<ServerTables>, addresses: &[SocketAddr]) -> Result<()> {
             self.0.serve(tables, addresses)
+        }
+    }
+
+    /// What the server shows, where it is to speak TLS.
+    fn certificate(env: &Env) -> Result<Option<ServerTls>> {
+        let (cert, key) = (names::FLEET_GRPC_CERT, names::FLEET_GRPC_KEY);
+        match (env.text(cert), env.text(key)) {
+            (None, None) => Ok(None),
+            (Some(cert), Some(key)) => ServerTls::read(Path::new(cert), Path::new(key)).map(Some),
+            (Some(_), None) => Err(Error::invalid(format!("{cert} needs {key}"))),
+            (None, Some(_)) => Err(Error::invalid(format!("{key} needs {cert}"))),
         }
     }
 }
@@ -43,7 +59,7 @@ mod left_out {
     use fleet_base::{Error, Result};
     use fleet_net::Token;
     use fleet_ps::ServerTables;
-    use fleet_topology::{Endpoint, names};
+    use fleet_topology::{Endpoint, Env, names};
     use std::net::SocketAddr;
     use std::sync::Arc;
 
@@ -51,7 +67,12 @@ mod left_out {
     pub enum Control {}
 
     impl Control {
-        pub fn bind(_: &Endpoint, port: u16, _: &Token, server: usize) -> Result<Control> {
+        pub fn bind(
+            _: &Endpoint,
+            port: u16,
+            _: &Token,
+            (server, _): (usize, &Env),
+        ) -> Result<Control> {
             Err(Error::unsupported(
                 "control over gRPC is asked for, and this program was built without it",
             )

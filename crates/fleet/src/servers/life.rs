@@ -130,7 +130,7 @@ impl Fleet {
         let (env, token) = (Env::process(), self.job_token()?);
         // Before the tables, which may take long to load: probes see a server that is not ready yet.
         let control = match env.number::<u16>(names::FLEET_GRPC_PORT)? {
-            Some(port) => Some(Control::bind(endpoint, port, &token, topology.rank())?),
+            Some(port) => Some(Control::bind(endpoint, port, &token, (topology.rank(), &env))?),
             None => None,
         };
         let tables = make(topology.rank())?;

@@ -1,0 +1,117 @@
+//! TLS of control over gRPC, by certificates that any tool can check. The TLS of a job's own connections
+//! (`fleet-net`) has keys without certificates, which tools do not speak.
+
+pub use built_in::{ClientTls, ServerTls};
+
+#[cfg(feature = "tls")]
+mod built_in {
+    use fleet_base::{Error, Result};
+    use fleet_net::HANDSHAKE_SPAN;
+    use std::path::Path;
+    use tonic::transport::{
+        Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
+    };
+
+    /// What a server shows to operators: its certificate, those of who vouches for it, and the key.
+    pub struct ServerTls {
+        config: ServerTlsConfig,
+        files: String,
+    }
+
+    impl ServerTls {
+        /// From PEM files.
+        pub fn read(certificate: &Path, key: &Path) -> Result<ServerTls> {
+            let identity = Identity::from_pem(read(certificate, "certificate")?, read(key, "key")?);
+            let config = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE_SPAN);
+            let files = format!("{} and {}", certificate.display(), key.display());
+            Ok(ServerTls { config, files })
+        }
+
+        pub(in crate::control) fn apply(self, server: Server) -> Result<Server> {
+            server.tls_config(self.config).map_err(|error| {
+                Error::invalid(format!(
+                    "a certificate and its key are not understood{}",
+                    why(&error)
+                ))
+                .expected("PEM: a certificate with those of who vouches for it, and its key")
+                .at(self.files)
+            })
+        }
+    }
+
+    /// Whom an operator believes.
+    pub struct ClientTls(ClientTlsConfig);
+
+    impl ClientTls {
+        /// Servers whose certificate is in a PEM file, or was signed by one there. `name` is what the
+        /// certificate is made out to, where that is not the host of the address.
+        pub fn read(authority: &Path, name: Option<&str>) -> Result<ClientTls> {
+            let authority = Certificate::from_pem(read(authority, "certificate")?);
+            let config = ClientTlsConfig::new().ca_certificate(authority).timeout(HANDSHAKE_SPAN);
+            Ok(ClientTls(match name {
+                Some(name) => config.domain_name(name),
+                None => config,
+            }))
+        }
+
+        pub(in crate::control) fn apply(self, endpoint: Endpoint) -> Result<Endpoint> {
+            endpoint.tls_config(self.0).map_err(|error| {
+                Error::invalid(format!("a certificate is not understood{}", why(&error)))
+            })
+        }
+    }
+
+    fn read(path: &Path, what: &str) -> Result<Vec<u8>> {
+        std::fs::read(path)
+            .map_err(|error| Error::io(&format!("read the {what} from"), path, &error))
+    }
+
+    /// What a transport's error means is in its sources.
+    fn why(error: &dyn std::error::Error) -> String {
+        let mut text = String::new();
+        let mut source = error.source();
+        while let Some(error) = source {
+            text += &format!(": {error}");
+            source = error.source();
+        }
+        text
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod built_in {
+    use fleet_base::{Error, Result};
+    use std::path::Path;
+    use tonic::transport::{Endpoint, Server};
+
+    /// There is none.
+    pub enum ServerTls {}
+
+    impl ServerTls {
+        pub fn read(_: &Path, _: &Path) -> Result<ServerTls> {
+            Err(left_out())
+        }
+
+        pub(in crate::control) fn apply(self, _: Server) -> Result<Server> {
+            match self {}
+        }
+    }
+
+    /// There is none.
+    pub enum ClientTls {}
+
+    impl ClientTls {
+        pub fn read(_: &Path, _: Option<&str>) -> Result<ClientTls> {
+            Err(left_out())
+        }
+
+        pub(in crate::control) fn apply(self, _: Endpoint) -> Result<Endpoint> {
+            match self {}
+        }
+    }
+
+    fn left_out() -> Error {
+        Error::unsupported("gRPC under TLS is asked for, and this program was built without it")
+            .help("build it with the features `grpc` and `tls`, or leave the certificate out")
+    }
+}
