@@ -74,6 +74,14 @@ impl GeoTable {
         }
     }
 
+    /// Deletes all rows, of which nobody is told: workers begin anew. Returns how many there were.
+    pub fn clear(&self) -> Result<u64> {
+        for worker in 0..self.changed.len() {
+            self.of(worker)?.clear();
+        }
+        self.rows.clear()
+    }
+
     /// What each worker has not seen yet.
     pub(crate) fn changed(&self) -> Vec<Vec<u64>> {
         let list = |changed: &Mutex<HashSet<u64>>| {

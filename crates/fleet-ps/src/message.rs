@@ -51,16 +51,19 @@ pub(crate) enum Method {
     Stats,
     /// Body: a folder. Answer: the number of the latest save there.
     LastSave,
-    /// word: mode, and [`BINARY`]; count: the number of the save; body: a folder. Answer: rows, bytes.
+    /// word: mode, and [`BINARY`], and [`ONE`] for this table alone; count: the number of the save; body: a folder.
+    /// Answer: rows, bytes.
     Save,
     /// word: 1 if all servers could; count: the number of the save.
     EndSave,
-    /// Body: a folder. Answer: rows and dense numbers.
+    /// word: [`ONE`] for this table alone, or 0; body: a folder. Answer: rows and dense numbers.
     Load,
     /// The worker lives.
     Alive,
     /// word: where. Answer: how often all workers have met there.
     Rounds,
+    /// Answer: how many rows there were.
+    Clear,
 }
 
 pub(crate) const SHOWS: u32 = 1;
@@ -68,8 +71,9 @@ pub(crate) const CLICKS: u32 = 2;
 pub(crate) const SLOTS: u32 = 4;
 pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
 pub(crate) const BINARY: u32 = 1 << 8;
+pub(crate) const ONE: u32 = 1 << 9;
 
-const METHODS: [Method; 22] = [
+const METHODS: [Method; 23] = [
     Method::Compare,
     Method::PullSparse,
     Method::PushSparse,
@@ -92,6 +96,7 @@ const METHODS: [Method; 22] = [
     Method::Load,
     Method::Alive,
     Method::Rounds,
+    Method::Clear,
 ];
 
 impl Method {
@@ -123,7 +128,7 @@ impl Method {
 
     /// Whether it takes as long as tables are large.
     pub fn takes_long(self) -> bool {
-        matches!(self, Method::Save | Method::Load | Method::Shrink)
+        matches!(self, Method::Save | Method::Load | Method::Shrink | Method::Clear)
     }
 }
 

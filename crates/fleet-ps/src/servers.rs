@@ -72,7 +72,7 @@ impl TableConfig {
 }
 
 /// Changes when a worker of one version cannot talk to a server of another.
-const MESSAGES_VERSION: &str = "messages of version 2";
+const MESSAGES_VERSION: &str = "messages of version 3";
 /// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are there, when
 /// worker 0 has brought the parameters, and when all have them. A worker that comes to servers where
 /// they have met so often was started again.
@@ -149,7 +149,8 @@ pub trait Servers: Send + Sync {
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()>;
     /// The gradient of all numbers of a dense table.
     fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()>;
-    /// Sets the values of a dense table: what worker 0 does at the start.
+    /// Sets the values of a dense table: what worker 0 does at the start. Servers that have loaded a save
+    /// keep what they have loaded.
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()>;
     /// Multiplies the learning rate of a table's rule from now on.
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()>;
@@ -176,10 +177,23 @@ pub trait Servers: Send + Sync {
     /// Deletes rows of a sparse table that nobody needs ([`SparseTable::shrink`](crate::SparseTable));
     /// returns how many.
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64>;
+    /// Makes a table on all servers what it was when it was made: no rows, dense numbers 0 with a fresh optimizer,
+    /// no steps. Rates stay. Returns how many rows there were.
+    fn clear(&self, table: u32) -> Result<u64>;
     /// Saves all tables of all servers into a folder that servers see by this name: all or none, while
     /// training goes on. Each server's rows are those of one moment; between servers moments differ by
     /// a little, unless it is done at a barrier. One worker does it at a time.
     fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved>;
+    /// As [`Servers::save`], of one table, into a folder of its own.
+    fn save_table(
+        &self,
+        table: u32,
+        dir: &Path,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved>;
+    /// As [`Servers::load`], of one table, from a save of it or of all.
+    fn load_table(&self, table: u32, dir: &Path) -> Result<u64>;
     /// Loads the latest complete save in a folder, of any number of servers; returns rows and dense
     /// numbers.
     fn load(&self, dir: &Path) -> Result<u64>;

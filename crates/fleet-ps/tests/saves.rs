@@ -74,6 +74,41 @@ fn look(servers: &LocalServers) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>, u64)
     (rows(SPARSE, 2), rows(GEO, 2), rows(CLICK, 3), dense, steps)
 }
 
+/// One table of several: saved alone, or loaded alone from a save of all, by any number of servers.
+#[test]
+fn one_table_is_saved_and_loaded_alone() {
+    let (all, one) = (Folder::new("of_all"), Folder::new("of_one"));
+    let old = start(2);
+    (0..3).for_each(|step| train(&old, step));
+    old.save(&all.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    for (table, at) in [(SPARSE, 0), (GEO, 1), (CLICK, 2)] {
+        let dir = one.0.join(table.to_string());
+        let count = old.stats(table).unwrap().row_count;
+        let saved = old.save_table(table, &dir, SaveMode::All, SaveFormat::Text).unwrap();
+        assert_eq!(saved.row_count, count);
+        for (server_count, dir) in [(2, &dir), (3, &dir), (3, &all.0)] {
+            let new = start(server_count);
+            assert_eq!(new.load_table(table, dir).unwrap(), count);
+            let (sparse, geo, click, dense, steps) = look(&new);
+            let (want, rows) = (look(&old), [sparse, geo, click]);
+            let wants = [want.0, want.1, want.2];
+            for (other, (rows, want)) in rows.iter().zip(&wants).enumerate() {
+                assert_eq!(rows == want, other == at, "table {table}, {server_count} servers");
+            }
+            assert_eq!((dense, steps), (vec![0.0; 11], 0));
+        }
+    }
+    assert_eq!(start(1).load_table(DENSE, &all.0).unwrap(), 11);
+    // What would end the save of all is refused, and that save is still there.
+    let error = old.save_table(SPARSE, &all.0, SaveMode::All, SaveFormat::Text).unwrap_err();
+    assert!(error.to_string().contains("a folder has saves of other tables"), "{error}");
+    assert!(start(2).load(&all.0).is_ok());
+    let error = start(2).load(&one.0.join(SPARSE.to_string())).unwrap_err().to_string();
+    assert!(error.contains("001"), "{error}");
+    let error = old.save_table(9, &one.0, SaveMode::All, SaveFormat::Text).unwrap_err();
+    assert!(error.to_string().contains("no such table"), "{error}");
+}
+
 #[test]
 fn a_job_goes_on_from_its_save_on_any_number_of_servers() {
     for format in [SaveFormat::Text, SaveFormat::Binary] {

@@ -4,7 +4,7 @@
 use fleet::DistributedStrategy;
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
-use fleet::ps::{CommunicatorOptions, LocalServers, PullMode, ServerTables};
+use fleet::ps::{CommunicatorOptions, LocalServers, PullMode, SaveFormat, SaveMode, ServerTables};
 use fleet::rng::Sequence;
 use fleet::servers::{
     Exchange, Place, ServerJob, Worker, communicator_options, steps_between_reports,
@@ -389,13 +389,128 @@ fn switches_of_the_exchange_are_as_they_are_marked() {
             Some(Item::Bool(value)) => Value::Bool(!value),
             Some(Item::Int32(value)) if field.name == "use_ps_gpu" => Value::from(1 - value),
             Some(Item::Int32(value)) => Value::from(value.max(0) + 2),
+            Some(Item::Float(value)) => Value::from(f64::from(value) * 2.0),
+            _ if field.name == "non_finite" => Value::from("count"),
             _ => Value::from("gpu"),
         };
         assert!(!matches!(field.kind, Kind::Message(_)), "{}: no case", field.name);
         let mut strategy = DistributedStrategy::new();
+        let mut before = before.clone();
+        if field.name == "non_finite_limit" {
+            strategy.set_strictly("a_sync_configs.non_finite", "clip").unwrap();
+            before = outcome(&strategy);
+        }
         strategy.set_strictly(&format!("a_sync_configs.{}", field.name), other).unwrap();
         let changes = outcome(&strategy) != before;
         let excused = ELSEWHERE.contains(&field.name);
         assert!(changes != field.ignored.is_some() || excused, "{}: {changes}", field.name);
     }
+}
+
+/// A worker's step whose gradient is infinite, in a job that says what servers do with it.
+#[test]
+fn gradients_that_are_not_finite_are_taken_as_the_strategy_says() {
+    for (non_finite, limit, row, refused) in [
+        (None, None, 0.0, true),
+        (Some("refuse"), None, 0.0, true),
+        (Some("count"), None, f32::NEG_INFINITY, false),
+        (Some("clip"), None, -5.0, false),
+        (Some("clip"), Some(3.0), -1.5, false),
+    ] {
+        let mut config = AsyncConfig::default();
+        if let Some(non_finite) = non_finite {
+            config = config.with_non_finite(non_finite);
+        }
+        if let Some(limit) = limit {
+            config = config.with_non_finite_limit(limit);
+        }
+        let strategy = DistributedStrategy::new().with_a_sync_configs(config);
+        let net = Net::new();
+        let ids = net.data("ids", [-1, 1], DType::I64);
+        let x = net.data("x", [-1, 1], DType::F32);
+        let attr = ParamAttr::from("table").init(Init::Constant(0.0));
+        let rows = ids.embedding(Embedding::new(10, 1).sparse().weight(attr)).flatten(1);
+        let loss = (rows * x).sum();
+        let optimizer: OptimizerDesc = Sgd::new(0.5).into();
+        let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
+        let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap();
+        let servers = ServerTables::all(&job.tables).unwrap();
+        let client = Arc::new(LocalServers::new(&servers, 0).unwrap());
+        let (programs, options) = (net.build().unwrap(), CommunicatorOptions::default());
+        let mut worker =
+            Worker::start(client, programs, &job, ExecOptions::threads(1), options).unwrap();
+        let ids = Tensor::from_slice(&[3i64], [1, 1]).unwrap();
+        let x = Tensor::from_slice(&[f32::INFINITY], [1, 1]).unwrap();
+        worker.run(&[("ids", &ids), ("x", &x)], &[]).unwrap();
+        let outcome = worker.flush();
+        let error = outcome.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        assert_eq!(outcome.is_err(), refused, "{non_finite:?}: {error}");
+        assert!(!refused || error.contains("a_sync_configs.non_finite"), "{error}");
+        let mut got = [9.0];
+        worker.servers().pull_sparse(0, &[3], &mut got, PullMode::Infer).unwrap();
+        assert_eq!(got, [row], "{non_finite:?}");
+        assert_eq!(worker.servers().stats(0).unwrap().non_finite, 1);
+    }
+    let strategy = DistributedStrategy::new()
+        .with_a_sync_configs(AsyncConfig::default().with_non_finite("ignore"));
+    let error = strategy.validate().unwrap_err().to_string();
+    assert!(error.contains("refuse, count, clip"), "{error}");
+}
+
+/// Servers that begin with a save keep its parameters: those of worker 0 are for jobs that begin anew. With
+/// names only these tables are the save's.
+#[test]
+fn a_job_goes_on_with_what_its_servers_have_loaded() {
+    let folder = std::env::temp_dir().join(format!("fleet-goes-on-{}", std::process::id()));
+    for (name, strategy) in [
+        ("sync", DistributedStrategy::new().with_a_sync(false)),
+        ("async", DistributedStrategy::new().with_a_sync(true)),
+        ("geo", DistributedStrategy::new().use_geo(2)),
+    ] {
+        let dir = folder.join(name);
+        let place = Place { worker: 0, worker_count: 1, server_count: 2, half_async: false };
+        let start = |seed: u64, load: Option<Option<&[u32]>>| {
+            let net = network();
+            net.set_seed(seed);
+            let loss = build(&net);
+            let optimizer = Sgd::new(0.1).into();
+            let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap();
+            let servers = ServerTables::all(&job.tables).unwrap();
+            if let Some(tables) = load {
+                servers.iter().for_each(|server| _ = server.load(&dir, tables).unwrap());
+            }
+            let client = Arc::new(LocalServers::new(&servers, 0).unwrap());
+            let (programs, options) = (net.build().unwrap(), CommunicatorOptions::default());
+            Worker::start(client, programs, &job, ExecOptions::threads(1), options).unwrap()
+        };
+        let held = |worker: &Worker| -> Trained {
+            let table = match worker.job().plan.exchange {
+                Exchange::Geo { .. } => scope_value(worker, "table"),
+                _ => {
+                    let ids: Vec<u64> = (0..ROWS as u64).collect();
+                    let mut rows = vec![0.0; (ROWS * DIM) as usize];
+                    let servers = worker.servers();
+                    servers.pull_sparse(0, &ids, &mut rows, PullMode::InferInitial).unwrap();
+                    rows
+                }
+            };
+            Trained { params: PARAMS.map(|name| scope_value(worker, name)).to_vec(), table }
+        };
+        let mut worker = start(1, None);
+        for step in 0..4 {
+            worker.run(&fed(&samples(step, BATCH).part(0..BATCH)), &[]).unwrap();
+        }
+        worker.flush().unwrap();
+        worker.save_persistables(&dir, SaveMode::All, SaveFormat::Binary).unwrap();
+        let trained = held(&worker);
+        worker.stop().unwrap();
+
+        let fresh = held(&start(2, None));
+        assert_ne!(fresh.params, trained.params, "{name}");
+        assert_eq!(held(&start(2, Some(None))), trained, "{name}");
+        let rows_alone = held(&start(2, Some(Some(&[0]))));
+        assert_eq!(rows_alone.table, trained.table, "{name}");
+        assert_eq!(rows_alone.params, fresh.params, "{name}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

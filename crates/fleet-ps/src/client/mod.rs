@@ -16,7 +16,7 @@ pub use local::LocalServers;
 pub use remote::{RemoteOptions, RemoteServers};
 
 use crate::message::{
-    BINARY, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, copy_f32s,
+    BINARY, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, copy_f32s,
 };
 use crate::server::{Caller, OPERATOR, SILENT_AFTER};
 use crate::{
@@ -79,6 +79,8 @@ struct Numbers {
 
 /// How long a barrier waits unless told otherwise: as the documented deadline of a request.
 pub(crate) const PATIENCE_DEFAULT: Duration = Duration::from_secs(180);
+/// All kinds of tables.
+const KINDS: [&str; 4] = ["sparse", "geo", "dense", "global step"];
 /// Sets of scratch memory that are kept.
 const SPLITS_MAX: usize = 64;
 
@@ -325,13 +327,21 @@ impl<T: Transport> Client<T> {
     }
 
     /// All servers write, and then all keep it, or none does.
-    fn try_save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved> {
+    fn try_save(
+        &self,
+        table: Option<u32>,
+        dir: &Path,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
         let dir = path_bytes(dir)?;
         let last = self.ask_all(Method::LastSave, Head::default(), &dir)?;
         let last = last.iter().map(|answer| number(answer)).collect::<Result<Vec<u64>>>()?;
         let save_id = last.into_iter().max().unwrap_or(0) + 1;
         let binary = if format == SaveFormat::Binary { BINARY } else { 0 };
-        let head = Head { word: mode as u32 | binary, count: save_id, ..Head::default() };
+        let Head { table, word, .. } = self.about(table)?;
+        let word = mode as u32 | binary | word;
+        let head = Head { table, word, count: save_id, ..Head::default() };
         let saved = self.ask_all(Method::Save, head, &dir);
         let end = Head { word: u32::from(saved.is_ok()), count: save_id, ..Head::default() };
         let ended = self.ask_all(Method::EndSave, end, &[]);
@@ -342,6 +352,18 @@ impl<T: Transport> Client<T> {
             sum.bytes += body.u64()?;
         }
         ended.map(|_| sum)
+    }
+
+    /// The head of a request about one table, or about all.
+    fn about(&self, table: Option<u32>) -> Result<Head> {
+        let Some(table) = table else { return Ok(Head::default()) };
+        self.job.table(table, &KINDS)?;
+        Ok(Head { table, word: ONE, ..Head::default() })
+    }
+
+    fn try_load(&self, table: Option<u32>, dir: &Path) -> Result<u64> {
+        let answers = self.ask_all(Method::Load, self.about(table)?, &path_bytes(dir)?)?;
+        answers.iter().map(|answer| number(answer)).sum()
     }
 
     /// Waits until all servers have opened a barrier.
@@ -520,26 +542,47 @@ impl<T: Transport> Servers for Client<T> {
         shrink().map_err(|error| self.place(error))
     }
 
+    fn clear(&self, table: u32) -> Result<u64> {
+        let clear = || -> Result<u64> {
+            self.job.table(table, &KINDS)?;
+            let answers = self.ask_all(Method::Clear, Head { table, ..Head::default() }, &[])?;
+            answers.iter().map(|answer| number(answer)).sum()
+        };
+        clear().map_err(|error| self.place(error))
+    }
+
     fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved> {
-        self.try_save(dir, mode, format).map_err(|error| self.place(error))
+        self.try_save(None, dir, mode, format).map_err(|error| self.place(error))
+    }
+
+    fn save_table(
+        &self,
+        table: u32,
+        dir: &Path,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
+        self.try_save(Some(table), dir, mode, format).map_err(|error| self.place(error))
+    }
+
+    fn load_table(&self, table: u32, dir: &Path) -> Result<u64> {
+        self.try_load(Some(table), dir).map_err(|error| self.place(error))
     }
 
     fn load(&self, dir: &Path) -> Result<u64> {
-        let load = || -> Result<u64> {
-            let answers = self.ask_all(Method::Load, Head::default(), &path_bytes(dir)?)?;
-            answers.iter().map(|answer| number(answer)).sum()
-        };
-        load().map_err(|error| self.place(error))
+        self.try_load(None, dir).map_err(|error| self.place(error))
     }
 
     fn stats(&self, table: u32) -> Result<TableStats> {
         let stats = || {
-            let mut sum = [0; 9];
+            let mut sum = TableStats::default();
             for answer in self.ask_all(Method::Stats, Head { table, ..Head::default() }, &[])? {
-                let numbers = crate::message::Body(&answer).u64s(sum.len() as u64)?;
-                sum.iter_mut().zip(numbers.iter()).for_each(|(sum, number)| *sum += number);
+                let mut numbers = [0; TableStats::COUNT];
+                let read = crate::message::Body(&answer).u64s(numbers.len() as u64)?;
+                numbers.iter_mut().zip(read.iter()).for_each(|(number, read)| *number = *read);
+                sum.add(&TableStats::from_numbers(numbers));
             }
-            Ok(TableStats::from_numbers(sum))
+            Ok(sum)
         };
         stats().map_err(|error| self.place(error))
     }

@@ -107,6 +107,50 @@ fn dense_tables_rates_and_steps() {
     }
 }
 
+/// Every kind of table, full and then empty: what follows is what follows on a new one.
+#[test]
+fn a_table_that_was_cleared_is_a_new_one() {
+    for sync in [false, true] {
+        let [cleared, fresh] = [0, 1].map(|_| workers(&job(3, 2, sync)));
+        let fill = |worker: &LocalServers| {
+            let ids: Vec<u64> = (0..50).collect();
+            worker.push_sparse(SPARSE, Push::new(&ids, &[1.0; 100])).unwrap();
+            worker.push_sparse(CLICK, Push::new(&ids, &[1.0; 150])).unwrap();
+            pull(worker, &ids);
+            worker.push_geo(GEO, &ids, &[1.0; 100]).unwrap();
+            worker.set_dense(DENSE, &[3.0; 5]).unwrap();
+            worker.push_dense(DENSE, &[1.0; 5]).unwrap();
+            worker.push_steps(STEPS, 7).unwrap();
+        };
+        fill(&cleared[0]);
+        assert_eq!(cleared[0].clear(SPARSE).unwrap(), 50);
+        assert_eq!(cleared[0].clear(GEO).unwrap(), 50);
+        for table in [CLICK, DENSE, STEPS] {
+            cleared[0].clear(table).unwrap();
+        }
+        assert!(cleared[1].pull_geo(GEO).unwrap().0.is_empty());
+        assert_eq!(cleared[0].push_steps(STEPS, 0).unwrap(), 0);
+        assert_eq!(dense(&cleared[0]), [0.0; 5]);
+        for worker in [&cleared[0], &fresh[0]] {
+            fill(worker);
+        }
+        if sync {
+            for workers in [&cleared, &fresh] {
+                workers[1].finish().unwrap();
+                workers[0].arrive(Arrival::Sent).unwrap();
+            }
+        }
+        assert_eq!(pull(&cleared[0], &[0, 49]), pull(&fresh[0], &[0, 49]));
+        assert_eq!(dense(&cleared[0]), dense(&fresh[0]));
+        assert_eq!(cleared[1].pull_geo(GEO).unwrap(), fresh[1].pull_geo(GEO).unwrap());
+        for table in [SPARSE, CLICK, GEO] {
+            let count = |worker: &LocalServers| worker.stats(table).unwrap().row_count;
+            assert_eq!(count(&cleared[0]), count(&fresh[0]), "table {table}");
+        }
+        assert!(cleared[0].clear(99).unwrap_err().to_string().contains("no such table"));
+    }
+}
+
 #[test]
 fn geo_workers_exchange_what_changed() {
     let workers = workers(&job(3, 2, false));

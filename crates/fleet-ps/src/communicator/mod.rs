@@ -17,6 +17,8 @@ mod asynchronous;
 mod batch;
 mod geo;
 mod half_async;
+#[cfg(test)]
+mod knobs;
 mod look_ahead;
 mod outbox;
 mod schedule;

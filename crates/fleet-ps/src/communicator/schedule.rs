@@ -30,9 +30,14 @@ impl Rates {
         Rates::default()
     }
 
-    /// The rate of the first step: one worker is enough to set it.
+    /// The rate of the first step, or of the next where servers have counted some already (they have loaded a
+    /// save, or this worker was started again): one worker is enough to set it.
     pub(super) fn begin(&self, servers: &dyn Servers) -> Result<()> {
-        if servers.worker() == 0 { self.set(servers, 0) } else { Ok(()) }
+        if servers.worker() != 0 {
+            return Ok(());
+        }
+        let made = self.steps_table.map_or(Ok(0), |table| servers.push_steps(table, 0))?;
+        self.set(servers, made)
     }
 
     pub(super) fn set(&self, servers: &dyn Servers, step: u64) -> Result<()> {

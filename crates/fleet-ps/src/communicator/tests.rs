@@ -5,10 +5,10 @@ use crate::TableConfig;
 use crate::rule::Sgd;
 use crate::{Initializer, JobTables, LocalServers, NonFinite, Rule, ServerTables, SparseConfig};
 
-const DENSE: u32 = 1;
-const SPARSE: u32 = 0;
+pub(super) const DENSE: u32 = 1;
+pub(super) const SPARSE: u32 = 0;
 
-fn job(workers: usize, geo: bool) -> JobTables {
+pub(super) fn job(workers: usize, geo: bool) -> JobTables {
     let config = SparseConfig {
         rule: Rule::Sgd(Sgd { lr: 1.0 }),
         initializer: Initializer::Constant(0.0),
@@ -25,7 +25,7 @@ fn job(workers: usize, geo: bool) -> JobTables {
     JobTables { server_count: 2, worker_count: workers, sync: false, tables: vec![rows, dense] }
 }
 
-fn workers(job: &JobTables) -> Vec<Arc<dyn Servers>> {
+pub(super) fn workers(job: &JobTables) -> Vec<Arc<dyn Servers>> {
     let servers = ServerTables::all(job).unwrap();
     let worker =
         |worker| -> Arc<dyn Servers> { Arc::new(LocalServers::new(&servers, worker).unwrap()) };

@@ -11,6 +11,7 @@ use crate::rule::{How, Row};
 use crate::{NonFinite, Rule, TableStats};
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 
 /// When pushes are applied.
@@ -78,6 +79,7 @@ pub(crate) struct DenseRuntime {
     pub state: Vec<f32>,
     pub sum: Vec<f32>,
     pub read: Vec<Vec<f32>>,
+    pub is_loaded: bool,
 }
 
 /// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that all
@@ -112,6 +114,14 @@ struct Inner {
     pushes: u64,
     /// What each worker last read, where its gradients are corrected; empty until it has.
     read: Vec<Vec<f32>>,
+    /// The parameters are those of a save.
+    is_loaded: bool,
+    /// Updates that were made, and how many of them each worker had when it last read.
+    updates: u64,
+    read_at: HashMap<usize, u64>,
+    /// Of a push: updates since its worker last read. The sum and the largest.
+    staleness_sum: u64,
+    staleness_max: u64,
 }
 
 impl DenseTable {
@@ -133,6 +143,11 @@ impl DenseTable {
             pulls: 0,
             pushes: 0,
             read: vec![Vec::new(); config.corrected_workers],
+            is_loaded: false,
+            updates: 0,
+            read_at: HashMap::new(),
+            staleness_sum: 0,
+            staleness_max: 0,
         };
         Ok(DenseTable { config, inner: Mutex::new(inner) })
     }
@@ -160,6 +175,17 @@ impl DenseTable {
         Ok(())
     }
 
+    /// The parameters that a job begins with, unless a save was loaded: those stay. Returns whether they
+    /// were taken.
+    pub fn begin(&self, values: &[f32]) -> Result<bool> {
+        self.check_len("values", values.len())?;
+        let mut inner = self.lock();
+        if !inner.is_loaded {
+            inner.values.copy_from_slice(values);
+        }
+        Ok(!inner.is_loaded)
+    }
+
     pub fn pull(&self, out: &mut [f32]) -> Result<()> {
         self.check_len("out", out.len())?;
         let mut inner = self.lock();
@@ -174,6 +200,8 @@ impl DenseTable {
         let mut inner = self.lock();
         out.copy_from_slice(&inner.values);
         inner.pulls += 1;
+        let updates = inner.updates;
+        inner.read_at.insert(worker, updates);
         if let Some(read) = inner.read.get_mut(worker) {
             read.clear();
             read.extend_from_slice(out);
@@ -200,6 +228,7 @@ impl DenseTable {
         inner.non_finite += bad;
         inner.push_count += 1;
         inner.pushes += 1;
+        inner.measure(worker);
         let grad = inner.corrected(worker, grad);
         match self.config.update {
             Update::Now => {
@@ -225,6 +254,18 @@ impl DenseTable {
         count
     }
 
+    /// Parameters, optimizer and what waits become what they were when the table was made; the rate stays.
+    pub fn clear(&self) {
+        let mut inner = self.lock();
+        inner.values.fill(0.0);
+        inner.state.fill(0.0);
+        self.config.rule.init_state(self.config.len, &mut inner.state);
+        inner.sum.fill(0.0);
+        (inner.push_count, inner.is_loaded) = (0, false);
+        inner.read.iter_mut().for_each(Vec::clear);
+        inner.read_at.clear();
+    }
+
     pub(crate) fn image(&self) -> DenseImage {
         let shape = DenseImage::empty(&self.config.rule, 0).shape;
         let inner = self.lock();
@@ -240,6 +281,7 @@ impl DenseTable {
             state: inner.state.clone(),
             sum: inner.sum.clone(),
             read: inner.read.clone(),
+            is_loaded: inner.is_loaded,
         }
     }
 
@@ -254,11 +296,11 @@ impl DenseTable {
         }
         (inner.values, inner.state, inner.sum) = (runtime.values, runtime.state, runtime.sum);
         (inner.rate_scale, inner.push_count) = (runtime.rate_scale, runtime.push_count);
-        inner.read = runtime.read;
+        (inner.read, inner.is_loaded) = (runtime.read, runtime.is_loaded);
         Ok(())
     }
 
-    /// Overwrites parameters and state.
+    /// Overwrites parameters and state by those of a save.
     pub(crate) fn restore(&self, image: DenseImage) -> Result<()> {
         self.check_len("values", image.values.len())?;
         let mut inner = self.lock();
@@ -267,6 +309,7 @@ impl DenseTable {
             return Err(error.expected(inner.state.len()).got(image.state.len()));
         }
         (inner.values, inner.state) = (image.values, image.state);
+        inner.is_loaded = true;
         Ok(())
     }
 
@@ -286,6 +329,8 @@ impl DenseTable {
             pulled: inner.pulls,
             pushed: inner.pushes,
             non_finite: inner.non_finite,
+            staleness_sum: inner.staleness_sum,
+            staleness_max: inner.staleness_max,
             ..TableStats::default()
         }
     }
@@ -323,6 +368,14 @@ impl DenseTable {
 }
 
 impl Inner {
+    /// How old the parameters are that a push comes of.
+    fn measure(&mut self, worker: usize) {
+        let Some(at) = self.read_at.get(&worker) else { return };
+        let staleness = self.updates - at;
+        self.staleness_sum += staleness;
+        self.staleness_max = self.staleness_max.max(staleness);
+    }
+
     /// g + g² (now - read): DC-ASGD, whose λ is 1.
     fn corrected<'g>(&self, worker: usize, grad: Cow<'g, [f32]>) -> Cow<'g, [f32]> {
         let Some(read) = self.read.get(worker).filter(|read| read.len() == grad.len()) else {
@@ -336,6 +389,7 @@ impl Inner {
     }
 
     fn apply(&mut self, rule: &Rule, grad: &[f32]) {
+        self.updates += 1;
         if self.values.is_empty() {
             return;
         }
@@ -404,6 +458,28 @@ mod tests {
             alone.push(&[3.0, -3.0, 3.0 * step as f32]).unwrap();
         }
         assert_eq!(values(&poured), values(&alone));
+    }
+
+    /// Updates between a worker's reading and its push, whoever made them; none where all wait for all.
+    #[test]
+    fn staleness_is_what_the_parameters_of_a_push_lacked() {
+        let sgd = Rule::Sgd(Sgd { lr: 0.5 });
+        for (update, sum, max) in [(Update::Now, 3, 2), (Update::Pour, 0, 0)] {
+            let table = DenseTable::new(config(sgd, update, 1)).unwrap();
+            let mut out = [0.0];
+            table.push_by(1, &[1.0]).unwrap();
+            (0..2).for_each(|worker| table.pull_by(worker, &mut out).unwrap());
+            for worker in [0, 0, 1] {
+                table.push_by(worker, &[1.0]).unwrap();
+            }
+            table.pull_by(1, &mut out).unwrap();
+            table.push_by(1, &[1.0]).unwrap();
+            table.pour();
+            table.pull_by(1, &mut out).unwrap();
+            table.push_by(1, &[1.0]).unwrap();
+            let stats = table.stats();
+            assert_eq!((stats.pushed, stats.staleness_sum, stats.staleness_max), (6, sum, max));
+        }
     }
 
     /// Two workers read at the same time; the second one's gradient is of parameters that the first one has

@@ -2,7 +2,7 @@
 
 use super::{Caller, SILENT_AFTER, ServerTables, Sign, SignKind, Table, lock};
 use crate::message::{
-    BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, SHOWS, SLOTS, bytes_of, fill_f32s,
+    BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, fill_f32s,
 };
 use crate::save::job;
 use crate::{Arrival, PullMode, Push, START_ROUNDS, SaveFormat, SaveMode, SparseTable, TableStats};
@@ -90,7 +90,7 @@ impl ServerTables {
                 let numbers = body.rest_f32s()?;
                 match method {
                     Method::PushDense => table.push_by(caller.worker, &numbers),
-                    _ => table.set(&numbers),
+                    _ => table.begin(&numbers).map(drop),
                 }
             }
             Method::SetRateScale => {
@@ -140,17 +140,25 @@ impl ServerTables {
                 answer.extend(self.rows(head.table)?.shrink(days)?.to_le_bytes());
                 Ok(())
             }
+            Method::Clear => {
+                answer.extend(self.clear(head.table)?.to_le_bytes());
+                Ok(())
+            }
             Method::Save => {
-                let mode = SaveMode::parse(i64::from(head.word & !BINARY))?;
+                let mode = SaveMode::parse(i64::from(head.word & !(BINARY | ONE)))?;
                 let binary = head.word & BINARY != 0;
                 let format = if binary { SaveFormat::Binary } else { SaveFormat::Text };
-                let saved = self.save(caller, Path::new(body.text()?), head.count, mode, format)?;
+                let dir = Path::new(body.text()?);
+                let saved =
+                    self.save(caller, (dir, self.named(head)?), head.count, mode, format)?;
                 answer.extend(bytes_of(&[saved.row_count, saved.bytes]).iter());
                 Ok(())
             }
             Method::EndSave => self.end_save(caller, head.count, head.word == 1),
             Method::Load => {
-                let loaded = self.load(Path::new(body.text()?), None)?;
+                let tables = self.named(head)?;
+                let dir = Path::new(body.text()?);
+                let loaded = self.load(dir, tables.as_ref().map(std::slice::from_ref))?;
                 answer.extend(loaded.to_le_bytes());
                 Ok(())
             }
@@ -238,6 +246,33 @@ impl ServerTables {
             outcome = outcome.and(poured);
         }
         outcome
+    }
+
+    /// The table that a request is about, where it is not about all.
+    fn named(&self, head: Head) -> Result<Option<u32>> {
+        match head.word & ONE {
+            0 => Ok(None),
+            _ => self.table(head.table).map(|_| Some(head.table)),
+        }
+    }
+
+    /// Makes a table what it was when it was made.
+    fn clear(&self, table: u32) -> Result<u64> {
+        match self.table(table)? {
+            Table::Dense(table) => {
+                table.clear();
+                Ok(0)
+            }
+            Table::Sparse { rows, pending } => {
+                lock(pending).pushes.clear();
+                rows.clear()
+            }
+            Table::Geo(geo) => geo.clear(),
+            Table::GlobalStep(steps) => {
+                steps.restore(0);
+                Ok(0)
+            }
+        }
     }
 
     pub(crate) fn stats(&self, table: u32) -> Result<TableStats> {

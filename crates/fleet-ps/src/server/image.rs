@@ -32,7 +32,7 @@ enum TableImage<'a> {
     GlobalStep(u64),
 }
 
-const MAGIC: &[u8; 8] = b"FLEETPS2";
+const MAGIC: &[u8; 8] = b"FLEETPS3";
 /// Ends the rows of a table: no kind of record.
 const ROWS_END: u8 = 255;
 /// A list in an image is shorter; a longer one is a damaged file.
@@ -97,6 +97,7 @@ impl ServerTables {
                     state: input.list()?,
                     sum: input.list()?,
                     read: (0..input.u64()?).map(|_| input.list()).collect::<Result<_>>()?,
+                    is_loaded: input.u64()? != 0,
                 })?,
                 Table::Sparse { rows, pending } => {
                     rows.set_rate_scale(input.f32()?)?;
@@ -161,6 +162,7 @@ impl Image<'_> {
                     out.list(&dense.sum)?;
                     out.u64(dense.read.len() as u64)?;
                     dense.read.iter().try_for_each(|read| out.list(read))?;
+                    out.u64(u64::from(dense.is_loaded))?;
                 }
                 TableImage::Sparse { rate_scale, pending, rows } => {
                     out.write_all(&rate_scale.to_le_bytes())?;

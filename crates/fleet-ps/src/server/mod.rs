@@ -170,13 +170,14 @@ impl ServerTables {
                 .got(format!("{method:?}")));
         }
         let (head, body) = Head::decode(request)?;
+        let walks = matches!(method, Method::Shrink | Method::Clear);
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
-            let _alone = (method == Method::Shrink).then(|| lock(&self.keeping));
+            let _alone = walks.then(|| lock(&self.keeping));
             return self.run(caller, method, (head, body), answer, || Ok(()));
         };
         keeper.wait_for_room()?;
-        // Shrinking takes long, and a snapshot must not be cut in the middle of it.
-        let alone = (method == Method::Shrink).then(|| lock(&self.keeping));
+        // Walking over all rows takes long, and a snapshot must not be cut in the middle of it.
+        let alone = walks.then(|| lock(&self.keeping));
         let result = {
             let _open = self.gate.read().unwrap_or_else(PoisonError::into_inner);
             let append = || keeper.append(caller, method as u8, request);

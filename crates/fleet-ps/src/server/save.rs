@@ -78,15 +78,16 @@ impl ServerTables {
         Ok(loaded)
     }
 
-    /// The first phase: writes all tables. A save that nobody ended is given up.
+    /// The first phase: writes all tables, or the one that is named. A save that nobody ended is given up.
     pub(super) fn save(
         &self,
         by: Caller,
-        dir: &Path,
+        (dir, table): (&Path, Option<u32>),
         save_id: u64,
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
+        self.keep_other_tables(dir, table)?;
         let _alone = lock(&self.keeping);
         if let Some(saving) = lock(&self.saving).as_ref().filter(|it| self.keeps_out(it, by)) {
             return Err(Error::unavailable("another save is under way")
@@ -103,7 +104,7 @@ impl ServerTables {
         let options = SaveOptions { mode, format, server, server_count, save_id };
         let (taken, written) = (Vec::new(), Time::now());
         let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken, by, written };
-        match self.write_all(dir, &options, &mut saving) {
+        match self.write_all((dir, table), &options, &mut saving) {
             Ok(saved) => {
                 saving.written = Time::now();
                 *lock(&self.saving) = Some(saving);
@@ -116,6 +117,19 @@ impl ServerTables {
         }
     }
 
+    /// A save ends the one before in its folder: one of a single table would end one of all.
+    fn keep_other_tables(&self, dir: &Path, table: Option<u32>) -> Result<()> {
+        let Some(table) = table else { return Ok(()) };
+        let is_there = |other: &u32| *other != table && save::table_folder(dir, *other).exists();
+        match self.tables.keys().find(|other| is_there(other)) {
+            None => Ok(()),
+            Some(other) => Err(Error::invalid("a folder has saves of other tables")
+                .expected(format!("a folder for table {table} alone"))
+                .got(format!("table {other} in {}", dir.display()))
+                .help("a save ends the one before: save one table into a folder of its own")),
+        }
+    }
+
     /// Whether a save that is not ended is that of somebody else, who is still there.
     fn keeps_out(&self, saving: &Saving, by: Caller) -> bool {
         let is_here = |worker| self.presence.sign(worker).kind == SignKind::Here;
@@ -124,9 +138,15 @@ impl ServerTables {
             && Time::now().since(saving.written) < OPEN_SPAN_MAX
     }
 
-    fn write_all(&self, dir: &Path, options: &SaveOptions, saving: &mut Saving) -> Result<Saved> {
+    fn write_all(
+        &self,
+        (dir, table): (&Path, Option<u32>),
+        options: &SaveOptions,
+        saving: &mut Saving,
+    ) -> Result<Saved> {
         let mut sum = Saved::default();
-        for config in &self.job.tables {
+        let wanted = |config: &&TableConfig| table.is_none_or(|table| table == config.table_id());
+        for config in self.job.tables.iter().filter(wanted) {
             let table_id = config.table_id();
             let saved = match (self.table(table_id)?, config) {
                 (Table::Dense(table), TableConfig::Dense { len, options: dense, .. }) => {

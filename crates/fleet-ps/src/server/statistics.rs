@@ -44,6 +44,8 @@ impl ServerTables {
             non_finite: stats.non_finite,
             deleted_rows: stats.deleted,
             queued_pushes,
+            staleness_mean: stats.staleness_mean(),
+            staleness_max: stats.staleness_max,
         })
     }
 

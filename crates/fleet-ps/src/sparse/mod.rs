@@ -292,6 +292,7 @@ impl SparseTable {
             dropped: count(&self.counters.dropped),
             non_finite: count(&self.counters.non_finite),
             deleted: count(&self.counters.deleted),
+            ..TableStats::default()
         }
     }
 

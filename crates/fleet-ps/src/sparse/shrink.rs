@@ -9,6 +9,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Days unseen after which a plain table drops a row, unless told otherwise: as click tables do.
 const UNSEEN_DAYS_DEFAULT: u8 = 30;
 
+/// Whether an id stays that was unseen for so many days, and its row where it has one.
+type Keep<'k> = dyn Fn(u8, Option<&mut [f32]>) -> bool + 'k;
+
 impl SparseTable {
     /// Deletes rows that were unseen for more than `unseen_days` days (the accessor's number or 30 if
     /// none is given). A click table first decays its shows and clicks, and also deletes rows whose
@@ -21,10 +24,28 @@ impl SparseTable {
             (Accessor::Ctr(ctr), None) => ctr.delete_after_unseen_days,
             (Accessor::Plain, None) => UNSEEN_DAYS_DEFAULT,
         };
+        self.retain(&|unseen_days, row| {
+            let keep = unseen_days <= days_max;
+            let (Accessor::Ctr(ctr), Some(row)) = (&self.core.config.accessor, row) else {
+                return keep;
+            };
+            row[SHOW] *= ctr.show_click_decay_rate;
+            row[CLICK] *= ctr.show_click_decay_rate;
+            keep && ctr.score(row[SHOW], row[CLICK]) >= ctr.delete_threshold
+        })
+    }
+
+    /// Deletes all rows, and forgets ids that wait for theirs. Returns how many rows went.
+    pub fn clear(&self) -> Result<u64> {
+        let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.retain(&|_, _| false)
+    }
+
+    fn retain(&self, keep: &Keep<'_>) -> Result<u64> {
         let mut gone = 0;
         for shard in 0..self.shards.len() {
             let mut segment = 0;
-            while let Some(count) = self.shrink_segment(shard, segment, days_max)? {
+            while let Some(count) = self.retain_segment(shard, segment, keep)? {
                 gone += count;
                 segment += 1;
             }
@@ -35,7 +56,7 @@ impl SparseTable {
 
     /// None behind the last segment. A segment that is split meanwhile may decay twice: its upper half
     /// comes again at the end. That needs 19 thousand new ids in a shard within one shrink.
-    fn shrink_segment(&self, shard: usize, segment: usize, days_max: u8) -> Result<Option<u64>> {
+    fn retain_segment(&self, shard: usize, segment: usize, keep: &Keep<'_>) -> Result<Option<u64>> {
         let core = &self.core;
         let mut shard = self.lock(shard);
         if segment >= shard.index.segment_count() {
@@ -44,21 +65,16 @@ impl SparseTable {
         let (mut rows, mut waiting) = (Vec::new(), 0);
         let mut index = std::mem::take(&mut shard.index);
         let result = index.retain_segment(&core.index_arena, segment, |_, entry| {
-            let mut keep = entry.unseen_days() <= days_max;
             let Some(slot) = entry.place().slot() else {
-                waiting += usize::from(!keep);
-                return keep;
+                let stays = keep(entry.unseen_days(), None);
+                waiting += usize::from(!stays);
+                return stays;
             };
-            if let Accessor::Ctr(ctr) = &core.config.accessor {
-                let row = core.slice(shard.row(core, slot));
-                row[SHOW] *= ctr.show_click_decay_rate;
-                row[CLICK] *= ctr.show_click_decay_rate;
-                keep &= ctr.score(row[SHOW], row[CLICK]) >= ctr.delete_threshold;
-            }
-            if !keep {
+            let stays = keep(entry.unseen_days(), Some(core.slice(shard.row(core, slot))));
+            if !stays {
                 rows.push(slot);
             }
-            keep
+            stays
         });
         shard.index = index;
         result?;

@@ -35,6 +35,11 @@ impl Worker {
     /// worker.flush()?;
     /// assert_eq!(worker.read_rows("rows", &[7])?[..2], [3.0, 0.0]); // shows and clicks
     /// assert_eq!(worker.shrink(None)?, 1); // 900 was shown once: its score is 0.098
+    /// # let dir = std::env::temp_dir().join(format!("fleet-table-doc-{}", std::process::id()));
+    /// worker.save_table("rows", &dir, SaveMode::All, SaveFormat::Binary)?;
+    /// assert_eq!((worker.clear("rows")?, worker.table_stats("rows")?.row_count), (1, 0));
+    /// assert_eq!(worker.load_table("rows", &dir)?, 1);
+    /// # std::fs::remove_dir_all(&dir).ok();
     /// worker.stop()?;
     /// # Ok::<(), fleet::Error>(())
     /// ```
@@ -42,6 +47,14 @@ impl Worker {
         self.flush()?;
         let tables = self.job().plan.tables.sparse.iter();
         tables.map(|table| self.servers().shrink(table.table_id, unseen_days)).sum()
+    }
+
+    /// Deletes all rows of a table by the name of its parameter: ids get new ones when they come. Returns how many
+    /// there were. GEO's workers have copies of the table, and keep them.
+    pub fn clear(&mut self, table: &str) -> Result<u64> {
+        let table = self.sparse_table(table)?.table_id;
+        self.flush()?;
+        self.servers().clear(table)
     }
 
     /// The rows of a table by the name of its parameter, as a lookup would give them, one after another;
@@ -59,7 +72,7 @@ impl Worker {
         self.servers().stats(self.sparse_table(table)?.table_id)
     }
 
-    fn sparse_table(&self, name: &str) -> Result<&SparseTable> {
+    pub(super) fn sparse_table(&self, name: &str) -> Result<&SparseTable> {
         let tables = &self.job().plan.tables.sparse;
         tables.iter().find(|table| table.name == name).ok_or_else(|| {
             let known: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();

@@ -10,6 +10,8 @@ use std::path::Path;
 
 /// The folder of a save that holds what only a worker has.
 const WORKER_FOLDER: &str = "worker";
+/// The folder of a save that holds the program for inference and its parameters.
+const MODEL_FOLDER: &str = "model";
 
 impl Worker {
     /// Saves all tables of all servers into a folder that they see by this name, and what only a worker has. One
@@ -31,6 +33,73 @@ impl Worker {
         let pairs = tensors.iter().map(|(name, tensor)| (*name, tensor));
         save_tensors(dir.join(WORKER_FOLDER), pairs, &meta)?;
         Ok(saved)
+    }
+
+    /// Saves what inference needs (`save_inference_model`): all that [`Worker::save_persistables`] saves, and under
+    /// `model/` the part of the program that makes `targets`, with its parameters. Its lookups name the tables that
+    /// are saved beside it; GEO's programs have their rows themselves. [`Fleet::distributed_infer`](crate::Fleet)
+    /// predicts from the folder, and `fleet print DIR/model` shows the program. One worker calls it.
+    ///
+    /// ```
+    /// use fleet::prelude::*;
+    /// use fleet::ps::{SaveFormat, SaveMode};
+    /// use fleet::{DistributedStrategy, Fleet};
+    /// # let dir = std::env::temp_dir().join(format!("fleet-worker-model-{}", std::process::id()));
+    /// let (fleet, net) = (Fleet::parameter_server()?, Net::new());
+    /// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
+    /// let score = ids.sparse_embedding([1000, 8]).flatten(1).fc(1);
+    /// let loss = score.mse_loss(y, Reduction::Mean);
+    /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
+    /// let job = optimizer.minimize_on_servers(&net, loss)?;
+    /// let score = score.name();
+    /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
+    /// worker.save_inference_model(&dir, &[&score], SaveMode::All, SaveFormat::Binary)?;
+    /// worker.stop()?;
+    ///
+    /// let model = fleet::load_inference_model(dir.join("model"))?;
+    /// assert_eq!((model.feeds, model.targets), (vec!["ids".to_string()], vec![score]));
+    /// assert!(model.program.to_string().contains("distributed_lookup_table"));
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn save_inference_model(
+        &mut self,
+        dir: impl AsRef<Path>,
+        targets: &[&str],
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
+        let dir = dir.as_ref();
+        // A wrong name is told before anything is written.
+        for target in targets {
+            self.session.programs.main.var_named(target)?;
+        }
+        let saved = self.save_persistables(dir, mode, format)?;
+        let Session { programs, scope, .. } = &self.session;
+        crate::save_inference_model(dir.join(MODEL_FOLDER), &programs.main, targets, scope)?;
+        Ok(saved)
+    }
+
+    /// Saves the rows of one table, by the name of its parameter, into a folder of its own (`save_one_table`). One
+    /// worker calls it.
+    pub fn save_table(
+        &mut self,
+        table: &str,
+        dir: impl AsRef<Path>,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
+        let table = self.sparse_table(table)?.table_id;
+        self.flush()?;
+        self.servers().save_table(table, dir.as_ref(), mode, format)
+    }
+
+    /// Loads the rows of one table over what is there, from a save of it or of all tables (`load_one_table`). One
+    /// worker calls it. GEO's workers have copies of the table, and keep them.
+    pub fn load_table(&mut self, table: &str, dir: impl AsRef<Path>) -> Result<u64> {
+        let table = self.sparse_table(table)?.table_id;
+        self.flush()?;
+        self.servers().load_table(table, dir.as_ref())
     }
 
     /// Loads the latest save in a folder over the tables of all servers, and takes the parameters from there.

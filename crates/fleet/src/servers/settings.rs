@@ -95,3 +95,83 @@ pub fn communicator_options(
 pub fn steps_between_reports(strategy: &DistributedStrategy) -> u32 {
     strategy.a_sync_configs().lr_decay_steps().max(1).unsigned_abs()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::AsyncConfig;
+
+    fn options(config: AsyncConfig, variables: &[(&str, &str)]) -> Result<CommunicatorOptions> {
+        let strategy = DistributedStrategy::new().with_a_sync_configs(config);
+        communicator_options(&strategy, &variables.iter().copied().collect())
+    }
+
+    /// The variable, what it changes, and that what is assigned counts for more.
+    #[test]
+    fn every_variable_sets_its_knob_where_the_strategy_does_not() {
+        let usual = CommunicatorOptions::default();
+        let assigned = AsyncConfig::default()
+            .with_max_merge_var_num(3)
+            .with_send_queue_size(3)
+            .with_send_wait_times(3)
+            .with_thread_pool_size(3)
+            .with_independent_recv_thread(false)
+            .with_min_send_grad_num_before_recv(3);
+        let kept = options(assigned.clone(), &[]).unwrap();
+        for (name, value, want) in [
+            (
+                "FLAGS_communicator_max_merge_var_num",
+                "7",
+                CommunicatorOptions { merge_count_max: 7, ..usual },
+            ),
+            (
+                "FLAGS_communicator_send_queue_size",
+                "7",
+                CommunicatorOptions { queue_len_max: 7, ..usual },
+            ),
+            (
+                "FLAGS_communicator_send_wait_times",
+                "0",
+                CommunicatorOptions { wait_count_max: 0, ..usual },
+            ),
+            (
+                "FLAGS_communicator_thread_pool_size",
+                "7",
+                CommunicatorOptions { thread_count: 7, ..usual },
+            ),
+            ("FLAGS_rpc_send_thread_num", "7", CommunicatorOptions { thread_count: 7, ..usual }),
+            (
+                "FLAGS_communicator_independent_recv_thread",
+                "1",
+                CommunicatorOptions { receives_apart: true, ..usual },
+            ),
+            (
+                "FLAGS_communicator_min_send_grad_num_before_recv",
+                "7",
+                CommunicatorOptions { sends_before_receive: 7, ..usual },
+            ),
+            (
+                "CPU_NUM",
+                "7",
+                CommunicatorOptions {
+                    merge_count_max: 7,
+                    queue_len_max: 7,
+                    sends_before_receive: 7,
+                    ..usual
+                },
+            ),
+        ] {
+            assert_eq!(options(AsyncConfig::default(), &[(name, value)]).unwrap(), want, "{name}");
+            assert_eq!(options(assigned.clone(), &[(name, value)]).unwrap(), kept, "{name}");
+            let error = options(AsyncConfig::default(), &[(name, "many")]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("many"), "{error}");
+        }
+        // No field of the strategy says this one.
+        let flag = ("FLAGS_communicator_is_sgd_optimizer", "0");
+        let averages = CommunicatorOptions { averages: true, ..kept };
+        assert_eq!(options(assigned, &[flag]).unwrap(), averages);
+        // The flag is nearer than the number of cores.
+        let both = [("CPU_NUM", "4"), ("FLAGS_communicator_send_queue_size", "9")];
+        assert_eq!(options(AsyncConfig::default(), &both).unwrap().queue_len_max, 9);
+    }
+}

@@ -1,0 +1,321 @@
+//! What each knob of a worker's traffic does, seen at the servers.
+
+use super::tests::{DENSE, SPARSE, job, workers};
+use super::*;
+use crate::{Arrival, JobTables, SaveFormat, SaveMode, Saved, TableStats};
+use std::path::Path;
+use std::sync::Condvar;
+use std::time::Instant;
+
+const STEPS: u32 = 2;
+/// Long enough for any machine; nobody waits so long.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What the servers were asked for.
+#[derive(Clone, Debug, PartialEq)]
+enum Asked {
+    PushRows,
+    PushNumbers,
+    /// By the thread of this name.
+    PullNumbers(String),
+    Rate(f32),
+    Steps(u32),
+}
+
+type Condition = dyn Fn(&[Asked]) -> bool + Send + Sync;
+
+/// Servers of this process that write down what they are asked, and can be made to wait before they answer.
+struct Watched {
+    servers: Arc<dyn Servers>,
+    asked: Mutex<Vec<Asked>>,
+    changed: Condvar,
+    /// A push goes on when this holds of what was asked, its own asking included.
+    goes_on: Box<Condition>,
+}
+
+impl Watched {
+    fn new(goes_on: impl Fn(&[Asked]) -> bool + Send + Sync + 'static) -> Arc<Watched> {
+        let mut job = job(1, false);
+        job.tables.push(TableConfig::GlobalStep { table_id: STEPS });
+        let servers = workers(&job).remove(0);
+        let (asked, changed) = Default::default();
+        Arc::new(Watched { servers, asked, changed, goes_on: Box::new(goes_on) })
+    }
+
+    fn note(&self, asked: Asked) {
+        lock(&self.asked).push(asked);
+        self.changed.notify_all();
+    }
+
+    /// What pushes wait for has changed.
+    fn wake(&self) {
+        drop(lock(&self.asked));
+        self.changed.notify_all();
+    }
+
+    /// Waits until something holds of what was asked.
+    fn until(&self, what: &str, holds: impl Fn(&[Asked]) -> bool) -> Result<()> {
+        let (_asked, outcome) = self
+            .changed
+            .wait_timeout_while(lock(&self.asked), DEADLINE, |asked| !holds(asked))
+            .unwrap_or_else(PoisonError::into_inner);
+        match outcome.timed_out() {
+            true => Err(Error::internal(format!("{what} did not happen"))),
+            false => Ok(()),
+        }
+    }
+
+    fn count(&self, what: &Asked) -> usize {
+        lock(&self.asked).iter().filter(|asked| *asked == what).count()
+    }
+}
+
+impl Servers for Watched {
+    fn worker(&self) -> usize {
+        self.servers.worker()
+    }
+
+    fn tables(&self) -> &JobTables {
+        self.servers.tables()
+    }
+
+    fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()> {
+        self.servers.pull_sparse(table, ids, rows, mode)
+    }
+
+    fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
+        self.note(Asked::PushRows);
+        self.until("what a push of rows waits for", &self.goes_on)?;
+        self.servers.push_sparse(table, push)
+    }
+
+    fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
+        let name = std::thread::current().name().unwrap_or_default().to_string();
+        self.note(Asked::PullNumbers(name));
+        self.servers.pull_dense(table, values)
+    }
+
+    fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()> {
+        self.note(Asked::PushNumbers);
+        self.until("what a push of numbers waits for", &self.goes_on)?;
+        self.servers.push_dense(table, grad)
+    }
+
+    fn set_dense(&self, table: u32, values: &[f32]) -> Result<()> {
+        self.servers.set_dense(table, values)
+    }
+
+    fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
+        self.note(Asked::Rate(scale));
+        self.servers.set_rate_scale(table, scale)
+    }
+
+    fn push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
+        self.servers.push_geo(table, ids, differences)
+    }
+
+    fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
+        self.servers.pull_geo(table)
+    }
+
+    fn push_steps(&self, table: u32, steps: u32) -> Result<u64> {
+        self.note(Asked::Steps(steps));
+        self.servers.push_steps(table, steps)
+    }
+
+    fn arrive(&self, at: Arrival) -> Result<()> {
+        self.servers.arrive(at)
+    }
+
+    fn rounds(&self, at: Arrival) -> Result<u64> {
+        self.servers.rounds(at)
+    }
+
+    fn finish(&self) -> Result<bool> {
+        self.servers.finish()
+    }
+
+    fn stop(&self) -> Result<()> {
+        self.servers.stop()
+    }
+
+    fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64> {
+        self.servers.shrink(table, unseen_days)
+    }
+
+    fn clear(&self, table: u32) -> Result<u64> {
+        self.servers.clear(table)
+    }
+
+    fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved> {
+        self.servers.save(dir, mode, format)
+    }
+
+    fn save_table(
+        &self,
+        table: u32,
+        dir: &Path,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
+        self.servers.save_table(table, dir, mode, format)
+    }
+
+    fn load_table(&self, table: u32, dir: &Path) -> Result<u64> {
+        self.servers.load_table(table, dir)
+    }
+
+    fn load(&self, dir: &Path) -> Result<u64> {
+        self.servers.load(dir)
+    }
+
+    fn stats(&self, table: u32) -> Result<TableStats> {
+        self.servers.stats(table)
+    }
+}
+
+fn start(servers: &Arc<Watched>, options: CommunicatorOptions) -> Communicator {
+    let rates = Rates::constant();
+    Communicator::start(servers.clone(), CommunicatorMode::Async, options, rates).unwrap()
+}
+
+fn push_row(communicator: &Communicator) {
+    communicator.push_sparse(SPARSE, Push::new(&[5], &[1.0])).unwrap();
+}
+
+/// The one that is on its way when the others come, and those as the knob allows.
+#[test]
+fn so_many_gradients_become_one_push() {
+    for (merge_count_max, pushes) in [(1, 7), (3, 3), (4, 3), (6, 2), (100, 2)] {
+        let options =
+            CommunicatorOptions { merge_count_max, wait_count_max: 0, ..Default::default() };
+        let is_open = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let opens = is_open.clone();
+        let servers = Watched::new(move |_| opens.load(Relaxed));
+        let communicator = start(&servers, options);
+        push_row(&communicator);
+        servers.until("the first push", |asked| asked.contains(&Asked::PushRows)).unwrap();
+        (0..6).for_each(|_| push_row(&communicator));
+        is_open.store(true, Relaxed);
+        servers.wake();
+        communicator.flush().unwrap();
+        assert_eq!(servers.count(&Asked::PushRows), pushes, "{merge_count_max}");
+        let mut row = [0.0];
+        communicator.look_up(SPARSE, &[5], &mut row, PullMode::Train).unwrap();
+        assert_eq!(row, [-7.0]);
+    }
+}
+
+/// A step is never further ahead of the pushes than the queue is long.
+#[test]
+fn so_many_gradients_wait_and_one_more_waits_with_the_step() {
+    for queue_len_max in [1, 3] {
+        let handed = Arc::new(AtomicU64::new(0));
+        let far = Arc::new(AtomicU64::new(0));
+        let (seen, most) = (handed.clone(), far.clone());
+        let servers = Watched::new(move |asked| {
+            let pushed = asked.iter().filter(|asked| **asked == Asked::PushRows).count() as u64;
+            let ahead = seen.load(Relaxed).saturating_sub(pushed);
+            most.fetch_max(ahead, Relaxed);
+            // The first one goes on when the queue is full.
+            pushed > 1 || ahead == queue_len_max
+        });
+        let options =
+            CommunicatorOptions { queue_len_max: queue_len_max as usize, ..Default::default() };
+        let communicator = start(&servers, options);
+        for _ in 0..40 {
+            push_row(&communicator);
+            handed.fetch_add(1, Relaxed);
+            servers.wake();
+        }
+        communicator.flush().unwrap();
+        assert_eq!(far.load(Relaxed), queue_len_max);
+        assert_eq!(servers.count(&Asked::PushRows), 40);
+    }
+}
+
+/// With time to wait all three are one push, and without anybody who asks for it.
+#[test]
+fn a_sender_looks_so_often_for_more() {
+    let servers = Watched::new(|_| true);
+    let options =
+        CommunicatorOptions { merge_count_max: 3, wait_count_max: 10_000, ..Default::default() };
+    let communicator = start(&servers, options);
+    (0..3).for_each(|_| push_row(&communicator));
+    servers.until("a push of all", |asked| asked.contains(&Asked::PushRows)).unwrap();
+    communicator.flush().unwrap();
+    assert_eq!(servers.count(&Asked::PushRows), 1);
+
+    // And with one look what is alone goes out alone.
+    let servers = Watched::new(|_| true);
+    let options = CommunicatorOptions { merge_count_max: 3, ..Default::default() };
+    let communicator = start(&servers, options);
+    let begun = Instant::now();
+    push_row(&communicator);
+    servers.until("a push of one", |asked| asked.contains(&Asked::PushRows)).unwrap();
+    assert!(begun.elapsed() >= POLL_SPAN);
+}
+
+/// Each push goes on when the other has begun.
+#[test]
+fn so_many_threads_send_at_once() {
+    let both =
+        |asked: &[Asked]| asked.contains(&Asked::PushRows) && asked.contains(&Asked::PushNumbers);
+    let servers = Watched::new(both);
+    let communicator =
+        start(&servers, CommunicatorOptions { thread_count: 2, ..Default::default() });
+    push_row(&communicator);
+    communicator.push_dense(DENSE, &[&[1.0; 3]]).unwrap();
+    communicator.flush().unwrap();
+}
+
+#[test]
+fn parameters_are_received_by_the_sender_or_by_a_thread_of_their_own() {
+    for (receives_apart, by) in [(false, "ps-send"), (true, "ps-receive")] {
+        let servers = Watched::new(|_| true);
+        let options = CommunicatorOptions { receives_apart, ..Default::default() };
+        let communicator = start(&servers, options);
+        communicator.push_dense(DENSE, &[&[1.0; 3]]).unwrap();
+        let pulled = Asked::PullNumbers(by.to_string());
+        servers.until("parameters", |asked| asked.contains(&pulled)).unwrap();
+        let others = |asked: &&Asked| matches!(asked, Asked::PullNumbers(name) if name.starts_with("ps-") && name != by);
+        assert_eq!(lock(&servers.asked).iter().find(others), None);
+    }
+}
+
+/// Steps are reported every so often, and the rate is that of all that were.
+#[test]
+fn steps_are_reported_every_so_often() {
+    for (report_every, reports) in [(1, 7), (3, 2), (10, 0)] {
+        let servers = Watched::new(|_| true);
+        let rates = Rates {
+            steps_table: Some(STEPS),
+            report_every,
+            tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
+        };
+        let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+        let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
+        (0..7).for_each(|_| communicator.sent().unwrap());
+        communicator.flush().unwrap();
+        assert_eq!(servers.count(&Asked::Steps(report_every)), reports, "{report_every}");
+        let last = (1.0 / (1.0 + (reports as u32 * report_every) as f64)) as f32;
+        let rates = lock(&servers.asked);
+        let rate = rates.iter().rfind(|asked| matches!(asked, Asked::Rate(_)));
+        assert_eq!(rate, Some(&Asked::Rate(last)), "{report_every}");
+    }
+}
+
+/// The count that a save brought, or that others have made since, is where the rate goes on.
+#[test]
+fn the_first_rate_is_that_of_the_steps_that_servers_have_counted() {
+    let servers = Watched::new(|_| true);
+    servers.servers.push_steps(STEPS, 3).unwrap();
+    let rates = Rates {
+        steps_table: Some(STEPS),
+        report_every: 10,
+        tables: vec![(DENSE, Arc::new(|step| 1.0 / (1.0 + step as f64)))],
+    };
+    let (mode, options) = (CommunicatorMode::Async, CommunicatorOptions::default());
+    let _communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
+    assert_eq!(servers.count(&Asked::Rate(0.25)), 1);
+}
