@@ -454,13 +454,14 @@ impl Program {
                 format!("{}: {}{more}", slot.name, shown.join(", "))
             })
             .collect();
+        let slots = shortened(slots);
         let source = op.source.as_deref().map(|at| format!(" at {at}")).unwrap_or_default();
         let role = match op.role.base() {
             OpRole::BACKWARD => " (backward)",
             OpRole::OPTIMIZE => " (optimizer)",
             _ => "",
         };
-        format!("{position} {}({}){role}{source}", op.name(), slots.join(", "))
+        format!("{position} {}({slots}){role}{source}", op.name())
     }
 
     /// `%name`, also where the id is wrong.
@@ -470,6 +471,24 @@ impl Program {
             None => format!("%<no such variable: {id}>"),
         }
     }
+}
+
+/// Of an op's description: fused ops have many slots, and a line is to be read.
+const SLOTS_CHARS_MAX: usize = 200;
+
+/// The slots that fit, the first in any case.
+fn shortened(slots: Vec<String>) -> String {
+    let mut text = String::new();
+    for slot in slots {
+        if !text.is_empty() && text.len() + slot.len() > SLOTS_CHARS_MAX {
+            return text + ", ..";
+        }
+        if !text.is_empty() {
+            text += ", ";
+        }
+        text += &slot;
+    }
+    text
 }
 
 fn check_name(name: &str) -> Result<()> {

@@ -532,6 +532,8 @@ impl<'a> Supervisor<'a> {
                 self.console.say(&format!("fleetrun: stopping {running} process{s}"));
             }
             self.signal_all(Signal::TERM);
+            // A process that is stopped hears nothing before it goes on.
+            self.signal_all(Signal::CONT);
             let in_time = self.await_all(self.rules.stop_timeout, &mut interrupted);
             if !in_time && interrupted.is_none() {
                 let names: Vec<String> = self

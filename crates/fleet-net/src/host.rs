@@ -33,6 +33,22 @@ pub fn id() -> String {
     }
 }
 
+/// Whether a process of this machine is stopped, by a signal or a debugger; false where that cannot be known.
+///
+/// ```
+/// let own = fleet_net::host::own_member(0);
+/// assert!(!fleet_net::host::is_stopped(&own));
+/// ```
+pub fn is_stopped(member: &Member) -> bool {
+    if member.host_id != id() {
+        return false;
+    }
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", member.pid)).unwrap_or_default();
+    // The name in front may hold anything, so look behind its last parenthesis.
+    let state = text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    matches!(state, Some('T' | 't'))
+}
+
 /// The address from which this machine reaches `address`: the one that others on that way can use.
 ///
 /// ```

@@ -27,6 +27,7 @@
 
 use crate::frame::{FrameHeader, FrameReader};
 use crate::handshake::{Hello, Purpose, greet};
+use crate::host;
 use crate::registry::{Cause, Notice, Vigilance, put_member, take_member};
 use crate::socket::{self, Bell, poll, retry};
 use crate::stream::Stream;
@@ -324,7 +325,10 @@ impl Heart {
         Ok(stream)
     }
 
-    fn tell(&self, notice: Notice) {
+    fn tell(&self, mut notice: Notice) {
+        if notice.cause == Cause::Silent && host::is_stopped(&notice.member) {
+            notice.how = Some("the process is stopped (SIGSTOP or a debugger)".into());
+        }
         let known = |other: &Notice| other.member == notice.member;
         let mut notices = self.shared.notices.lock().unwrap_or_else(PoisonError::into_inner);
         if notices.iter().any(known) {

@@ -48,7 +48,8 @@ pub enum Cause {
 pub struct Notice {
     pub member: Member,
     pub cause: Cause,
-    /// The exit code or signal, when the launcher has told.
+    /// The exit code or signal, when the launcher has told; of a silent process, that it is stopped, on the
+    /// machine where that can be seen.
     pub how: Option<String>,
     /// How long before the notice its last sign of life was.
     pub last_heartbeat: Duration,
@@ -70,10 +71,16 @@ impl Notice {
                     None => error.help("the last lines of its log say more"),
                 }
             }
-            Cause::Silent => Error::unavailable(format!(
-                "{} has been silent for {ago:.1} s: the process is stopped or its host cannot be reached",
-                self.member
-            )),
+            Cause::Silent => {
+                let silent = format!("{} has been silent for {ago:.1} s", self.member);
+                match self.how.as_deref() {
+                    Some(how) => Error::unavailable(format!("{silent}: {how}"))
+                        .help(format!("kill -CONT {} if it was meant to go on", self.member.pid)),
+                    None => Error::unavailable(format!(
+                        "{silent}: the process is stopped or its host cannot be reached"
+                    )),
+                }
+            }
             Cause::StoreLost => Error::unavailable(format!(
                 "the host of the store is lost: {}; last heartbeat {ago:.1} s before",
                 self.how.as_deref().unwrap_or("no answer")

@@ -200,6 +200,9 @@ fn a_stopped_process_is_known_to_all() {
     for error in job.wait("error", [0, 2].into_iter()) {
         let words = format!("rank 1 (host {}, pid {pid}) has been silent for ", host::name());
         assert!(error.starts_with(&words), "{error}");
+        let why = error.contains("the process is stopped (SIGSTOP or a debugger)");
+        let what = error.contains(&format!("kill -CONT {pid} if it was meant to go on"));
+        assert!(cfg!(not(target_os = "linux")) || why && what, "{error}");
     }
     job.signal(1, Signal::CONT);
     // It learns that it was given up.
