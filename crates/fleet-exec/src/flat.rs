@@ -83,6 +83,11 @@ fn ring_id(op: &Op, def: &OpDef) -> Option<i64> {
     talks.then(|| op.attr_int("ring_id"))
 }
 
+/// Whether an op does nothing but talk; one that computes in the same breath (a synchronous batch norm) does.
+pub(crate) fn only_talks(op: &Op, def: &OpDef) -> bool {
+    def.traits.lane == Lane::Ring && ring_id(op, def).is_some()
+}
+
 /// Lists the ops of the root block, sub-blocks in place behind their jumps.
 pub(crate) fn flatten(
     program: &Program,

@@ -9,7 +9,7 @@
 //! What a plan promises to kernels: no two lanes touch the same bytes at once, and an output shares
 //! memory with an input only as the op's definition allows.
 
-use crate::flat::{self, Flat, LaneChoice, LaneKey};
+use crate::flat::{self, Flat, LaneChoice, LaneKey, only_talks};
 use crate::memory::{self, Block};
 use crate::options::{Device, ExecOptions};
 use fleet_base::{Error, Result, text};
@@ -70,6 +70,8 @@ pub(crate) struct Step {
     pub kind: StepKind,
     pub op: OpId,
     pub lane: usize,
+    /// It does nothing but talk to other ranks.
+    pub talks: bool,
     /// For each other lane, how many of its steps must be done before this one starts.
     pub waits: Vec<(usize, usize)>,
 }
@@ -634,7 +636,8 @@ impl<'a> Builder<'a> {
                     (*id, StepKind::Run(self.make_instr(plan, places, at, *id, def)?))
                 }
             };
-            plan.steps.push(Step { kind, op, lane, waits: Vec::new() });
+            let talks = matches!(flat, Flat::Op(id, def) if only_talks(self.program.op(*id), def));
+            plan.steps.push(Step { kind, op, lane, talks, waits: Vec::new() });
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ impl Times {
                 op: op.name().to_string(),
                 detail: plan.program.describe_op(step.op),
                 lane: step.lane,
-                talks: op.spec.attr_index("ring_id").is_some(),
+                talks: step.talks,
                 begin_us: (begin - run_begin) as f64 * 1e-3,
                 end_us: (end - run_begin) as f64 * 1e-3,
             });
@@ -85,7 +85,7 @@ pub struct Span {
     pub detail: String,
     /// 0 computes; every other lane is a thread of its own.
     pub lane: usize,
-    /// It talks to other ranks.
+    /// It talks to other ranks, and does nothing else.
     pub talks: bool,
     /// Microseconds since the run began.
     pub begin_us: f64,

@@ -58,6 +58,10 @@ fn traffic(program: &Program, op: &Op) -> Option<Traffic> {
     op.spec.attr_index("nranks")?;
     let ranks = op.attr_usize("nranks") as f64;
     let others = ranks - 1.0;
+    if op.name().starts_with("sync_batch_norm") {
+        let record = statistics_bytes(program, op)?;
+        return Some(Traffic { calls: 1, messages: others, bytes: record * others });
+    }
     let bytes: f64 = op.input("X").iter().map(|var| bytes(program, *var)).sum();
     let (messages, bytes) = match op.name() {
         name if name.starts_with("c_allreduce") => (2.0 * others, 2.0 * bytes * others / ranks),
@@ -81,6 +85,14 @@ fn compressed_bytes(program: &Program, op: &Op) -> f64 {
     let elements: f64 = op.input("Grad").iter().map(|var| bytes(program, *var) / 4.0).sum();
     let sparsity = op.attr_floats("sparsity").last().copied().unwrap_or(0.999);
     (elements * (1.0 - sparsity)).max(1.0).floor() * PAIR
+}
+
+/// What a rank tells of its batch: two sums a channel, and a count. None where nothing is measured.
+fn statistics_bytes(program: &Program, op: &Op) -> Option<f64> {
+    let measures = !op.attr_bool("is_test") && !op.attr_bool("use_global_stats");
+    let scale = op.input("Scale").first().filter(|_| measures)?;
+    let channels = bytes(program, *scale) / program.var(*scale).dtype.size() as f64;
+    Some(4.0 * (2.0 + 2.0 * channels))
 }
 
 fn bytes(program: &Program, var: VarId) -> f64 {
@@ -117,10 +129,12 @@ impl fmt::Display for Cost {
 }
 
 fn shown(traffic: &Traffic) -> String {
+    let s = |count: usize| if count == 1 { "" } else { "s" };
+    let (calls, messages) = (traffic.calls, traffic.messages.round() as usize);
     format!(
-        "{} collective calls, {} messages, {} sent by this rank",
-        traffic.calls,
-        traffic.messages.round(),
+        "{calls} collective call{}, {messages} message{}, {} sent by this rank",
+        s(calls),
+        s(messages),
         fleet_base::text::bytes(traffic.bytes as u64)
     )
 }

@@ -44,15 +44,15 @@ impl Strategy for Dgc {
         }
         let s = facts.strategy;
         let others = [
-            (
-                s.amp(),
-                "amp",
-                "its gradients are scaled, and compression keeps some for later steps",
-            ),
+            (s.amp(), "amp", "amp scales gradients, and compression keeps some for later steps"),
             (s.fp16_allreduce(), "fp16_allreduce", "both choose how gradients travel"),
             (s.lars(), "lars", "both replace Momentum"),
             (s.gradient_merge(), "gradient_merge", "both keep gradients for later steps"),
-            (s.localsgd() || s.adaptive_localsgd(), "localsgd", "it sends no gradients"),
+            (
+                s.localsgd() || s.adaptive_localsgd(),
+                "localsgd",
+                "ranks that train alone send no gradients",
+            ),
         ];
         if let Some((_, other, why)) = others.iter().find(|(on, ..)| *on) {
             return Applies::Refused(format!("dgc and {other} do not go together: {why}"));
@@ -110,6 +110,18 @@ impl Strategy for Dgc {
             job.compressed.push((*param, out));
         }
         job.notes.push(format!("dgc: {} gradients are compressed", large.len()));
+        // A sum of n numbers is 2 n (N - 1) / N on the way, all pairs of numbers are 2 k (N - 1).
+        let kept =
+            1.0 - f64::from(job.strategy.dgc_configs().sparsities().last().copied().unwrap_or(0.0));
+        let times = kept * job.ranks.count as f64;
+        if times > 1.0 {
+            let least = 1.0 - 1.0 / job.ranks.count as f64;
+            job.notes.push(format!(
+                "dgc: pairs of {} ranks are {times:.2} times what is sent without it: up to a sparsity of \
+                 {least:.4} sums would be less",
+                job.ranks.count
+            ));
+        }
         job.place(placed)
     }
 

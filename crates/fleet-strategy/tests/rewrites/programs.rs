@@ -167,6 +167,30 @@ fn costs() {
     let half = DistributedStrategy::new().with_fp16_allreduce(true);
     let (programs, _) = rewritten(mlp, &momentum(), &half, Ranks::new(0, 4)).unwrap();
     assert_eq!(cost::cost(&programs.main).always[&0].bytes, ring.bytes / 2.0);
+    // Two floats a channel and two of a count, to three others, forwards and backwards.
+    fn normed(net: &Net) -> fleet_ir::VarId {
+        net.data("x", [-1, 6], DType::F32).fc(8).batch_norm(BatchNorm::new()).mean().id()
+    }
+    let sync = DistributedStrategy::new().with_sync_batch_norm(true);
+    let (programs, plan) = rewritten(normed, &momentum(), &sync, Ranks::new(0, 4)).unwrap();
+    let ring = plan.rings.iter().find(|ring| ring.label == "batch norm").unwrap();
+    let statistics = cost::cost(&programs.main).always[&ring.id];
+    assert_eq!((statistics.calls, statistics.messages), (2, 6.0));
+    assert_eq!(statistics.bytes, 2.0 * 3.0 * 4.0 * f64::from(2 + 2 * 8));
+}
+
+/// All pairs reach all ranks: with many ranks that is more than a sum.
+#[test]
+fn dgc_says_when_sums_are_smaller() {
+    fn wide(net: &Net) -> fleet_ir::VarId {
+        net.data("x", [-1, 64], DType::F32).fc(512).mean().id()
+    }
+    let notes = |ranks: usize| {
+        let strategy = DistributedStrategy::new().with_dgc(true);
+        rewritten(wide, &momentum(), &strategy, Ranks::new(0, ranks)).unwrap().1.notes
+    };
+    let told = |ranks: usize| notes(ranks).iter().any(|note| note.contains("sums would be less"));
+    assert!(!told(900) && told(2000), "{:?}", notes(2000));
 }
 
 /// In a step that updates, gradients of the last layers are on their way while those of the first are
