@@ -48,12 +48,22 @@ pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), Stop> {
         out.line(format!("rank {rank}: {}", trace.shares()))?;
         for span in longest(trace, args.top) {
             let (ms, kind) = ((span.end_us - span.begin_us) * 1e-3, kind(span));
-            out.line(format!("  {ms:>9.3} ms  {kind:<13}  {}", span.detail))?;
+            out.line(format!("  {ms:>9.3} ms  {kind:<13}  {}", shortened(&span.detail)))?;
         }
     }
     match &args.join {
         Some(path) => Ok(write_file(path, Trace::join(&traces).as_bytes())?),
         None => Ok(()),
+    }
+}
+
+/// Of an op with many variables; the file has all of it.
+const DETAIL_CHARS_MAX: usize = 120;
+
+fn shortened(detail: &str) -> String {
+    match detail.char_indices().nth(DETAIL_CHARS_MAX) {
+        Some((end, _)) => format!("{} ..", &detail[..end]),
+        None => detail.to_string(),
     }
 }
 

@@ -218,11 +218,14 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let merges = strategy.gradient_merge();
     let size = Size { samples, workers, merges, apart: 1, is_geo: false };
     let (demo, name) = (args.model.make(&size)?, args.model.name());
-    let usual = demo.optimizer.rule.op();
     let optimizer = suited(demo.optimizer.clone(), &strategy);
-    let rule = optimizer.rule.op();
-    if rule != usual {
-        out.line(format!("{name}: {rule} in place of {usual}, for the strategy"))?;
+    if optimizer != demo.optimizer {
+        let (rule, rate) = (optimizer.rule.op(), optimizer.settings.learning_rate.value_at(0));
+        let usual = demo.optimizer.rule.op();
+        let line = format!(
+            "{name}: {rule} with a rate of {rate}, in place of its {usual}, for the strategy"
+        );
+        out.line(line)?;
     }
     let optimizer = demo.distributed(fleet, optimizer, &strategy);
     let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
@@ -243,13 +246,20 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     Ok(fleet.finish()?)
 }
 
+/// LARS multiplies a rate with a coefficient of 0.001 and the norms' ratio: a rate for Momentum moves nothing.
+const LARS_RATE: f64 = 0.5;
+
 /// The demo's optimizer, or where the strategy is made for another rule and would be left out, that one. Rules
 /// that are there for the rows of a table stay.
 fn suited(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
     let alone = strategy.localsgd() || strategy.adaptive_localsgd();
-    let wants_momentum = strategy.lars() || strategy.dgc() || alone;
     match usual.rule {
-        Rule::Adam(_) | Rule::AdamW(_) if wants_momentum => Momentum::new(0.02, 0.9).into(),
+        Rule::Adam(_) | Rule::AdamW(_) | Rule::Momentum(_) if strategy.lars() => {
+            Momentum::new(LARS_RATE, 0.9).into()
+        }
+        Rule::Adam(_) | Rule::AdamW(_) if strategy.dgc() || alone => {
+            Momentum::new(0.02, 0.9).into()
+        }
         Rule::Momentum(_) | Rule::AdamW(_) if strategy.lamb() => Adam::new(1e-3).into(),
         _ => usual,
     }
@@ -257,13 +267,16 @@ fn suited(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc
 
 fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
     let parameters = text::count(parameter_count(session) as f64);
-    let threads = session.executor.threads();
+    let threads = match session.executor.threads() {
+        1 => "1 thread".to_string(),
+        count => format!("{count} threads"),
+    };
     let (workers, batch) = (fleet.worker_num(), demo.batch);
     match workers {
-        1 => format!("{name}: {parameters} parameters, batches of {batch}, {threads} threads"),
+        1 => format!("{name}: {parameters} parameters, batches of {batch}, {threads}"),
         _ => format!(
             "{name}: {parameters} parameters, batches of {batch}: {} for each of {workers} workers, \
-             {threads} threads a worker",
+             {threads} a worker",
             batch / workers
         ),
     }

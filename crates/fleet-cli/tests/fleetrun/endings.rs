@@ -42,6 +42,17 @@ fn a_signal_has_its_name() {
     place.run("job.py").check(137, &["was killed by SIGKILL (9)"]);
 }
 
+/// A stopped process hears SIGTERM when it goes on, and need not be waited for.
+#[test]
+fn a_stopped_process_ends_in_order_too() {
+    let script = "if [ $PADDLE_TRAINER_ID = 0 ]; then trap 'touch ended; exit 0' TERM; touch stopped; kill -s STOP $$; \
+                  while :; do sleep 0.1; done; fi\nwhile [ ! -e stopped ]; do sleep 0.1; done; exit 3";
+    let place = Place::new("stopped", script);
+    let said = place.run("--nproc_per_node 2 --stop_timeout 600 job.py");
+    said.check(3, &["exited with code 3", "stopping 1 process"]);
+    assert!(place.path("ended").exists() && !said.err.contains("is killed"), "{}", said.err);
+}
+
 #[test]
 fn a_hang_at_the_start_is_an_error() {
     let place = Place::new("hang", "if [ $PADDLE_TRAINER_ID = 0 ]; then echo alive; fi; sleep 600");
