@@ -33,8 +33,9 @@ pub fn unmatched(facts: &Facts<'_>) -> Vec<Problem> {
     if strategy.amp() {
         amp(facts, &mut problems);
     }
-    let parameters: BTreeSet<&str> =
-        facts.program.parameters().map(|(_, var)| var.name.as_str()).collect();
+    // Running statistics are parameters too, and never decay.
+    let trained = facts.program.parameters().filter(|(_, var)| !var.stop_gradient);
+    let parameters: BTreeSet<&str> = trained.map(|(_, var)| var.name.as_str()).collect();
     let mut excluded = |path: &str,
                         names: &[String],
                         matches: fn(&str, &str) -> bool,

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 pub const BATCH: usize = 1024;
 pub const SAMPLES: u64 = 1_500_000;
-const TESTED: usize = 200_000;
+/// Samples of the test; fewer after a short training, which should not take longer to test than to do.
+const TESTED_MIN: usize = 20_000;
+const TESTED_MAX: usize = 200_000;
 /// The learning rate of rows: a row is in few of a batch's samples, and its gradient small.
 const TABLE_RATE: f64 = 6.0;
 /// That of the layers, as a part of it.
@@ -43,6 +45,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
     };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));
     let prediction = model.prediction.name();
+    let trained = usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(batch);
+    let tested = trained.min(TESTED_MAX).next_multiple_of(TESTED_MIN).max(TESTED_MIN);
     let source = Arc::clone(&clicks);
     let target = prediction.clone();
     Ok(Demo {
@@ -59,7 +63,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         steps,
         score,
         targets: vec![target],
-        test: Box::new(move |session| test(session, &clicks, &prediction)),
+        test: Box::new(move |session| test(session, &clicks, &prediction, tested)),
     })
 }
 
@@ -93,19 +97,24 @@ impl Source for Ctr {
     }
 }
 
-fn test(session: &mut Session, clicks: &Ctr, prediction: &str) -> Result<super::Fact> {
+fn test(
+    session: &mut Session,
+    clicks: &Ctr,
+    prediction: &str,
+    tested: usize,
+) -> Result<super::Fact> {
     const ROWS: usize = 10_000;
     let mut batch = clicks.blank(ROWS)?;
     let (mut scores, mut labels) = (Vec::new(), Vec::new());
-    for at in (0..TESTED).step_by(ROWS) {
+    for at in (0..tested).step_by(ROWS) {
         clicks.fill(&mut batch, FIRST_TESTED + at as u64)?;
         let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
         scores.extend(floats(&session.evaluate(&feed, &[prediction])?[0])?);
         labels.extend(batch[2].1.to_vec::<f32>()?);
     }
-    let mut truth = vec![0.0; TESTED];
+    let mut truth = vec![0.0; tested];
     clicks.fill_probabilities(&mut truth, FIRST_TESTED);
     let (reached, best) = (auc_exact(&scores, &labels)?, auc_exact(&truth, &labels)?);
-    let count = text::count(TESTED as f64);
+    let count = text::count(tested as f64);
     Ok(("AUC", format!("{reached:.4} on {count} unseen samples; the best possible is {best:.4}")))
 }
