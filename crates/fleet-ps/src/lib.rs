@@ -41,7 +41,7 @@ pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
-pub use server::{Durability, Flush, ServerTables, TableServer};
+pub use server::{Durability, Flush, Recovered, ServerTables, TableServer};
 pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,

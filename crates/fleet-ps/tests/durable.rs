@@ -95,7 +95,11 @@ fn a_torn_log_loses_what_was_not_acknowledged() {
     let record = bytes.len() / 3;
     for length in 0..=bytes.len() {
         std::fs::write(&path, &bytes[..length]).unwrap();
-        let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+        let server = start(&job, &folder);
+        let recovered = server.recovered().map(|found| (found.snapshot, found.request_count));
+        let requests = (length / record) as u64;
+        assert_eq!(recovered, Some((None, requests)).filter(|_| requests > 0));
+        let worker = LocalServers::new(&[server], 0).unwrap();
         let mut values = [0.0; 5];
         worker.pull_dense(DENSE, &mut values).unwrap();
         assert_eq!(values, [-((length / record) as f32); 5]);
@@ -166,7 +170,11 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     (0..4).for_each(|step| train(&old, step));
     old.save(&saved.0, SaveMode::All, SaveFormat::Binary).unwrap();
     LocalServers::new(&[start(&job, &folder)], 0).unwrap().load(&saved.0).unwrap();
-    check(&LocalServers::new(&[start(&job, &folder)], 0).unwrap(), 4);
+    let again = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+    // What worker 0 would bring to a job that begins anew.
+    again.set_dense(DENSE, &[7.0; 5]).unwrap();
+    check(&again, 4);
+    drop(again);
     let mut other = job.clone();
     other.tables.remove(0);
     let error = ServerTables::durable(&other, 0, Durability::in_folder(&folder.0)).map(drop);

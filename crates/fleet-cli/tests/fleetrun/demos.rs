@@ -296,6 +296,8 @@ fn a_killed_server_goes_on_with_every_push() {
     for part in ["waits for server 0 at", "is back after", "trained   200", "AUC"] {
         assert!(said.out.contains(part) || said.err.contains(part), "'{part}': {}", said.out);
     }
+    let log = place.read("log/serverlog.0");
+    assert!(log.contains("fleet: server 0: goes on with ") && log.contains(" of the log"), "{log}");
     // Without servers there is nothing to keep.
     place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
 }

@@ -318,9 +318,10 @@ impl Remote {
         let (connection, life, address) = self.door.connect(server, limits, span)?;
         let lane = &self.lanes[server];
         if *lane.life.get_or_init(|| life) != life {
-            return Err(Error::invalid("a server was started again and has lost its tables")
-                .help("start the job again from a save, or switch durability on")
-                .at(format!("server {server} at {address}")));
+            return Err(Error::invalid("a server was started again and has lost its tables").help(
+                "start the job again from a save; servers that keep their tables on disk go on \
+                 (init_durable_server; built-in jobs: --durable FOLDER)",
+            ));
         }
         if let Some(since) = lane.lock().down.take() {
             let span = Time::now().since(since).as_secs_f64();

@@ -60,11 +60,30 @@ impl Durability {
     }
 }
 
+/// What a server found of an earlier process's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Its last snapshot, where there was one.
+    pub snapshot: Option<u64>,
+    /// Requests of its log, which were done again.
+    pub request_count: u64,
+}
+
+impl std::fmt::Display for Recovered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(snapshot) = self.snapshot {
+            write!(f, "snapshot {snapshot} and ")?;
+        }
+        write!(f, "{} requests of the log", self.request_count)
+    }
+}
+
 /// What keeps the tables of one server.
 pub(super) struct Keeper {
     folder: PathBuf,
     options: Durability,
     log: Log,
+    recovered: Option<Recovered>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -93,12 +112,13 @@ impl ServerTables {
         std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
         let lock = lock_folder(&folder)?;
         tables.life = same_job(&folder, job, tables.life)?;
-        let (number, good) = tables.recover(&folder)?;
+        let (number, good, recovered) = tables.recover(&folder)?;
         let log = Log::open(&folder, number, good, durability.flush)?;
         tables.keeper = Some(Arc::new(Keeper {
             folder,
             options: durability,
             log,
+            recovered,
             state: Mutex::default(),
             changed: Condvar::new(),
         }));
@@ -108,9 +128,9 @@ impl ServerTables {
         Ok(tables)
     }
 
-    /// Loads the last snapshot and what the logs say; returns the number of the last log and how
-    /// many of its bytes are good.
-    fn recover(&self, folder: &Path) -> Result<(u64, u64)> {
+    /// Loads the last snapshot and what the logs say; returns the number of the last log, how many of its
+    /// bytes are good, and what there was.
+    fn recover(&self, folder: &Path) -> Result<(u64, u64, Option<Recovered>)> {
         let snapshots = numbered(folder, "snapshot-")?;
         let mut number = snapshots.into_iter().max().unwrap_or(0);
         if number > 0 {
@@ -118,11 +138,13 @@ impl ServerTables {
         }
         let first = number;
         let mut good = 0;
+        let mut found = Recovered { snapshot: Some(first).filter(|it| *it > 0), request_count: 0 };
         while log::path(folder, number).exists() {
             let path = log::path(folder, number);
             let (bytes, total) = log::read(&path, |record| {
                 // Requests that were refused are refused again.
                 let _ = self.replay(&record);
+                found.request_count += 1;
                 Ok(())
             })?;
             good = bytes;
@@ -134,12 +156,12 @@ impl ServerTables {
                     .help("remove this server's folder and load a save"));
             }
             if last {
-                return Ok((number, good));
+                return Ok((number, good, Some(found).filter(|it| *it != Recovered::default())));
             }
             number += 1;
         }
         match first {
-            0 => Ok((0, good)),
+            0 => Ok((0, good, None)),
             // The log of a snapshot is begun before its file is.
             _ => Err(Error::invalid(format!("{} is missing", log::path(folder, first).display()))
                 .help("remove this server's folder and load a save")),
@@ -173,6 +195,11 @@ impl ServerTables {
             }
         }
         Ok(())
+    }
+
+    /// What this server goes on with, where an earlier process has left something.
+    pub fn recovered(&self) -> Option<Recovered> {
+        self.keeper.as_ref().and_then(|keeper| keeper.recovered)
     }
 
     /// Where this server keeps its tables, if it does.

@@ -17,7 +17,7 @@ mod save;
 mod statistics;
 mod trail;
 
-pub use durable::Durability;
+pub use durable::{Durability, Recovered};
 pub(crate) use ledger::{Caller, OPERATOR};
 pub use listen::TableServer;
 pub(crate) use listen::hello;

@@ -117,7 +117,14 @@ impl Fleet {
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
     /// `fleetrun` or by hand, goes on with every push that was acknowledged.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
-        self.serve(|server| ServerTables::durable(&job.tables, server, durability))
+        self.serve(|server| {
+            let tables = ServerTables::durable(&job.tables, server, durability)?;
+            if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
+                let folder = folder.display();
+                Log::stderr().line(format!("server {server}: goes on with {found} in {folder}"));
+            }
+            Ok(tables)
+        })
     }
 
     fn serve(&self, make: impl FnOnce(usize) -> Result<Arc<ServerTables>>) -> Result<Server> {
