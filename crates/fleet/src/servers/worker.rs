@@ -6,7 +6,7 @@ use super::port::{Traffic, UnknownIds, Way, wanted};
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
 use crate::{DatasetReport, DatasetRun, Session, exec_options};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor};
 use fleet_nn::Programs;
@@ -125,9 +125,9 @@ impl Worker {
 
     /// A training step.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
-        let out = self.session.run(feed, fetch)?;
-        after_step(&self.job, &self.traffic)?;
-        Ok(out)
+        let out = self.session.run(feed, fetch);
+        let out = out.and_then(|out| after_step(&self.job, &self.traffic).map(|()| out));
+        out.map_err(|error| named(&self.job, error))
     }
 
     /// Trains on one pass of a dataset. The rows of a step are asked for while the step before computes.
@@ -196,7 +196,7 @@ impl Worker {
     pub fn flush(&mut self) -> Result<()> {
         match &self.traffic.way {
             Way::Pushes(communicator) => {
-                communicator.flush()?;
+                communicator.flush().map_err(|error| named(&self.job, error))?;
                 pull(&**communicator.servers(), &self.job, &mut self.session)
             }
             Way::Geo(geo) => end_geo(geo, &self.job, &mut self.session),
@@ -239,6 +239,27 @@ fn after_step(job: &ServerJob, traffic: &Traffic) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+/// Says what the tables are, where a number in one of them was wrong: servers know them by number.
+fn named(job: &ServerJob, error: Error) -> Error {
+    if error.kind() != ErrorKind::Numeric {
+        return error;
+    }
+    let tables = &job.plan.tables;
+    let sparse =
+        tables.sparse.iter().map(|table| format!("{} is '{}'", table.table_id, table.name));
+    let dense = tables.dense.iter().map(|table| {
+        let names: Vec<&str> = table.params.iter().map(|(name, _)| name.as_str()).collect();
+        let shown = names.iter().take(NAMES_SHOWN).copied().collect::<Vec<_>>().join(", ");
+        let more = if names.len() > NAMES_SHOWN { ", ..." } else { "" };
+        format!("{} is {shown}{more}", table.table_id)
+    });
+    let all: Vec<String> = sparse.chain(dense).collect();
+    error.at(format!("tables: {}", all.join("; ")))
+}
+
+/// Parameters of a dense table that an error names.
+const NAMES_SHOWN: usize = 4;
 
 /// Asks for the rows of a coming step.
 fn look_ahead(job: &ServerJob, traffic: &Traffic, next: &[(&str, &Tensor)]) -> Result<()> {
