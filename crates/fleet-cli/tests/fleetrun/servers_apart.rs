@@ -29,9 +29,12 @@ fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine
     let own = folder(&second);
     until("the first machine's worker", || is_at_work(&first));
     kill("the second server", || process_with("TRAINING_ROLE=PSERVER", &own));
-    until("the first worker's word of its return", || {
-        first.place.read("log/workerlog.0").contains("server 1 at 127.0.0.2:")
-            && first.place.read("log/workerlog.0").contains("is back after")
+    // A worker that a new server has not seen yet is given longer to come.
+    until("the workers' word of its return", || {
+        [&first, &second].iter().all(|machine| {
+            let log = machine.place.read("log/workerlog.0");
+            log.lines().any(|it| it.contains("server 1 at 127.0.0.2:") && it.contains(" is back "))
+        })
     });
     kill("the second worker", || worker(1, &own));
     let second = second.check(
