@@ -1,6 +1,6 @@
 //! Gradients into rows.
 //!
-//! As a pull, in blocks of ids that run one behind the other; the rule is called once a block.
+//! Ids are found as in a pull, one after the other; the rule is called once a block of them.
 
 use super::config::{Accessor, CtrAccessor};
 use super::index::Ahead;
