@@ -155,15 +155,18 @@ impl<'a> Ahead<'a> {
         ahead
     }
 
+    #[inline(always)]
+    fn ask(&mut self, index: &Index, at: usize) {
+        let home = index.home(hash(self.ids[at]));
+        home.prefetch();
+        self.homes[at % HOMES_AHEAD] = home;
+    }
+
     /// Homes of the ids from this one on, after buckets have moved.
     #[cold]
     fn renew(&mut self, index: &Index, at: usize) {
         let end = self.ids.len().min(at + HOMES_AHEAD);
-        for (at, id) in self.ids[..end].iter().enumerate().skip(at) {
-            let home = index.home(hash(*id));
-            home.prefetch();
-            self.homes[at % HOMES_AHEAD] = home;
-        }
+        (at..end).for_each(|at| self.ask(index, at));
         self.moves = index.moves;
     }
 
@@ -174,10 +177,8 @@ impl<'a> Ahead<'a> {
             self.renew(index, at);
         }
         let home = self.homes[at % HOMES_AHEAD];
-        if let Some(id) = self.ids.get(at + HOMES_AHEAD) {
-            let home = index.home(hash(*id));
-            home.prefetch();
-            self.homes[at % HOMES_AHEAD] = home;
+        if at + HOMES_AHEAD < self.ids.len() {
+            self.ask(index, at + HOMES_AHEAD);
         }
         // SAFETY: homes are as old as the last move of buckets.
         unsafe { index.find_at(home, self.ids[at]) }
