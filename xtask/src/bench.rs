@@ -63,6 +63,11 @@ const fn scaling(name: &'static str) -> Bench {
     Bench { name, unit: "of one rank's speed", peers: &[], target: Some(1.0) }
 }
 
+/// What of a step is communication that nothing hides: less is better.
+const fn not_hidden(name: &'static str) -> Bench {
+    Bench { name, unit: "% of a step", peers: &[], target: None }
+}
+
 /// Paddle's in-memory dataset, and what of it is timed.
 const DATASET: &str = "paddle/dataset.py";
 const LOAD_PEER: &[PeerScript] =
@@ -158,6 +163,8 @@ const BENCHES: &[Bench] = &[
     scaling("ddp/resnet50_side_by_side"),
     scaling("ddp/mlp_in_step"),
     scaling("ddp/resnet50_in_step"),
+    not_hidden("ddp/mlp_not_hidden"),
+    not_hidden("ddp/resnet50_not_hidden"),
     Bench {
         name: "ddp/mlp_update_on_arrival",
         unit: "of the speed without",

@@ -5,7 +5,8 @@
 //! processes that have nothing to do with each other: what sharing the machine costs without any
 //! communication, which no weak scaling on it can pass by sending less. `.._in_step` is the same for two that
 //! send nothing and meet at the end of each step: whoever is slower at the moment, for whatever the machine does
-//! to its core, is the speed of both. The process that is started is the launcher; it starts itself again as the
+//! to its core, is the speed of both. `.._not_hidden` is the share of a step in which rank 0 talked, or waited for the
+//! other rank, and computed nothing. The process that is started is the launcher; it starts itself again as the
 //! ranks.
 
 use crate::measure::{Options, measure, measure_steps, print_rates};
@@ -51,6 +52,16 @@ pub fn side_by_side(options: &Options, model: &str) -> Result<()> {
 
 pub fn in_step(options: &Options, model: &str) -> Result<()> {
     scaling(options, model, |options, model| job(options, &format!("{model}{MEETS}"), RANKS))
+}
+
+pub fn not_hidden(options: &Options, model: &str) -> Result<()> {
+    match std::env::var(RANK_OF) {
+        Ok(_) => rank(options, model),
+        Err(_) => {
+            print!("{}", job(options, &format!("{model}{TRACED}"), RANKS)?);
+            Ok(())
+        }
+    }
 }
 
 /// The speed of a rank in `together`, over that of one alone, in turn.
@@ -127,6 +138,9 @@ fn compare_updates(options: &Options) -> Result<()> {
 /// Behind the name of a model: ranks train by themselves, and meet after each step.
 const MEETS: &str = " in step";
 
+/// Behind the name of a model: what is measured is the share of a step that no computing hides.
+const TRACED: &str = " traced";
+
 /// Starts the ranks and gives what rank 0 prints.
 fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
     let token = Token::generate()?;
@@ -177,14 +191,16 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     // The launcher's word wins over what the benchmark is called.
     let said = std::env::var(RANK_OF);
     let said = said.as_deref().unwrap_or(model);
-    let (model, meets) = said.strip_suffix(MEETS).map_or((said, false), |model| (model, true));
+    let (said, traced) = without(said, TRACED);
+    let (model, meets) = without(said, MEETS);
     let (loss, batches) = match model {
         "mlp" => mlp(&net)?,
         _ => resnet50(&net)?,
     };
     let per_step = batches[0][1].1.shape()[0] as usize;
     let rule = Momentum::new(0.01, 0.9);
-    let exec = ExecOptions { num_threads: 1, ..options.exec() };
+    let profile = options.profile || traced;
+    let exec = ExecOptions { num_threads: 1, profile, ..options.exec() };
     let options = Options { threads: 1, profile: false, ..options.clone() };
     if meets {
         net.minimize(loss, rule)?;
@@ -196,17 +212,31 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     let strategy = DistributedStrategy::new();
     let job = fleet.distributed_optimizer(rule, &strategy).minimize(&net, loss)?;
     let mut session = fleet.session(net.build()?, &job, exec)?;
-    measure(&options, &mut session, &batches, per_step, 10, 3)?;
-    let trace = session.executor.trace();
-    if !trace.spans.is_empty() {
-        eprintln!(
-            "rank {}: the last step took {:.1} ms, exposed communication {:.1} ms",
-            fleet.worker_index(),
-            trace.duration_us() * 1e-3,
-            trace.exposed_us() * 1e-3
-        );
+    match traced {
+        true => measure_traces(&options, &mut session, &batches)?,
+        false => measure(&options, &mut session, &batches, per_step, 10, 3)?,
     }
     fleet.finish()
+}
+
+fn without<'a>(said: &'a str, suffix: &str) -> (&'a str, bool) {
+    said.strip_suffix(suffix).map_or((said, false), |model| (model, true))
+}
+
+fn measure_traces(options: &Options, session: &mut Session, batches: &Batches) -> Result<()> {
+    let (steps, warmup) = options.counts(20, 3);
+    let mut shares = Vec::with_capacity(steps);
+    for step in 0..warmup + steps {
+        let batch = &batches[step % batches.len()];
+        let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
+        session.run(&feed, &[])?;
+        if step >= warmup {
+            let of_step = session.executor.trace().shares();
+            shares.push(100.0 * of_step.exposed_us / of_step.total_us);
+        }
+    }
+    print_rates(options, "% of a step", shares);
+    Ok(())
 }
 
 type Batches = Vec<Vec<(&'static str, Tensor)>>;

@@ -68,7 +68,7 @@ fn shortened(detail: &str) -> String {
 }
 
 fn kind(span: &Span) -> &'static str {
-    match (span.talks, span.lane) {
+    match (span.talked_us > 0.0, span.lane) {
         (true, _) => "communication",
         (false, 0) => "compute",
         (false, _) => "beside",

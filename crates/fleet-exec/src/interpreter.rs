@@ -170,6 +170,7 @@ impl Interpreter {
             pool: &self.pool,
             step: frame.step,
             seed: frame.program.seed(),
+            talked: None,
         })?;
         if self.check_nan_inf {
             for (arg, var) in outputs.iter().flatten().zip(op.all_outputs()) {

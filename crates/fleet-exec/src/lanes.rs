@@ -281,11 +281,12 @@ impl Run<'_> {
             pool,
             step: self.step,
             seed: self.plan.program.seed(),
+            talked: self.times.map(|times| times.talked(at)),
         };
         let begin = self.times.map(Times::now);
         (instr.run)(&ctx).map_err(|error| error.at(self.plan.program.describe_op(step.op)))?;
         if let (Some(times), Some(begin)) = (self.times, begin) {
-            times.record(at, begin);
+            times.record(at, begin, step.talks);
         }
         if self.check_nan_inf {
             self.check_finite(step, instr)?;

@@ -27,6 +27,8 @@ struct StepTimes {
     total: AtomicU64,
     begin: AtomicU64,
     end: AtomicU64,
+    /// How long the last run talked to other ranks.
+    talked: AtomicU64,
 }
 
 impl Times {
@@ -43,9 +45,21 @@ impl Times {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    pub fn record(&self, step: usize, begin: u64) {
+    /// Where a step that begins adds up how long it talks.
+    pub fn talked(&self, step: usize) -> &AtomicU64 {
+        let talked = &self.steps[step].talked;
+        talked.store(0, Relaxed);
+        talked
+    }
+
+    /// A step that is done; `talks` is one that only talks, but for what it has taken off.
+    pub fn record(&self, step: usize, begin: u64, talks: bool) {
         let (times, end) = (&self.steps[step], self.now());
-        times.total.fetch_add(end.saturating_sub(begin), Relaxed);
+        let took = end.saturating_sub(begin);
+        times.total.fetch_add(took, Relaxed);
+        if talks {
+            times.talked.fetch_add(took, Relaxed);
+        }
         times.begin.store(begin, Relaxed);
         times.end.store(end, Relaxed);
     }
@@ -67,7 +81,7 @@ impl Times {
                 op: op.name().to_string(),
                 detail: plan.program.describe_op(step.op),
                 lane: step.lane,
-                talks: step.talks,
+                talked_us: times.talked.load(Relaxed).min(end - begin) as f64 * 1e-3,
                 begin_us: (begin - run_begin) as f64 * 1e-3,
                 end_us: (end - run_begin) as f64 * 1e-3,
             });
@@ -85,11 +99,23 @@ pub struct Span {
     pub detail: String,
     /// 0 computes; every other lane is a thread of its own.
     pub lane: usize,
-    /// It talks to other ranks, and does nothing else.
-    pub talks: bool,
+    /// How much of it went into talking to other ranks; the rest of it is computing, such as updates of
+    /// parameters whose sums arrive.
+    pub talked_us: f64,
     /// Microseconds since the run began.
     pub begin_us: f64,
     pub end_us: f64,
+}
+
+impl Span {
+    /// How much of it is not computing: talking, and whatever another lane does that talks to nobody.
+    fn share_beside(&self) -> f64 {
+        match (self.talked_us > 0.0, self.lane) {
+            (true, _) => (self.talked_us / (self.end_us - self.begin_us).max(1e-9)).min(1.0),
+            (false, 0) => 0.0,
+            (false, _) => 1.0,
+        }
+    }
 }
 
 /// The ops of one run, by their beginning.
@@ -118,7 +144,8 @@ impl Trace {
     /// ```
     /// use fleet_exec::{Span, Trace};
     /// let span = |op: &str, lane, begin_us, end_us| {
-    ///     Span { op: op.into(), detail: op.into(), lane, talks: lane > 0, begin_us, end_us }
+    ///     let talked_us = if lane > 0 { end_us - begin_us } else { 0.0 };
+    ///     Span { op: op.into(), detail: op.into(), lane, talked_us, begin_us, end_us }
     /// };
     /// let spans = vec![span("mul_grad", 0, 0.0, 8.0), span("c_allreduce_sum", 1, 4.0, 10.0)];
     /// let shares = Trace { start_us: 0.0, spans }.shares();
@@ -127,30 +154,20 @@ impl Trace {
     /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, not hidden 20.0 %"));
     /// ```
     pub fn shares(&self) -> Shares {
-        let mut edges: Vec<(f64, usize, bool)> = Vec::new();
+        let mut edges: Vec<(f64, bool, &Span)> = Vec::new();
         for span in &self.spans {
-            let side = usize::from(span.lane != 0 || span.talks);
-            edges.push((span.begin_us, side, true));
-            edges.push((span.end_us, side, false));
+            edges.push((span.begin_us, true, span));
+            edges.push((span.end_us, false, span));
         }
         edges.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut shares = Shares { total_us: self.duration_us(), ..Shares::default() };
-        let (mut busy, mut last) = ([0usize; 2], 0.0);
-        for (at, side, begins) in edges {
-            let passed = at - last;
-            match (busy[0] > 0, busy[1] > 0) {
-                (true, false) => shares.compute_us += passed,
-                (false, true) => {
-                    shares.other_us += passed;
-                    shares.exposed_us += passed;
-                }
-                (true, true) => {
-                    shares.compute_us += passed;
-                    shares.other_us += passed;
-                }
-                (false, false) => {}
+        let (mut running, mut last): (Vec<&Span>, f64) = (Vec::new(), 0.0);
+        for (at, begins, span) in edges {
+            shares.pass(at - last, &running);
+            match begins {
+                true => running.push(span),
+                false => running.retain(|it| !std::ptr::eq(*it, span)),
             }
-            busy[side] = if begins { busy[side] + 1 } else { busy[side].saturating_sub(1) };
             last = at;
         }
         shares
@@ -162,7 +179,7 @@ impl Trace {
     /// use fleet_exec::{Span, Trace};
     ///
     /// let (op, detail) = ("mul".to_string(), "mul(x, w)".to_string());
-    /// let span = Span { op, detail, lane: 0, talks: false, begin_us: 10.0, end_us: 12.5 };
+    /// let span = Span { op, detail, lane: 0, talked_us: 0.0, begin_us: 10.0, end_us: 12.5 };
     /// let text = Trace { start_us: 0.0, spans: vec![span] }.to_chrome_json(3);
     /// assert!(text.contains("\"dur\":2.5") && text.contains("\"pid\":3"));
     /// ```
@@ -185,10 +202,10 @@ impl Trace {
                 "args": {"name": label}})
         });
         let spans = self.spans.iter().map(|span| {
-            let cat = if span.talks { TALKS } else { "op" };
+            let cat = if span.talked_us > 0.0 { TALKS } else { "op" };
             json!({"name": span.op, "cat": cat, "ph": "X", "pid": rank, "tid": span.lane,
                 "ts": self.start_us + span.begin_us, "dur": span.end_us - span.begin_us,
-                "args": {"op": span.detail}})
+                "args": {"op": span.detail, "talked_us": span.talked_us}})
         });
         std::iter::once(name).chain(lanes).chain(spans).collect()
     }
@@ -199,7 +216,7 @@ impl Trace {
     /// ```
     /// use fleet_exec::{Span, Trace};
     /// let (op, detail) = ("mul".to_string(), "mul(x, w)".to_string());
-    /// let span = Span { op, detail, lane: 0, talks: false, begin_us: 0.0, end_us: 2.5 };
+    /// let span = Span { op, detail, lane: 1, talked_us: 2.0, begin_us: 0.0, end_us: 2.5 };
     /// let trace = Trace { start_us: 7.0, spans: vec![span] };
     /// let read = Trace::from_chrome_json(&trace.to_chrome_json(3))?;
     /// assert_eq!(read, [(3, trace)]);
@@ -243,13 +260,18 @@ const TALKS: &str = "communication";
 
 fn read_span(event: &Value) -> Option<Span> {
     let begin_us = event["ts"].as_f64()?;
+    let took_us = event["dur"].as_f64().filter(|us| *us >= 0.0)?;
+    let talked_us = match event["cat"] == TALKS {
+        true => event["args"]["talked_us"].as_f64().unwrap_or(took_us).clamp(0.0, took_us),
+        false => 0.0,
+    };
     Some(Span {
         op: event["name"].as_str()?.to_string(),
         detail: event["args"]["op"].as_str().unwrap_or_default().to_string(),
         lane: event["tid"].as_u64()? as usize,
-        talks: event["cat"] == TALKS,
+        talked_us,
         begin_us,
-        end_us: begin_us + event["dur"].as_f64().filter(|us| *us >= 0.0)?,
+        end_us: begin_us + took_us,
     })
 }
 
@@ -266,6 +288,22 @@ pub struct Shares {
 }
 
 impl Shares {
+    /// A time in which these ran. What a span talks is spread evenly over it.
+    fn pass(&mut self, us: f64, running: &[&Span]) {
+        if running.is_empty() {
+            return;
+        }
+        let (mut none_computes, mut all_compute) = (1.0, 1.0);
+        for span in running {
+            let beside = span.share_beside();
+            none_computes *= beside;
+            all_compute *= 1.0 - beside;
+        }
+        self.compute_us += us * (1.0 - none_computes);
+        self.other_us += us * (1.0 - all_compute);
+        self.exposed_us += us * none_computes;
+    }
+
     pub fn add(&mut self, other: &Shares) {
         self.total_us += other.total_us;
         self.compute_us += other.compute_us;
@@ -297,7 +335,7 @@ mod tests {
             op: String::new(),
             detail: String::new(),
             lane,
-            talks: false,
+            talked_us: 0.0,
             begin_us,
             end_us,
         };
@@ -318,17 +356,36 @@ mod tests {
     /// With one lane for all, nothing is hidden: talking counts as such wherever it happens.
     #[test]
     fn talking_on_the_lane_of_compute_is_exposed() {
-        let span = |talks, begin_us, end_us| Span {
+        let span = |talked_us, begin_us, end_us| Span {
             op: String::new(),
             detail: String::new(),
             lane: 0,
-            talks,
+            talked_us,
             begin_us,
             end_us,
         };
-        let spans = vec![span(false, 0.0, 6.0), span(true, 6.0, 9.0), span(false, 9.0, 10.0)];
+        let spans = vec![span(0.0, 0.0, 6.0), span(3.0, 6.0, 9.0), span(0.0, 9.0, 10.0)];
         let shares = Trace { start_us: 0.0, spans }.shares();
         let expected = Shares { total_us: 10.0, compute_us: 7.0, other_us: 3.0, exposed_us: 3.0 };
+        assert_eq!(shares, expected);
+    }
+
+    /// Parameters that move as their sums arrive are computed, also where the sum is not hidden; and a batch norm
+    /// that merges its statistics talks.
+    #[test]
+    fn ops_that_talk_and_compute_are_both() {
+        let span = |lane, begin_us, end_us, talked_us| Span {
+            op: String::new(),
+            detail: String::new(),
+            lane,
+            talked_us,
+            begin_us,
+            end_us,
+        };
+        // Two units of the sum are hidden by compute, and of the other two one is an update.
+        let spans = vec![span(0, 0.0, 6.0, 0.0), span(1, 4.0, 8.0, 2.0), span(0, 8.0, 10.0, 0.5)];
+        let shares = Trace { start_us: 0.0, spans }.shares();
+        let expected = Shares { total_us: 10.0, compute_us: 8.5, other_us: 2.5, exposed_us: 1.5 };
         assert_eq!(shares, expected);
     }
 

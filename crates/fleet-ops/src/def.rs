@@ -5,6 +5,8 @@ use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpSpec, SlotSpec, VarId, VarKind};
 use fleet_kernels::pool::Pool;
 use fleet_tensor::{DType, Element, Layout, Shape};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 /// An op: how it looks ([`OpSpec`]), how shapes follow, how gradients are made, how it runs.
 /// Each lives in one file as a `static`.
@@ -450,9 +452,32 @@ pub struct KernelCtx<'a> {
     /// Runs of the program so far: what makes a random op draw new numbers each time.
     pub step: u64,
     pub seed: u64,
+    /// Where a profile wants to know how long the op talked to other ranks, in nanoseconds. Ops that do nothing
+    /// else are measured as a whole.
+    pub talked: Option<&'a AtomicU64>,
 }
 
 impl<'a> KernelCtx<'a> {
+    /// Talks in the middle of an op that computes.
+    pub fn talking<R>(&self, talk: impl FnOnce() -> R) -> R {
+        let begin = Instant::now();
+        let outcome = talk();
+        if let Some(talked) = self.talked {
+            talked.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
+        }
+        outcome
+    }
+
+    /// Computes in the middle of an op that talks.
+    pub fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
+        let begin = Instant::now();
+        let outcome = compute();
+        if let Some(talked) = self.talked {
+            talked.fetch_sub(begin.elapsed().as_nanos() as u64, Relaxed); // The whole is added at the end.
+        }
+        outcome
+    }
+
     pub fn has_input(&self, slot: usize) -> bool {
         !self.inputs[slot].is_empty()
     }

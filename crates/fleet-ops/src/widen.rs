@@ -124,6 +124,7 @@ impl Plan {
             pool: k.pool,
             step: k.step,
             seed: k.seed,
+            talked: k.talked,
         };
         (inner.run)(&inner_k)?;
         for (to, from) in k.outputs.iter().zip(outputs) {

@@ -147,6 +147,7 @@ impl Machine {
             pool: how.pool,
             step: self.step,
             seed: self.program.seed(),
+            talked: None,
         };
         let before = allocations();
         let outcome = (kernel.run)(&ctx);

@@ -256,7 +256,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
                 }
             }
             if let Some(sync) = &sync {
-                sync.merge(dims.rows(), mean, inv_std, exchange)?;
+                k.talking(|| sync.merge(dims.rows(), mean, inv_std, exchange))?;
             }
             batch_norm::update_running(training.momentum, mean, running_mean);
             batch_norm::update_running(training.momentum, inv_std, running_variance);
@@ -347,7 +347,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
         batch_norm::backward_across(k.pool, &dims, args, scratch, |d_beta, d_gamma| {
             kept[..c].copy_from_slice(d_beta);
             kept[c..].copy_from_slice(d_gamma);
-            sync.sum(dims.rows(), d_beta, d_gamma, exchange).unwrap_or_else(|error| {
+            let sums = k.talking(|| sync.sum(dims.rows(), d_beta, d_gamma, exchange));
+            sums.unwrap_or_else(|error| {
                 outcome = Err(error);
                 dims.rows()
             })

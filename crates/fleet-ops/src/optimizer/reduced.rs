@@ -59,14 +59,15 @@ pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -
         let mut segments = plan.segments.lock().unwrap_or_else(PoisonError::into_inner);
         segments.rebind(|segment, it| plan.bind(k, plan.dense[segment], it));
         let segments = &*segments;
+        // SAFETY: parts of gradients are aligned whole floats. The plan owns the parameters and their state
+        // for the time of this call, each a variable of its own.
+        let update = |part, start, sum: &[u8]| unsafe {
+            let (before, sum, behind) = sum.align_to::<f32>();
+            assert!(before.is_empty() && behind.is_empty(), "a part of a float");
+            segments.update_part(plan.rule, step, part, start / size_of::<f32>(), sum);
+        };
         ring.all_reduce_then(&label, k.outputs[sums], ReduceOp::Sum, &mut |part, start, sum| {
-            // SAFETY: parts of gradients are aligned whole floats. The plan owns the parameters and
-            // their state for the time of this call, each a variable of its own.
-            unsafe {
-                let (before, sum, behind) = sum.align_to::<f32>();
-                assert!(before.is_empty() && behind.is_empty(), "a part of a float");
-                segments.update_part(plan.rule, step, part, start / size_of::<f32>(), sum);
-            }
+            k.computing(|| update(part, start, sum));
         })?;
         plan.multiply_powers(k);
         Ok(())
