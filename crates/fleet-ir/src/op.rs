@@ -17,6 +17,8 @@ pub struct Op {
     pub role: OpRole,
     /// The device label that was in force (`device_guard`).
     pub device: Option<Arc<str>>,
+    /// It stands in a region that pure mixed precision may compute in 16 bits (`fp16_guard`).
+    pub fp16_guard: bool,
     /// Where the user's code made it, for errors: `src/model.rs:12`.
     pub source: Option<Arc<str>>,
 }
@@ -67,6 +69,7 @@ impl Op {
                 attrs: Vec::new(),
                 role: OpRole::FORWARD,
                 device: None,
+                fp16_guard: false,
                 source: None,
             },
             attrs: vec![None; spec.attrs.len()],
@@ -248,6 +251,11 @@ impl OpBuilder {
 
     pub fn device(mut self, device: Option<Arc<str>>) -> Self {
         self.op.device = device;
+        self
+    }
+
+    pub fn fp16_guard(mut self, inside: bool) -> Self {
+        self.op.fp16_guard = inside;
         self
     }
 

@@ -66,6 +66,7 @@ struct RawOp<'t> {
     attrs: Vec<Part<'t, Value<'t>>>,
     role: OpRole,
     device: Option<Arc<str>>,
+    fp16_guard: bool,
     source: Option<Arc<str>>,
 }
 
@@ -409,6 +410,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             attrs: Vec::new(),
             role: OpRole::FORWARD,
             device: None,
+            fp16_guard: false,
             source: None,
         };
         if self.take_mark('{')? {
@@ -421,7 +423,12 @@ impl<'t, 'd> Parser<'t, 'd> {
             let target = match label {
                 "device" => &mut op.device,
                 "at" => &mut op.source,
-                _ => return Err(self.unexpected("'device' or 'at'")),
+                "fp16_guard" if !op.fp16_guard => {
+                    op.fp16_guard = true;
+                    self.advance()?;
+                    continue;
+                }
+                _ => return Err(self.unexpected("'device', 'fp16_guard' or 'at'")),
             };
             if target.is_some() {
                 return Err(self.unexpected("each label once"));
@@ -590,6 +597,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         builder
             .role(raw.role)
             .device(raw.device)
+            .fp16_guard(raw.fp16_guard)
             .source(raw.source)
             .finish()
             .map_err(|error| self.placed(raw.at, error))

@@ -135,6 +135,7 @@ fn write_op(op: &Op, numbers: &HashMap<VarId, u32>) -> pb::Op {
         role: op.role.0,
         device: op.device.as_deref().map(str::to_string),
         source: op.source.as_deref().map(str::to_string),
+        fp16_guard: op.fp16_guard,
     }
 }
 
@@ -286,6 +287,7 @@ impl OpReader<'_> {
         builder
             .role(OpRole(message.role))
             .device(message.device.map(|label| self.label(label)))
+            .fp16_guard(message.fp16_guard)
             .source(message.source.map(|label| self.label(label)))
             .finish()
     }
@@ -455,6 +457,8 @@ mod message {
         pub device: Option<String>,
         #[prost(string, optional, tag = "7")]
         pub source: Option<String>,
+        #[prost(bool, tag = "8")]
+        pub fp16_guard: bool,
     }
 
     #[derive(Clone, PartialEq, Message)]

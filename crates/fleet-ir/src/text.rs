@@ -21,7 +21,8 @@
 //!   `no_clip`, `distributed`; `lod=`; `stop_gradient` or `stop_gradient=false` where it is not what
 //!   the rest implies (fed and persistable variables and frozen parameters stop gradients).
 //! * An op: outputs by slot, name, inputs by slot, attributes that differ from their default, role
-//!   (`!backward`, `!optimize`, `!loss` ...; none for forward), device label, source label.
+//!   (`!backward`, `!optimize`, `!loss` ...; none for forward), device label, `fp16_guard` in such a region,
+//!   source label.
 //! * A block that belongs to an op of another names it: `block1 in block0 { .. }`; the op has it as
 //!   an attribute: `{sub_block: block1}`.
 //! * Names with unusual characters are quoted: `%"a b"`. A `#` starts a comment.
@@ -173,6 +174,9 @@ fn write_op(f: &mut fmt::Formatter<'_>, program: &Program, op: &Op) -> fmt::Resu
     write_role(f, op.role)?;
     if let Some(device) = &op.device {
         write!(f, " device={}", quoted(device))?;
+    }
+    if op.fp16_guard {
+        f.write_str(" fp16_guard")?;
     }
     if let Some(source) = &op.source {
         write!(f, " at={}", quoted(source))?;

@@ -188,7 +188,10 @@ fn mistakes_are_explained() {
     in_block("() = data() !role(4294967296)", &["32 bits"]);
     in_block("() = data() device=cpu", &["a label in quotes"]);
     in_block("() = data() device=\"a\" device=\"b\"", &["each label once"]);
-    in_block("() = data() devise=\"a\"", &["expected 'device' or 'at', got 'devise'"]);
+    in_block(
+        "() = data() devise=\"a\"",
+        &["expected 'device', 'fp16_guard' or 'at', got 'devise'"],
+    );
 }
 
 #[test]

@@ -75,6 +75,7 @@ struct State {
     /// Prefix of automatic names, each level ended by a slash.
     scope: String,
     device: Option<Arc<str>>,
+    fp16_guard: bool,
     /// Where ops go: the root block, or a branch that is being written. Variables always live in the
     /// root.
     block: BlockId,
@@ -119,7 +120,8 @@ impl Net {
 
     fn continued(programs: Programs, registry: &'static Registry) -> Net {
         let (scope, block) = (String::new(), Program::ROOT);
-        let state = State { programs, error: None, scope, device: None, block };
+        let (device, fp16_guard) = (None, false);
+        let state = State { programs, error: None, scope, device, fp16_guard, block };
         Net { registry, state: RefCell::new(state) }
     }
 
@@ -313,6 +315,27 @@ impl Net {
         Guard { net: self, before: Before::Device(before) }
     }
 
+    /// Ops that are made while the guard lives, and only they, compute in 16 bits under
+    /// `use_pure_fp16` (or `use_pure_bf16`) with `use_fp16_guard`; what the lists say still holds.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// let region = net.fp16_guard();
+    /// let hidden = x.fc(8);
+    /// drop(region);
+    /// hidden.fc(1);
+    /// let main = net.build()?.main;
+    /// let guarded: Vec<bool> = main.root_ops().map(|(_, op)| op.fp16_guard).collect();
+    /// assert_eq!(guarded, [true, true, false, false]);
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn fp16_guard(&self) -> Guard<'_> {
+        let before = std::mem::replace(&mut self.state.borrow_mut().fp16_guard, true);
+        Guard { net: self, before: Before::Fp16Guard(before) }
+    }
+
     // Training
 
     /// Appends everything that training needs: the backward pass of `loss`, the schedule of the
@@ -466,6 +489,7 @@ impl Net {
         let mut main = emit(&mut state.programs.main);
         let startup = emit(&mut state.programs.startup);
         main.device = state.device.clone();
+        main.fp16_guard = state.fp16_guard;
         let block = state.block;
         let mut build = Build { net: self, main, startup, scope: &state.scope, block };
         match layer(&mut build) {
@@ -588,7 +612,7 @@ fn check_device(device: &str) -> Result<()> {
         .got(format!("'{device}'")))
 }
 
-/// Puts a scope or a device back when it is dropped. Bind it to a name: `let _scope = ..`.
+/// Ends a scope, a device label or a region when it is dropped. Bind it to a name: `let _scope = ..`.
 ///
 /// ```
 /// let net = fleet_nn::Net::new();
@@ -604,6 +628,7 @@ pub struct Guard<'n> {
 enum Before {
     Scope(String),
     Device(Option<Arc<str>>),
+    Fp16Guard(bool),
 }
 
 impl Drop for Guard<'_> {
@@ -612,6 +637,7 @@ impl Drop for Guard<'_> {
         match &mut self.before {
             Before::Scope(scope) => state.scope = std::mem::take(scope),
             Before::Device(device) => state.device = device.take(),
+            Before::Fp16Guard(inside) => state.fp16_guard = *inside,
         }
     }
 }

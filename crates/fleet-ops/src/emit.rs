@@ -15,6 +15,8 @@ pub struct Emit<'p> {
     pub block: BlockId,
     pub role: OpRole,
     pub device: Option<Arc<str>>,
+    /// See [`Op::fp16_guard`].
+    pub fp16_guard: bool,
     pub source: Option<Arc<str>>,
     pub ops: Vec<OpId>,
 }
@@ -27,6 +29,7 @@ impl<'p> Emit<'p> {
             block: Program::ROOT,
             role,
             device: None,
+            fp16_guard: false,
             source: None,
             ops: Vec::new(),
         }
@@ -144,8 +147,11 @@ impl<'e, 'p> Call<'e, 'p> {
     /// Infers, makes missing outputs, checks given ones, and emits.
     fn place(self) -> Result<(OpId, &'e mut Emit<'p>)> {
         let Call { emit, def, builder, name } = self;
-        let builder =
-            builder.role(emit.role).device(emit.device.clone()).source(emit.source.clone());
+        let builder = builder
+            .role(emit.role)
+            .device(emit.device.clone())
+            .fp16_guard(emit.fp16_guard)
+            .source(emit.source.clone());
         let blamed = |error: Error| match &emit.source {
             Some(source) => error.at(format!("{}, {source}", def.spec.name)),
             None => error.at(def.spec.name),

@@ -9,7 +9,8 @@
 //! * unscale: gradients are divided by the scale and looked at; if one is not finite, all become zero
 //!   and the scale shrinks. Adam and AdamW leave everything as it is in such a step.
 //!
-//! bfloat16 (`use_pure_bf16`) has the range of 32 bits: nothing is scaled.
+//! bfloat16 (`use_pure_bf16`) has the range of 32 bits: nothing is scaled. Regions (`fp16_guard`) count in the
+//! pure modes only, as documented.
 
 use super::fp16_allreduce::append;
 use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
@@ -57,10 +58,11 @@ impl Strategy for Amp {
             );
         }
         // Its default is true, and is not taken for a wish.
-        if configs.use_pure_fp16() && configs.use_fp16_guard == Some(true) {
+        let wants_regions = is_pure(configs) && configs.use_fp16_guard == Some(true);
+        if wants_regions && !has_regions(facts.program) {
             return Applies::Refused(
-                "use_fp16_guard is not there: regions of a program cannot be marked for fp16; without \
-                 it, use_pure_fp16 takes in every op that can compute in fp16"
+                "use_fp16_guard, but no op stands under fp16_guard(): nothing would compute in 16 \
+                 bits; without use_fp16_guard every op does that can"
                     .into(),
             );
         }
@@ -184,6 +186,14 @@ const KEPT_WIDE: [(&str, &[&str]); 3] = [
     ("layer_norm", &["Scale", "Bias"]),
 ];
 
+fn is_pure(configs: &AmpConfig) -> bool {
+    configs.use_pure_fp16() || configs.use_pure_bf16()
+}
+
+fn has_regions(program: &Program) -> bool {
+    program.root_ops().any(|(_, op)| op.fp16_guard)
+}
+
 fn half_type(configs: &AmpConfig) -> DType {
     if configs.use_pure_bf16() { DType::BF16 } else { DType::F16 }
 }
@@ -210,13 +220,15 @@ fn rewrite_forward(
     // Which forward op made a variable in 16 (true) or 32 bits.
     let mut made_half: HashMap<VarId, bool> = HashMap::new();
     let mut ops = Vec::new();
+    let only_regions = is_pure(configs) && configs.use_fp16_guard() && has_regions(main);
     for id in main.block(Program::ROOT).ops().to_vec() {
         let op = main.op(id).clone();
         if !op.role.is_forward() || op.sub_block().is_some() {
             ops.push(id);
             continue;
         }
-        let narrow = wants_half(main, registry, configs, &op, &made_half)
+        let narrow = (op.fp16_guard || !only_regions)
+            && wants_half(main, registry, configs, &op, &made_half)
             && takes_half(main, registry, &op, half);
         for (slot, spec) in op.spec.inputs.iter().enumerate() {
             for (place, var) in op.inputs[slot].iter().enumerate() {
@@ -265,11 +277,10 @@ fn wants_half(
         return true;
     }
     let class = registry.find(name).map_or(AmpClass::Unlisted, |def| def.traits.amp);
-    let pure = configs.use_pure_fp16() || configs.use_pure_bf16();
     match class {
         AmpClass::White => true,
         AmpClass::Black => false,
-        AmpClass::Unlisted => pure,
+        AmpClass::Unlisted => is_pure(configs),
         // As the last producer says; one in 32 bits decides.
         AmpClass::Gray => {
             let mut producers = op.all_inputs().filter_map(|var| made_half.get(&var)).peekable();

@@ -51,10 +51,10 @@ message! {
         custom_black_varnames(9): repeated string;
         /// Ops on no list compute in 16 bits, too; parameters stay in 32.
         use_pure_fp16(10): optional bool = false;
-        /// With `use_pure_fp16`: only ops under the guard. Assigned true it is refused, since regions
-        /// cannot be marked; the default takes in every op.
+        /// With `use_pure_fp16` or `use_pure_bf16`: only ops that were made under `fp16_guard()`. Without such
+        /// ops it is refused if it was assigned true, and else takes in every op.
         use_fp16_guard(11): optional bool = true;
-        /// The optimizer computes in 16 bits.
+        /// The optimizer computes in 16 bits. Refused: parameters and their state stay in 32.
         use_optimizer_fp16(12): optional bool = false;
         /// As `use_pure_fp16`, in bfloat16: nothing is scaled.
         use_pure_bf16(13): optional bool = false;

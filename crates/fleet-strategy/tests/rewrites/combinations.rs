@@ -316,17 +316,3 @@ fn rewritten_start(combination: &Combination) -> Trained {
     executor.run(&programs.startup, &mut scope, &[], &[]).unwrap();
     Trained::of(&scope, Vec::new()).unwrap()
 }
-
-/// Regions for pure half precision cannot be marked: asking for them is refused.
-#[test]
-fn fp16_guard_is_refused() {
-    let guarded = |guard: bool| {
-        let amp = AmpConfig::default().with_use_pure_fp16(true).with_use_fp16_guard(guard);
-        let mut combination = Combination::of("amp");
-        combination.strategy.amp_configs = Some(amp);
-        combination.train(1, false, batch)
-    };
-    let error = guarded(true).err().expect("refused").to_string();
-    assert!(error.contains("use_fp16_guard"), "{error}");
-    assert!(guarded(false).is_ok());
-}

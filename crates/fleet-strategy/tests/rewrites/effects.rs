@@ -25,7 +25,10 @@ fn wide(net: &Net) -> fleet_ir::VarId {
 /// With an op that is on no list of mixed precision.
 fn unlisted(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
-    x.fc(8).abs().fc(1).mean().id()
+    let region = net.fp16_guard();
+    let hidden = x.fc(8).abs();
+    drop(region);
+    hidden.abs().fc(1).mean().id()
 }
 
 /// A network on which a field can show what it does.
@@ -235,7 +238,7 @@ const PAIRS: &[(&str, &str, &str)] = &[
     ("last_comm_group_size_MB", "last_comm_group_size_MB=1", "last_comm_group_size_MB=0.0001"),
     ("amp_configs.decr_ratio", "amp=true", r#"amp=true amp_configs={"decr_ratio":0.5}"#),
     ("amp_configs.use_fp16_guard", r#"amp=true amp_configs={"use_pure_fp16":true}"#,
-        r#"amp=true amp_configs={"use_pure_fp16":true,"use_fp16_guard":true}"#),
+        r#"amp=true amp_configs={"use_pure_fp16":true,"use_fp16_guard":false}"#),
     ("amp_configs.custom_white_list", "amp=true", r#"amp=true amp_configs={"custom_white_list":["mean"]}"#),
     ("amp_configs.custom_black_list", "amp=true", r#"amp=true amp_configs={"custom_black_list":["mul"]}"#),
     ("amp_configs.custom_black_varnames", "amp=true",

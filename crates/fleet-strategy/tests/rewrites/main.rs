@@ -9,6 +9,7 @@ mod effects;
 mod local;
 mod numbers;
 mod programs;
+mod regions;
 mod rules;
 mod servers;
 mod tables;
