@@ -59,12 +59,11 @@ fn traffic(program: &Program, op: &Op) -> Option<Traffic> {
     let ranks = op.attr_usize("nranks") as f64;
     let others = ranks - 1.0;
     if op.name().starts_with("sync_batch_norm") {
-        let record = statistics_bytes(program, op)?;
-        return Some(Traffic { calls: 1, messages: others, bytes: record * others });
+        return Some(all_reduce(statistics_bytes(program, op)?, ranks));
     }
     let bytes: f64 = op.input("X").iter().map(|var| bytes(program, *var)).sum();
     let (messages, bytes) = match op.name() {
-        name if name.starts_with("c_allreduce") => (2.0 * others, 2.0 * bytes * others / ranks),
+        name if name.starts_with("c_allreduce") => return Some(all_reduce(bytes, ranks)),
         "c_reduce_sum" | "c_broadcast" => (others, bytes * others / ranks),
         "c_reducescatter" | "alltoall" => (others, bytes * others / ranks),
         "dgc" => {
@@ -79,6 +78,11 @@ fn traffic(program: &Program, op: &Op) -> Option<Traffic> {
     Some(Traffic { calls: 1, messages, bytes })
 }
 
+fn all_reduce(bytes: f64, ranks: f64) -> Traffic {
+    let others = ranks - 1.0;
+    Traffic { calls: 1, messages: 2.0 * others, bytes: 2.0 * bytes * others / ranks }
+}
+
 /// Pairs of an index and a value, of the last sparsity: what compression comes to.
 fn compressed_bytes(program: &Program, op: &Op) -> f64 {
     const PAIR: f64 = 8.0;
@@ -87,12 +91,12 @@ fn compressed_bytes(program: &Program, op: &Op) -> f64 {
     (elements * (1.0 - sparsity)).max(1.0).floor() * PAIR
 }
 
-/// What a rank tells of its batch: two sums a channel, and a count. None where nothing is measured.
+/// What ranks sum of their batches: two doubles a channel, and a count. None where nothing is measured.
 fn statistics_bytes(program: &Program, op: &Op) -> Option<f64> {
     let measures = !op.attr_bool("is_test") && !op.attr_bool("use_global_stats");
     let scale = op.input("Scale").first().filter(|_| measures)?;
     let channels = bytes(program, *scale) / program.var(*scale).dtype.size() as f64;
-    Some(4.0 * (2.0 + 2.0 * channels))
+    Some(8.0 * (1.0 + 2.0 * channels))
 }
 
 fn bytes(program: &Program, var: VarId) -> f64 {

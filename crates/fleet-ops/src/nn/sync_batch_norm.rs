@@ -1,8 +1,8 @@
 //! `sync_batch_norm`: batch normalisation whose mean and variance are those of all ranks of a ring.
 //!
-//! Each rank measures its part, ranks exchange (rows, mean, variance), and every one merges them in
-//! order of ranks, in f64: all hold the same bits. Ranks may have unequally many rows. In the backward
-//! pass the sums over dY and over dY times the normalised X are summed over ranks for `X@GRAD`;
+//! Each rank measures its part, and (rows, sum, sum of squares) are summed over ranks, in f64: all hold the
+//! same bits, and what a rank sends does not grow with their number. Ranks may have unequally many rows. In the
+//! backward pass the sums over dY and over dY times the normalised X are summed over ranks for `X@GRAD`;
 //! `Scale@GRAD` and `Bias@GRAD` stay this rank's own, to be summed with all other gradients.
 //!
 //! The ring is used in the middle of a computation, by the compute lane, and should serve nothing else.
@@ -11,9 +11,9 @@ use super::batch_norm::{
     ATTRS as PLAIN, backward, cost, cost_grad, forward, infer, infer_grad, rule,
 };
 use super::half::any_float;
-use crate::Ring;
 use crate::comm::{LABEL, NRANKS, RING_ID};
 use crate::prelude::*;
+use crate::{Arg, ReduceOp, Ring};
 use fleet_ir::AttrSpec;
 use fleet_kernels::batch_norm::Act;
 use std::sync::Arc;
@@ -90,8 +90,6 @@ pub(super) struct Sync {
     label: String,
 }
 
-const FLOAT: usize = size_of::<f32>();
-
 impl Sync {
     /// None where the running statistics are used: nothing is measured then.
     fn of(p: &PrepareCtx<'_>) -> Result<Option<Sync>> {
@@ -104,26 +102,33 @@ impl Sync {
 
     /// Floats of scratch for an exchange of `channels` channels.
     pub fn scratch_len(&self, channels: usize) -> usize {
-        (self.ring.size() + 1) * record_len(channels)
+        2 * sums_len(channels) + 1 // Doubles, and the float that may stand in front of the first of them.
     }
 
-    /// Gathers (rows, `a`, `b`) of every rank into scratch and gives all records.
-    fn gather<'s>(
+    /// Sums the rows, and two numbers a channel, over ranks: `of` gives the two of this rank.
+    fn sum_over_ranks<'s>(
         &self,
         rows: usize,
-        a: &[f32],
-        b: &[f32],
+        channels: usize,
+        of: impl Fn(usize) -> [f64; 2],
         scratch: &'s mut [f32],
-    ) -> Result<&'s [f32]> {
-        let record = record_len(a.len());
-        let (mine, all) = scratch[..self.scratch_len(a.len())].split_at_mut(record);
-        // Two floats hold a count exactly up to 2^48.
-        mine[0] = (rows >> 24) as f32;
-        mine[1] = (rows & 0xFF_FFFF) as f32;
-        mine[2..2 + a.len()].copy_from_slice(a);
-        mine[2 + a.len()..].copy_from_slice(b);
-        self.ring.all_gather(&self.label, bytes(mine), bytes_mut(all))?;
-        Ok(all)
+    ) -> Result<(f64, &'s [f64])> {
+        // SAFETY: every bit pattern is a number.
+        let (_, doubles, _) = unsafe { scratch.align_to_mut::<f64>() };
+        let sums = &mut doubles[..sums_len(channels)];
+        sums[0] = rows as f64;
+        for (channel, to) in sums[1..].chunks_exact_mut(2).enumerate() {
+            to.copy_from_slice(&of(channel));
+        }
+        let arg = Arg {
+            ptr: sums.as_mut_ptr().cast(),
+            dtype: DType::F64,
+            shape: Shape::from([sums.len() as i64]),
+            layout: Layout::RowMajor,
+            rows: None,
+        };
+        self.ring.all_reduce(&self.label, &[arg], ReduceOp::Sum)?;
+        Ok((sums[0], &sums[1..]))
     }
 
     /// Replaces this rank's mean and variance by those of all ranks.
@@ -134,16 +139,15 @@ impl Sync {
         variance: &mut [f32],
         scratch: &mut [f32],
     ) -> Result<()> {
-        let c = mean.len();
-        let all = self.gather(rows, mean, variance, scratch)?;
-        let records = || all.chunks_exact(record_len(c));
-        let total: f64 = records().map(count).sum();
-        for channel in 0..c {
-            let at = |record: &[f32], array: usize| f64::from(record[2 + array * c + channel]);
-            let whole = records().map(|r| count(r) * at(r, 0)).sum::<f64>() / total.max(1.0);
-            let spread = |r: &[f32]| count(r) * (at(r, 1) + (at(r, 0) - whole).powi(2));
+        let mine = |channel: usize| {
+            let (mean, variance) = (f64::from(mean[channel]), f64::from(variance[channel]));
+            [mean, variance + mean * mean].map(|of_a_row| rows as f64 * of_a_row)
+        };
+        let (total, sums) = self.sum_over_ranks(rows, mean.len(), mine, scratch)?;
+        for (channel, of_all) in sums.chunks_exact(2).enumerate() {
+            let [whole, squares] = [of_all[0], of_all[1]].map(|sum| sum / total.max(1.0));
             mean[channel] = whole as f32;
-            variance[channel] = (records().map(spread).sum::<f64>() / total.max(1.0)) as f32;
+            variance[channel] = (squares - whole * whole).max(0.0) as f32;
         }
         Ok(())
     }
@@ -156,34 +160,16 @@ impl Sync {
         b: &mut [f32],
         scratch: &mut [f32],
     ) -> Result<usize> {
-        let c = a.len();
-        let all = self.gather(rows, a, b, scratch)?;
-        let records = || all.chunks_exact(record_len(c));
-        for channel in 0..c {
-            let sum = |array: usize| -> f64 {
-                records().map(|record| f64::from(record[2 + array * c + channel])).sum()
-            };
-            a[channel] = sum(0) as f32;
-            b[channel] = sum(1) as f32;
+        let mine = |channel: usize| [f64::from(a[channel]), f64::from(b[channel])];
+        let (total, sums) = self.sum_over_ranks(rows, a.len(), mine, scratch)?;
+        for (channel, of_all) in sums.chunks_exact(2).enumerate() {
+            (a[channel], b[channel]) = (of_all[0] as f32, of_all[1] as f32);
         }
-        Ok(records().map(count).sum::<f64>() as usize)
+        Ok(total as usize)
     }
 }
 
-fn record_len(channels: usize) -> usize {
-    2 + 2 * channels
-}
-
-fn count(record: &[f32]) -> f64 {
-    f64::from(record[0]) * f64::from(1 << 24) + f64::from(record[1])
-}
-
-fn bytes(floats: &[f32]) -> &[u8] {
-    // SAFETY: the same memory, whose every byte is initialised.
-    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), floats.len() * FLOAT) }
-}
-
-fn bytes_mut(floats: &mut [f32]) -> &mut [u8] {
-    // SAFETY: as above; every bit pattern is a float.
-    unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len() * FLOAT) }
+/// How many numbers an exchange sums: the rows, and two a channel.
+fn sums_len(channels: usize) -> usize {
+    1 + 2 * channels
 }

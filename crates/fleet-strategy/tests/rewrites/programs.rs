@@ -167,7 +167,7 @@ fn costs() {
     let half = DistributedStrategy::new().with_fp16_allreduce(true);
     let (programs, _) = rewritten(mlp, &momentum(), &half, Ranks::new(0, 4)).unwrap();
     assert_eq!(cost::cost(&programs.main).always[&0].bytes, ring.bytes / 2.0);
-    // Two floats a channel and two of a count, to three others, forwards and backwards.
+    // A sum over four ranks of two doubles a channel and a count, forwards and backwards.
     fn normed(net: &Net) -> fleet_ir::VarId {
         net.data("x", [-1, 6], DType::F32).fc(8).batch_norm(BatchNorm::new()).mean().id()
     }
@@ -175,8 +175,8 @@ fn costs() {
     let (programs, plan) = rewritten(normed, &momentum(), &sync, Ranks::new(0, 4)).unwrap();
     let ring = plan.rings.iter().find(|ring| ring.label == "batch norm").unwrap();
     let statistics = cost::cost(&programs.main).always[&ring.id];
-    assert_eq!((statistics.calls, statistics.messages), (2, 6.0));
-    assert_eq!(statistics.bytes, 2.0 * 3.0 * 4.0 * f64::from(2 + 2 * 8));
+    assert_eq!((statistics.calls, statistics.messages), (2, 12.0));
+    assert_eq!(statistics.bytes, 2.0 * 1.5 * 8.0 * f64::from(1 + 2 * 8));
 }
 
 /// All pairs reach all ranks: with many ranks that is more than a sum.
