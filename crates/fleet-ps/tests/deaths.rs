@@ -1,11 +1,14 @@
 //! Workers that die, stop or are started again: real processes, and what the others are told.
 
 use crate::common::{DENSE, Fleet, dense, job, options};
+use crate::durable::Process;
+use crate::saves::Folder;
 use fleet_base::ErrorKind;
 use fleet_net::{Log, Token};
 use fleet_ps::{Arrival, RemoteOptions, RemoteServers, START_ROUNDS, Servers};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Tells a started process the addresses of its servers, and whether the job is synchronous.
@@ -50,9 +53,13 @@ impl Other {
     }
 
     fn signal(&self, name: &str) {
-        let pid = self.0.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+        signal(&self.0, name);
     }
+}
+
+fn signal(child: &Child, name: &str) {
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
 }
 
 impl Drop for Other {
@@ -143,4 +150,81 @@ fn who_comes_back_is_waited_for_again() {
         waits.join().unwrap().unwrap();
     });
     assert!(!again.finish().unwrap() && worker.finish().unwrap());
+}
+
+/// A durable server in a process of its own, where it is, and what a worker of it writes into its log.
+struct Durable {
+    process: Process,
+    address: Arc<Mutex<SocketAddr>>,
+    folder: Folder,
+    token: Token,
+    log: Log,
+}
+
+impl Durable {
+    fn start(name: &str, log: Log) -> Durable {
+        let (folder, token) = (Folder::new(name), Token::generate().unwrap());
+        let (process, address) = Process::start(&folder, &token);
+        Durable { process, address: Arc::new(Mutex::new(address)), folder, token, log }
+    }
+
+    fn worker(&self, worker: usize, silent_after: Duration) -> RemoteServers {
+        let address = self.address.clone();
+        let options = RemoteOptions { log: self.log.clone(), silent_after, ..options() };
+        let resolve = move |_| Ok(*address.lock().unwrap());
+        RemoteServers::connect_with(&job(1, 2, false), worker, resolve, &self.token, options)
+            .unwrap()
+    }
+
+    fn start_again(&mut self) {
+        self.process.kill();
+        let (process, address) = Process::start(&self.folder, &self.token);
+        self.process = process;
+        *self.address.lock().unwrap() = address;
+    }
+}
+
+/// Waits until a log says something.
+fn until(lines: &impl Fn() -> Vec<String>, words: &str) {
+    let begun = Instant::now();
+    while !lines().iter().any(|line| line.contains(words)) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "'{words}' is not in {:?}", lines());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn who_dies_before_it_comes_to_a_server_that_was_started_again_is_gone_soon() {
+    let (log, lines) = Log::collect();
+    let mut server = Durable::start("not-back", log);
+    let (worker, other) = (server.worker(0, Duration::ZERO), server.worker(1, Duration::ZERO));
+    let meet = |worker: &RemoteServers| {
+        (0..START_ROUNDS).for_each(|_| worker.arrive(Arrival::Received).unwrap());
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| meet(&other));
+        meet(&worker);
+        // Who lives is waited for, and that is said.
+        scope.spawn(|| worker.arrive(Arrival::Received).unwrap());
+        until(&lines, "worker 0 waits for worker 1 (it gave a sign of life ");
+        other.arrive(Arrival::Received).unwrap();
+    });
+    until(&lines, "worker 0 goes on after ");
+    drop(other);
+    server.start_again();
+    let begun = Instant::now();
+    worker.arrive(Arrival::Received).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(25), "as for one that is silent");
+    assert!(worker.finish().unwrap(), "nobody else is left");
+}
+
+#[test]
+fn a_server_that_is_stopped_is_told_to_who_may_wait_for_it() {
+    let (log, lines) = Log::collect();
+    let server = Durable::start("stopped", log);
+    let _worker = server.worker(0, Duration::from_secs(3));
+    signal(&server.process.0, "STOP");
+    until(&lines, "no sign of life for ");
+    signal(&server.process.0, "CONT");
+    until(&lines, " is back after ");
 }

@@ -236,10 +236,10 @@ fn child() {
 }
 
 /// A server process, killed when it is dropped.
-struct Process(Child);
+pub struct Process(pub Child);
 
 impl Process {
-    fn start(folder: &Folder, token: &Token) -> (Process, SocketAddr) {
+    pub fn start(folder: &Folder, token: &Token) -> (Process, SocketAddr) {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "durable::child", "--nocapture"])
             .env(FOLDER, &folder.0)
@@ -256,7 +256,7 @@ impl Process {
         (process, address.expect("the server said no address"))
     }
 
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         // SIGKILL.
         self.0.kill().unwrap();
         self.0.wait().unwrap();

@@ -1,11 +1,13 @@
 //! A worker's signs of life: a thread and a connection to each server of its own, so that a step which
-//! computes for minutes is told from a process that is stopped.
+//! computes for minutes is told from a process that is stopped. The same thread notices a server that is
+//! stopped: whoever waits for its answer only waits.
 
-use super::remote::Door;
+use super::remote::{Door, Lane};
 use crate::message::{Head, Method};
 use fleet_base::{Error, Result};
 use fleet_net::calls::CallClient;
-use fleet_net::{Abort, Deadline, Limits};
+use fleet_net::{Abort, Deadline, Limits, Log, Time};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -18,19 +20,26 @@ pub(super) struct Alive {
 
 /// What reaching one server may take: the others wait meanwhile.
 const REACH_SPAN: Duration = Duration::from_millis(500);
+/// A server that says nothing for so long is worth a line; shorter pauses are those of a busy machine.
+const SILENCE_SAID_AFTER: Duration = Duration::from_secs(5);
 
 impl Alive {
     /// Speaks to all servers, every so often.
-    pub fn start(door: Arc<Door>, server_count: usize, every: Duration) -> Result<Alive> {
+    pub fn start(
+        door: Arc<Door>,
+        lanes: Arc<Vec<Lane>>,
+        log: Log,
+        every: Duration,
+    ) -> Result<Alive> {
         let stop = Abort::new();
         let stopped = stop.clone();
         let speak = move || {
-            let mut connections: Vec<Option<CallClient>> =
-                (0..server_count).map(|_| None).collect();
+            let heard = Time::now();
+            let mut voices: Vec<Voice> =
+                lanes.iter().map(|_| Voice { connection: None, heard }).collect();
             while stopped.sleep(every).is_ok() {
-                for (server, connection) in connections.iter_mut().enumerate() {
-                    // A server that is not reached now is tried again next time.
-                    *connection = say(&door, server, connection.take(), &stopped).ok();
+                for (server, voice) in voices.iter_mut().enumerate() {
+                    voice.speak(&door, (server, &lanes[server]), &log, &stopped);
                 }
             }
         };
@@ -42,19 +51,57 @@ impl Alive {
     }
 }
 
-fn say(
-    door: &Door,
-    server: usize,
-    connection: Option<CallClient>,
-    stop: &Abort,
-) -> Result<CallClient> {
-    let limits = Limits::new(Deadline::within(REACH_SPAN), stop);
-    let mut connection = match connection {
-        Some(connection) => connection,
-        None => door.connect(server, &limits, REACH_SPAN)?.0,
-    };
-    connection.call(Method::Alive as u8, &[&Head::default().encode()], &limits)?;
-    Ok(connection)
+/// What is said to one server.
+struct Voice {
+    connection: Option<(CallClient, SocketAddr)>,
+    /// When the server answered last.
+    heard: Time,
+}
+
+impl Voice {
+    fn speak(&mut self, door: &Door, (server, lane): (usize, &Lane), log: &Log, stop: &Abort) {
+        // A server that is not reached now is tried again next time.
+        match self.say(door, (server, lane), stop) {
+            Ok((connection, address)) => {
+                self.heard = Time::now();
+                lane.is_back(log, door, server, address);
+                self.connection = Some((connection, address));
+            }
+            Err(error) => {
+                let silent = Time::now().since(self.heard);
+                let is_ended = stop.check().is_err();
+                if !is_ended && silent >= SILENCE_SAID_AFTER && lane.goes_down(self.heard) {
+                    let (caller, name) = (door.caller, door.name(server));
+                    log.line(format!(
+                        "{caller} waits for {name}: no sign of life for {:.1} s ({})",
+                        silent.as_secs_f64(),
+                        error.message()
+                    ));
+                }
+            }
+        }
+    }
+
+    fn say(
+        &mut self,
+        door: &Door,
+        (server, lane): (usize, &Lane),
+        stop: &Abort,
+    ) -> Result<(CallClient, SocketAddr)> {
+        let limits = Limits::new(Deadline::within(REACH_SPAN), stop);
+        let (mut connection, address) = match self.connection.take() {
+            Some(connection) => connection,
+            None => {
+                let (connection, life, address) = door.connect(server, &limits, REACH_SPAN)?;
+                if !lane.knows(life) {
+                    return Err(Error::unavailable("it was started again and has lost its tables"));
+                }
+                (connection, address)
+            }
+        };
+        connection.call(Method::Alive as u8, &[&Head::default().encode()], &limits)?;
+        Ok((connection, address))
+    }
 }
 
 impl Drop for Alive {

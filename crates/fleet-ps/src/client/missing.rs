@@ -6,6 +6,9 @@ use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Missing workers that a line of a log names.
+const NAMES_SAID: usize = 8;
+
 /// Missing workers; of what several servers know the most hopeful counts.
 #[derive(Default)]
 pub(super) struct Missing(BTreeMap<u32, Sign>);
@@ -26,9 +29,7 @@ impl Missing {
 
     /// The error of a worker that will not come.
     pub fn lost(&self, silent_after: Duration) -> Option<Error> {
-        let (worker, sign) = self.0.iter().find(|(_, sign)| {
-            sign.kind != crate::server::SignKind::NeverCame && sign.is_lost(silent_after)
-        })?;
+        let (worker, sign) = self.0.iter().find(|(_, sign)| sign.is_lost(silent_after))?;
         let others = match self.0.len() {
             1 => String::new(),
             _ => format!("; missing are {}", self.names()),
@@ -36,6 +37,15 @@ impl Missing {
         Some(Error::unavailable(format!("worker {worker} {}{others}", sign.text())).help(
             "the end of its log says why; workers of a synchronous job stand or fall together",
         ))
+    }
+
+    /// Everybody who is waited for, and what is known of them.
+    pub fn words(&self) -> String {
+        let one = |(worker, sign): (&u32, &Sign)| format!("worker {worker} ({})", sign.brief());
+        let said: Vec<String> = self.0.iter().take(NAMES_SAID).map(one).collect();
+        let more = self.0.len().saturating_sub(NAMES_SAID);
+        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+        said.join(", ") + &rest
     }
 
     pub fn names(&self) -> String {

@@ -43,6 +43,9 @@ pub trait Transport: Send + Sync {
     /// Takes answers back that were used: their memory is that of answers to come.
     fn give_back(&self, _answers: Vec<Vec<u8>>) {}
 
+    /// Tells whoever reads this worker's log.
+    fn say(&self, _line: &str) {}
+
     /// Whether waiting for others still makes sense; the error is why not.
     fn check(&self) -> Result<()> {
         Ok(())
@@ -79,6 +82,8 @@ struct Numbers {
 
 /// How long a barrier waits unless told otherwise: as the documented deadline of a request.
 pub(crate) const PATIENCE_DEFAULT: Duration = Duration::from_secs(180);
+/// A barrier that takes longer is worth a line.
+const WAIT_SAID_AFTER: Duration = Duration::from_secs(3);
 /// All kinds of tables.
 const KINDS: [&str; 4] = ["sparse", "geo", "dense", "global step"];
 /// Sets of scratch memory that are kept.
@@ -373,6 +378,7 @@ impl<T: Transport> Client<T> {
         let rounds: Vec<u64> = rounds.iter().map(|answer| number(answer)).collect::<Result<_>>()?;
         let start = Time::now();
         let mut closed: Vec<usize> = (0..self.job.server_count).collect();
+        let mut has_said = false;
         loop {
             let left = self.patience.saturating_sub(Time::now().since(start));
             let body = (left.as_millis() as u64).to_le_bytes();
@@ -394,6 +400,10 @@ impl<T: Transport> Client<T> {
                 }
             }
             if still.is_empty() {
+                if has_said {
+                    let seconds = Time::now().since(start).as_secs_f64();
+                    self.transport.say(&format!("goes on after {seconds:.1} s"));
+                }
                 return Ok(());
             }
             // Where pushes are applied when they come, servers decide when to go on without somebody.
@@ -408,6 +418,10 @@ impl<T: Transport> Client<T> {
                         self.job.worker_count, self.patience
                     ))
                     .got(format!("{} missing: {}", missing.count(), missing.names())));
+            }
+            if !has_said && Time::now().since(start) >= WAIT_SAID_AFTER {
+                has_said = true;
+                self.transport.say(&format!("waits for {}", missing.words()));
             }
             self.transport.check()?;
             closed = still;

@@ -28,7 +28,7 @@ pub struct RemoteOptions {
     /// (`FLAGS_rpc_deadline`).
     pub deadline: Duration,
     /// Other workers of a synchronous job that give no sign of life for so long are an error. This one
-    /// says six times as often that it lives; zero: it does not.
+    /// says fifteen times as often that it lives; zero: it does not.
     pub silent_after: Duration,
     /// Connections to one server, which are the requests on the way to it.
     pub connections_max: usize,
@@ -53,7 +53,7 @@ impl Default for RemoteOptions {
 
 /// Lanes to servers of other processes.
 pub struct Remote {
-    lanes: Vec<Lane>,
+    lanes: Arc<Vec<Lane>>,
     door: Arc<Door>,
     options: RemoteOptions,
     alive: Option<Alive>,
@@ -63,7 +63,7 @@ pub struct Remote {
 
 /// What it takes to connect.
 pub(super) struct Door {
-    caller: Caller,
+    pub caller: Caller,
     /// What the job is, as servers compare it.
     job: Vec<u8>,
     resolve: Box<Resolve>,
@@ -76,7 +76,7 @@ type Resolve = dyn Fn(usize) -> Result<SocketAddr> + Send + Sync;
 
 /// The connections to one server.
 #[derive(Default)]
-struct Lane {
+pub(super) struct Lane {
     pool: Mutex<Pool>,
     freed: Condvar,
     /// The server's life as it was at first: its tables are those that we know.
@@ -98,8 +98,9 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries of a request, doubled from the least to the most.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Signs of life in the span after which a worker counts as silent: several may be lost.
-const SIGNS_IN_SILENCE: u32 = 6;
+/// Signs of life in the span after which a worker counts as silent: several may be lost, and a server that was
+/// started again hears soon who is there.
+const SIGNS_IN_SILENCE: u32 = 15;
 /// How long a save, a load or a shrink may take: tables may be large and disks slow.
 const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
 /// Used answers whose memory is kept: those of two tables.
@@ -161,9 +162,11 @@ impl Client<Remote> {
             options: options.calls,
         });
         let (every, silent_after) = (options.silent_after / SIGNS_IN_SILENCE, options.silent_after);
-        let lanes = (0..job.server_count).map(|_| Lane::default()).collect();
-        let remote =
-            Remote { lanes, door: door.clone(), options, alive: None, spare: Mutex::default() };
+        let lanes: Arc<Vec<Lane>> =
+            Arc::new((0..job.server_count).map(|_| Lane::default()).collect());
+        let log = options.log.clone();
+        let (spare, alive) = (Mutex::default(), None);
+        let remote = Remote { lanes: lanes.clone(), door: door.clone(), options, alive, spare };
         let mut client = Client::over(job, worker, remote)?;
         if !silent_after.is_zero() {
             client.silent_after = silent_after;
@@ -174,7 +177,7 @@ impl Client<Remote> {
             connected.map_err(|error| client.place(error))?;
         }
         if !every.is_zero() {
-            client.transport.alive = Some(Alive::start(door, job.server_count, every)?);
+            client.transport.alive = Some(Alive::start(door, lanes, log, every)?);
         }
         Ok(client)
     }
@@ -235,6 +238,10 @@ impl Transport for Remote {
         let mut spare = self.spare();
         let room = SPARE_MAX.saturating_sub(spare.len());
         spare.extend(answers.into_iter().take(room));
+    }
+
+    fn say(&self, line: &str) {
+        self.options.log.line(format!("{} {line}", self.door.caller));
     }
 
     fn check(&self) -> Result<()> {
@@ -317,19 +324,13 @@ impl Remote {
     fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
         let (connection, life, address) = self.door.connect(server, limits, span)?;
         let lane = &self.lanes[server];
-        if *lane.life.get_or_init(|| life) != life {
+        if !lane.knows(life) {
             return Err(Error::invalid("a server was started again and has lost its tables").help(
                 "start the job again from a save; servers that keep their tables on disk go on \
                  (init_durable_server; built-in jobs: --durable FOLDER)",
             ));
         }
-        if let Some(since) = lane.lock().down.take() {
-            let span = Time::now().since(since).as_secs_f64();
-            self.options.log.line(format!(
-                "{}: server {server} at {address} is back after {span:.1} s",
-                self.door.caller
-            ));
-        }
+        lane.is_back(&self.options.log, &self.door, server, address);
         Ok(connection)
     }
 
@@ -361,19 +362,13 @@ impl Remote {
 
     /// Says once that a server is being waited for.
     fn says_down(&self, server: usize, error: &Error) {
-        let mut pool = self.lanes[server].lock();
-        if pool.down.is_none() {
-            pool.down = Some(Time::now());
-            let (caller, name) = (self.door.caller, self.name(server));
-            self.options.log.line(format!("{caller} waits for {name}: {error}"));
+        if self.lanes[server].goes_down(Time::now()) {
+            self.say(&format!("waits for {}: {error}", self.name(server)));
         }
     }
 
     fn name(&self, server: usize) -> String {
-        match (self.door.resolve)(server) {
-            Ok(address) => format!("server {server} at {address}"),
-            Err(_) => format!("server {server}"),
-        }
+        self.door.name(server)
     }
 }
 
@@ -400,6 +395,13 @@ impl Door {
         }
         Ok((connection, life, address))
     }
+
+    pub fn name(&self, server: usize) -> String {
+        match (self.resolve)(server) {
+            Ok(address) => format!("server {server} at {address}"),
+            Err(_) => format!("server {server}"),
+        }
+    }
 }
 
 impl Lane {
@@ -411,6 +413,26 @@ impl Lane {
     fn closed(&self) {
         self.lock().open -= 1;
         self.freed.notify_one();
+    }
+
+    /// Whether a server of this life has the tables that we know.
+    pub fn knows(&self, life: u64) -> bool {
+        *self.life.get_or_init(|| life) == life
+    }
+
+    /// Nobody has reached the server since then; whether that is news.
+    pub fn goes_down(&self, since: Time) -> bool {
+        let mut pool = self.lock();
+        let is_news = pool.down.is_none();
+        pool.down.get_or_insert(since);
+        is_news
+    }
+
+    /// The server is reached; says so where it was not.
+    pub fn is_back(&self, log: &Log, door: &Door, server: usize, address: SocketAddr) {
+        let Some(since) = self.lock().down.take() else { return };
+        let (span, caller) = (Time::now().since(since).as_secs_f64(), door.caller);
+        log.line(format!("{caller}: server {server} at {address} is back after {span:.1} s"));
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{Arrival, PullMode, Push, START_ROUNDS, SaveFormat, SaveMode, SparseT
 use fleet_base::{Error, Result};
 use fleet_net::Log;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// The longest that a request waits for others; who wants to wait longer asks again.
@@ -214,9 +215,8 @@ impl ServerTables {
     fn sign(&self, worker: u32) -> (Sign, bool) {
         let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
         let mut sign = self.presence.sign(worker as usize);
-        if has_begun && sign.kind == SignKind::NeverCame {
-            // It had come to the process before this one, of which this one is the restart.
-            sign = Sign { kind: SignKind::Here, ..sign };
+        if self.is_again.load(Relaxed) && sign.kind == SignKind::NeverCame {
+            sign = Sign { kind: SignKind::NotBack, ..sign };
         }
         (sign, has_begun && !self.job.sync && sign.is_lost(SILENT_AFTER))
     }

@@ -2,11 +2,13 @@
 
 use super::{Caller, ServerTables};
 use crate::message::{Body, Method};
+use crate::{Arrival, START_ROUNDS};
 use fleet_base::{Error, Result};
 use fleet_net::calls::{CallOptions, CallServer, Conversation};
 use fleet_net::{Log, Token};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Serves the tables of one server until a worker stops it, or it is dropped.
 ///
@@ -39,6 +41,7 @@ impl TableServer {
         log: Log,
     ) -> Result<TableServer> {
         let served = tables.clone();
+        tables.listens();
         let open = move |hello: &[u8], _peer: SocketAddr| {
             let caller = read_hello(hello);
             if let Ok(caller) = &caller {
@@ -114,6 +117,13 @@ impl Drop for Talk {
 }
 
 impl ServerTables {
+    /// Workers may come from now on.
+    fn listens(&self) {
+        self.presence.begin();
+        let has_begun = self.barrier.rounds(Arrival::Received) >= START_ROUNDS;
+        self.is_again.store(has_begun, Relaxed);
+    }
+
     /// A worker has connected.
     fn meets(&self, worker: usize) {
         self.presence.came(worker);

@@ -34,6 +34,7 @@ use ledger::Ledger;
 use pending::Pending;
 use presence::Presence;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub struct ServerTables {
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     presence: Presence,
+    /// Workers had met before this process listened.
+    is_again: AtomicBool,
     ledger: Ledger,
     /// Held shared by what changes tables; exclusively where a snapshot of all of them is cut.
     gate: RwLock<()>,
@@ -100,6 +103,7 @@ impl ServerTables {
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
             presence: Presence::new(job.worker_count),
+            is_again: AtomicBool::new(false),
             ledger: Ledger::default(),
             gate: RwLock::new(()),
             keeper: None,

@@ -8,7 +8,8 @@ use fleet_net::Time;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Connections break and are made again within a second or two; who has none for so long is gone.
+/// Connections break and are made again within a second or two, and whoever lives says so every two: who has
+/// none for so long is gone, and so is who does not come for so long to a server that was started again.
 pub(crate) const GONE_AFTER: Duration = Duration::from_secs(6);
 /// Whoever is not heard of for so long is stopped, or out of reach.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(30);
@@ -28,10 +29,13 @@ pub(crate) enum SignKind {
     Here,
     /// It was connected; the span is since its last connection closed.
     Gone,
+    /// It had come to the process before this one, and has not come to this one; the span is since that listens.
+    NotBack,
 }
 
 pub(crate) struct Presence {
-    began: Time,
+    /// Nanoseconds of the clock.
+    began: AtomicU64,
     workers: Vec<Seen>,
 }
 
@@ -45,7 +49,12 @@ struct Seen {
 impl Presence {
     pub fn new(worker_count: usize) -> Presence {
         let workers = (0..worker_count).map(|_| Seen::default()).collect();
-        Presence { began: Time::now(), workers }
+        Presence { began: AtomicU64::new(Time::now().nanos()), workers }
+    }
+
+    /// The server listens from now on: what it had to load first is nobody's absence.
+    pub fn begin(&self) {
+        self.began.store(Time::now().nanos(), SeqCst);
     }
 
     pub fn came(&self, worker: usize) {
@@ -74,7 +83,10 @@ impl Presence {
 
     pub fn sign(&self, worker: usize) -> Sign {
         let now = Time::now();
-        let never = Sign { kind: SignKind::NeverCame, span: now.since(self.began) };
+        let never = Sign {
+            kind: SignKind::NeverCame,
+            span: now.since(Time::from_nanos(self.began.load(SeqCst))),
+        };
         let Some(seen) = self.workers.get(worker) else { return never };
         match (seen.last.load(SeqCst), seen.connections.load(SeqCst)) {
             (0, _) => never,
@@ -90,10 +102,24 @@ impl Sign {
     /// Whether a worker of a job that has begun is lost, at the latest after so long without a sign.
     pub fn is_lost(self, silent_after: Duration) -> bool {
         let bound = match self.kind {
-            SignKind::Gone => GONE_AFTER.min(silent_after),
-            SignKind::Here | SignKind::NeverCame => silent_after,
+            SignKind::Gone | SignKind::NotBack => GONE_AFTER.min(silent_after),
+            SignKind::Here => silent_after,
+            SignKind::NeverCame => return false,
         };
         self.span >= bound
+    }
+
+    /// Of one who is waited for.
+    pub fn brief(self) -> String {
+        let seconds = self.span.as_secs_f64();
+        match self.kind {
+            SignKind::NeverCame => "it has not come yet".to_string(),
+            SignKind::Gone => format!("it closed its last connection {seconds:.1} s ago"),
+            SignKind::Here => format!("it gave a sign of life {seconds:.1} s ago"),
+            SignKind::NotBack => {
+                format!("it has not come to a server that was started again {seconds:.1} s ago")
+            }
+        }
     }
 
     pub fn text(self) -> String {
@@ -103,6 +129,9 @@ impl Sign {
             SignKind::Gone => {
                 format!("is gone: it closed its last connection {seconds:.1} s before")
             }
+            SignKind::NotBack => format!(
+                "is gone: it has not come since the server was started again, {seconds:.1} s before"
+            ),
             SignKind::Here => format!(
                 "has been silent for {seconds:.1} s: the process is stopped or its host cannot be \
                  reached"
@@ -116,6 +145,7 @@ impl Sign {
             SignKind::NeverCame => 0,
             SignKind::Here => 1,
             SignKind::Gone => 2,
+            SignKind::NotBack => 3,
         };
         [kind, u32::try_from(self.span.as_millis()).unwrap_or(u32::MAX)]
     }
@@ -125,6 +155,7 @@ impl Sign {
             0 => SignKind::NeverCame,
             1 => SignKind::Here,
             2 => SignKind::Gone,
+            3 => SignKind::NotBack,
             _ => return Err(Error::internal("a server's answer is not understood").got(kind)),
         };
         Ok(Sign { kind, span: Duration::from_millis(milliseconds.into()) })
@@ -153,6 +184,10 @@ mod tests {
         assert_eq!(presence.sign(7).kind, SignKind::NeverCame);
         let told = Sign { span: Duration::from_millis(1500), ..sign };
         assert_eq!(Sign::from_numbers(told.numbers()).unwrap(), told);
-        assert!(Sign::from_numbers([3, 0]).is_err());
+        assert!(Sign::from_numbers([4, 0]).is_err());
+        // Who has never come may still come, however long that takes.
+        assert!(!presence.sign(7).is_lost(Duration::ZERO));
+        let not_back = Sign { kind: SignKind::NotBack, span: GONE_AFTER };
+        assert!(not_back.is_lost(SILENT_AFTER));
     }
 }
