@@ -116,6 +116,10 @@ impl Cluster {
                         let path = format!("{}/expendable.{}", run.scratch, process.rank);
                         process.env.push((names::FLEET_EXPENDABLE, Some(path)));
                     }
+                    if role == Role::Server {
+                        let path = format!("{}/serves.{}", run.scratch, process.rank);
+                        process.env.push((names::FLEET_SERVES, Some(path)));
+                    }
                     made.push(process);
                     *local += 1;
                 }
@@ -721,6 +725,7 @@ const PLACE_VARIABLES: &[&str] = &[
     names::FLEET_TOKEN_FILE,
     names::FLEET_PROGRESS,
     names::FLEET_EXPENDABLE,
+    names::FLEET_SERVES,
 ];
 
 /// The log of the first worker of a machine.

@@ -309,17 +309,32 @@ impl<'a> Supervisor<'a> {
         for index in ended {
             let child = &self.children[index];
             let allowed = self.restarts_allowed(child.process.role);
-            if child.restarts < allowed {
+            let is_hopeless = self.failed_at_its_start(child);
+            if child.restarts < allowed && !is_hopeless {
                 self.announce_restart(index, allowed);
                 self.due
                     .push((Instant::now() + restart_delay(self.children[index].restarts), index));
             } else if self.is_expendable(index) {
                 self.lose(index);
             } else if fatal.is_none() {
-                fatal = Some(self.death(index));
+                let mut death = self.death(index);
+                if is_hopeless {
+                    death.report += "\n  it failed before it served, and would again: it is not started \
+                                     again (--max_restart N does it all the same)";
+                }
+                fatal = Some(death);
             }
         }
         fatal
+    }
+
+    /// Whether a server has said that it starts, has never said that it serves, and has ended by itself: what
+    /// it could not do it cannot do the next time either. Who does not use Fleet says nothing.
+    fn failed_at_its_start(&self, child: &Child) -> bool {
+        let is_own_end = child.ended.is_some_and(|status| status.code().is_some());
+        let said = child.process.variable(names::FLEET_SERVES);
+        let said = said.and_then(|path| std::fs::read_to_string(path).ok());
+        self.rules.max_restart.is_none() && is_own_end && said.as_deref() == Some(names::STARTS)
     }
 
     /// Whether there are others who can go on without a process: what waits for it is the servers' business.

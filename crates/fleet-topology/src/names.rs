@@ -134,6 +134,11 @@ pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
 pub const PMI_SIZE: &str = "PMI_SIZE";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
+pub const FLEET_SERVES: &str = "FLEET_SERVES";
+/// What a server writes into the file of [`FLEET_SERVES`] when it knows who it is.
+pub const STARTS: &str = "starts";
+/// What it writes when workers can reach it.
+pub const SERVES: &str = "serves";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const FLEET_GRPC_PORT: &str = "FLEET_GRPC_PORT";
 pub const FLEET_GRPC_CERT: &str = "FLEET_GRPC_CERT";
@@ -430,6 +435,12 @@ pub const VARIABLES: &[Variable] = &[
         "",
         "A file that a worker of parameter servers makes when the others can go on without it",
         &[Reader::Worker, Reader::Launcher],
+    ),
+    row(
+        FLEET_SERVES,
+        "",
+        "A file in which a parameter server says that it `starts`, and then that it `serves`",
+        &[Reader::Server, Reader::Launcher],
     ),
     row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Worker]),
     row(

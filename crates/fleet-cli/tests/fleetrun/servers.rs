@@ -37,6 +37,26 @@ fn a_dead_server_is_started_again_until_it_is_enough() {
         .check(9, &["started again (1 of 1)"]);
 }
 
+/// What could not be done at the start cannot be done the next time.
+#[test]
+fn a_server_that_never_served_is_not_started_again() {
+    let place = Place::new("server_start", "");
+    std::fs::write(place.path("kept"), "a file").unwrap();
+    let line = |flags: &str| {
+        format!(
+            "--server_num=1 --worker_num=1 --log_overwrite {flags} demo:wide_deep --samples 1024 \
+             --durable kept"
+        )
+    };
+    let told = "cannot create kept/server-000: Not a directory";
+    let said = place.run(&line(""));
+    said.check(1, &["error: server 0", told, "failed before it served", "--max_restart N"]);
+    assert!(!said.err.contains("is started again"), "{}", said.err);
+    assert_eq!(place.read("log/serverlog.0").matches(told).count(), 1);
+    let said = place.run(&line("--max_restart 1"));
+    said.check(1, &["error: server 0", told, "is started again (1 of 1)"]);
+}
+
 #[test]
 fn a_dead_worker_ends_the_job() {
     let script = "[ $TRAINING_ROLE = PSERVER ] && sleep 600\n[ $PADDLE_TRAINER_ID = 0 ] && sleep 600\nexit 4";

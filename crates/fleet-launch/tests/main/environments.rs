@@ -38,6 +38,7 @@ const BESIDES: &[&str] = &[
     "FLEET_JOB_ID",
     "FLEET_LAUNCH",
     "FLEET_RESTART_COUNT",
+    "FLEET_SERVES",
     "FLEET_STORE",
     "FLEET_TOKEN",
 ];

@@ -62,7 +62,14 @@ impl Fleet {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn parameter_server() -> Result<Fleet> {
-        Fleet::init(Topology::parameter_server(&Env::process())?)
+        let env = Env::process();
+        let fleet = Fleet::init(Topology::parameter_server(&env)?)?;
+        let file = env.text(names::FLEET_SERVES).map(Path::new).filter(|_| fleet.is_server());
+        // One that is started again has served.
+        if let Some(file) = file.filter(|file| !file.exists()) {
+            tell(file, names::STARTS)?;
+        }
+        Ok(fleet)
     }
 
     pub fn is_server(&self) -> bool {
@@ -151,6 +158,9 @@ impl Fleet {
         if let Some(control) = &control {
             control.serve(tables, &self.server_addresses()?)?;
         }
+        if let Some(file) = env.text(names::FLEET_SERVES) {
+            tell(Path::new(file), names::SERVES)?;
+        }
         Ok(Server { server, _control: control })
     }
 
@@ -179,8 +189,7 @@ impl Fleet {
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
             // All have met: servers go on without whoever dies now, and so does the launcher.
-            let file = Path::new(file);
-            std::fs::write(file, "").map_err(|error| Error::io("make the file", file, &error))?;
+            tell(Path::new(file), "")?;
         }
         Ok(worker)
     }
@@ -219,6 +228,11 @@ impl Fleet {
         })?;
         Token::from_text(token.reveal())
     }
+}
+
+/// Tells the launcher something, in a file that it has named.
+fn tell(file: &Path, word: &str) -> Result<()> {
+    std::fs::write(file, word).map_err(|error| Error::io("make the file", file, &error))
 }
 
 /// A server that listens.
