@@ -20,6 +20,7 @@ mod merge;
 mod message;
 pub mod rule;
 mod save;
+mod seen;
 mod server;
 mod servers;
 mod sparse;
@@ -41,6 +42,7 @@ pub use init::Initializer;
 pub use merge::Merger;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
+pub use seen::WorkerSeen;
 pub use server::{Durability, Flush, Recovered, ServerTables, TableServer};
 pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
 pub use sparse::{

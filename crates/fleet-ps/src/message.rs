@@ -26,7 +26,7 @@ pub(crate) enum Method {
     PushSparse,
     /// Answer: this server's part.
     PullDense,
-    /// This server's part of the gradient.
+    /// count: steps that the worker has made; this server's part of the gradient.
     PushDense,
     SetDense,
     /// word: the scale's bits.
@@ -37,12 +37,12 @@ pub(crate) enum Method {
     PullGeo,
     /// word: steps. Answer: u64.
     PushSteps,
-    /// word: where. Answer: the round.
+    /// word: where; count: steps that the worker has made. Answer: the round.
     Arrive,
     /// word: where; count: the round; body: u64 milliseconds. Answer: three u32 for everybody missing:
     /// the worker, and its sign (`server/presence.rs`).
     Wait,
-    /// Answer: 1 if all workers have.
+    /// count: steps that the worker has made. Answer: 1 if all workers have.
     Finish,
     Stop,
     /// word: days, or [`DAYS_DEFAULT`]. Answer: u64.
@@ -58,12 +58,14 @@ pub(crate) enum Method {
     EndSave,
     /// word: [`ONE`] for this table alone, or 0; body: a folder. Answer: rows and dense numbers.
     Load,
-    /// The worker lives.
+    /// The worker lives; count: steps that it has made.
     Alive,
     /// word: where. Answer: how often all workers have met there.
     Rounds,
     /// Answer: how many rows there were.
     Clear,
+    /// Answer: what is known of every worker (`seen.rs`).
+    Workers,
 }
 
 pub(crate) const SHOWS: u32 = 1;
@@ -73,7 +75,7 @@ pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
 pub(crate) const BINARY: u32 = 1 << 8;
 pub(crate) const ONE: u32 = 1 << 9;
 
-const METHODS: [Method; 23] = [
+const METHODS: [Method; 24] = [
     Method::Compare,
     Method::PullSparse,
     Method::PushSparse,
@@ -97,6 +99,7 @@ const METHODS: [Method; 23] = [
     Method::Alive,
     Method::Rounds,
     Method::Clear,
+    Method::Workers,
 ];
 
 impl Method {
@@ -111,7 +114,7 @@ impl Method {
     pub fn changes(self) -> bool {
         use Method as M;
         let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
-        !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds))
+        !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds | M::Workers))
     }
 
     /// Whether it concerns whole tables and no worker.

@@ -5,7 +5,7 @@
 
 use crate::{
     Arrival, DenseCut, NonFinite, PullMode, Push, Rule, SaveFormat, SaveMode, Saved, SparseConfig,
-    TableStats,
+    TableStats, WorkerSeen,
 };
 use fleet_base::{Error, Result};
 use std::path::Path;
@@ -162,6 +162,11 @@ pub trait Servers: Send + Sync {
 
     /// Counts steps of this worker; returns those of all.
     fn push_steps(&self, table: u32, steps: u32) -> Result<u64>;
+
+    /// A step of this worker is done: [`Servers::workers`] tells the others.
+    fn count_step(&self);
+    /// What servers know of every worker of the job.
+    fn workers(&self) -> Result<Vec<WorkerSeen>>;
 
     /// Waits until all workers that have not finished are here. In a synchronous job the tables apply
     /// what was pushed before anybody leaves [`Arrival::Sent`].

@@ -161,6 +161,10 @@ impl BarrierTable {
         }
     }
 
+    pub(crate) fn has_finished(&self, trainer: u32) -> bool {
+        self.lock().finished.contains(&trainer)
+    }
+
     pub(crate) fn any_finished(&self) -> bool {
         !self.lock().finished.is_empty()
     }

@@ -10,6 +10,7 @@ mod lenet;
 mod producer;
 mod progress;
 mod resnet;
+mod server_closing;
 mod server_saves;
 mod servers;
 mod train;

@@ -61,6 +61,11 @@ impl Progress {
         }
     }
 
+    /// Samples of a step, of all workers that are left.
+    pub fn set_batch(&mut self, batch: usize) {
+        self.batch = batch;
+    }
+
     /// Step `done` is done. `mean` gives the means over all workers, which call it together.
     pub fn step(
         &mut self,

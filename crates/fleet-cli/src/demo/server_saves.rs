@@ -6,7 +6,7 @@
 use crate::output::{Output, Stop};
 use fleet::ps::{SaveFormat, SaveMode};
 use fleet::servers::Worker;
-use fleet::{Error, Result};
+use fleet::{Error, ErrorKind, Result};
 use fleet_base::file::write_file;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +23,8 @@ pub struct Saves {
 
 /// Ends a checkpoint.
 const DONE_FILE: &str = "done";
+/// What [`DONE_FILE`] is called in a checkpoint that could not be loaded.
+const DAMAGED_FILE: &str = "damaged";
 /// Checkpoints that are kept.
 const KEEP: usize = 2;
 
@@ -45,17 +47,64 @@ impl Saves {
             )
             .into());
         }
-        let Some((step, path)) = checkpoints(folder)?.pop() else { return Ok(()) };
-        same_samples(&path, self.samples)?;
         if self.is_first {
-            worker.load_persistables(&path)?;
+            self.load_newest(folder, worker, out)?;
         }
+        // What the first worker has passed over counts no more.
         worker.barrier()?;
+        let Some((step, path)) = checkpoints(folder)?.pop() else { return Ok(()) };
         worker.flush()?;
         worker.set_steps_done(step)?;
         self.done = step;
         out.line(format!("resumed after step {step} of {steps} from {}", path.display()))?;
         Ok(())
+    }
+
+    /// Loads the newest checkpoint that is whole; those that are not count no more when there is one.
+    fn load_newest(
+        &self,
+        folder: &Path,
+        worker: &mut Worker,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let mut all = checkpoints(folder)?;
+        let mut damaged: Vec<(PathBuf, Error)> = Vec::new();
+        while let Some((_, path)) = all.pop() {
+            same_samples(&path, self.samples)?;
+            let Err(error) = worker.load_persistables(&path) else { break };
+            let is_last = all.is_empty() || error.kind() != ErrorKind::Invalid;
+            damaged.push((path, error));
+            if is_last {
+                return Err(damaged.swap_remove(0).1.into());
+            }
+            // An older one must not lie over a part of this one.
+            for table in &worker.job().tables.tables {
+                worker.servers().clear(table.table_id())?;
+            }
+        }
+        for (path, error) in damaged {
+            let done = path.join(DONE_FILE);
+            std::fs::rename(&done, path.join(DAMAGED_FILE))
+                .map_err(|error| Error::io("rename", &done, &error))?;
+            out.line(format!("passed over a checkpoint that is not whole: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Goes on beside others, who are somewhere after the newest checkpoint: the servers have what they did.
+    pub fn join(&mut self, out: &mut Output) -> Result<(), Stop> {
+        let newest = match &self.folder {
+            Some(folder) => checkpoints(folder)?.pop(),
+            None => None,
+        };
+        if let Some((step, path)) = newest {
+            same_samples(&path, self.samples)?;
+            self.done = step;
+        }
+        out.line(format!(
+            "joins a training that goes on, and begins its share after step {}",
+            self.done
+        ))
     }
 
     /// A step has been made; where a checkpoint is due, all workers meet and the first one sees to it.
@@ -77,6 +126,8 @@ impl Saves {
         // Servers of this machine may run in another folder.
         let path = std::path::absolute(&path).map_err(|error| Error::io("find", &path, &error))?;
         worker.save_persistables(&path, SaveMode::All, SaveFormat::Binary)?;
+        // It may be in place of one that could not be loaded.
+        let _ = std::fs::remove_file(path.join(DAMAGED_FILE));
         write_file(&path.join(DONE_FILE), format!("samples {}\n", self.samples).as_bytes())?;
         let mut all = checkpoints(folder)?;
         all.truncate(all.len().saturating_sub(KEEP));

@@ -7,16 +7,17 @@
 
 use super::producer::Share;
 use super::progress::Progress;
+use super::server_closing::Closing;
 use super::server_saves::Saves;
-use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer, train::Trained};
+use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer};
 use crate::output::{Output, Stop};
-use fleet::ps::Durability;
+use fleet::ps::{Arrival, Durability, START_ROUNDS};
 use fleet::servers::{Exchange, Worker};
 use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Tensor};
 use fleet_base::text;
 use fleet_topology::{Env, names};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// This process's part of the job: a server serves, a worker trains.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
@@ -62,13 +63,21 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         plan.share.rows,
         counted(fleet.worker_num(), "worker"),
     ))?;
+    // The first thing that all do after they have met is to meet again: who finds that done was started again.
+    let joins = worker.servers().rounds(Arrival::Received)? > START_ROUNDS;
     let every = args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20));
     let first = fleet.is_first_worker();
     let mut saves = Saves::new(args.checkpoint.clone(), every, first, plan.samples);
-    saves.resume(&mut worker, plan.steps, out)?;
-    let trained = train(&demo, &plan, (fleet, &saves), &mut worker, out)?;
+    match joins {
+        true => saves.join(out)?,
+        false => {
+            saves.resume(&mut worker, plan.steps, out)?;
+            worker.barrier()?;
+        }
+    }
+    let closing = train(&demo, &plan, (fleet, &saves), &mut worker, out)?;
     if fleet.is_first_worker() {
-        summary(demo, &trained, &mut worker, out)?;
+        summary(demo, &closing, &mut worker, out)?;
     }
     // Servers stay until the first worker has asked them for its test.
     worker.barrier()?;
@@ -132,7 +141,7 @@ fn train(
     (fleet, saves): (&Fleet, &Saves),
     worker: &mut Worker,
     out: &mut Output,
-) -> Result<Trained, Stop> {
+) -> Result<Closing, Stop> {
     let mut fetch = vec![demo.loss.as_str()];
     fetch.extend(demo.score.iter().map(|(_, var)| var.as_str()));
     let score = demo.score.as_ref().map(|(name, _)| *name);
@@ -142,11 +151,16 @@ fn train(
     let mut progress = Progress::new(done, work.steps, work.samples, score, workers, live);
     // What this worker has found: workers that wait for nobody have nobody to ask.
     let mean = |values: &[f64]| Ok(values.to_vec());
-    worker.barrier()?;
     let begin = Instant::now();
+    let mut looked = begin;
     let mut step = |number_of: u64, batch: &Batch, worker: &mut Worker, out: &mut Output| {
         let found = worker.run(&fed(batch), &fetch)?;
         let score = found.get(1).map(number).transpose()?;
+        if workers > 1 && looked.elapsed() >= LOOK_PERIOD {
+            looked = Instant::now();
+            let lost = worker.workers()?.iter().filter(|seen| seen.is_lost()).count();
+            progress.set_batch(work.samples - lost * work.share.rows);
+        }
         progress.step(number_of, number(&found[0])?, score, mean, out)?;
         Ok(saves.after_step(number_of, worker)?)
     };
@@ -161,8 +175,12 @@ fn train(
     // What the others have sent since.
     worker.flush()?;
     let samples = |steps: u64| work.samples as f64 * steps as f64;
-    Ok(Trained { samples: samples(work.steps - done), seconds, workers, before: samples(done) })
+    let (planned, before) = (samples(work.steps - done), samples(done));
+    Ok(Closing { rows: work.share.rows, planned, before, seconds, seen: worker.workers()? })
 }
+
+/// How often it is asked who is still there.
+const LOOK_PERIOD: Duration = Duration::from_secs(2);
 
 fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
     batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
@@ -170,18 +188,19 @@ fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
 
 fn summary(
     demo: Demo,
-    trained: &Trained,
+    closing: &Closing,
     worker: &mut Worker,
     out: &mut Output,
 ) -> Result<(), Stop> {
     let stats = worker.stats();
     let (what, found) = (demo.test)(&mut worker.session)?;
     let mut fact = |what: &str, found: &str| out.line(format!("{what:<10}{found}"));
-    fact("trained", &trained.amount())?;
-    fact("speed", &trained.speed())?;
+    for (what, found) in closing.facts() {
+        fact(what, &found)?;
+    }
     fact(what, &found)?;
     let traffic = format!(
-        "{} gradients in {} pushes, {:.2} s waited; parameters lacked {:.1} of the worker's own \
+        "worker 0: {} gradients in {} pushes, {:.2} s waited; parameters lacked {:.1} of its own \
          gradients on average, {} at most",
         stats.gradient_count,
         stats.push_count,

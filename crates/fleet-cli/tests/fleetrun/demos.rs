@@ -197,6 +197,14 @@ fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
     assert!(log.contains("rank 1 (host ") && log.contains("SIGKILL"), "the other knows why: {log}");
 }
 
+/// The number behind some words.
+fn count(said: &str, words: &str) -> f64 {
+    let rest = said.split_once(words).expect(words).1;
+    let mut words = rest.split_whitespace();
+    let number: f64 = words.next().unwrap().parse().unwrap();
+    if words.next() == Some("k") { number * 1000.0 } else { number }
+}
+
 #[test]
 fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
     for k_steps in [0, 4] {
@@ -213,9 +221,13 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         let said = Said::new(child.wait_with_output().unwrap());
         said.check(0, &["was killed by SIGKILL (9)", "worker 1 is started again (1 of 1)"]);
         assert!(said.out.contains("AUC"), "{}", said.out);
-        // It begins its share again: what it had sent is in the servers' tables.
+        // It begins its share again: what it had sent is in the servers' tables. The others wait for all of it.
         let log = place.read("log/workerlog.1");
         assert_eq!(log.matches("batches of").count(), 2, "{log}");
+        assert!(log.contains("begins its share after step 0\n"), "{log}");
+        let share = count(&said.out, "again     worker 1 was started 2 times: ");
+        let all = count(&said.out, "trained   ");
+        assert!(share >= 30_720.0 && (all - share - 30_720.0).abs() < 100.0, "{}", said.out);
     }
 }
 
@@ -240,6 +252,11 @@ fn a_dead_worker_ends_a_job_that_waits_for_it_and_no_other() {
         said.check(137, &["error: worker 1 on 127.0.0.1 (pid ", "was killed by SIGKILL (9)"]);
         let goes_on = mode != "sync";
         assert_eq!(said.out.contains("AUC       0."), goes_on, "{mode}: {}", said.out);
+        let told =
+            ["lost      worker 1 is gone: it closed", "over 2 workers, 1 of which did not come"];
+        for words in told.iter().chain(&[", planned were 61.44 k"]) {
+            assert_eq!(said.out.contains(words), goes_on, "{mode}, '{words}': {}", said.out);
+        }
         assert_eq!(said.err.contains("go on without worker 1"), goes_on, "{mode}: {}", said.err);
         assert_eq!(said.err.contains(" s without 1 worker, "), goes_on, "{mode}: {}", said.err);
         let server = place.read("log/serverlog.0");
@@ -272,15 +289,44 @@ fn a_job_on_servers_goes_on_from_its_checkpoint() {
             assert!(text.contains("resumed after step "), "{text}");
         }
         // What was trained before is not trained again.
-        let samples = |words: &str| -> f64 {
-            let rest = said.out.split_once(words).expect(words).1;
-            let mut words = rest.split_whitespace();
-            let number: f64 = words.next().unwrap().parse().unwrap();
-            if words.next() == Some("k") { number * 1000.0 } else { number }
-        };
-        let (now, before) = (samples("trained   "), samples(", after "));
+        let (now, before) = (count(&said.out, "trained   "), count(&said.out, ", after "));
         assert!((now + before - 40960.0).abs() < 600.0 && before > 0.0, "{}", said.out);
     }
+}
+
+/// The one before is taken, and where there is none the job does not begin anew in silence.
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let place = Place::new("demo_servers_damaged", "");
+    let line = |samples: u32| {
+        format!(
+            "--server_num=2 --worker_num=2 --log_overwrite demo:wide_deep --samples {samples} \
+             --checkpoint saves --checkpoint_every 4 --threads 1"
+        )
+    };
+    place.run(&line(16_384)).check(0, &[]);
+    let newest = "saves/step-000000000008";
+    let part = place.path(&format!("{newest}/001/part-001"));
+    std::fs::write(&part, "torn").unwrap();
+    let said = place.run(&line(20_480));
+    said.check(0, &[]);
+    let told = format!("{newest}/001/part-001 is torn: expected ");
+    for words in
+        ["passed over a checkpoint that is not whole: ", &told, "resumed after step 4 of 10"]
+    {
+        assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
+    }
+    assert!(place.read("log/workerlog.1").contains("resumed after step 4 of 10"));
+    // Of step 8, which was saved again, and of step 4 a part is lost.
+    for step in ["saves/step-000000000004", newest] {
+        let parts = std::fs::read_dir(place.path(&format!("{step}/000"))).unwrap().flatten();
+        let is_lost = |name: &str| name.starts_with("part-001-00007");
+        parts
+            .filter(|part| is_lost(&part.file_name().to_string_lossy()))
+            .for_each(|part| std::fs::remove_file(part.path()).unwrap());
+    }
+    let said = place.run(&line(20_480));
+    said.check(1, &["step-000000000008/000/part-001-00007", " is missing: expected", "help: "]);
 }
 
 #[test]

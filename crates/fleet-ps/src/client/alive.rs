@@ -9,6 +9,7 @@ use fleet_net::calls::CallClient;
 use fleet_net::{Abort, Deadline, Limits, Log, Time};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,12 +25,12 @@ const REACH_SPAN: Duration = Duration::from_millis(500);
 const SILENCE_SAID_AFTER: Duration = Duration::from_secs(5);
 
 impl Alive {
-    /// Speaks to all servers, every so often.
+    /// Speaks to all servers, every so often, and says how many steps were made.
     pub fn start(
         door: Arc<Door>,
         lanes: Arc<Vec<Lane>>,
         log: Log,
-        every: Duration,
+        (every, steps): (Duration, Arc<AtomicU64>),
     ) -> Result<Alive> {
         let stop = Abort::new();
         let stopped = stop.clone();
@@ -38,8 +39,9 @@ impl Alive {
             let mut voices: Vec<Voice> =
                 lanes.iter().map(|_| Voice { connection: None, heard }).collect();
             while stopped.sleep(every).is_ok() {
+                let head = Head { count: steps.load(Relaxed), ..Head::default() };
                 for (server, voice) in voices.iter_mut().enumerate() {
-                    voice.speak(&door, (server, &lanes[server]), &log, &stopped);
+                    voice.speak(&door, (server, &lanes[server]), head, &log, &stopped);
                 }
             }
         };
@@ -59,9 +61,16 @@ struct Voice {
 }
 
 impl Voice {
-    fn speak(&mut self, door: &Door, (server, lane): (usize, &Lane), log: &Log, stop: &Abort) {
+    fn speak(
+        &mut self,
+        door: &Door,
+        (server, lane): (usize, &Lane),
+        head: Head,
+        log: &Log,
+        stop: &Abort,
+    ) {
         // A server that is not reached now is tried again next time.
-        match self.say(door, (server, lane), stop) {
+        match self.say(door, (server, lane), head, stop) {
             Ok((connection, address)) => {
                 self.heard = Time::now();
                 lane.is_back(log, door, server, address);
@@ -86,6 +95,7 @@ impl Voice {
         &mut self,
         door: &Door,
         (server, lane): (usize, &Lane),
+        head: Head,
         stop: &Abort,
     ) -> Result<(CallClient, SocketAddr)> {
         let limits = Limits::new(Deadline::within(REACH_SPAN), stop);
@@ -99,7 +109,7 @@ impl Voice {
                 (connection, address)
             }
         };
-        connection.call(Method::Alive as u8, &[&Head::default().encode()], &limits)?;
+        connection.call(Method::Alive as u8, &[&head.encode()], &limits)?;
         Ok((connection, address))
     }
 }

@@ -21,7 +21,7 @@ use crate::message::{
 use crate::server::{Caller, OPERATOR, SILENT_AFTER};
 use crate::{
     Arrival, DenseCut, JobTables, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
-    SparseConfig, TableConfig, TableStats,
+    SparseConfig, TableConfig, TableStats, WorkerSeen, seen,
 };
 use fleet_base::{Error, Result};
 use fleet_net::Time;
@@ -31,7 +31,8 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Takes requests to servers.
@@ -69,6 +70,8 @@ pub struct Client<T> {
     /// How long a worker may say nothing before it is lost.
     silent_after: Duration,
     transport: T,
+    /// Steps that this worker has made.
+    steps: Arc<AtomicU64>,
     numbers: Mutex<Numbers>,
     splits: Mutex<Vec<Split>>,
 }
@@ -103,6 +106,7 @@ impl<T: Transport> Client<T> {
             patience: PATIENCE_DEFAULT,
             silent_after: SILENT_AFTER,
             transport,
+            steps: Arc::default(),
             numbers: Mutex::default(),
             splits: Mutex::default(),
         })
@@ -132,6 +136,11 @@ impl<T: Transport> Client<T> {
             self.numbers.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&seq);
         }
         answers.into_iter().collect()
+    }
+
+    /// Says how far this worker is.
+    fn head_of_steps(&self) -> Head {
+        Head { count: self.steps.load(Relaxed), ..Head::default() }
     }
 
     /// The same request to all servers.
@@ -181,7 +190,7 @@ impl<T: Transport> Client<T> {
             .map(|(server, ranges)| Request {
                 server,
                 method,
-                head: Head { table, ..Head::default() },
+                head: Head { table, ..self.head_of_steps() },
                 parts: ranges.into_iter().map(|range| bytes_of(&numbers[range])).collect(),
             })
             .collect();
@@ -373,7 +382,7 @@ impl<T: Transport> Client<T> {
 
     /// Waits until all servers have opened a barrier.
     fn try_arrive(&self, at: Arrival) -> Result<()> {
-        let head = Head { word: at as u32, ..Head::default() };
+        let head = Head { word: at as u32, ..self.head_of_steps() };
         let rounds = self.ask_all(Method::Arrive, head, &[])?;
         let rounds: Vec<u64> = rounds.iter().map(|answer| number(answer)).collect::<Result<_>>()?;
         let start = Time::now();
@@ -516,6 +525,17 @@ impl<T: Transport> Servers for Client<T> {
         push().map_err(|error| self.place(error))
     }
 
+    fn count_step(&self) {
+        self.steps.fetch_add(1, Relaxed);
+    }
+
+    fn workers(&self) -> Result<Vec<WorkerSeen>> {
+        let answers = self.ask_all(Method::Workers, Head::default(), &[]);
+        answers
+            .and_then(|answers| seen::merged(&answers, self.job.worker_count))
+            .map_err(|error| self.place(error))
+    }
+
     fn arrive(&self, at: Arrival) -> Result<()> {
         self.try_arrive(at).map_err(|error| self.place(error))
     }
@@ -531,7 +551,7 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn finish(&self) -> Result<bool> {
-        let ask = |servers| self.ask_some(servers, Method::Finish, Head::default(), &[]);
+        let ask = |servers| self.ask_some(servers, Method::Finish, self.head_of_steps(), &[]);
         // The first server decides who was the last, and is asked last itself: when it says so, and all
         // are stopped, nobody waits for another any more.
         ask(1..self.job.server_count)

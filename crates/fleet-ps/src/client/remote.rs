@@ -177,7 +177,8 @@ impl Client<Remote> {
             connected.map_err(|error| client.place(error))?;
         }
         if !every.is_zero() {
-            client.transport.alive = Some(Alive::start(door, lanes, log, every)?);
+            let steps = client.steps.clone();
+            client.transport.alive = Some(Alive::start(door, lanes, log, (every, steps))?);
         }
         Ok(client)
     }

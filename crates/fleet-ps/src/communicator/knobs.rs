@@ -123,6 +123,14 @@ impl Servers for Watched {
         self.servers.push_steps(table, steps)
     }
 
+    fn count_step(&self) {
+        self.servers.count_step();
+    }
+
+    fn workers(&self) -> Result<Vec<crate::WorkerSeen>> {
+        self.servers.workers()
+    }
+
     fn arrive(&self, at: Arrival) -> Result<()> {
         self.servers.arrive(at)
     }

@@ -142,18 +142,28 @@ fn read_part(folder: &Path, part: &Part) -> Result<Vec<u8>> {
         // The size is looked at first: no memory is taken for a file that is wrong anyway.
         Ok(found) if found.len() != part.bytes => Err(found.len()),
         Ok(_) => Ok(std::fs::read(&path).map_err(|error| Error::io("read", &path, &error))?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::invalid(format!("{} is missing", path.display()))
+                .expected(format!("a part of a save, of {}", words::bytes(part.bytes)))
+                .help(WHAT_TO_DO));
+        }
         Err(error) => return Err(Error::io("read a part of a save,", &path, &error)),
     };
     match bytes {
         Ok(bytes) if crc32fast::hash(&bytes) == part.checksum => Ok(bytes),
         Ok(_) => {
-            Err(Error::invalid(format!("{} was changed: its checksum is wrong", path.display())))
+            Err(Error::invalid(format!("{} was changed: its checksum is wrong", path.display()))
+                .help(WHAT_TO_DO))
         }
         Err(size) => Err(Error::invalid(format!("{} is torn", path.display()))
             .expected(words::bytes(part.bytes))
-            .got(words::bytes(size))),
+            .got(words::bytes(size))
+            .help(WHAT_TO_DO)),
     }
 }
+
+/// With a file that is not as it was written.
+const WHAT_TO_DO: &str = "load another save, or restore this file from where it was copied";
 
 fn load_part(
     table: &SparseTable,

@@ -48,7 +48,21 @@ impl ServerTables {
                 }
                 Ok(())
             }
-            Method::Alive => Ok(()),
+            Method::Alive => {
+                self.presence.has_made(caller, head.count);
+                Ok(())
+            }
+            Method::Workers => {
+                for worker in 0..self.job.worker_count {
+                    let ([kind, span], (steps, starts)) =
+                        (self.sign(worker as u32).0.numbers(), self.presence.made(worker));
+                    let has_finished = self.barrier.has_finished(worker as u32);
+                    let numbers =
+                        [kind.into(), span.into(), steps, starts as u64, has_finished.into()];
+                    answer.extend(bytes_of::<u64>(&numbers).iter());
+                }
+                Ok(())
+            }
             Method::Rounds => {
                 answer.extend(self.barrier.rounds(arrival(head.word)?).to_le_bytes());
                 Ok(())
@@ -90,7 +104,10 @@ impl ServerTables {
                 let Table::Dense(table) = self.table(head.table)? else { return wrong(head) };
                 let numbers = body.rest_f32s()?;
                 match method {
-                    Method::PushDense => table.push_by(caller.worker, &numbers),
+                    Method::PushDense => {
+                        self.presence.has_made(caller, head.count);
+                        table.push_by(caller.worker, &numbers)
+                    }
                     _ => table.begin(&numbers).map(drop),
                 }
             }
@@ -122,6 +139,7 @@ impl ServerTables {
             }
             Method::Arrive => {
                 let at = arrival(head.word)?;
+                self.presence.has_made(caller, head.count);
                 let mut poured = Ok(());
                 let last = |workers| poured = self.pour(at, workers);
                 let round = self.barrier.arrive(caller.worker as u32, at, last)?;
@@ -129,6 +147,7 @@ impl ServerTables {
                 poured
             }
             Method::Finish => {
+                self.presence.has_made(caller, head.count);
                 let mut poured = Ok(());
                 let last = |at, workers| poured = self.pour(at, workers);
                 let all = self.barrier.finish(caller.worker as u32, last)?;

@@ -3,8 +3,10 @@
 //! A worker that dies loses its connections at once; one that is stopped, or whose host is gone, keeps
 //! them and says nothing any more. Workers say that they live every few seconds, whatever else they do.
 
+use super::{Caller, lock};
 use fleet_base::{Error, Result};
 use fleet_net::Time;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -44,7 +46,12 @@ struct Seen {
     connections: AtomicUsize,
     /// Nanoseconds of the clock; 0: never.
     last: AtomicU64,
+    /// Steps of every process that was this worker, by the number of its client.
+    lives: Mutex<Vec<(u64, u64)>>,
 }
+
+/// Starts of one worker whose steps are kept; a job that starts one more often counts the last of them only.
+const LIVES_MAX: usize = 256;
 
 impl Presence {
     pub fn new(worker_count: usize) -> Presence {
@@ -59,6 +66,26 @@ impl Presence {
 
     pub fn came(&self, worker: usize) {
         self.hear(worker, |seen| _ = seen.connections.fetch_add(1, SeqCst));
+    }
+
+    /// A worker says how many steps it has made, in all since it was started.
+    pub fn has_made(&self, caller: Caller, steps: u64) {
+        let Some(seen) = self.workers.get(caller.worker) else { return };
+        let mut lives = lock(&seen.lives);
+        match lives.iter_mut().find(|(client, _)| *client == caller.client) {
+            Some((_, known)) => *known = steps.max(*known),
+            None => lives.push((caller.client, steps)),
+        }
+        if lives.len() > LIVES_MAX {
+            lives.remove(0);
+        }
+    }
+
+    /// Steps that a worker has made, and how often it was started.
+    pub fn made(&self, worker: usize) -> (u64, usize) {
+        let Some(seen) = self.workers.get(worker) else { return (0, 0) };
+        let lives = lock(&seen.lives);
+        (lives.iter().fold(0, |sum, (_, steps)| steps.saturating_add(sum)), lives.len())
     }
 
     pub fn left(&self, worker: usize) {
@@ -189,5 +216,19 @@ mod tests {
         assert!(!presence.sign(7).is_lost(Duration::ZERO));
         let not_back = Sign { kind: SignKind::NotBack, span: GONE_AFTER };
         assert!(not_back.is_lost(SILENT_AFTER));
+    }
+
+    /// A worker that is started again begins to count anew; what it had made before stays.
+    #[test]
+    fn steps_are_those_of_all_starts() {
+        let presence = Presence::new(2);
+        for (client, steps) in [(7, 0), (7, 5), (8, 0), (7, 4), (8, 3), (8, 3)] {
+            presence.has_made(Caller { worker: 1, client }, steps);
+        }
+        presence.has_made(Caller { worker: 9, client: 1 }, 5);
+        assert_eq!(
+            (presence.made(1), presence.made(0), presence.made(9)),
+            ((8, 2), (0, 0), (0, 0))
+        );
     }
 }

@@ -13,7 +13,7 @@ use fleet_nn::Programs;
 use fleet_ops::Services;
 use fleet_ps::{
     Arrival, Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats,
-    GeoCommunicator, START_ROUNDS, Servers,
+    GeoCommunicator, START_ROUNDS, Servers, WorkerSeen,
 };
 use fleet_strategy::servers::Exchange;
 use fleet_tensor::Tensor;
@@ -54,6 +54,8 @@ pub type WorkerStats = CommunicatorStats;
 /// let out = worker.run(&[("ids", &ids), ("y", &y)], &[&loss.name()])?;
 /// assert!(out[0].item::<f32>()? < 0.05);
 /// worker.flush()?;
+/// worker.barrier()?;
+/// assert_eq!(worker.workers()?[0].steps, 201);
 /// let stats: WorkerStats = worker.stats();
 /// assert!(stats.push_count > 0 && stats.blocked_seconds >= 0.0);
 /// assert_eq!(*worker.servers().tables(), worker.job().tables);
@@ -204,6 +206,12 @@ impl Worker {
         }
     }
 
+    /// What the servers know of every worker of the job: how many steps it has made, how often it was started,
+    /// and whether the others go on without it.
+    pub fn workers(&self) -> Result<Vec<WorkerSeen>> {
+        self.servers().workers()
+    }
+
     pub fn stats(&self) -> WorkerStats {
         match &self.traffic.way {
             Way::Pushes(communicator) => communicator.stats(),
@@ -233,6 +241,7 @@ impl Worker {
 
 /// A step has run.
 fn after_step(job: &ServerJob, traffic: &Traffic) -> Result<()> {
+    traffic.servers().count_step();
     match (job.plan.exchange, &traffic.way) {
         // No op of the program says so: nobody waits for the end of a step.
         (Exchange::Async, Way::Pushes(communicator)) => communicator.sent(),

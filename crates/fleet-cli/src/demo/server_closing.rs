@@ -1,0 +1,71 @@
+//! What a demo on parameter servers came to: samples that were really trained, and who took part.
+
+use fleet::ps::WorkerSeen;
+use fleet_base::text;
+
+/// The end of a training, as the servers know it.
+pub struct Closing {
+    /// Samples of a worker's step.
+    pub rows: usize,
+    /// Samples that all workers were to train in this run.
+    pub planned: f64,
+    /// Samples of an earlier run.
+    pub before: f64,
+    pub seconds: f64,
+    pub seen: Vec<WorkerSeen>,
+}
+
+impl Closing {
+    /// Lines of the closing report: what is told, and what there is to tell.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = vec![("trained", self.amount()), ("speed", self.speed())];
+        for seen in &self.seen {
+            let (worker, samples) = (seen.worker, text::count(self.samples_of(seen)));
+            if seen.is_lost() {
+                let why = seen.why();
+                facts.push((
+                    "lost",
+                    format!("worker {worker} {why}; it had trained {samples} samples"),
+                ));
+            }
+            if seen.starts > 1 {
+                let starts = seen.starts;
+                let told =
+                    format!("worker {worker} was started {starts} times: {samples} samples in all");
+                facts.push(("again", told));
+            }
+        }
+        facts
+    }
+
+    fn samples_of(&self, seen: &WorkerSeen) -> f64 {
+        seen.steps as f64 * self.rows as f64
+    }
+
+    fn samples(&self) -> f64 {
+        self.seen.iter().map(|seen| self.samples_of(seen)).sum()
+    }
+
+    fn amount(&self) -> String {
+        let samples = self.samples();
+        let mut said = format!("{} samples in {:.1} s", text::count(samples), self.seconds);
+        if (samples - self.planned).abs() >= 1.0 {
+            said += &format!(", planned were {}", text::count(self.planned));
+        }
+        if self.before > 0.0 {
+            said += &format!(", after {} of an earlier run", text::count(self.before));
+        }
+        said
+    }
+
+    fn speed(&self) -> String {
+        let rate = text::count(self.samples() / self.seconds.max(1e-9));
+        let lost = self.seen.iter().filter(|seen| seen.is_lost()).count();
+        let over = match (self.seen.len(), lost) {
+            (1, _) => String::new(),
+            (all, 0) => format!(" over all {all} workers"),
+            (all, lost) => format!(" over {all} workers, {lost} of which did not come to the end"),
+        };
+        format!("{rate} samples/s{over}, data made on the way")
+    }
+}
