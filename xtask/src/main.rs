@@ -16,6 +16,7 @@ usage: cargo xtask COMMAND
   ci      everything that a change must pass: format, lints, tidy, tests
   tidy    the rules of the house that the compiler does not know (layers of crates)
   features  builds and tests what is behind features and brings many crates (some minutes)
+  targets lints for ARM and for macOS (rustup target add aarch64-unknown-linux-gnu aarch64-apple-darwin)
   test    the tests (arguments are handed to cargo test)
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         "ci" => ci(),
         "features" => features(),
+        "targets" => targets(),
         "tidy" => tidy::run(&root()),
         "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
         "bless" => bless(),
@@ -63,6 +65,15 @@ fn ci() -> Outcome {
     cargo("tests", &["test", "--workspace"])?;
     cargo("tests of features", &["test", "-p", "fleet-comm", "-p", "fleet-net", WIRE])?;
     cargo("tests of jobs with features", JOBS)
+}
+
+/// What is built elsewhere than here.
+fn targets() -> Outcome {
+    for target in ["aarch64-unknown-linux-gnu", "aarch64-apple-darwin"] {
+        let lints = ["clippy", "--workspace", "--all-targets", "--target", target];
+        cargo(target, &[&lints[..], &["--", "-D", "warnings"]].concat())?;
+    }
+    Ok(())
 }
 
 /// MPI, NCCL and TLS.

@@ -10,6 +10,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+/// The end of a new terminal that reads what is written to it. Programs that are started beside do not get it; on
+/// Linux not even those that are started at this very moment.
+fn open_master() -> std::io::Result<OwnedFd> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+    #[cfg(target_os = "linux")]
+    let flags = flags | OpenptFlags::CLOEXEC;
+    let master = pty::openpt(flags)?;
+    rustix::io::fcntl_setfd(&master, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(master)
+}
+
 /// A command that runs in a terminal.
 pub struct Terminal {
     child: Child,
@@ -20,7 +31,7 @@ pub struct Terminal {
 
 impl Terminal {
     pub fn start(command: &mut Command, columns: u16) -> std::io::Result<Terminal> {
-        let master = pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        let master = open_master()?;
         pty::grantpt(&master)?;
         pty::unlockpt(&master)?;
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;

@@ -25,7 +25,7 @@ mod terminal;
 mod tls;
 mod transpiled;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -113,12 +113,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Processes that carry the mark of a launch.
+#[cfg(target_os = "linux")]
 fn marked(mark: &str) -> Vec<u32> {
     let wanted = format!("FLEET_LAUNCH={mark}");
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &u32| {
-        let environ = std::fs::read(Path::new("/proc").join(pid.to_string()).join("environ"));
+        let environ = std::fs::read(format!("/proc/{pid}/environ"));
         environ.is_ok_and(|bytes| bytes.split(|byte| *byte == 0).any(|it| it == wanted.as_bytes()))
     })
     .collect()

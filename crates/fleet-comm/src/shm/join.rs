@@ -77,7 +77,7 @@ fn attempt_join(
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let votes = store.wait(&keys, limits)?;
     // From here on nobody needs the file's name or descriptor.
-    drop(file);
+    file.take();
     Ok(segment.ok().filter(|_| votes.iter().all(|vote| vote == b"yes")))
 }
 

@@ -1,10 +1,9 @@
-//! What a step costs, counted: allocations of a process over real rings, bytes at its sockets.
+//! What a step costs, counted: allocations of a process over real rings.
 
-use crate::launch::{all_well, run_in, run_with};
-use crate::strategies::{NAMES, feed, session, session_of};
+use crate::launch::{all_well, run_in};
+use crate::strategies::{NAMES, feed, session};
 use fleet::Fleet;
 use fleet::prelude::*;
-use fleet::strategy::{DgcConfig, DistributedStrategy};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -62,90 +61,4 @@ fn steps_over_real_rings_allocate_nothing() {
     for name in NAMES {
         all_well(&run_in("count allocations", 2, name));
     }
-}
-
-/// Elements of the one parameter that counts.
-const ELEMENTS: u64 = 6 * 65_536;
-
-#[cfg(target_os = "linux")]
-fn wide(net: &Net) -> Var<'_> {
-    let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
-    x.fc(Fc::new(65_536).no_bias()).square().mean() + y.mean() * 0.0
-}
-
-/// In a started rank: prints what it has sent in the last step.
-#[cfg(target_os = "linux")]
-pub fn bytes(fleet: &Fleet, name: &str) -> Result<()> {
-    let plain = DistributedStrategy::new();
-    let strategy = match name {
-        "fp16_allreduce" => plain.with_fp16_allreduce(true),
-        "bf16_allreduce" => plain.with_fp16_allreduce(true).with_fp16_allreduce_dtype("bfloat16"),
-        "dgc" => {
-            let configs = DgcConfig::default().with_rampup_begin_step(1).with_rampup_step(1);
-            plain.use_dgc(configs.with_sparsity([0.999f32]))
-        }
-        _ => plain,
-    };
-    let mut session = session_of(fleet, &strategy, Momentum::new(0.1, 0.9).into(), wide)?;
-    let (x, y) = feed(fleet, 0)?;
-    let mut sent = Vec::new();
-    for _ in 0..4 {
-        // Nobody else's step is under way when this rank counts.
-        fleet.barrier_worker()?;
-        let before = sockets::bytes_sent();
-        session.run(&[("x", &x), ("y", &y)], &[])?;
-        sent.push(sockets::bytes_sent() - before);
-    }
-    println!("bytes {}", sent.iter().skip(1).min().unwrap());
-    fleet.finish()
-}
-
-#[cfg(target_os = "linux")]
-mod sockets {
-    use std::os::fd::RawFd;
-
-    /// Where `tcpi_bytes_sent` is in `struct tcp_info` (Linux 4.19).
-    const BYTES_SENT_AT: usize = 200;
-
-    /// What the kernel has sent for all TCP connections of this process.
-    pub fn bytes_sent() -> u64 {
-        let open = std::fs::read_dir("/proc/self/fd").unwrap();
-        let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        numbers.filter_map(of_socket).sum()
-    }
-
-    fn of_socket(fd: RawFd) -> Option<u64> {
-        let mut info = [0u8; 256];
-        let mut len = info.len() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to `info`; other descriptors are an error.
-        let outcome = unsafe {
-            let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-            libc::getsockopt(fd, level, option, info.as_mut_ptr().cast(), &mut len)
-        };
-        let field = info.get(BYTES_SENT_AT..BYTES_SENT_AT + 8)?;
-        let known = outcome == 0 && len as usize >= BYTES_SENT_AT + 8;
-        known.then(|| u64::from_ne_bytes(field.try_into().unwrap()))
-    }
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn bytes_at_the_sockets_are_what_strategies_promise() {
-    let bytes = |name: &str| -> u64 {
-        let outputs = run_with("count bytes", 2, name, &[("FLEET_SHARED_MEMORY", "0")]);
-        all_well(&outputs);
-        let text = String::from_utf8_lossy(&outputs[0].stdout).into_owned();
-        let line = text.lines().find_map(|line| line.split("bytes ").nth(1));
-        line.and_then(|number| number.trim().parse().ok()).expect(&text)
-    };
-    let plain = bytes("plain");
-    // Two ranks: a rank sends as much as it has; what else is in a message is little.
-    let payload = 4 * ELEMENTS;
-    assert!((payload..payload + payload / 50).contains(&plain), "{plain} for {payload}");
-    for name in ["fp16_allreduce", "bf16_allreduce"] {
-        let half = bytes(name);
-        assert!(half * 100 <= plain * 51 && half >= payload / 2, "{name}: {half} of {plain}");
-    }
-    let compressed = bytes("dgc");
-    assert!(compressed * 1000 <= plain * 3, "{compressed} of {plain}");
 }

@@ -2,6 +2,8 @@
 //! [`a_rank`] alone; the test itself plays the launcher.
 
 mod arrival;
+#[cfg(target_os = "linux")]
+mod bytes;
 mod counts;
 mod deaths;
 mod examples;
@@ -66,7 +68,7 @@ fn a_rank() {
         #[cfg(target_os = "linux")]
         "count bytes" => {
             let name = folder.to_str().unwrap_or_default();
-            init().and_then(|fleet| counts::bytes(&fleet, name))
+            init().and_then(|fleet| bytes::count(&fleet, name))
         }
         "update on arrival" => {
             let name = folder.to_str().unwrap_or_default();
