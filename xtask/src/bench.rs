@@ -63,6 +63,11 @@ const fn scaling(name: &'static str) -> Bench {
     Bench { name, unit: "of one rank's speed", peers: &[], target: Some(1.0) }
 }
 
+/// The same beside the peer's.
+const fn scaling_vs(name: &'static str, peers: &'static [PeerScript]) -> Bench {
+    Bench { name, unit: "of one rank's speed", peers, target: None }
+}
+
 /// What of a step is communication that nothing hides: less is better.
 const fn not_hidden(name: &'static str) -> Bench {
     Bench { name, unit: "% of a step", peers: &[], target: None }
@@ -82,6 +87,13 @@ const MLP_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "mlp"] }];
 const RESNET50_PEER: &[PeerScript] =
     &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
+const MLP_SCALING: &[PeerScript] =
+    &[PeerScript { framework: "torch", path: DDP, args: &["--model", "mlp", "--weak-scaling"] }];
+const RESNET50_SCALING: &[PeerScript] = &[PeerScript {
+    framework: "torch",
+    path: DDP,
+    args: &["--model", "resnet50", "--weak-scaling"],
+}];
 
 const PS: &str = "paddle/ps_wide_deep.py";
 /// With one worker and with two; of Paddle 2.6.2, the last release that has parameter servers.
@@ -159,6 +171,8 @@ const BENCHES: &[Bench] = &[
     ddp("ddp/resnet50_step_vs_torch", RESNET50_PEER),
     scaling("ddp/mlp_weak_scaling"),
     scaling("ddp/resnet50_weak_scaling"),
+    scaling_vs("ddp/mlp_weak_scaling_vs_torch", MLP_SCALING),
+    scaling_vs("ddp/resnet50_weak_scaling_vs_torch", RESNET50_SCALING),
     scaling("ddp/mlp_side_by_side"),
     scaling("ddp/resnet50_side_by_side"),
     scaling("ddp/mlp_in_step"),

@@ -49,8 +49,12 @@ fn main() -> ExitCode {
             "launch/startup_vs_50ms" => launch::startup(&options),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
             "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),
-            "ddp/mlp_weak_scaling" => ddp::weak_scaling(&options, "mlp"),
-            "ddp/resnet50_weak_scaling" => ddp::weak_scaling(&options, "resnet50"),
+            "ddp/mlp_weak_scaling" | "ddp/mlp_weak_scaling_vs_torch" => {
+                ddp::weak_scaling(&options, "mlp")
+            }
+            "ddp/resnet50_weak_scaling" | "ddp/resnet50_weak_scaling_vs_torch" => {
+                ddp::weak_scaling(&options, "resnet50")
+            }
             "ddp/mlp_side_by_side" => ddp::side_by_side(&options, "mlp"),
             "ddp/resnet50_side_by_side" => ddp::side_by_side(&options, "resnet50"),
             "ddp/mlp_in_step" => ddp::in_step(&options, "mlp"),
