@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A folder of its own with a script in it.
+/// A folder of its own with a script in it. Nothing that was started in it outlives it.
 struct Place {
     folder: PathBuf,
 }
@@ -54,6 +54,7 @@ impl Place {
                 command.env_remove(&*name);
             }
         }
+        command.env(PLACE, &self.folder);
         command
     }
 
@@ -79,6 +80,27 @@ impl Place {
         entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).count()
     }
 }
+
+/// However a test ends: one that fails would leave its job running.
+impl Drop for Place {
+    fn drop(&mut self) {
+        let running = || carrying(PLACE, &self.folder.to_string_lossy());
+        let own = std::process::id();
+        let launchers = || running().into_iter().filter(|pid| parent(*pid) == Some(own));
+        launchers().for_each(kill);
+        // Their guards end the rest, and remove temporary folders.
+        let begun = Instant::now();
+        while !running().is_empty() && begun.elapsed() < GUARDS_TIME {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        running().into_iter().for_each(kill);
+    }
+}
+
+/// Names the place in the environment of all that runs in it.
+const PLACE: &str = "TEST_PLACE";
+/// What guards have to do takes milliseconds.
+const GUARDS_TIME: Duration = Duration::from_secs(10);
 
 /// What a launcher said, and its exit code.
 struct Said {
@@ -115,8 +137,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Processes that carry the mark of a launch.
 #[cfg(target_os = "linux")]
 fn marked(mark: &str) -> Vec<u32> {
-    let wanted = format!("FLEET_LAUNCH={mark}");
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    carrying("FLEET_LAUNCH", mark)
+}
+
+/// Processes with this in their environment. None where there is no `/proc`.
+fn carrying(name: &str, value: &str) -> Vec<u32> {
+    let wanted = format!("{name}={value}");
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &u32| {
         let environ = std::fs::read(format!("/proc/{pid}/environ"));
@@ -125,7 +152,21 @@ fn marked(mark: &str) -> Vec<u32> {
     .collect()
 }
 
+fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may have blanks and brackets in it.
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
 fn signal(pid: u32, name: &str) {
     let sent = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
     assert!(sent.success());
+}
+
+/// For what may have ended by now.
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
 }

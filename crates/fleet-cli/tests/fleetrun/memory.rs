@@ -91,8 +91,11 @@ fn a_worker_that_its_group_kills_for_memory() {
     let mut inside = std::process::Command::new("sh");
     inside.args(["-c", &format!("echo $$ > {} && exec \"$0\" \"$@\"", group.procs())]);
     inside.arg(launcher.get_program()).args(launcher.get_args()).current_dir(&place.folder);
-    for (name, _) in launcher.get_envs() {
-        inside.env_remove(name);
+    for (name, value) in launcher.get_envs() {
+        match value {
+            Some(value) => inside.env(name, value),
+            None => inside.env_remove(name),
+        };
     }
     let said = crate::Said::new(inside.output().unwrap());
     said.check(137, &SAID);

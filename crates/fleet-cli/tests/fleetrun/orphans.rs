@@ -1,7 +1,9 @@
 //! Nothing is left, however the launcher ends.
 #![cfg(target_os = "linux")]
 
-use crate::{Place, Said, marked, signal, until};
+use crate::{Place, Said, kill, marked, signal, until};
+use std::panic::{catch_unwind, resume_unwind};
+use std::sync::Mutex;
 
 /// A worker with a child in its group, and a daemon that has left its group.
 const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark; echo $PADDLE_GLOO_FS_PATH > scratch\n\
@@ -73,10 +75,22 @@ fn kill_9_of_the_launcher_and_its_guard() {
     };
     until("the end of the workers", || workers() == 0);
     until("the end of the rest", || {
-        for pid in marked(&mark) {
-            // It may end by itself meanwhile.
-            let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
-        }
+        marked(&mark).into_iter().for_each(kill);
         marked(&mark).is_empty()
     });
+}
+
+/// What the tests here promise each other.
+#[test]
+fn a_test_that_fails_ends_its_job() {
+    let seen = Mutex::new((String::new(), std::path::PathBuf::new()));
+    let failed = catch_unwind(|| {
+        let (place, _child, mark) = start("failed");
+        *seen.lock().unwrap() = (mark, place.read("scratch").trim().into());
+        resume_unwind(Box::new("as a panic, without words"));
+    });
+    assert!(failed.is_err());
+    let (mark, scratch) = seen.into_inner().unwrap();
+    assert_eq!(marked(&mark), [] as [u32; 0]);
+    assert!(!mark.is_empty() && !scratch.exists(), "{}", scratch.display());
 }

@@ -5,6 +5,7 @@
 use fleet::topology::{Env, Topology};
 use fleet::{Fleet, Result};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -33,6 +34,19 @@ pub fn init() -> Result<Fleet> {
 
 /// Jobs here take a second or two; on a loaded machine a few times that. One that takes so long hangs.
 const HANGS: Duration = Duration::from_secs(120);
+
+/// Numbers and processes of ranks that have not ended. None outlives the test that has started it.
+#[derive(Default)]
+struct Running(BTreeMap<usize, u32>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for pid in self.0.values() {
+            // It may be ending just now.
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+    }
+}
 
 /// Starts the ranks of a job and waits for all.
 pub fn run(job: &str, ranks: usize) -> Vec<Output> {
@@ -71,24 +85,23 @@ pub fn run_with(
             .spawn()
             .unwrap()
     };
-    let children: Vec<Child> = (0..ranks).map(start).collect();
-    let ids: Vec<u32> = children.iter().map(Child::id).collect();
+    let mut running = Running::default();
     let (tell, told) = std::sync::mpsc::channel();
-    for (rank, child) in children.into_iter().enumerate() {
+    for rank in 0..ranks {
+        let child = start(rank);
+        running.0.insert(rank, child.id());
         let tell = tell.clone();
-        std::thread::spawn(move || tell.send((rank, child.wait_with_output().unwrap())));
+        std::thread::spawn(move || tell.send((rank, child.wait_with_output())));
     }
-    let mut outputs: Vec<Option<Output>> = (0..ranks).map(|_| None).collect();
-    while let Some(rank) = outputs.iter().position(Option::is_none) {
+    let mut outputs = BTreeMap::new();
+    while !running.0.is_empty() {
         let Ok((rank, output)) = told.recv_timeout(HANGS) else {
-            for (id, _) in ids.iter().zip(&outputs).filter(|(_, output)| output.is_none()) {
-                Command::new("kill").args(["-9", &id.to_string()]).status().unwrap();
-            }
-            panic!("job '{job}' of '{folder}' hangs: rank {rank} does not end");
+            panic!("job '{job}' of '{folder}' hangs: ranks {:?} do not end", running.0.keys());
         };
-        outputs[rank] = Some(output);
+        running.0.remove(&rank);
+        outputs.insert(rank, output.unwrap());
     }
-    outputs.into_iter().flatten().collect()
+    outputs.into_values().collect()
 }
 
 pub fn said(output: &Output) -> String {
@@ -100,4 +113,17 @@ pub fn all_well(outputs: &[Output]) {
     for output in outputs {
         assert!(output.status.success(), "{}", said(output));
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn ranks_do_not_outlive_a_test_that_fails() {
+    let mut rank = Command::new("sleep").arg("600").spawn().unwrap();
+    let failed = std::panic::catch_unwind(|| {
+        let _running = Running(BTreeMap::from([(0, rank.id())]));
+        std::panic::resume_unwind(Box::new("as a panic, without words"));
+    });
+    assert!(failed.is_err());
+    let status = rank.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
 }
