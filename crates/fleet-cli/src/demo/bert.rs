@@ -1,6 +1,6 @@
 //! A small BERT that fills in masked words.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source, number};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source, number, tested};
 use fleet::data::synth::{Text, TextConfig};
 use fleet::nn::models::{BertConfig, bert_tokens};
 use fleet::prelude::*;
@@ -9,7 +9,9 @@ use std::sync::Arc;
 pub const BATCH: usize = 32;
 const LENGTH: usize = 32;
 pub const SAMPLES: u64 = 64_000;
-const TESTED: usize = 2_000;
+/// Unseen sentences that it is measured on.
+const TESTED_MIN: usize = 250;
+const TESTED_MAX: usize = 2_000;
 
 /// Sentences with holes.
 struct Masked(Text);
@@ -38,6 +40,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let schedule = LrSchedule::polynomial(3e-3, steps).warmup(steps / 10, 0.0, 3e-3);
     let loss = model.loss.name();
     let source = Arc::clone(&sentences);
+    let count = tested(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
     Ok(Demo {
         title: format!("BERT learns to fill in masked words: {LENGTH} of {words} words"),
         loss: loss.clone(),
@@ -50,13 +53,13 @@ pub fn demo(size: &Size) -> Result<Demo> {
         batch,
         steps,
         test: Box::new(move |session| {
-            let mut batch = sentences.blank(TESTED)?;
+            let mut batch = sentences.blank(count)?;
             sentences.fill(&mut batch, FIRST_TESTED)?;
             let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
             let reached = number(&session.evaluate(&feed, &[&loss])?[0])?;
             let (best, blind) = (sentences.0.best_masked_loss()?, sentences.0.word_entropy());
             let found = format!(
-                "{reached:.3} on {TESTED} unseen sentences; the best possible is {best:.3}, and \
+                "{reached:.3} on {count} unseen sentences; the best possible is {best:.3}, and \
                  {blind:.3} without context"
             );
             Ok(("loss", found))

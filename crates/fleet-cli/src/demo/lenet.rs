@@ -1,6 +1,6 @@
 //! LeNet on drawn digits.
 
-use super::{Demo, DigitImages, Size, share_right};
+use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, share_right, tested};
 use fleet::data::synth::{Digits, IMAGE_SIDE};
 use fleet::nn::models::lenet;
 use fleet::prelude::*;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 pub const BATCH: usize = 32;
 pub const SAMPLES: u64 = 64_000;
+/// Unseen digits at most.
 const TESTED: usize = 10_000;
 
 pub fn demo(size: &Size) -> Result<Demo> {
@@ -17,7 +18,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let model = lenet(&net, 10);
     let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 1, side: IMAGE_SIDE });
-    let tested = Arc::clone(&source);
+    let unseen = Arc::clone(&source);
+    let count = tested(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
     Ok(Demo {
         title: "LeNet learns to read digits: grey images of 28x28".to_string(),
         loss: model.loss.name(),
@@ -33,8 +35,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
         batch,
         steps,
         test: Box::new(move |session| {
-            let right = 100.0 * share_right(session, &*tested, &accuracy, TESTED)?;
-            Ok(("accuracy", format!("{right:.2} % of {TESTED} unseen digits are read right")))
+            let right = 100.0 * share_right(session, &*unseen, &accuracy, count)?;
+            Ok(("accuracy", format!("{right:.2} % of {count} unseen digits are read right")))
         }),
     })
 }

@@ -204,6 +204,13 @@ impl Size {
     }
 }
 
+/// Unseen samples that a training is measured on: no more than it had, in pieces of `unit` and at least one, so
+/// that a short training does not end with a long test.
+fn tested(trained: u64, unit: usize, most: usize) -> usize {
+    let trained = usize::try_from(trained).unwrap_or(most);
+    (trained.min(most) / unit).max(1) * unit
+}
+
 /// Trains, as this worker's part of the job.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
     if fleet.topology().mode() == fleet::topology::Mode::ParameterServer {
@@ -327,17 +334,19 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     }
 }
 
-/// The share of `count` unseen samples for which `accuracy` says that they are right.
+/// Digits of a batch of [`share_right`].
+const TESTED_AT_ONCE: usize = 250;
+
+/// The share of `count` unseen samples, whole batches, for which `accuracy` says that they are right.
 fn share_right(
     session: &mut Session,
     source: &dyn Source,
     accuracy: &str,
     count: usize,
 ) -> Result<f64> {
-    const ROWS: usize = 250;
-    let mut batch = source.blank(ROWS)?;
+    let mut batch = source.blank(TESTED_AT_ONCE)?;
     let (mut right, mut batches) = (0.0, 0);
-    for first in (0..count).step_by(ROWS) {
+    for first in (0..count).step_by(TESTED_AT_ONCE) {
         source.fill(&mut batch, FIRST_TESTED + first as u64)?;
         let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
         right += number(&session.evaluate(&feed, &[accuracy])?[0])?;

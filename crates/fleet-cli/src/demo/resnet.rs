@@ -1,6 +1,6 @@
 //! ResNet-18 on drawn digits in images of 32x32 and three channels.
 
-use super::{Demo, DigitImages, Size, share_right};
+use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, share_right, tested};
 use fleet::data::synth::Digits;
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 pub const BATCH: usize = 32;
 pub const SAMPLES: u64 = 6_400;
+/// Unseen digits at most.
 const TESTED: usize = 2_000;
 const SIDE: usize = 32;
 
@@ -20,7 +21,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let optimizer = Momentum::new(LrSchedule::cosine(0.02, steps), 0.9);
     let accuracy = model.acc1.name();
     let source = Arc::new(DigitImages { digits: Digits::new(1), channels: 3, side: SIDE });
-    let tested = Arc::clone(&source);
+    let unseen = Arc::clone(&source);
+    let count = tested(steps.saturating_mul(batch as u64), TESTED_AT_ONCE, TESTED);
     Ok(Demo {
         title: "ResNet-18 learns to read digits: images of 32x32, three channels".to_string(),
         loss: model.loss.name(),
@@ -33,8 +35,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
         batch,
         steps,
         test: Box::new(move |session| {
-            let right = 100.0 * share_right(session, &*tested, &accuracy, TESTED)?;
-            Ok(("accuracy", format!("{right:.2} % of {TESTED} unseen digits are read right")))
+            let right = 100.0 * share_right(session, &*unseen, &accuracy, count)?;
+            Ok(("accuracy", format!("{right:.2} % of {count} unseen digits are read right")))
         }),
     })
 }

@@ -1,6 +1,6 @@
 //! Wide & deep on click logs of 26 slots.
 
-use super::{Batch, Demo, FIRST_TESTED, Size, Source, floats};
+use super::{Batch, Demo, FIRST_TESTED, Size, Source, floats, tested};
 use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
 use fleet::prelude::*;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 pub const BATCH: usize = 1024;
 pub const SAMPLES: u64 = 1_500_000;
-/// Samples of the test; fewer after a short training, which should not take longer to test than to do.
-const TESTED_MIN: usize = 20_000;
+/// Unseen samples that it is measured on.
+const TESTED_MIN: usize = 10_000;
 const TESTED_MAX: usize = 200_000;
 /// The learning rate of rows: a row is in few of a batch's samples, and its gradient small.
 const TABLE_RATE: f64 = 6.0;
@@ -45,8 +45,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
     };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));
     let prediction = model.prediction.name();
-    let trained = usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(batch);
-    let tested = trained.min(TESTED_MAX).next_multiple_of(TESTED_MIN).max(TESTED_MIN);
+    let tested = tested(steps.saturating_mul(batch as u64), TESTED_MIN, TESTED_MAX);
     let source = Arc::clone(&clicks);
     let target = prediction.clone();
     Ok(Demo {
@@ -103,10 +102,9 @@ fn test(
     prediction: &str,
     tested: usize,
 ) -> Result<super::Fact> {
-    const ROWS: usize = 10_000;
-    let mut batch = clicks.blank(ROWS)?;
+    let mut batch = clicks.blank(TESTED_MIN)?;
     let (mut scores, mut labels) = (Vec::new(), Vec::new());
-    for at in (0..tested).step_by(ROWS) {
+    for at in (0..tested).step_by(TESTED_MIN) {
         clicks.fill(&mut batch, FIRST_TESTED + at as u64)?;
         let feed: Vec<(&str, &Tensor)> = batch.iter().map(|(name, it)| (*name, it)).collect();
         scores.extend(floats(&session.evaluate(&feed, &[prediction])?[0])?);

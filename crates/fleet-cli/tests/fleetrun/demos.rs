@@ -154,6 +154,11 @@ fn a_demo_goes_on_from_its_checkpoint() {
         .check(1, &["batches of 33", "batches of 32"]);
 }
 
+/// The first worker has shown how far it is.
+pub fn is_at_work(place: &Place) -> bool {
+    place.read("log/workerlog.0").contains(" samples/s  loss ")
+}
+
 /// The worker of a number whose files are in a folder.
 pub fn worker(number: u32, folder: &Path) -> Option<u32> {
     process_with(&format!("PADDLE_TRAINER_ID={number}"), folder)
@@ -213,10 +218,10 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         std::fs::write(place.path("job.prototxt"), strategy).unwrap();
         let folder = place.folder.canonicalize().unwrap();
         let child = place.start(
-            "--server_num=1 --worker_num=2 --max_restart 1 demo:wide_deep --samples 60000 \
+            "--server_num=1 --worker_num=2 --max_restart 1 demo:wide_deep --samples 24576 \
              --threads 1 --strategy job.prototxt",
         );
-        until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
+        until("a step", || is_at_work(&place));
         signal(worker(1, &folder).expect("worker 1"), "KILL");
         let said = Said::new(child.wait_with_output().unwrap());
         said.check(0, &["was killed by SIGKILL (9)", "worker 1 is started again (1 of 1)"]);
@@ -227,7 +232,7 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         assert!(log.contains("begins its share after step 0\n"), "{log}");
         let share = count(&said.out, "again     worker 1 was started 2 times: ");
         let all = count(&said.out, "trained   ");
-        assert!(share >= 30_720.0 && (all - share - 30_720.0).abs() < 100.0, "{}", said.out);
+        assert!(share >= 12_288.0 && (all - share - 12_288.0).abs() < 100.0, "{}", said.out);
     }
 }
 
@@ -243,10 +248,10 @@ fn a_dead_worker_ends_a_job_that_waits_for_it_and_no_other() {
         std::fs::write(place.path("job.prototxt"), strategy).unwrap();
         let folder = place.folder.canonicalize().unwrap();
         let child = place.start(
-            "--server_num=1 --worker_num=2 demo:wide_deep --samples 60000 --threads 1 \
+            "--server_num=1 --worker_num=2 demo:wide_deep --samples 24576 --threads 1 \
              --strategy job.prototxt",
         );
-        until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
+        until("a step", || is_at_work(&place));
         signal(worker(1, &folder).expect("worker 1"), "KILL");
         let said = Said::new(child.wait_with_output().unwrap());
         said.check(137, &["error: worker 1 on 127.0.0.1 (pid ", "was killed by SIGKILL (9)"]);
@@ -254,7 +259,7 @@ fn a_dead_worker_ends_a_job_that_waits_for_it_and_no_other() {
         assert_eq!(said.out.contains("AUC       0."), goes_on, "{mode}: {}", said.out);
         let told =
             ["lost      worker 1 is gone: it closed", "over 2 workers, 1 of which did not come"];
-        for words in told.iter().chain(&[", planned were 61.44 k"]) {
+        for words in told.iter().chain(&[", planned were 24.58 k"]) {
             assert_eq!(said.out.contains(words), goes_on, "{mode}, '{words}': {}", said.out);
         }
         assert_eq!(said.err.contains("go on without worker 1"), goes_on, "{mode}: {}", said.err);
@@ -271,8 +276,8 @@ fn a_job_on_servers_goes_on_from_its_checkpoint() {
         std::fs::write(place.path("job.prototxt"), strategy).unwrap();
         let line = |servers: u32| {
             format!(
-                "--server_num={servers} --worker_num=2 --log_overwrite demo:wide_deep --samples 40960 \
-                 --strategy job.prototxt --checkpoint saves --checkpoint_every 8 --threads 1"
+                "--server_num={servers} --worker_num=2 --log_overwrite demo:wide_deep --samples 20480 \
+                 --strategy job.prototxt --checkpoint saves --checkpoint_every 4 --threads 1"
             )
         };
         let child = place.start(&line(1));
@@ -290,7 +295,7 @@ fn a_job_on_servers_goes_on_from_its_checkpoint() {
         }
         // What was trained before is not trained again.
         let (now, before) = (count(&said.out, "trained   "), count(&said.out, ", after "));
-        assert!((now + before - 40960.0).abs() < 600.0 && before > 0.0, "{}", said.out);
+        assert!((now + before - 20480.0).abs() < 600.0 && before > 0.0, "{}", said.out);
     }
 }
 
@@ -334,12 +339,12 @@ fn a_killed_server_goes_on_with_every_push() {
     let place = Place::new("demo_durable", "");
     let folder = place.folder.canonicalize().unwrap();
     let child =
-        place.start("--server_num=1 --worker_num=2 demo:wide_deep --samples 200000 --durable kept");
-    until("a step", || place.read("log/workerlog.0").contains(" 10 %"));
+        place.start("--server_num=1 --worker_num=2 demo:wide_deep --samples 51200 --durable kept");
+    until("a step", || is_at_work(&place));
     signal(process_with("TRAINING_ROLE=PSERVER", &folder).expect("the server"), "KILL");
     let said = Said::new(child.wait_with_output().unwrap());
     said.check(0, &["was killed by SIGKILL (9)", "server 0 is started again (1 of 3)"]);
-    for part in ["waits for server 0 at", "is back after", "trained   200", "AUC"] {
+    for part in ["waits for server 0 at", "is back after", "trained   51.2 k", "AUC"] {
         assert!(said.out.contains(part) || said.err.contains(part), "'{part}': {}", said.out);
     }
     let log = place.read("log/serverlog.0");

@@ -1,14 +1,10 @@
 //! Parameter servers and workers on two machines (addresses of the loopback network), one of which loses a
 //! process, or is lost as a whole.
 
-use crate::demos::{process_with, worker};
+use crate::demos::{is_at_work, process_with, worker};
 use crate::machines::{Machine, pair};
 use crate::{Place, signal, until};
 use std::path::PathBuf;
-
-fn is_at_work(machine: &Machine) -> bool {
-    machine.place.read("log/workerlog.0").contains(" 10 %")
-}
 
 fn folder(machine: &Machine) -> PathBuf {
     machine.place.folder.canonicalize().unwrap()
@@ -23,11 +19,11 @@ fn kill(what: &str, pid: impl Fn() -> Option<u32>) {
 /// end.
 #[test]
 fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine() {
-    let line = "--nnodes 2 --server_num 1 --worker_num 1 demo:wide_deep --samples 200000 --threads 1 \
+    let line = "--nnodes 2 --server_num 1 --worker_num 1 demo:wide_deep --samples 60000 --threads 1 \
                 --durable kept";
     let (first, second) = pair("apart_async", "", line);
     let own = folder(&second);
-    until("the first machine's worker", || is_at_work(&first));
+    until("the first machine's worker", || is_at_work(&first.place));
     kill("the second server", || process_with("TRAINING_ROLE=PSERVER", &own));
     // A worker that a new server has not seen yet is given longer to come.
     until("the workers' word of its return", || {
