@@ -2,6 +2,7 @@
 
 use fleet_base::{Error, Result};
 use std::fmt;
+use std::path::PathBuf;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +31,8 @@ pub struct Problem {
     /// The field, such as `amp_configs.decr_ratio` or `dgc_configs.sparsity[1]`; empty for the whole.
     pub path: String,
     pub place: Option<Place>,
+    /// The file that it is in, where one was read.
+    pub file: Option<PathBuf>,
     /// What is wrong.
     pub message: String,
     /// Why it is wrong; empty where the message says it.
@@ -44,6 +47,7 @@ impl Problem {
             severity: Severity::Error,
             path: path.into(),
             place: None,
+            file: None,
             message: message.into(),
             why: String::new(),
             help: String::new(),
@@ -76,8 +80,11 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(place) = self.place {
-            write!(f, "{place}: ")?;
+        match (&self.file, self.place) {
+            (Some(file), Some(place)) => write!(f, "{}:{place}: ", file.display())?,
+            (Some(file), None) => write!(f, "{}: ", file.display())?,
+            (None, Some(place)) => write!(f, "{place}: ")?,
+            (None, None) => {}
         }
         f.write_str(match self.severity {
             Severity::Error => "error: ",

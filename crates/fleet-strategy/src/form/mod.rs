@@ -91,9 +91,22 @@ impl DistributedStrategy {
     /// Merges a form into this strategy: scalars are replaced, lists grow, messages merge. Nothing
     /// changes if there is an error; the result are warnings.
     pub fn merge_bytes(&mut self, bytes: &[u8], form: StrategyForm) -> Result<Vec<Problem>> {
+        self.merge_form(bytes, form, None)
+    }
+
+    fn merge_form(
+        &mut self,
+        bytes: &[u8],
+        form: StrategyForm,
+        file: Option<&Path>,
+    ) -> Result<Vec<Problem>> {
         let mut merged = self.clone();
-        let filled = fill(&mut merged, bytes, form)?;
-        let warnings = all_in_one(filled.problems)?;
+        let filled = fill(&mut merged, bytes, form).map_err(|error| match file {
+            Some(file) => error.at(file.display()),
+            None => error,
+        })?;
+        let placed = |problem| Problem { file: file.map(Path::to_path_buf), ..problem };
+        let warnings = all_in_one(filled.problems.into_iter().map(placed).collect())?;
         *self = merged;
         Ok(warnings)
     }
@@ -123,7 +136,7 @@ impl DistributedStrategy {
 
     fn load_as(&mut self, path: &Path, form: StrategyForm) -> Result<Vec<Problem>> {
         let bytes = read_file(path)?;
-        self.merge_bytes(&bytes, form).map_err(|error| error.at(path.display()))
+        self.merge_form(&bytes, form, Some(path))
     }
 
     /// Everything that is wrong with a file, and what it says as far as that can be read. An error

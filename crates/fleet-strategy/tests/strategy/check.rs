@@ -417,11 +417,13 @@ fn files_are_written_whole_and_read_with_their_name() {
     assert_eq!(loaded.recompute_configs().checkpoints, ["x", "x"]);
     std::fs::write(&path, "ampp: true\n").unwrap();
     let error = loaded.load_from_prototxt(&path).unwrap_err().to_string();
-    assert!(
-        error
-            .starts_with("1:1: ampp: DistributedStrategy has no field 'ampp'; did you mean 'amp'?")
-    );
-    assert!(error.contains("strategy.txt"), "{error}");
+    let file = path.display();
+    let told =
+        format!("{file}:1:1: ampp: DistributedStrategy has no field 'ampp'; did you mean 'amp'?");
+    assert!(error.starts_with(&told), "{error}");
+    std::fs::write(&path, "ampp: true\namp: 3x\n").unwrap();
+    let error = loaded.load_from_prototxt(&path).unwrap_err().to_string();
+    assert!(error.contains(&format!("\n{file}:2:6: error: amp: ")), "{error}");
     std::fs::write(&path, [0xff]).unwrap();
     assert!(loaded.load(&path).unwrap_err().to_string().starts_with("the file is not text"));
     let missing = loaded.load(folder.join("no-such.json")).unwrap_err();
