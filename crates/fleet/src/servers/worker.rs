@@ -84,7 +84,8 @@ impl Worker {
                 .help("servers and workers must be given the same network and strategy"));
         }
         let options = exec_options(&job.strategy, options);
-        let mut session = Session::with_executor(programs, Executor::new(options))?;
+        let mut session = Session::with_executor(programs, Executor::new(options))
+            .map_err(|error| holds_tables(job, error))?;
         let traffic = match job.plan.exchange {
             Exchange::Geo { k_steps } => {
                 let geo = GeoCommunicator::start(servers, k_steps)?;
@@ -237,6 +238,20 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// Where memory does not last for what a worker of GEO holds, says what that is.
+fn holds_tables(job: &ServerJob, error: Error) -> Error {
+    if !(job.plan.exchange.is_geo() && error.kind() == ErrorKind::Exhausted) {
+        return error;
+    }
+    let sparse = job.plan.tables.sparse.iter();
+    let sizes: Vec<String> =
+        sparse.map(|it| format!("'{}' of {} rows of {}", it.name, it.rows, it.width)).collect();
+    error.at(format!("GEO, whose workers hold whole tables: {}", sizes.join(", "))).help(
+        "give the tables no more rows than there are ids, or take another mode (k_steps 0), whose workers \
+         hold what a step needs",
+    )
 }
 
 /// A step has run.

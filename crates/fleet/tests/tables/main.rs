@@ -3,4 +3,5 @@
 mod best_area;
 mod click;
 mod dc_asgd;
+mod guide;
 mod transpiler;

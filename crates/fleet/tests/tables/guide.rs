@@ -1,0 +1,88 @@
+//! The code of docs/parameter-server.md is what compiles here, word for word.
+
+use fleet::nn::Programs;
+use fleet::prelude::*;
+use fleet::servers::{
+    DistributeTranspiler, DistributeTranspilerConfig, Place, ServerJob, SplitMethod, Transpile,
+};
+use fleet::{DistributedStrategy, Fleet};
+
+const GUIDE: &str = include_str!("../../../../docs/parameter-server.md");
+const HERE: &str = include_str!("guide.rs");
+
+type Feed<'a> = [(&'a str, &'a Tensor)];
+
+#[allow(dead_code)] // That it compiles is the test.
+#[rustfmt::skip]
+fn a_job<'n>(
+    net: &'n Net,
+    ids: Var<'n>,
+    model: impl Fn(Var<'n>) -> Var<'n>,
+    strategy: DistributedStrategy,
+    (feed, next_feed): (&Feed<'_>, &Feed<'_>),
+) -> Result<()> {
+    let fleet = Fleet::from_env()?;
+    let rows = ids.sparse_embedding([1_000_000_000, 16]);     // or an embedding with is_sparse
+    let loss = model(rows);
+    let optimizer = fleet.distributed_optimizer(Adam::new(1e-3), &strategy).rows(Adagrad::new(0.1));
+    let job = optimizer.minimize_on_servers(&net, loss)?;
+    if fleet.is_server() {
+        fleet.init_server(&job)?.run();                       // until the last worker has stopped
+        return Ok(());
+    }
+    let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
+    worker.look_ahead(&next_feed)?;                           // asks for the next step's rows
+    worker.run(&feed, &[&loss.name()])?;
+    worker.stop()?;
+    Ok(())
+}
+
+#[allow(dead_code, unused_variables)]
+#[rustfmt::skip]
+fn transpiled(net: &Net, loss: Var<'_>, trainer_id: usize, fleet: &Fleet, options: ExecOptions) -> Result<()> {
+    let config = DistributeTranspilerConfig { split_method: SplitMethod::HashName, ..Default::default() };
+    let who = Transpile { trainer_id, pservers: "10.0.0.1:6174,10.0.0.2:6174", trainers: 2, ..Default::default() };
+    let made = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &who)?;
+    println!("{}", made.get_pserver_program("10.0.0.1:6174")?);   // and get_trainer_program, get_startup_program
+    fleet.init_server(&made.job)?.run();                          // on a server
+    let worker = fleet.init_worker(made.programs.clone(), &made.job, options)?;   // on a trainer
+    let _: &Programs = &made.programs;
+    Ok(())
+}
+
+/// The blocks of the guide that begin with this line.
+fn blocks(first: &str) -> Vec<&'static str> {
+    let parts = GUIDE.split("```").skip(1).step_by(2);
+    parts.filter_map(|part| part.strip_prefix(first)).collect()
+}
+
+#[test]
+fn code_compiles() {
+    let plain = |text: &str| -> Vec<String> { text.lines().map(|it| it.trim().into()).collect() };
+    let here = plain(HERE).join("\n");
+    let blocks = blocks("rust,ignore\n");
+    assert_eq!(blocks.len(), 2);
+    for block in blocks {
+        let wanted = plain(block.trim_end()).join("\n");
+        assert!(here.contains(&wanted), "this does not stand here:\n{block}");
+    }
+}
+
+#[test]
+fn the_description_of_a_click_table_is_taken() -> Result<()> {
+    let blocks = blocks("text\n");
+    let [text] = blocks[..] else { panic!("{} blocks", blocks.len()) };
+    let strategy = DistributedStrategy::parse(text)?;
+    let net = Net::new();
+    let ids = net.data("ids", [-1, 2], DType::I64);
+    let rows = ids.sparse_embedding(SparseEmbedding::new(1000, 3 + 16).weight("rows"));
+    let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
+    let job =
+        ServerJob::minimize(&net, rows.mean(), &Adam::new(0.1).into(), None, &strategy, place)?;
+    let text = format!("{:?}", job.tables.tables);
+    assert!(
+        text.contains("embedx_threshold: 10") && text.contains("show_click_decay_rate: 0.98"),
+        "{text}"
+    );
+    Ok(())
+}
