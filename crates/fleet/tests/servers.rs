@@ -363,6 +363,25 @@ fn geo_alone_is_local_training() {
     }
 }
 
+/// Its workers hold whole tables: one as large as an id can be is told by name.
+#[test]
+fn geo_says_which_table_is_too_large() {
+    let net = network();
+    let ids = net.data("ids", [-1, 2], DType::I64);
+    let rows = ids.sparse_embedding(SparseEmbedding::new(1i64 << 52, 4).weight("huge"));
+    let strategy = DistributedStrategy::new().use_geo(4);
+    let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
+    let sgd = Sgd::new(0.1).into();
+    let job = ServerJob::minimize(&net, rows.mean(), &sgd, None, &strategy, place).unwrap();
+    let servers = ServerTables::all(&job.tables).unwrap();
+    let servers = Arc::new(LocalServers::new(&servers, 0).unwrap());
+    let (programs, options) = (net.build().unwrap(), CommunicatorOptions::default());
+    let started = Worker::start(servers, programs, &job, ExecOptions::threads(1), options);
+    let error = started.err().expect("nobody has so much memory").to_string();
+    let told = "GEO, whose workers hold whole tables: 'huge' of 4503599627370496 rows of 4";
+    assert!(error.contains(told) && error.contains("help: "), "{error}");
+}
+
 /// Every switch of `a_sync_configs` changes what a worker does, or is marked as without effect.
 #[test]
 fn switches_of_the_exchange_are_as_they_are_marked() {

@@ -1,6 +1,5 @@
 //! The code of docs/parameter-server.md is what compiles here, word for word.
 
-use fleet::nn::Programs;
 use fleet::prelude::*;
 use fleet::servers::{
     DistributeTranspiler, DistributeTranspilerConfig, Place, ServerJob, SplitMethod, Transpile,
@@ -12,7 +11,7 @@ const HERE: &str = include_str!("guide.rs");
 
 type Feed<'a> = [(&'a str, &'a Tensor)];
 
-#[allow(dead_code)] // That it compiles is the test.
+#[allow(dead_code, clippy::needless_borrow)] // That it compiles is the test.
 #[rustfmt::skip]
 fn a_job<'n>(
     net: &'n Net,
@@ -37,7 +36,7 @@ fn a_job<'n>(
     Ok(())
 }
 
-#[allow(dead_code, unused_variables)]
+#[allow(dead_code, unused_variables, clippy::needless_borrow)]
 #[rustfmt::skip]
 fn transpiled(net: &Net, loss: Var<'_>, trainer_id: usize, fleet: &Fleet, options: ExecOptions) -> Result<()> {
     let config = DistributeTranspilerConfig { split_method: SplitMethod::HashName, ..Default::default() };
@@ -46,7 +45,6 @@ fn transpiled(net: &Net, loss: Var<'_>, trainer_id: usize, fleet: &Fleet, option
     println!("{}", made.get_pserver_program("10.0.0.1:6174")?);   // and get_trainer_program, get_startup_program
     fleet.init_server(&made.job)?.run();                          // on a server
     let worker = fleet.init_worker(made.programs.clone(), &made.job, options)?;   // on a trainer
-    let _: &Programs = &made.programs;
     Ok(())
 }
 
