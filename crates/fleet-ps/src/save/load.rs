@@ -3,8 +3,10 @@
 use super::manifest::{self, Manifest, Part};
 use super::{SaveFormat, binary, layout_name, table_folder, text};
 use crate::SparseTable;
+use flate2::read::GzDecoder;
 use fleet_base::{Error, Result, text as words};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Loads the rows for which `mine` is true (those of this server), over what the table has; returns how
@@ -165,6 +167,20 @@ fn read_part(folder: &Path, part: &Part) -> Result<Vec<u8>> {
 /// With a file that is not as it was written.
 const WHAT_TO_DO: &str = "load another save, or restore this file from where it was copied";
 
+/// A part as it was before it was compressed.
+pub(super) fn plain(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
+    if path.extension().is_none_or(|extension| extension != "gz") {
+        return Ok(bytes);
+    }
+    let mut plain = Vec::new();
+    match GzDecoder::new(&bytes[..]).read_to_end(&mut plain) {
+        Ok(_) => Ok(plain),
+        Err(error) => Err(Error::invalid(format!("{} is no gzip file", path.display()))
+            .got(error)
+            .help(WHAT_TO_DO)),
+    }
+}
+
 fn load_part(
     table: &SparseTable,
     folder: &Path,
@@ -172,8 +188,8 @@ fn load_part(
     part: &Part,
     mine: &impl Fn(u64) -> bool,
 ) -> Result<u64> {
-    let bytes = read_part(folder, part)?;
     let path = folder.join(&part.name);
+    let bytes = plain(&path, read_part(folder, part)?)?;
     let mut count = 0;
     let mut visit = |record: crate::Record<'_>| {
         if mine(record.id()) {

@@ -1,7 +1,7 @@
 //! Sparse tables in files, and back.
 //!
 //! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, a file a
-//! shard, `part-<server>-<shard>`, and at last its manifest, `manifest-<server>.<save>`, which names
+//! shard, `part-<server>-<shard>` (with `.gz` where the table wants saves of all rows compressed), and at last its manifest, `manifest-<server>.<save>`, which names
 //! these files with sizes and checksums. A manifest appears whole or not at all, and what it names was
 //! flushed before. Manifests carry the same number of the save on all servers, and a load takes the
 //! latest save whose manifests are all there: a save that was cut off on any server is the one that was
@@ -24,6 +24,8 @@ pub(crate) use load::{check_sparse, load_checked};
 
 use crate::sparse::Taken;
 use crate::{Accessor, Record, SaveMode, Snapshot, SparseTable};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use manifest::{Manifest, Part};
@@ -130,7 +132,10 @@ fn write_parts(
 ) -> Result<Saved> {
     let mut saved = Saved::default();
     for shard in 0..table.config().shard_count {
-        let name = part_name(options.server, shard, manifest.round);
+        let mut name = part_name(options.server, shard, manifest.round);
+        if is_compressed(table, options.mode) {
+            name += COMPRESSED;
+        }
         let (part, rows) = write_part(
             &folder.join(&name),
             name,
@@ -187,10 +192,14 @@ fn write_part(
     table: &SparseTable,
 ) -> Result<(Part, u64)> {
     let file = AtomicFile::create(path)?;
-    let mut out = Summed {
+    let summed = Summed {
         inner: BufWriter::with_capacity(1 << 18, file),
         sum: crc32fast::Hasher::new(),
         bytes: 0,
+    };
+    let mut out = match is_compressed(table, options.mode) {
+        true => Sink::Gzip(Box::new(GzEncoder::new(summed, Compression::fast()))),
+        false => Sink::Plain(summed),
     };
     let mut count = 0;
     rows(&mut |record| {
@@ -210,10 +219,44 @@ fn write_part(
         };
         written.map_err(|error| Error::io("write", path, &error))
     })?;
-    let Summed { inner, sum, bytes } = out;
+    let ended = match out {
+        Sink::Plain(summed) => Ok(summed),
+        Sink::Gzip(encoder) => encoder.finish(),
+    };
+    let Summed { inner, sum, bytes } = ended.map_err(|error| Error::io("write", path, &error))?;
     let file = inner.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
     file.commit()?;
     Ok((Part { name, bytes, checksum: sum.finalize() }, count))
+}
+
+/// The end of a compressed part's name.
+const COMPRESSED: &str = ".gz";
+
+/// Saves of a part of the rows are small, and are read by others.
+fn is_compressed(table: &SparseTable, mode: SaveMode) -> bool {
+    table.config().compress_in_save && matches!(mode, SaveMode::All | SaveMode::AllAndAge)
+}
+
+/// Where the rows of a part go; the checksum is that of the file.
+enum Sink {
+    Plain(Summed),
+    Gzip(Box<GzEncoder<Summed>>),
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Sink::Plain(out) => out.write(bytes),
+            Sink::Gzip(out) => out.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Sink::Plain(out) => out.flush(),
+            Sink::Gzip(out) => out.flush(),
+        }
+    }
 }
 
 /// A writer that keeps a checksum.

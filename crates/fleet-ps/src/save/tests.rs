@@ -216,3 +216,35 @@ fn parsers_withstand_changed_bytes() {
         }
     }
 }
+
+/// All rows in gzip files, a part of them as ever; either loads, and what is no gzip file is refused.
+#[test]
+fn compressed_parts() {
+    let folder = Folder::new("gzip");
+    for config in [plain(), click()] {
+        let config = SparseConfig { compress_in_save: true, ..config };
+        let table = filled(config.clone(), 0, 1);
+        for format in [SaveFormat::Text, SaveFormat::Binary] {
+            let (dir, part) = (folder.0.join(format.name()), "part-000-00001.gz");
+            let saved = save_sparse(&table, &dir, &options(format, 0, 1, 1)).unwrap();
+            let bytes = std::fs::read(dir.join("007").join(part)).unwrap();
+            assert_eq!(bytes[..2], [0x1f, 0x8b], "gzip begins so");
+            let copy = SparseTable::new(plain_form(&config)).unwrap();
+            assert_eq!(load_sparse(&copy, &dir, |_| true).unwrap(), saved.row_count);
+            assert_eq!(rows(&[copy]), rows(std::slice::from_ref(&table)));
+
+            let base = SaveOptions { mode: SaveMode::Base, ..options(format, 0, 1, 2) };
+            save_sparse(&table, &dir, &base).unwrap();
+            assert!(dir.join("007").join("part-000-00001.1").exists(), "a base is not compressed");
+            assert!(!dir.join("007").join(part).exists(), "the save before goes");
+            std::fs::remove_dir_all(dir).unwrap();
+        }
+    }
+    let error = load::plain(Path::new("part-000-00001.gz"), b"no gzip".to_vec()).unwrap_err();
+    assert!(error.to_string().contains("part-000-00001.gz is no gzip file: got "), "{error}");
+}
+
+/// The same rows in a table that compresses nothing.
+fn plain_form(config: &SparseConfig) -> SparseConfig {
+    SparseConfig { compress_in_save: false, ..config.clone() }
+}

@@ -33,6 +33,8 @@ pub struct SparseConfig {
     pub non_finite: NonFinite,
     /// Rows that the table may have; further ids read as zeros, and the error says so.
     pub row_count_max: u64,
+    /// Files of saves of all rows (modes 0 and 3) are compressed with gzip, and called so.
+    pub compress_in_save: bool,
 }
 
 /// What a row holds beside weights and optimizer state, and how it is read and written.
@@ -118,6 +120,7 @@ impl SparseConfig {
             weight_bounds: None,
             non_finite: NonFinite::Refuse,
             row_count_max: u64::MAX,
+            compress_in_save: false,
         }
     }
 

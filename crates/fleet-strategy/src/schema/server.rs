@@ -85,8 +85,8 @@ message! {
         r#type(5): optional enumeration["TableType"];
         /// What its rows are and how they learn.
         accessor(6): optional message(TableAccessorParameter);
-        /// Saved files are compressed.
-        compress_in_save(7): optional bool = false, ignored "saved files are not compressed";
+        /// Files of saves of all rows (modes 0 and 3) are compressed with gzip.
+        compress_in_save(7): optional bool = false;
         /// Hot rows are cached.
         enable_sparse_table_cache(10): optional bool = true, ignored "all rows are in memory";
         /// The share of rows that is hot.

@@ -47,6 +47,7 @@ pub(super) fn rewrite(job: &mut Job<'_>, sparse_optimizer: &OptimizerDesc) -> Re
             }
             (table.shard_count, table.row_count_max) =
                 (described.shard_num, described.row_count_max.filter(|max| *max > 0));
+            table.compress_in_save = described.compress_in_save();
             job.notes.extend(note_of_class(&table.name, described.table_class()));
         }
         sparse.push(table);
@@ -96,6 +97,7 @@ fn describe(job: &Job<'_>, param: VarId, table_id: u32) -> Result<SparseTable> {
         class: "MemorySparseGeoTable".into(),
         shard_count: None,
         row_count_max: None,
+        compress_in_save: false,
         click: None,
     })
 }

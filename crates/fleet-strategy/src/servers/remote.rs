@@ -253,6 +253,7 @@ fn describe(
         entry: op.attr_str("entry").to_string(),
         shard_count: described.and_then(|it| it.shard_num),
         row_count_max: described.and_then(|it| it.row_count_max).filter(|max| *max > 0),
+        compress_in_save: described.is_some_and(|it| it.compress_in_save()),
         click,
         class,
         name,

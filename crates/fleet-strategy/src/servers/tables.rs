@@ -58,6 +58,8 @@ pub struct SparseTable {
     pub shard_count: Option<u64>,
     /// Rows on each server at most, where the strategy says so.
     pub row_count_max: Option<u64>,
+    /// Saves of all rows are compressed.
+    pub compress_in_save: bool,
     /// Rows are click rows.
     pub click: Option<ClickRows>,
 }

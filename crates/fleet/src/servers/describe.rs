@@ -77,6 +77,7 @@ fn sparse(table: &SparseTable) -> Result<SparseConfig> {
         seed: table.seed,
         shard_count: table.shard_count.map_or(plain.shard_count, |count| count as usize),
         row_count_max: table.row_count_max.unwrap_or(plain.row_count_max),
+        compress_in_save: table.compress_in_save,
         ..plain
     };
     let Some(click) = &table.click else { return Ok(config) };

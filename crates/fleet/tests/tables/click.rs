@@ -271,6 +271,28 @@ fn the_end_of_a_day_saves_decays_and_deletes() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
+/// What the strategy says of a table is what is on the disk; a load takes it.
+#[test]
+fn saves_are_compressed_where_the_description_says_so() {
+    let (net, loss) = network(3, None);
+    let text = "a_sync: true downpour_table_param { table_name: \"t\" shard_num: 3 compress_in_save: true }";
+    let mut worker = alone(&net, &loss, &DistributedStrategy::parse(text).unwrap());
+    let folder = std::env::temp_dir().join(format!("fleet-click-gzip-{}", std::process::id()));
+    step(&mut worker, &samples(0, 0, 3));
+    let saved = worker.save_persistables(&folder, SaveMode::All, SaveFormat::Text).unwrap();
+    let parts = |end: &str| {
+        let files = std::fs::read_dir(folder.join("000")).unwrap().flatten();
+        let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with("part-") && name.ends_with(end)).count()
+    };
+    assert_eq!((parts(".gz"), parts("")), (2 * 3, 2 * 3), "of two servers, all of them");
+    let rows = worker.table_stats("t").unwrap().row_count;
+    assert_eq!((worker.clear("t").unwrap(), saved.row_count > 0), (rows, true));
+    assert_eq!(worker.load_table("t", &folder).unwrap(), rows);
+    worker.stop().unwrap();
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
 #[test]
 fn rows_that_nobody_sees_age_and_go() {
     let (net, loss) = network(3, None);
