@@ -27,8 +27,9 @@ use fleet::{
 };
 use fleet_base::text;
 use fleet_tensor::{bf16, f16};
+use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[derive(Args)]
@@ -58,7 +59,8 @@ pub struct DemoArgs {
     /// compute did not hide (fleet trace)
     #[arg(long, value_name = "FOLDER")]
     trace: Option<PathBuf>,
-    /// The folder that the trained model is saved to; by default one among the temporary files
+    /// The folder that the trained model is saved to; by default one among the temporary files, and on parameter
+    /// servers none
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 }
@@ -221,6 +223,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
             .help("fleetrun --server_num=1 --worker_num=2 demo:wide_deep --durable FOLDER")
             .into());
     }
+    writable(args.output.as_deref().filter(|_| fleet.is_first_worker()))?;
+    writable(args.trace.as_deref())?;
     let strategy = args.strategy()?;
     let (samples, workers) = (args.samples, fleet.worker_num());
     let merges = strategy.gradient_merge();
@@ -252,6 +256,16 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     }
     // The first worker is still at its test; whoever dies meanwhile is known to all.
     Ok(fleet.finish()?)
+}
+
+/// Makes a folder that is written to when training is over, and looks whether it can be: then it would be too
+/// late to say so.
+fn writable(folder: Option<&Path>) -> Result<()> {
+    let Some(folder) = folder else { return Ok(()) };
+    fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+    let trial = folder.join(format!(".trial-{}", std::process::id()));
+    let made = fs::write(&trial, "").and_then(|()| fs::remove_file(&trial));
+    made.map_err(|error| Error::io("write to", folder, &error))
 }
 
 /// LARS multiplies a rate with a coefficient of 0.001 and the norms' ratio: a rate for Momentum moves nothing.

@@ -9,9 +9,9 @@ use super::producer::Share;
 use super::progress::Progress;
 use super::server_closing::Closing;
 use super::server_saves::Saves;
-use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer};
+use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer, writable};
 use crate::output::{Output, Stop};
-use fleet::ps::{Arrival, Durability, START_ROUNDS};
+use fleet::ps::{Arrival, Durability, START_ROUNDS, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker};
 use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Tensor};
 use fleet_base::text;
@@ -50,6 +50,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         server.run();
         return Ok(());
     }
+    let first = fleet.is_first_worker();
+    writable(args.output.as_deref().filter(|_| first))?;
     let options = ExecOptions::threads(usize::from(args.threads));
     let mut worker = fleet.init_worker(demo.net.build()?, &job, options)?;
     let dense: usize = job.plan.tables.dense.iter().map(|table| table.len).sum();
@@ -66,7 +68,6 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     // The first thing that all do after they have met is to meet again: who finds that done was started again.
     let joins = worker.servers().rounds(Arrival::Received)? > START_ROUNDS;
     let every = args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20));
-    let first = fleet.is_first_worker();
     let mut saves = Saves::new(args.checkpoint.clone(), every, first, plan.samples);
     match joins {
         true => saves.join(out)?,
@@ -76,8 +77,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         }
     }
     let closing = train(&demo, &plan, (fleet, &saves), &mut worker, out)?;
-    if fleet.is_first_worker() {
-        summary(demo, &closing, &mut worker, out)?;
+    if first {
+        summary(demo, args, &closing, &mut worker, out)?;
     }
     // Servers stay until the first worker has asked them for its test.
     worker.barrier()?;
@@ -188,12 +189,17 @@ fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {
 
 fn summary(
     demo: Demo,
+    args: &DemoArgs,
     closing: &Closing,
     worker: &mut Worker,
     out: &mut Output,
 ) -> Result<(), Stop> {
     let stats = worker.stats();
     let (what, found) = (demo.test)(&mut worker.session)?;
+    if let Some(folder) = &args.output {
+        let targets: Vec<&str> = demo.targets.iter().map(String::as_str).collect();
+        worker.save_inference_model(folder, &targets, SaveMode::All, SaveFormat::Binary)?;
+    }
     let mut fact = |what: &str, found: &str| out.line(format!("{what:<10}{found}"));
     for (what, found) in closing.facts() {
         fact(what, &found)?;
@@ -208,5 +214,8 @@ fn summary(
         stats.staleness_mean(),
         stats.staleness_max
     );
-    fact("traffic", &traffic)
+    fact("traffic", &traffic)?;
+    args.output.as_ref().map_or(Ok(()), |folder| {
+        fact("saved", &format!("{}: the model in model, tables beside it", folder.display()))
+    })
 }

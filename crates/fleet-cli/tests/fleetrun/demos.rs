@@ -89,9 +89,10 @@ fn a_demo_trains_on_parameter_servers() {
         write(strategy);
         let said = place.run(&format!(
             "--server_num={servers} --worker_num={workers} --log_overwrite demo:wide_deep \
-             --samples 8192 --strategy job.prototxt"
+             --samples 8192 --strategy job.prototxt --output {mode}"
         ));
         said.check(0, &[]);
+        assert!(place.path(mode).join("model").is_dir(), "{}", said.out);
         for part in [mode, "wide_deep: ", "trained   8.19 k samples", "samples/s", "AUC", "traffic"]
         {
             assert!(said.out.contains(part), "'{part}' of {mode} is not in:\n{}", said.out);
@@ -125,6 +126,22 @@ fn other_demos_train_on_parameter_servers() {
         for part in [held, "100 %", "over all 2 workers", found, "traffic"] {
             assert!(said.out.contains(part), "'{part}' of {name} is not in:\n{}", said.out);
         }
+    }
+}
+
+/// Where the model goes is looked at before it is trained, not after it.
+#[test]
+fn a_folder_that_cannot_be_written_is_told_at_once() {
+    let place = Place::new("demo_folders", "");
+    std::fs::write(place.path("file"), "").unwrap();
+    for line in [
+        "--nproc_per_node 2 --log_overwrite demo:lenet --output file",
+        "--nproc_per_node 2 --log_overwrite demo:lenet --trace file/traces",
+        "--server_num 1 --worker_num 2 --log_overwrite demo:lenet --output file",
+    ] {
+        let said = place.run(line);
+        said.check(1, &["cannot create file"]);
+        assert!(!said.out.contains("samples/s"), "{}", said.out);
     }
 }
 
