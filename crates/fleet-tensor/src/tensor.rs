@@ -144,22 +144,13 @@ impl Tensor {
             return self.try_clone();
         }
         let mut moved = Tensor::zeros_in(self.dtype, self.shape, layout)?;
-        let size = self.dtype.size();
-        let [c_out, c_in, taps] =
-            [self.shape.at(0), self.shape.at(1), self.shape.product(2..self.shape.rank())];
+        let dims = [self.shape.at(0), self.shape.at(1), self.shape.product(2..self.shape.rank())];
         let (from, to) = (self.data.as_slice(), moved.data.as_mut_slice());
-        for o in 0..c_out {
-            for i in 0..c_in {
-                for tap in 0..taps {
-                    let row = (o * c_in + i) * taps + tap;
-                    let packed = ((o / 64 * taps + tap) * c_in + i) * 64 + o % 64;
-                    let (a, b) = match layout {
-                        Layout::Filter64 => (row, packed),
-                        Layout::RowMajor => (packed, row),
-                    };
-                    to[b * size..][..size].copy_from_slice(&from[a * size..][..size]);
-                }
-            }
+        match self.dtype.size() {
+            1 => move_filter::<1>(from, to, dims, layout),
+            2 => move_filter::<2>(from, to, dims, layout),
+            4 => move_filter::<4>(from, to, dims, layout),
+            _ => move_filter::<8>(from, to, dims, layout),
         }
         Ok(moved)
     }
@@ -171,6 +162,37 @@ impl Tensor {
             Err(Error::invalid("tensor has another element type")
                 .expected(T::DTYPE)
                 .got(self.dtype))
+        }
+    }
+}
+
+/// Copies a filter of `[c_out, c_in, taps]` weights of `N` bytes into another layout: plain weights a line of the
+/// cache at a time, for all channels of a panel, so that the packed ones stay in the cache too.
+fn move_filter<const N: usize>(
+    from: &[u8],
+    to: &mut [u8],
+    [c_out, c_in, taps]: [usize; 3],
+    layout: Layout,
+) {
+    const PANEL: usize = 64;
+    const BLOCK: usize = 16;
+    let (from, to) = (from.as_chunks::<N>().0, to.as_chunks_mut::<N>().0);
+    let len = c_in * taps;
+    for first in (0..c_out).step_by(PANEL) {
+        let channels = (c_out - first).min(PANEL);
+        for at in (0..len).step_by(BLOCK) {
+            let row = |k: usize| (at + k) % taps * c_in + (at + k) / taps;
+            let places: [usize; BLOCK] = std::array::from_fn(|k| first * len + row(k) * PANEL);
+            let places = &places[..(len - at).min(BLOCK)];
+            for channel in 0..channels {
+                let plain = (first + channel) * len + at;
+                for (plain, place) in (plain..).zip(places.iter().map(|place| place + channel)) {
+                    match layout {
+                        Layout::Filter64 => to[place] = from[plain],
+                        Layout::RowMajor => to[plain] = from[place],
+                    }
+                }
+            }
         }
     }
 }

@@ -51,15 +51,34 @@ impl Conv2d {
     /// Calls with each weight's place in a plain and in a packed filter.
     fn for_weights(&self, mut body: impl FnMut(usize, usize)) {
         let (c_in, taps) = (self.group_in(), self.kh * self.kw);
-        for o in 0..self.c_out {
-            for i in 0..c_in {
-                for t in 0..taps {
-                    body((o * c_in + i) * taps + t, self.packed_at(o, i, t));
+        if self.is_depthwise() {
+            let all = (0..self.c_out).flat_map(|o| (0..taps).map(move |t| (o, t)));
+            return all.for_each(|(o, t)| body(o * taps + t, self.packed_at(o, 0, t)));
+        }
+        for panel in 0..self.groups * self.panels() {
+            let (group, column) = (panel / self.panels(), panel % self.panels() * PANEL);
+            let first = group * self.group_out() + column;
+            let columns = (self.group_out() - column).min(PANEL);
+            let base = self.packed_at(first, 0, 0);
+            for at in (0..c_in * taps).step_by(BLOCK) {
+                let places: [usize; BLOCK] = std::array::from_fn(|k| {
+                    base + ((at + k) % taps * c_in + (at + k) / taps) * PANEL
+                });
+                let places = &places[..(c_in * taps - at).min(BLOCK)];
+                for o in 0..columns {
+                    let plain = (first + o) * c_in * taps + at;
+                    for (k, place) in places.iter().enumerate() {
+                        body(plain + k, place + o);
+                    }
                 }
             }
         }
     }
 }
+
+/// Weights of an output channel that are moved together: a line of the cache of plain ones, and with a panel's
+/// channels 4 KiB of packed ones, which stay in the cache until they are whole.
+const BLOCK: usize = 16;
 
 /// Rows and columns of a filter, in the order in which a window of backward-to-data wants them.
 pub(super) struct Picked {
