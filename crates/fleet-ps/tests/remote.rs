@@ -1,14 +1,16 @@
 //! What goes well, and mistakes that are told.
 
 use crate::common::{DENSE, Fleet, GEO, SPARSE, STEPS, dense, job, options, pull, sparse};
+use crate::saves::Folder;
 use fleet_base::ErrorKind;
 use fleet_net::Token;
-use fleet_net::calls::{CallClient, CallOptions};
+use fleet_net::calls::{CallClient, CallOptions, CallServer, Conversation};
 use fleet_net::{Limits, Log};
 use fleet_ps::{
     Arrival, JobTables, LocalServers, NonFinite, PullMode, Push, RemoteOptions, RemoteServers,
-    ServerTables, Servers, SparseConfig, TableConfig,
+    SaveFormat, SaveMode, ServerTables, Servers, SparseConfig, TableConfig,
 };
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 #[test]
@@ -40,6 +42,80 @@ fn remote_servers_are_local_ones() {
         }
         let (remote, local) = (remote[0].stats(SPARSE).unwrap(), local[0].stats(SPARSE).unwrap());
         assert_eq!((remote.row_count, remote.pushed), (local.row_count, local.pushed));
+    }
+}
+
+/// A server that answers when as many requests as are wanted are on their way to all servers.
+struct Crowd {
+    server: u64,
+    agreed: bool,
+    here: Arc<(Mutex<usize>, Condvar)>,
+}
+
+impl Conversation for Crowd {
+    fn call(&mut self, _: u8, _: &[u8], answer: &mut Vec<u8>) -> fleet_base::Result<()> {
+        if !self.agreed {
+            // The first request of a connection compares the jobs: the server's number and its life.
+            self.agreed = true;
+            answer.extend(self.server.to_le_bytes());
+            answer.extend(7u64.to_le_bytes());
+            return Ok(());
+        }
+        let (count, changed) = &*self.here;
+        let mut count = count.lock().unwrap();
+        *count += 1;
+        changed.notify_all();
+        let patience = Duration::from_secs(60);
+        let waited = changed.wait_timeout_while(count, patience, |count| *count < CROWD);
+        assert!(!waited.unwrap().1.timed_out(), "requests came one after another");
+        // Of five numbers the first server has three.
+        let numbers = if self.server == 0 { 3 } else { 2 };
+        answer.resize(numbers * 4, 0);
+        Ok(())
+    }
+}
+
+/// Four threads at two servers.
+const CROWD: usize = 8;
+
+#[test]
+fn requests_are_on_their_way_to_all_servers_at_once() {
+    let (token, here) = (Token::generate().unwrap(), Arc::default());
+    let servers = [0, 1].map(|server| {
+        let here: Arc<(Mutex<usize>, Condvar)> = Arc::clone(&here);
+        let open = move |_: &[u8], _| {
+            let crowd = Crowd { server, agreed: false, here: here.clone() };
+            Ok(Box::new(crowd) as Box<dyn Conversation>)
+        };
+        let options = CallOptions::default();
+        CallServer::bind("127.0.0.1:0", &token, options, Log::silent(), open).unwrap()
+    });
+    let addresses = servers.each_ref().map(CallServer::address);
+    let worker = RemoteServers::connect(&job(2, 1, false), 0, &addresses, &token, options());
+    let worker = worker.unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..CROWD / 2 {
+            scope.spawn(|| assert_eq!(dense(&worker), [0.0; 5]));
+        }
+    });
+}
+
+/// The least, the largest, and those that are negative where they are signed: on their servers, and through a save.
+#[test]
+fn ids_are_any_64_bit_numbers() {
+    let ids = [0, 1, u64::from(u32::MAX) + 1, i64::MAX as u64, i64::MIN as u64, u64::MAX];
+    let grads: Vec<f32> = (0..2 * ids.len()).map(|at| at as f32).collect();
+    let fleet = Fleet::start(&job(3, 1, false));
+    let worker = fleet.worker(0);
+    worker.push_sparse(SPARSE, Push::new(&ids, &grads)).unwrap();
+    let want: Vec<f32> = grads.iter().map(|grad| 1.0 - 0.5 * grad).collect();
+    assert_eq!(pull(&worker, &ids), want);
+    let folder = Folder::new("any-ids");
+    for format in [SaveFormat::Text, SaveFormat::Binary] {
+        worker.save(&folder.0, SaveMode::All, format).unwrap();
+        let again = Fleet::start(&job(2, 1, false));
+        again.worker(0).load(&folder.0).unwrap();
+        assert_eq!(pull(&again.worker(0), &ids), want, "{format:?}");
     }
 }
 

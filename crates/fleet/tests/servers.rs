@@ -363,6 +363,39 @@ fn geo_alone_is_local_training() {
     }
 }
 
+/// Fetching by name is what it is in one process, but for what no worker has.
+#[test]
+fn variables_are_fetched_by_their_names() {
+    let optimizer: OptimizerDesc = Sgd::new(0.1).into();
+    let one = model(|net, loss| _ = net.minimize(loss, optimizer.clone()).unwrap());
+    let mut session = Session::new(one.net.build().unwrap(), ExecOptions::threads(1)).unwrap();
+    let net = network();
+    let loss = build(&net);
+    let strategy = DistributedStrategy::new().with_a_sync(false);
+    let place = Place { worker: 0, worker_count: 1, server_count: 2, half_async: false };
+    let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap();
+    let servers = ServerTables::all(&job.tables).unwrap();
+    let servers = Arc::new(LocalServers::new(&servers, 0).unwrap());
+    let (programs, options) = (net.build().unwrap(), CommunicatorOptions::default());
+    let mut worker =
+        Worker::start(servers, programs, &job, ExecOptions::threads(1), options).unwrap();
+    let names = [&*one.loss, "fc_0.tmp_0", "fc_0.w_0@GRAD", "fc_1.b_0@GRAD", "fc_1.w_0"];
+    for step in 0..3 {
+        let part = samples(step, BATCH).part(0..BATCH);
+        let want = session.run(&fed(&part), &names).unwrap();
+        let got = worker.run(&fed(&part), &names).unwrap();
+        for ((name, want), got) in names.iter().zip(&want).zip(&got) {
+            let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
+            let off = difference(&values(want), &values(got));
+            assert!(off <= 1e-6, "'{name}' of step {step} is off by {off}");
+        }
+    }
+    let part = samples(3, BATCH).part(0..BATCH);
+    let error = worker.run(&fed(&part), &["table@GRAD"]).unwrap_err().to_string();
+    assert!(error.contains("'table@GRAD'"), "{error}");
+    worker.stop().unwrap();
+}
+
 /// Its workers hold whole tables: one as large as an id can be is told by name.
 #[test]
 fn geo_says_which_table_is_too_large() {

@@ -52,7 +52,7 @@ impl ServerTables {
     fn worker_statistics(&self, worker: usize) -> WorkerStatistics {
         let sign = self.presence.sign(worker);
         let state = match sign.kind {
-            SignKind::NeverCame => WorkerState::NeverCame,
+            SignKind::NeverCame | SignKind::NotBack => WorkerState::NeverCame,
             SignKind::Here => WorkerState::Connected,
             SignKind::Gone => WorkerState::Gone,
         };
