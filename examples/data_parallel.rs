@@ -45,5 +45,5 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(200))
+    train(std::env::args().nth(1).map_or(Ok(200), |steps| steps.parse())?)
 }

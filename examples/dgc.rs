@@ -20,5 +20,5 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    train(digits::steps())
+    train(digits::steps()?)
 }

@@ -49,5 +49,5 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(1000))
+    train(std::env::args().nth(1).map_or(Ok(1000), |steps| steps.parse())?)
 }

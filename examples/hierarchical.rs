@@ -21,5 +21,5 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    train(digits::steps())
+    train(digits::steps()?)
 }

@@ -84,7 +84,7 @@ fn draw(folder: &Path) -> Result<()> {
 
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
-    let steps = args.next().and_then(|steps| steps.parse().ok()).unwrap_or(300);
+    let steps = args.next().map_or(Ok(300), |steps| steps.parse())?;
     match args.next() {
         Some(folder) => train_on(&PathBuf::from(folder), steps).map(drop),
         None => train(steps),

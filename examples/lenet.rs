@@ -44,5 +44,5 @@ pub fn train(steps: u64) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(500))
+    train(std::env::args().nth(1).map_or(Ok(500), |steps| steps.parse())?)
 }

@@ -20,5 +20,5 @@ fn deep(image: Var<'_>) -> Var<'_> {
 }
 
 fn main() -> Result<()> {
-    train(digits::steps())
+    train(digits::steps()?)
 }

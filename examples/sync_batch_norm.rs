@@ -18,5 +18,5 @@ fn normed(image: Var<'_>) -> Var<'_> {
 }
 
 fn main() -> Result<()> {
-    train(digits::steps())
+    train(digits::steps()?)
 }

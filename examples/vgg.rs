@@ -50,5 +50,5 @@ fn batch(count: usize, first: u64) -> Result<(Tensor, Tensor)> {
 }
 
 fn main() -> Result<()> {
-    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(100))
+    train(std::env::args().nth(1).map_or(Ok(100), |steps| steps.parse())?)
 }

@@ -54,5 +54,5 @@ fn nearest(table: &[f32], width: usize, word: usize) -> Vec<usize> {
 }
 
 fn main() -> Result<()> {
-    train(std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(2000))
+    train(std::env::args().nth(1).map_or(Ok(2000), |steps| steps.parse())?)
 }

@@ -55,6 +55,6 @@ pub fn train(
 
 /// The number on the command line, or 200.
 #[allow(dead_code)] // tests call `train` themselves
-pub fn steps() -> u64 {
-    std::env::args().nth(1).and_then(|steps| steps.parse().ok()).unwrap_or(200)
+pub fn steps() -> Result<u64> {
+    Ok(std::env::args().nth(1).map_or(Ok(200), |steps| steps.parse())?)
 }

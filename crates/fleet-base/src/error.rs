@@ -168,3 +168,13 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// ```
+/// let steps: fleet_base::Result<u64> = "many".parse().map_err(fleet_base::Error::from);
+/// assert!(steps.unwrap_err().to_string().contains("expected a whole number"));
+/// ```
+impl From<std::num::ParseIntError> for Error {
+    fn from(error: std::num::ParseIntError) -> Error {
+        Error::invalid("this is no number").expected("a whole number").got(error)
+    }
+}
