@@ -55,13 +55,7 @@ pub fn in_step(options: &Options, model: &str) -> Result<()> {
 }
 
 pub fn not_hidden(options: &Options, model: &str) -> Result<()> {
-    match std::env::var(RANK_OF) {
-        Ok(_) => rank(options, model),
-        Err(_) => {
-            print!("{}", job(options, &format!("{model}{TRACED}"), RANKS)?);
-            Ok(())
-        }
-    }
+    step(options, &format!("{model}{TRACED}"))
 }
 
 /// The speed of a rank in `together`, over that of one alone, in turn.
@@ -215,6 +209,10 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     match traced {
         true => measure_traces(&options, &mut session, &batches)?,
         false => measure(&options, &mut session, &batches, per_step, 10, 3)?,
+    }
+    if profile {
+        let shares = session.executor.trace().shares();
+        eprintln!("rank {}: the last step took {shares}", fleet.worker_index());
     }
     fleet.finish()
 }
