@@ -35,7 +35,8 @@ pub type WorkerStats = CommunicatorStats;
 /// let (ids, y) = (net.data("ids", [-1, 2], DType::I64), net.data("y", [-1, 1], DType::F32));
 /// let rows = ids.sparse_embedding([1000, 8]);
 /// let loss = rows.flatten(1).fc(1).mse_loss(y, Reduction::Mean);
-/// let (strategy, optimizer) = (DistributedStrategy::new(), Adagrad::new(0.1).into());
+/// let strategy = DistributedStrategy::new().with_a_sync(false); // sync: each step has all pushes before it
+/// let optimizer = Adagrad::new(0.1).into();
 /// let place = Place { worker: 0, worker_count: 1, server_count: 1, half_async: false };
 /// let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place)?;
 ///
