@@ -29,8 +29,9 @@ impl Output {
         match command(&mut out).and_then(|()| out.flush()) {
             Ok(()) | Err(Stop::ReaderLeft) => ExitCode::SUCCESS,
             Err(Stop::Failed(error)) => {
-                // Nobody is left to be told when this fails too.
-                let _ = writeln!(std::io::stderr(), "error: {error}");
+                // In one piece: others write there too. Nobody is left to be told when this fails too.
+                let text = format!("error: {error}\n");
+                let _ = std::io::stderr().write_all(text.as_bytes());
                 ExitCode::FAILURE
             }
         }

@@ -534,10 +534,36 @@ impl Net {
         self.rewrite(Location::caller(), |net, programs| rewrite(programs, net.registry))
     }
 
+    /// As [`rewrite_with`](Self::rewrite_with), for what a file asks for: an error names it, and not the caller's
+    /// line.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// # use fleet_nn::Error;
+    /// let net = Net::new();
+    /// let wrong = net.rewrite_for("job.prototxt", |_, _| Err::<(), _>(Error::invalid("no such op")));
+    /// assert_eq!(wrong.unwrap_err().to_string(), "no such op\n  at job.prototxt");
+    /// ```
+    pub fn rewrite_for<T>(
+        &self,
+        file: &str,
+        rewrite: impl FnOnce(&mut Programs, &'static Registry) -> Result<T>,
+    ) -> Result<T> {
+        self.rewrite_placed(file, |net, programs| rewrite(programs, net.registry))
+    }
+
     /// Runs a rewrite of the whole programs; its error is returned and kept.
     fn rewrite<T>(
         &self,
         at: &Location<'_>,
+        rewrite: impl FnOnce(&Net, &mut Programs) -> Result<T>,
+    ) -> Result<T> {
+        self.rewrite_placed(&format!("{}:{}", at.file(), at.line()), rewrite)
+    }
+
+    fn rewrite_placed<T>(
+        &self,
+        place: &str,
         rewrite: impl FnOnce(&Net, &mut Programs) -> Result<T>,
     ) -> Result<T> {
         let state = &mut *self.state.borrow_mut();
@@ -551,7 +577,7 @@ impl Net {
             false => rewrite(net, programs),
         };
         rewrite(self, &mut state.programs).map_err(|error| {
-            let error = located(error, &format!("{}:{}", at.file(), at.line()));
+            let error = located(error, place);
             state.error = Some(error.clone());
             error
         })
@@ -593,7 +619,8 @@ fn dead_id() -> VarId {
 
 /// Adds the user's line where the error does not name it yet.
 fn located(error: Error, source: &str) -> Error {
-    let named = error.places().iter().any(|place| place.contains(source));
+    let named = error.message().contains(source)
+        || error.places().iter().any(|place| place.contains(source));
     if named { error } else { error.at(source) }
 }
 

@@ -36,7 +36,12 @@ pub fn effective(facts: &Facts<'_>) -> (DistributedStrategy, Vec<Decision>) {
     }
     let mut rest = given.clone();
     rest.auto = None;
-    let decision = |verdict, reason: String| Decision { strategy: "Auto", verdict, reason };
+    let decision = |verdict, reason: String| Decision {
+        strategy: "Auto",
+        field: "auto".into(),
+        verdict,
+        reason,
+    };
     if !rest.is_empty() {
         let reason = "other fields are assigned, and they are what counts".to_string();
         return (rest, vec![decision(Verdict::Idle, reason)]);

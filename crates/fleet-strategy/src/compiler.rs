@@ -11,6 +11,7 @@ use crate::meta::{
 use crate::problem::Problem;
 use crate::rates::Cluster;
 use crate::reflect::{Item, Reflect};
+use crate::source::Asked;
 use crate::unmatched;
 use fleet_base::{Error, Result};
 use fleet_ir::{Program, VarId};
@@ -23,6 +24,8 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     pub strategy: &'static str,
+    /// The field of the strategy that asks for it; empty where none does.
+    pub field: String,
     pub verdict: Verdict,
     pub reason: String,
 }
@@ -81,13 +84,14 @@ pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
     let (strategy, mut decisions) = auto::effective(facts);
     let facts = &Facts { strategy: &strategy, ..*facts };
     for strategy in STRATEGIES.iter().filter(|it| it.wanted(facts.strategy)) {
-        let (verdict, reason) = match strategy.applies(facts) {
-            Applies::Yes(reason) => (Verdict::Applied, reason),
-            Applies::Idle(reason) => (Verdict::Idle, reason),
-            Applies::No(reason) => (Verdict::Dropped, reason),
-            Applies::Refused(reason) => (Verdict::Refused, reason),
+        let switch = strategy.switch().to_string();
+        let (field, verdict, reason) = match strategy.applies(facts) {
+            Applies::Yes(reason) => (switch, Verdict::Applied, reason),
+            Applies::Idle(reason) => (switch, Verdict::Idle, reason),
+            Applies::No(reason) => (switch, Verdict::Dropped, reason),
+            Applies::Refused(field, reason) => (field, Verdict::Refused, reason),
         };
-        decisions.push(Decision { strategy: strategy.name(), verdict, reason });
+        decisions.push(Decision { strategy: strategy.name(), field, verdict, reason });
     }
     decisions.extend(not_there(facts));
     decisions
@@ -97,12 +101,14 @@ pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
 fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
     let strategy = facts.strategy;
     let mut decisions = Vec::new();
-    let mut refuse = |strategy, reason: String| {
-        decisions.push(Decision { strategy, verdict: Verdict::Refused, reason });
+    let mut refuse = |strategy, field: &str, reason: String| {
+        let field = field.to_string();
+        decisions.push(Decision { strategy, field, verdict: Verdict::Refused, reason });
     };
     if strategy.sharding() {
         refuse(
             "Sharding",
+            "sharding",
             "sharding is not there yet: every rank holds all parameters; without it, amp and recompute \
              save memory"
                 .into(),
@@ -111,6 +117,7 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
     if strategy.pipeline() {
         refuse(
             "Pipeline",
+            "pipeline",
             "pipeline is not there yet: a program runs whole on every rank; without it, gradient_merge \
              gives the same update from micro-batches"
                 .into(),
@@ -123,8 +130,8 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
         if let (Some(why), Item::Int32(degree @ 2..)) =
             (field.refused, hybrid.slot(field.number).item(0))
         {
-            let name = field.name;
-            refuse("Hybrid", format!("hybrid_configs.{name} of {degree} is not there yet: {why}"));
+            let name = format!("hybrid_configs.{}", field.name);
+            refuse("Hybrid", &name, format!("{name} of {degree} is not there yet: {why}"));
         }
     }
     let copies = hybrid.dp_degree();
@@ -133,7 +140,8 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
         let reason = format!(
             "hybrid_configs.dp_degree is {copies}, but every one of the {count} ranks holds a copy of the model"
         );
-        decisions.push(Decision { strategy: "Hybrid", verdict: Verdict::Refused, reason });
+        let field = "hybrid_configs.dp_degree".to_string();
+        decisions.push(Decision { strategy: "Hybrid", field, verdict: Verdict::Refused, reason });
     }
     decisions
 }
@@ -156,37 +164,39 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
 /// assert_eq!(plan.notes, ["all-reduce ops before and after fusion: 2 -> 1"]);
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
-pub fn minimize(
+pub fn minimize<'s>(
     programs: &mut Programs,
     registry: &'static Registry,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    strategy: &DistributedStrategy,
+    strategy: impl Into<Asked<'s>>,
     on: impl Into<Cluster>,
 ) -> Result<Plan> {
     minimize_observed(programs, registry, loss, optimizer, strategy, on, &mut |_, _| {})
 }
 
 /// As [`minimize`]; `observe` sees the programs after every pass.
-pub fn minimize_observed(
+pub fn minimize_observed<'s>(
     programs: &mut Programs,
     registry: &'static Registry,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    strategy: &DistributedStrategy,
+    strategy: impl Into<Asked<'s>>,
     on: impl Into<Cluster>,
     observe: Observer<'_>,
 ) -> Result<Plan> {
+    let asked: Asked<'_> = strategy.into();
+    let strategy = asked.strategy;
     let Cluster { ranks, rates } = on.into();
     ranks.check()?;
     // Before any pass gives it another name.
     fleet_passes::check_loss(&programs.main, loss)?;
-    let mut warnings = strategy.validate()?;
+    let mut warnings = asked.check()?;
     let facts =
         Facts { strategy, optimizer, ranks: &ranks, rates: &rates, program: &programs.main };
-    warnings.extend(unmatched(&facts));
+    warnings.extend(unmatched(&facts).into_iter().map(|problem| asked.placed(problem)));
     let decisions = decide(&facts);
-    refuse(&decisions)?;
+    refuse(&decisions, &asked)?;
     let (strategy, _) = auto::effective(&facts);
     let strategy = &strategy;
     let applied = applied(&decisions);
@@ -261,17 +271,22 @@ fn applied(decisions: &[Decision]) -> Vec<&'static dyn Strategy> {
     STRATEGIES.iter().copied().filter(|it| is_applied(it.name())).collect()
 }
 
-pub(crate) fn refuse(decisions: &[Decision]) -> Result<()> {
-    let refused: Vec<&str> = decisions
-        .iter()
-        .filter(|decision| decision.verdict == Verdict::Refused)
-        .map(|decision| decision.reason.as_str())
-        .collect();
-    match refused.is_empty() {
-        true => Ok(()),
-        false => Err(Error::unsupported(format!("the strategy cannot be: {}", refused.join("; ")))
-            .help("fleet strategy explain shows what each switch would do")),
+/// An error where something is refused: why, which fields with which values ask for it, and where they stand.
+pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
+    let refused: Vec<&Decision> =
+        decisions.iter().filter(|decision| decision.verdict == Verdict::Refused).collect();
+    if refused.is_empty() {
+        return Ok(());
     }
+    let reasons: Vec<&str> = refused.iter().map(|decision| decision.reason.as_str()).collect();
+    let fields: Vec<&str> = refused.iter().map(|decision| decision.field.as_str()).collect();
+    let error = Error::unsupported(format!("the strategy cannot be: {}", reasons.join("; ")));
+    let error = fields.iter().fold(error, |error, field| error.at(asked.place_of(field)));
+    let it = if fields.len() == 1 { "it" } else { "them" };
+    Err(error.help(format!(
+        "change {} or leave {it} out; fleet strategy explain shows what each switch would do",
+        fields.join(" and ")
+    )))
 }
 
 type Phase = fn(&dyn Strategy, &mut Job<'_>) -> Result<()>;

@@ -29,6 +29,7 @@ pub mod reflect;
 mod schema;
 pub mod servers;
 mod set;
+mod source;
 mod tables;
 mod typed;
 mod unmatched;
@@ -43,6 +44,7 @@ pub use problem::{Place, Problem, Severity, all_in_one};
 pub use rates::{BATCH_ASSUMED, Cluster, Origin, Rates};
 pub use reflect::{EnumShape, Field, Item, Kind, Reflect, Scalar, Shape};
 pub use schema::*;
+pub use source::{Asked, StrategySource};
 pub use unmatched::unmatched;
 pub use value::Value;
 

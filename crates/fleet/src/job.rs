@@ -21,8 +21,10 @@ use fleet_net::{
 };
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
-use fleet_ops::Services;
-use fleet_strategy::{Cluster, DistributedStrategy, Plan, Ranks, Rates, RingSpec, Verdict};
+use fleet_ops::{Registry, Services};
+use fleet_strategy::{
+    Asked, Cluster, DistributedStrategy, Plan, Ranks, Rates, RingSpec, StrategySource, Verdict,
+};
 use fleet_tensor::{DType, Shape};
 use fleet_topology::{Env, Mode, Topology};
 use std::collections::BTreeMap;
@@ -174,6 +176,7 @@ impl Fleet {
             half_async: false,
             batch: None,
             strategy: strategy.clone(),
+            source: None,
         }
     }
 
@@ -450,6 +453,7 @@ pub struct DistributedOptimizer<'f> {
     half_async: bool,
     batch: Option<usize>,
     strategy: DistributedStrategy,
+    source: Option<StrategySource>,
 }
 
 impl DistributedOptimizer<'_> {
@@ -486,6 +490,32 @@ impl DistributedOptimizer<'_> {
         self
     }
 
+    /// Where the strategy was read ([`DistributedStrategy::load_with_source`]): what cannot be is then an error
+    /// that names the line of the file, in place of the caller's.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{DistributedStrategy, Fleet};
+    /// # let file = std::env::temp_dir().join(format!("fleet-source-{}.prototxt", std::process::id()));
+    /// std::fs::write(&file, "pipeline: true\n")?;
+    /// let (fleet, net, mut strategy) = (Fleet::collective()?, Net::new(), DistributedStrategy::new());
+    /// let (source, _) = strategy.load_with_source(&file)?;
+    /// # std::fs::remove_file(&file)?;
+    /// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+    /// let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).read_from(source);
+    /// let error = optimizer.minimize(&net, loss).unwrap_err().to_string();
+    /// assert!(error.contains(&format!("at {}:1:11: pipeline: true", file.display())), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_from(mut self, source: StrategySource) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    fn asked<'a>(&'a self, strategy: &'a DistributedStrategy) -> Asked<'a> {
+        Asked { strategy, source: self.source.as_ref() }
+    }
+
     /// Makes the network one that trains with parameter servers: `Fleet::init_worker` runs it, and
     /// `Fleet::init_server` holds its tables.
     #[track_caller]
@@ -495,7 +525,8 @@ impl DistributedOptimizer<'_> {
         let mut optimizer = self.optimizer.clone();
         let rows = optimizer.rows.take();
         let rows = rows.as_deref();
-        let job = ServerJob::minimize(net, loss, &optimizer, rows, &self.strategy, place)?;
+        let asked = self.asked(&self.strategy);
+        let job = ServerJob::minimize(net, loss, &optimizer, rows, asked, place)?;
         if self.fleet.is_first_worker() && !self.fleet.topology().is_non_distributed() {
             let (workers, servers) = (place.worker_count, place.server_count);
             let s = |count: usize| if count == 1 { "" } else { "s" };
@@ -559,7 +590,7 @@ impl DistributedOptimizer<'_> {
         };
         let loss = loss.id();
         let mut strategy = self.strategy.clone();
-        let plan = net.rewrite_with(|programs, registry| {
+        let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             let optimizer = &self.optimizer;
             let mut note = None;
             if let Some(budget) = budget {
@@ -567,21 +598,25 @@ impl DistributedOptimizer<'_> {
                 let (fitting, line) = fit(programs, registry, loss, asked, ranks, &budget)?;
                 (strategy, note) = (fitting, Some(line));
             }
-            let on = Cluster { ranks, rates };
+            let (asked, on) = (self.asked(&strategy), Cluster { ranks, rates });
             let mut plan =
-                fleet_strategy::minimize(programs, registry, loss, optimizer, &strategy, on)?;
+                fleet_strategy::minimize(programs, registry, loss, optimizer, asked, on)?;
             plan.notes.extend(note);
             Ok(plan)
-        })?;
+        };
+        let plan = match &self.source {
+            Some(source) => net.rewrite_for(&source.file().display().to_string(), rewrite)?,
+            None => net.rewrite_with(rewrite)?,
+        };
         if self.fleet.is_first_worker() {
-            report(&plan, &ranks);
+            report(&plan, &ranks, self.source.as_ref());
         }
         Ok(Distributed { plan, strategy })
     }
 }
 
 /// What the user should know of a plan; one process has nothing to hear of rings.
-fn report(plan: &Plan, ranks: &Ranks) {
+fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
     for warning in &plan.warnings {
         eprintln!("fleet: {warning}");
     }
@@ -589,7 +624,9 @@ fn report(plan: &Plan, ranks: &Ranks) {
         match (decision.strategy, decision.verdict) {
             ("Auto", _) => eprintln!("fleet: auto: {}", decision.reason),
             (name, Verdict::Dropped) => {
-                eprintln!("fleet: warning: {name} is left out: {}", decision.reason);
+                let place = source.map(|it| format!("{}: ", it.place_of(&decision.field)));
+                let place = place.unwrap_or_default();
+                eprintln!("fleet: {place}warning: {name} is left out: {}", decision.reason);
             }
             _ => {}
         }

@@ -23,7 +23,8 @@ use fleet::data::synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet::nn::Net;
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
 use fleet::{
-    DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor,
+    DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session,
+    StrategySource, Tensor,
 };
 use fleet_base::text;
 use fleet_tensor::{bf16, f16};
@@ -59,22 +60,22 @@ pub struct DemoArgs {
     /// compute did not hide (fleet trace)
     #[arg(long, value_name = "FOLDER")]
     trace: Option<PathBuf>,
-    /// The folder that the trained model is saved to; by default one among the temporary files, and on parameter
-    /// servers none
+    /// The folder that the trained model is saved to; without it nothing is kept
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 }
 
 impl DemoArgs {
-    fn strategy(&self) -> Result<DistributedStrategy> {
+    /// The strategy, and where it was read.
+    fn strategy(&self) -> Result<(DistributedStrategy, Option<StrategySource>)> {
         let mut strategy = DistributedStrategy::new();
-        if let Some(file) = &self.strategy {
-            for warning in strategy.load(file)? {
-                // Nobody is left to be told when this fails.
-                let _ = writeln!(std::io::stderr(), "{warning}");
-            }
+        let Some(file) = &self.strategy else { return Ok((strategy, None)) };
+        let (source, warnings) = strategy.load_with_source(file)?;
+        for warning in warnings {
+            // Nobody is left to be told when this fails.
+            let _ = writeln!(std::io::stderr(), "{warning}");
         }
-        Ok(strategy)
+        Ok((strategy, Some(source)))
     }
 }
 
@@ -170,9 +171,11 @@ impl Demo {
         &self,
         fleet: &'f Fleet,
         optimizer: OptimizerDesc,
-        strategy: &DistributedStrategy,
+        (strategy, source): (&DistributedStrategy, Option<&StrategySource>),
     ) -> DistributedOptimizer<'f> {
         let distributed = fleet.distributed_optimizer(optimizer, strategy);
+        let distributed =
+            source.cloned().into_iter().fold(distributed, |it, source| it.read_from(source));
         self.rows.iter().fold(distributed, |it, rows| it.rows(rows.clone()))
     }
 }
@@ -225,7 +228,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     }
     writable(args.output.as_deref().filter(|_| fleet.is_first_worker()))?;
     writable(args.trace.as_deref())?;
-    let strategy = args.strategy()?;
+    let (strategy, source) = args.strategy()?;
     let (samples, workers) = (args.samples, fleet.worker_num());
     let merges = strategy.gradient_merge();
     let size = Size { samples, workers, merges, apart: 1, is_geo: false };
@@ -239,7 +242,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         );
         out.line(line)?;
     }
-    let optimizer = demo.distributed(fleet, optimizer, &strategy);
+    let optimizer = demo.distributed(fleet, optimizer, (&strategy, source.as_ref()));
     let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
     let options = ExecOptions {
         profile: args.trace.is_some(),
@@ -252,7 +255,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     let trained = train::run(&demo, args, fleet, &mut session, out)?;
     fleet.meet(&mut session)?;
     if fleet.is_first_worker() {
-        summary(demo, name, args, &trained, &mut session, out)?;
+        summary(demo, args, &trained, &mut session, out)?;
     }
     // The first worker is still at its test; whoever dies meanwhile is known to all.
     Ok(fleet.finish()?)
@@ -306,25 +309,24 @@ fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
 
 fn summary(
     demo: Demo,
-    name: &str,
     args: &DemoArgs,
     trained: &train::Trained,
     session: &mut Session,
     out: &mut Output,
 ) -> Result<(), Stop> {
     let (what, found) = (demo.test)(session)?;
-    let folder = match &args.output {
-        Some(folder) => folder.clone(),
-        None => std::env::temp_dir().join(format!("fleet-demo-{}", std::process::id())).join(name),
-    };
-    let targets: Vec<&str> = demo.targets.iter().map(String::as_str).collect();
-    fleet::save_inference_model(&folder, &session.programs.main, &targets, &session.scope)?;
+    if let Some(folder) = &args.output {
+        let targets: Vec<&str> = demo.targets.iter().map(String::as_str).collect();
+        fleet::save_inference_model(folder, &session.programs.main, &targets, &session.scope)?;
+    }
 
     let mut fact = |what: &str, found: &str| out.line(format!("{what:<10}{found}"));
     fact("trained", &trained.amount())?;
     fact("speed", &trained.speed())?;
     fact(what, &found)?;
-    fact("saved", &format!("{} (fleet stats shows what is in it)", folder.display()))
+    args.output.as_ref().map_or(Ok(()), |folder| {
+        fact("saved", &format!("{} (fleet stats shows what is in it)", folder.display()))
+    })
 }
 
 fn parameter_count(session: &Session) -> i64 {

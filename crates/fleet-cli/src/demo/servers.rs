@@ -13,7 +13,7 @@ use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer, writa
 use crate::output::{Output, Stop};
 use fleet::ps::{Arrival, Durability, START_ROUNDS, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker};
-use fleet::{DistributedStrategy, Error, ExecOptions, Fleet, Tensor};
+use fleet::{Asked, Error, ExecOptions, Fleet, Tensor};
 use fleet_base::text;
 use fleet_topology::{Env, names};
 use std::path::PathBuf;
@@ -33,10 +33,11 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
             .help(format!("data parallel it does: fleetrun --nproc_per_node 2 demo:{name}"))
             .into());
     }
-    let strategy = args.strategy()?;
-    let plan = Work::plan(args, fleet, &strategy)?;
+    let (strategy, source) = args.strategy()?;
+    let asked = Asked { strategy: &strategy, source: source.as_ref() };
+    let plan = Work::plan(args, fleet, &asked)?;
     let demo = args.model.make(&plan.size)?;
-    let optimizer = demo.distributed(fleet, demo.optimizer.clone(), &strategy);
+    let optimizer = demo.distributed(fleet, demo.optimizer.clone(), (&strategy, source.as_ref()));
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
     if fleet.is_server() {
         let server = match &args.durable {
@@ -109,8 +110,10 @@ struct Work {
 }
 
 impl Work {
-    fn plan(args: &DemoArgs, fleet: &Fleet, strategy: &DistributedStrategy) -> Result<Work, Stop> {
-        let exchange = Exchange::of(strategy, false)?;
+    fn plan(args: &DemoArgs, fleet: &Fleet, asked: &Asked<'_>) -> Result<Work, Stop> {
+        // What is wrong with the strategy itself is said first, all of it.
+        asked.check()?;
+        let exchange = Exchange::asked(asked, false)?;
         let (workers, own) =
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
         // GEO adds up what sgd changed.

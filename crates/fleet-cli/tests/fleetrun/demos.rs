@@ -76,6 +76,85 @@ fn a_demo_trains_by_a_strategy() {
     place.run("demo:lenet --strategy nothing.prototxt").check(1, &["nothing.prototxt"]);
 }
 
+/// What cannot be is told with the line of the file that asks for it, the field and its value; no line of a
+/// program that the user has not written.
+#[test]
+fn a_strategy_that_cannot_be_is_told_by_its_line() {
+    let (ranks, servers) = ("--nproc_per_node 2", "--server_num=1 --worker_num=1");
+    let place = Place::new("demo_strategy_lines", "");
+    for (job, file, text, told) in [
+        (
+            ranks,
+            "job.prototxt",
+            "amp: true\npipeline: true\n",
+            "job.prototxt:2:11: pipeline: true\n",
+        ),
+        (servers, "job.prototxt", "\n  amp: true\n", "job.prototxt:2:8: amp: true\n"),
+        (
+            servers,
+            "job.toml",
+            "gradient_merge = true\n[gradient_merge_configs]\nk_steps = 4\n",
+            "job.toml:1:18: gradient_merge: true\n",
+        ),
+        (
+            ranks,
+            "job.json",
+            "{\"recompute\": true,\n \"recompute_configs\": {\"checkpoints\": [\"nowhere\"]}}",
+            "job.json:2:40: recompute_configs.checkpoints[0]: \"nowhere\"\n",
+        ),
+        // What is wrong in itself, one thing and two.
+        (
+            ranks,
+            "job.prototxt",
+            "hybrid_configs { mp_degree: 2 }",
+            "job.prototxt:1:29: hybrid_configs.mp_degree: 2\n",
+        ),
+        (
+            servers,
+            "job.prototxt",
+            "a_sync: false\na_sync_configs { k_steps: 4 }",
+            "job.prototxt:2:27: a_sync_configs.k_steps: 4 steps",
+        ),
+        (
+            ranks,
+            "job.prototxt",
+            "dgc: true\ndgc_configs { rampup_step: 0\n sparsity: 2.0 }",
+            "job.prototxt:3:12: error: dgc_configs.sparsity[0]: ",
+        ),
+        // What a table's description does not go with is known after all fields were read.
+        (
+            servers,
+            "job.prototxt",
+            "downpour_table_param { table_name: \"none\" shard_num: 2\n accessor { accessor_class: \"CtrCommonAccessor\" } }",
+            "at job.prototxt",
+        ),
+    ] {
+        std::fs::write(place.path(file), text).unwrap();
+        let line = format!("{job} --log_overwrite demo:wide_deep --samples 64 --strategy {file}");
+        let said = place.run(&line);
+        said.check(1, &[told]);
+        assert!(!said.err.contains(".rs:"), "{text}: {}", said.err);
+    }
+}
+
+/// Without `--output` nothing is kept, also not among the temporary files.
+#[test]
+fn a_demo_leaves_nothing_behind() {
+    let place = Place::new("demo_leaves", "");
+    let temporary = place.path("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    for line in
+        ["demo:lenet", "--nproc_per_node 2 demo:lenet", "--server_num=1 --worker_num=1 demo:lenet"]
+    {
+        let mut command = place.command(&format!("{line} --samples 64 --threads 1"));
+        let said = Said::new(command.env("TMPDIR", &temporary).output().unwrap());
+        said.check(0, &[]);
+        assert!(!said.out.contains("saved  "), "{}", said.out);
+        let left: Vec<_> = std::fs::read_dir(&temporary).unwrap().flatten().collect();
+        assert!(left.is_empty(), "{line}: {left:?}");
+    }
+}
+
 /// Every mode of parameter servers, as real processes, through the same command as the documents'.
 #[test]
 fn a_demo_trains_on_parameter_servers() {

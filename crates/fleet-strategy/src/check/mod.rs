@@ -8,7 +8,7 @@ mod ranges;
 
 use crate::form::document::join;
 use crate::problem::{Problem, all_in_one};
-use crate::reflect::{Field, Item, Reflect, Shape};
+use crate::reflect::{Field, Item, Kind, Reflect, Shape};
 use crate::schema::DistributedStrategy;
 use fleet_base::Result;
 
@@ -62,4 +62,29 @@ fn walk<'a>(message: &'a dyn Reflect, path: &str, visit: &mut dyn FnMut(&Seen<'a
             }
         }
     }
+}
+
+/// The value that is assigned at a path, as text forms write it; none of a message.
+pub(crate) fn value_at(strategy: &DistributedStrategy, path: &str) -> Option<String> {
+    let mut value = None;
+    walk(strategy, "", &mut |seen| {
+        if seen.path == path {
+            value = written(seen.field.kind, seen.item);
+        }
+    });
+    value
+}
+
+fn written(kind: Kind, item: Item<'_>) -> Option<String> {
+    Some(match (item, kind) {
+        (Item::Bool(value), _) => value.to_string(),
+        (Item::Int32(value), Kind::Enum(shape)) => shape.name_of(value)?.to_string(),
+        (Item::Int32(value), _) => value.to_string(),
+        (Item::Uint32(value), _) => value.to_string(),
+        (Item::Uint64(value), _) => value.to_string(),
+        (Item::Float(value), _) => value.to_string(),
+        (Item::Double(value), _) => value.to_string(),
+        (Item::Text(value), _) => format!("{value:?}"),
+        (Item::Message(_), _) => return None,
+    })
 }

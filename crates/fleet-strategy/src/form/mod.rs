@@ -10,6 +10,7 @@ mod toml;
 
 use crate::problem::{Place, Problem, all_in_one};
 use crate::schema::DistributedStrategy;
+use crate::source::{StrategySource, nearest};
 use document::Filled;
 use fleet_base::{Error, Result, file, text};
 use std::collections::BTreeMap;
@@ -91,15 +92,16 @@ impl DistributedStrategy {
     /// Merges a form into this strategy: scalars are replaced, lists grow, messages merge. Nothing
     /// changes if there is an error; the result are warnings.
     pub fn merge_bytes(&mut self, bytes: &[u8], form: StrategyForm) -> Result<Vec<Problem>> {
-        self.merge_form(bytes, form, None)
+        Ok(self.merge_form(bytes, form, None)?.0)
     }
 
+    /// With the places of what was assigned.
     fn merge_form(
         &mut self,
         bytes: &[u8],
         form: StrategyForm,
         file: Option<&Path>,
-    ) -> Result<Vec<Problem>> {
+    ) -> Result<(Vec<Problem>, BTreeMap<String, Place>)> {
         let mut merged = self.clone();
         let filled = fill(&mut merged, bytes, form).map_err(|error| match file {
             Some(file) => error.at(file.display()),
@@ -108,7 +110,7 @@ impl DistributedStrategy {
         let placed = |problem| Problem { file: file.map(Path::to_path_buf), ..problem };
         let warnings = all_in_one(filled.problems.into_iter().map(placed).collect())?;
         *self = merged;
-        Ok(warnings)
+        Ok((warnings, filled.places))
     }
 
     /// Writes protobuf's text form to a file, which appears whole or not at all.
@@ -134,9 +136,21 @@ impl DistributedStrategy {
         self.load_as(path, StrategyForm::of(path))
     }
 
+    /// As [`load`](Self::load); what comes back besides says where the fields stand, so that errors of a later
+    /// minimisation can name the line.
+    pub fn load_with_source(
+        &mut self,
+        path: impl AsRef<Path>,
+    ) -> Result<(StrategySource, Vec<Problem>)> {
+        let path = path.as_ref();
+        let bytes = read_file(path)?;
+        let (warnings, places) = self.merge_form(&bytes, StrategyForm::of(path), Some(path))?;
+        Ok((StrategySource::new(path, places), warnings))
+    }
+
     fn load_as(&mut self, path: &Path, form: StrategyForm) -> Result<Vec<Problem>> {
         let bytes = read_file(path)?;
-        self.merge_form(&bytes, form, Some(path))
+        Ok(self.merge_form(&bytes, form, Some(path))?.0)
     }
 
     /// Everything that is wrong with a file, and what it says as far as that can be read. An error
@@ -213,11 +227,7 @@ fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) ->
 }
 
 /// A problem at the place of its field, or of the nearest message around it.
-fn placed(mut problem: Problem, places: &BTreeMap<String, Place>) -> Problem {
-    let mut path = problem.path.as_str();
-    while !path.is_empty() && problem.place.is_none() {
-        problem.place = places.get(path).copied();
-        path = &path[..path.rfind(['.', '[']).unwrap_or(0)];
-    }
-    problem
+fn placed(problem: Problem, places: &BTreeMap<String, Place>) -> Problem {
+    let place = problem.place.or_else(|| nearest(&problem.path, places));
+    Problem { place, ..problem }
 }

@@ -27,6 +27,10 @@ impl Strategy for AdaptiveLocalSgd {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "adaptive_localsgd"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.adaptive_localsgd()
     }

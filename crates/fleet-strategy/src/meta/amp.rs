@@ -32,6 +32,10 @@ impl Strategy for Amp {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "amp"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.amp()
     }
@@ -41,18 +45,21 @@ impl Strategy for Amp {
         let both =
             configs.custom_white_list.iter().find(|name| configs.custom_black_list.contains(name));
         if let Some(name) = both {
-            return Applies::Refused(format!(
-                "The given custom_white_list overlaps custom_black_list with < {name} >!"
-            ));
+            return Applies::Refused(
+                "amp_configs.custom_white_list".into(),
+                format!("The given custom_white_list overlaps custom_black_list with < {name} >!"),
+            );
         }
         let branches = |op: &fleet_ir::Op| op.role.is_forward() && op.sub_block().is_some();
         if facts.program.root_ops().any(|(_, op)| branches(op)) {
             return Applies::Refused(
+                self.switch().into(),
                 "amp cannot choose precisions in the branches of a cond".into(),
             );
         }
         if configs.use_optimizer_fp16() {
             return Applies::Refused(
+                "amp_configs.use_optimizer_fp16".into(),
                 "use_optimizer_fp16 is not there: parameters and optimizer state stay 32-bit"
                     .into(),
             );
@@ -61,13 +68,17 @@ impl Strategy for Amp {
         let wants_regions = is_pure(configs) && configs.use_fp16_guard == Some(true);
         if wants_regions && !has_regions(facts.program) {
             return Applies::Refused(
+                "amp_configs.use_fp16_guard".into(),
                 "use_fp16_guard, but no op stands under fp16_guard(): nothing would compute in 16 \
                  bits; without use_fp16_guard every op does that can"
                     .into(),
             );
         }
         if configs.use_pure_fp16() && configs.use_pure_bf16() {
-            return Applies::Refused("use_pure_fp16 and use_pure_bf16 do not go together".into());
+            return Applies::Refused(
+                "amp_configs.use_pure_bf16".into(),
+                "use_pure_fp16 and use_pure_bf16 do not go together".into(),
+            );
         }
         let scaling = match (configs.use_pure_bf16(), configs.use_dynamic_loss_scaling()) {
             (true, _) => "bfloat16, the loss is not scaled".to_string(),

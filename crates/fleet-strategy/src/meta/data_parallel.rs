@@ -27,6 +27,10 @@ impl Strategy for DataParallel {
         Kind::Keeps
     }
 
+    fn switch(&self) -> &'static str {
+        ""
+    }
+
     fn wanted(&self, _: &DistributedStrategy) -> bool {
         true
     }

@@ -28,6 +28,10 @@ impl Strategy for Dgc {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "dgc"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.dgc()
     }
@@ -55,12 +59,16 @@ impl Strategy for Dgc {
             ),
         ];
         if let Some((_, other, why)) = others.iter().find(|(on, ..)| *on) {
-            return Applies::Refused(format!("dgc and {other} do not go together: {why}"));
+            return Applies::Refused(
+                self.switch().into(),
+                format!("dgc and {other} do not go together: {why}"),
+            );
         }
         match facts.optimizer.settings.grad_clip {
             None | Some(GradClip::Norm(_)) => {}
             Some(_) => {
                 return Applies::Refused(
+                    self.switch().into(),
                     "dgc clips each rank's gradients by themselves, by norm: other clips cannot be"
                         .into(),
                 );

@@ -19,6 +19,10 @@ impl Strategy for Fp16AllReduce {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "fp16_allreduce"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.fp16_allreduce()
     }

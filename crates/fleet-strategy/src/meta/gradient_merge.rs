@@ -25,6 +25,10 @@ impl Strategy for GradientMerge {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "gradient_merge"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.gradient_merge()
     }
@@ -34,6 +38,7 @@ impl Strategy for GradientMerge {
         match configs.k_steps() {
             ..=1 => Applies::Idle("k_steps is 1: every step is an update".into()),
             _ if facts.strategy.localsgd() || facts.strategy.adaptive_localsgd() => Applies::Refused(
+                self.switch().into(),
                 "gradient_merge and localsgd do not go together: both decide in which steps ranks meet".into(),
             ),
             k => Applies::Yes(format!(

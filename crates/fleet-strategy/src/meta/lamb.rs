@@ -17,6 +17,10 @@ impl Strategy for Lamb {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "lamb"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.lamb()
     }

@@ -17,6 +17,10 @@ impl Strategy for Lars {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "lars"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.lars()
     }

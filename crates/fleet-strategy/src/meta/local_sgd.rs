@@ -26,6 +26,10 @@ impl Strategy for LocalSgd {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "localsgd"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.localsgd()
     }
@@ -33,6 +37,7 @@ impl Strategy for LocalSgd {
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         if facts.strategy.adaptive_localsgd() {
             return Applies::Refused(
+                self.switch().into(),
                 "localsgd and adaptive_localsgd do not go together: they set the same interval"
                     .into(),
             );

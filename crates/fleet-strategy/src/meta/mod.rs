@@ -77,6 +77,8 @@ pub trait Strategy: Sync {
     /// As the documents call it in a chain: `AMP`, `RawProgram`.
     fn name(&self) -> &'static str;
     fn kind(&self) -> Kind;
+    /// The field of a strategy that asks for it; empty for what nobody has to ask for.
+    fn switch(&self) -> &'static str;
     /// Whether the user asked for it.
     fn wanted(&self, strategy: &DistributedStrategy) -> bool;
     /// Whether it can do something here, and why (not).
@@ -138,8 +140,9 @@ pub enum Applies {
     Idle(String),
     /// Cannot be, though asked for: left out with a warning, as documented.
     No(String),
-    /// Cannot be, and leaving it out would train another model than the user thinks.
-    Refused(String),
+    /// Cannot be, and leaving it out would train another model than the user thinks: the field that asks for
+    /// it, and why.
+    Refused(String, String),
 }
 
 /// Where a process stands among the ranks of its job.

@@ -29,19 +29,25 @@ impl Strategy for Recompute {
         Kind::Keeps
     }
 
+    fn switch(&self) -> &'static str {
+        "recompute"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.recompute()
     }
 
     fn applies(&self, facts: &Facts<'_>) -> Applies {
         let configs = facts.strategy.recompute_configs();
-        let known = |name: &&String| facts.program.find_var(name).is_none();
-        if let Some(missing) = configs.checkpoints.iter().find(known) {
+        let unknown = |name: &String| facts.program.find_var(name).is_none();
+        if let Some(at) = configs.checkpoints.iter().position(unknown) {
+            let missing = &configs.checkpoints[at];
             let names = facts.program.vars().map(|(_, var)| var.name.as_str());
-            return Applies::Refused(format!(
-                "the program has no variable '{missing}' to be a checkpoint{}",
-                text::did_you_mean(missing, names)
-            ));
+            let hint = text::did_you_mean(missing, names);
+            return Applies::Refused(
+                format!("recompute_configs.checkpoints[{at}]"),
+                format!("the program has no variable '{missing}' to be a checkpoint{hint}"),
+            );
         }
         match configs.checkpoints.len() {
             0 => Applies::Yes("checkpoints are chosen by the square-root rule".into()),

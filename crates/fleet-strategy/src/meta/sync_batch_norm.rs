@@ -18,6 +18,10 @@ impl Strategy for SyncBatchNorm {
         Kind::Changes
     }
 
+    fn switch(&self) -> &'static str {
+        "sync_batch_norm"
+    }
+
     fn wanted(&self, strategy: &DistributedStrategy) -> bool {
         strategy.sync_batch_norm()
     }
@@ -30,6 +34,7 @@ impl Strategy for SyncBatchNorm {
         match (facts.ranks.count, count) {
             (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
             _ if in_branches > 0 => Applies::Refused(
+                self.switch().into(),
                 "batch norms in the branches of a cond cannot be synchronised: ranks may take different \
                  branches"
                     .into(),

@@ -26,6 +26,7 @@ pub use tables::{DenseTable, ParamBlock, RowInit, RowRule, SparseTable, Tables, 
 use crate::DistributedStrategy;
 use crate::compiler::{self, Decision, Verdict};
 use crate::meta::{Facts, Job, Kind, Ranks, STRATEGIES};
+use crate::source::Asked;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, ParamGrad};
@@ -63,6 +64,14 @@ impl Exchange {
                 .expected("a_sync true for GEO, or k_steps 0")
                 .got(format!("a_sync false, k_steps {k_steps}"))),
         }
+    }
+
+    /// As [`of`](Self::of); an error says where the field stands.
+    pub fn asked(asked: &Asked<'_>, half_async: bool) -> Result<Exchange> {
+        let configs = asked.strategy.a_sync_configs();
+        let field = if configs.enable_dc_asgd() { "enable_dc_asgd" } else { "k_steps" };
+        Exchange::of(asked.strategy, half_async)
+            .map_err(|error| error.at(asked.place_of(&format!("a_sync_configs.{field}"))))
     }
 
     pub fn name(self) -> &'static str {
@@ -132,25 +141,27 @@ impl ServerPlan {
 /// assert_eq!((plan.tables.sparse.len(), plan.tables.dense.len()), (1, 1));
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
-pub fn minimize(
+pub fn minimize<'s>(
     programs: &mut Programs,
     registry: &'static Registry,
     loss: VarId,
     optimizer: &OptimizerDesc,
     sparse: Option<&OptimizerDesc>,
-    strategy: &DistributedStrategy,
+    strategy: impl Into<Asked<'s>>,
     place: Place,
 ) -> Result<ServerPlan> {
+    let asked: Asked<'_> = strategy.into();
+    let strategy = asked.strategy;
     check(place)?;
     fleet_passes::check_loss(&programs.main, loss)?;
-    strategy.validate()?;
-    let exchange = Exchange::of(strategy, place.half_async)?;
+    asked.check()?;
+    let exchange = Exchange::asked(&asked, place.half_async)?;
     let alone = Ranks::new(0, 1);
     let rates = crate::Rates::default();
     let facts =
         Facts { strategy, optimizer, ranks: &alone, rates: &rates, program: &programs.main };
     let decisions = decide(&facts);
-    compiler::refuse(&decisions)?;
+    compiler::refuse(&decisions, &asked)?;
     let mut job =
         compiler::differentiate(programs, registry, loss, optimizer, strategy, &decisions)?;
     job.chain.insert(0, "ParameterServer");

@@ -25,11 +25,12 @@ pub use worker::{Worker, WorkerStats};
 
 use fleet_base::Result;
 use fleet_nn::optimizer::OptimizerDesc;
-use fleet_nn::{Net, Var};
+use fleet_nn::{Net, Programs, Var};
+use fleet_ops::Registry;
 use fleet_ps::JobTables;
-use fleet_strategy::DistributedStrategy;
 pub use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, SplitMethod, Transpile};
 pub use fleet_strategy::servers::{Exchange, Place, ServerPlan};
+use fleet_strategy::{Asked, DistributedStrategy};
 
 /// What became of a network that is trained with parameter servers.
 #[derive(Clone, Debug)]
@@ -60,20 +61,26 @@ impl ServerJob {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     #[track_caller]
-    pub fn minimize(
+    pub fn minimize<'s>(
         net: &Net,
         loss: Var<'_>,
         optimizer: &OptimizerDesc,
         sparse: Option<&OptimizerDesc>,
-        strategy: &DistributedStrategy,
+        strategy: impl Into<Asked<'s>>,
         place: Place,
     ) -> Result<ServerJob> {
-        let loss = loss.id();
-        let plan = net.rewrite_with(|programs, registry| {
+        let asked: Asked<'_> = strategy.into();
+        let (loss, strategy) = (loss.id(), asked.strategy);
+        let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             use fleet_strategy::servers::minimize;
-            minimize(programs, registry, loss, optimizer, sparse, strategy, place)
-        })?;
-        let tables = describe::job_tables(&plan, strategy, place)?;
+            minimize(programs, registry, loss, optimizer, sparse, asked, place)
+        };
+        let plan = match asked.source {
+            Some(source) => net.rewrite_for(&source.file().display().to_string(), rewrite)?,
+            None => net.rewrite_with(rewrite)?,
+        };
+        let tables = describe::job_tables(&plan, strategy, place);
+        let tables = tables.map_err(|error| asked.blame(error))?;
         Ok(ServerJob { plan, strategy: strategy.clone(), tables, place })
     }
 }

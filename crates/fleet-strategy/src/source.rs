@@ -1,0 +1,115 @@
+//! Where a strategy was read: which file, and where in it which field stands. Errors that come later, from a
+//! program or a cluster that the strategy does not go with, then name the line.
+
+use crate::check::value_at;
+use crate::problem::{Place, Problem, all_in_one};
+use crate::schema::DistributedStrategy;
+use fleet_base::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The file of a strategy; see [`DistributedStrategy::load_with_source`].
+///
+/// ```
+/// use fleet_strategy::DistributedStrategy;
+/// # let folder = std::env::temp_dir().join(format!("fleet-source-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder)?;
+/// let file = folder.join("job.prototxt");
+/// std::fs::write(&file, "amp: true\ndgc: true\n")?;
+/// let mut strategy = DistributedStrategy::new();
+/// let (source, warnings) = strategy.load_with_source(&file)?;
+/// assert!(warnings.is_empty());
+/// assert_eq!(source.place_of("dgc"), format!("{}:2:6", file.display()));
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StrategySource {
+    file: PathBuf,
+    /// Where each path was assigned last.
+    places: BTreeMap<String, Place>,
+}
+
+impl StrategySource {
+    pub(crate) fn new(file: &Path, places: BTreeMap<String, Place>) -> StrategySource {
+        StrategySource { file: file.to_path_buf(), places }
+    }
+
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// `FILE:LINE:COLUMN` of a field or the nearest message around it, or the file.
+    pub fn place_of(&self, path: &str) -> String {
+        let file = self.file.display();
+        nearest(path, &self.places).map_or(file.to_string(), |place| format!("{file}:{place}"))
+    }
+}
+
+/// The place of a field, or of the nearest message around it.
+pub(crate) fn nearest(path: &str, places: &BTreeMap<String, Place>) -> Option<Place> {
+    let mut path = path;
+    while !path.is_empty() {
+        if let Some(place) = places.get(path) {
+            return Some(*place);
+        }
+        path = &path[..path.rfind(['.', '[']).unwrap_or(0)];
+    }
+    None
+}
+
+/// What is asked of a minimisation: a strategy, and where it was read.
+///
+/// ```
+/// use fleet_strategy::{Asked, DistributedStrategy};
+/// let strategy = DistributedStrategy::new().with_dgc(true);
+/// let asked = Asked::from(&strategy);
+/// assert_eq!(asked.place_of("dgc"), "dgc: true");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    pub strategy: &'a DistributedStrategy,
+    pub source: Option<&'a StrategySource>,
+}
+
+impl<'a> From<&'a DistributedStrategy> for Asked<'a> {
+    fn from(strategy: &'a DistributedStrategy) -> Asked<'a> {
+        Asked { strategy, source: None }
+    }
+}
+
+impl Asked<'_> {
+    /// The warnings of [`DistributedStrategy::check`], or all its errors as one, each with its place.
+    pub fn check(&self) -> Result<Vec<Problem>> {
+        let problems = self.strategy.check();
+        all_in_one(problems.into_iter().map(|problem| self.placed(problem)).collect())
+    }
+
+    /// A problem with its place in the file.
+    pub fn placed(&self, problem: Problem) -> Problem {
+        let Some(source) = self.source else { return problem };
+        let place = problem.place.or_else(|| nearest(&problem.path, &source.places));
+        Problem { place, file: Some(source.file.clone()), ..problem }
+    }
+
+    /// A field with its value, where it is assigned, behind its place, where that is known.
+    pub fn place_of(&self, path: &str) -> String {
+        let field = match value_at(self.strategy, path) {
+            Some(value) => format!("{path}: {value}"),
+            None => path.to_string(),
+        };
+        match self.source {
+            Some(source) => format!("{}: {field}", source.place_of(path)),
+            None => field,
+        }
+    }
+
+    /// An error that comes of the strategy: it names the file, where there is one and it does not yet.
+    pub fn blame(&self, error: Error) -> Error {
+        let Some(source) = self.source else { return error };
+        let file = source.file.display().to_string();
+        let named = error.message().contains(&file)
+            || error.places().iter().any(|place| place.contains(&file));
+        if named { error } else { error.at(file) }
+    }
+}
