@@ -81,7 +81,7 @@ fn write_one(what: What, bytes: &[u8], dir: &Path, options: &SaveOptions) -> Res
     };
     write_file(&folder.join(&name), bytes)?;
     let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
-    manifest.parts.push(Part { name, bytes: length, checksum });
+    manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
     manifest::write(&folder, &manifest)?;
     Ok(Saved { row_count, bytes: length })
 }

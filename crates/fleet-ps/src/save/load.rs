@@ -167,14 +167,22 @@ fn read_part(folder: &Path, part: &Part) -> Result<Vec<u8>> {
 /// With a file that is not as it was written.
 const WHAT_TO_DO: &str = "load another save, or restore this file from where it was copied";
 
-/// A part as it was before it was compressed.
-pub(super) fn plain(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
-    if path.extension().is_none_or(|extension| extension != "gz") {
-        return Ok(bytes);
-    }
+/// A part as it was before it was compressed. No more is unpacked than its manifest says: a small file may say
+/// that it is a large one.
+pub(super) fn plain(path: &Path, bytes: Vec<u8>, plain_bytes: Option<u64>) -> Result<Vec<u8>> {
+    let Some(wanted) = plain_bytes else { return Ok(bytes) };
     let mut plain = Vec::new();
-    match GzDecoder::new(&bytes[..]).read_to_end(&mut plain) {
-        Ok(_) => Ok(plain),
+    let unpacked =
+        GzDecoder::new(&bytes[..]).take(wanted.saturating_add(1)).read_to_end(&mut plain);
+    match unpacked.map(|count| count as u64) {
+        Ok(count) if count == wanted => Ok(plain),
+        Ok(count) => Err(Error::invalid(format!("{} holds another file", path.display()))
+            .expected(format!("{} when it is unpacked, as its manifest says", words::bytes(wanted)))
+            .got(match count > wanted {
+                true => "more".to_string(),
+                false => words::bytes(count),
+            })
+            .help(WHAT_TO_DO)),
         Err(error) => Err(Error::invalid(format!("{} is no gzip file", path.display()))
             .got(error)
             .help(WHAT_TO_DO)),
@@ -189,7 +197,7 @@ fn load_part(
     mine: &impl Fn(u64) -> bool,
 ) -> Result<u64> {
     let path = folder.join(&part.name);
-    let bytes = plain(&path, read_part(folder, part)?)?;
+    let bytes = plain(&path, read_part(folder, part)?, part.plain_bytes)?;
     let mut count = 0;
     let mut visit = |record: crate::Record<'_>| {
         if mine(record.id()) {

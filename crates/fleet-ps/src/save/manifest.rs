@@ -1,6 +1,6 @@
 //! What a server wrote: a text file of a line a fact, the last one a checksum over the others.
 
-use super::SaveFormat;
+use super::{COMPRESSED, SaveFormat};
 use fleet_base::file::write_file;
 use fleet_base::{Error, Result};
 use std::fmt::Write;
@@ -26,6 +26,8 @@ pub(super) struct Part {
     pub name: String,
     pub bytes: u64,
     pub checksum: u32,
+    /// Bytes before compression, of parts that are compressed.
+    pub plain_bytes: Option<u64>,
 }
 
 const TITLE: &str = "fleet sparse table, version 1";
@@ -107,7 +109,9 @@ pub(super) fn write(folder: &Path, manifest: &Manifest) -> Result<()> {
         text.push('\n');
     }
     for part in &manifest.parts {
-        let _ = writeln!(text, "part {} {} {:08x}", part.name, part.bytes, part.checksum);
+        let _ = write!(text, "part {} {} {:08x}", part.name, part.bytes, part.checksum);
+        let _ = part.plain_bytes.map(|bytes| write!(text, " {bytes}"));
+        text.push('\n');
     }
     let _ = writeln!(text, "end {:08x}", crc32fast::hash(text.as_bytes()));
     write_file(&path, text.as_bytes())
@@ -180,6 +184,10 @@ fn part(line: &str) -> Option<Part> {
         name: name.to_string(),
         bytes: words.next()?.parse().ok()?,
         checksum: u32::from_str_radix(words.next()?, 16).ok()?,
+        plain_bytes: match name.ends_with(COMPRESSED) {
+            true => Some(words.next()?.parse().ok()?),
+            false => None,
+        },
     };
     words.next().is_none().then_some(part)
 }

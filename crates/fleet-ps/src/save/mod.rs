@@ -2,7 +2,7 @@
 //!
 //! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, a file a
 //! shard, `part-<server>-<shard>` (with `.gz` where the table wants saves of all rows compressed), and at last its manifest, `manifest-<server>.<save>`, which names
-//! these files with sizes and checksums. A manifest appears whole or not at all, and what it names was
+//! these files with sizes (of compressed ones also that of what is in them) and checksums. A manifest appears whole or not at all, and what it names was
 //! flushed before. Manifests carry the same number of the save on all servers, and a load takes the
 //! latest save whose manifests are all there: a save that was cut off on any server is the one that was
 //! there before, or none. The saves of a job (`server/save.rs`) delete an older one when all servers
@@ -198,7 +198,7 @@ fn write_part(
         bytes: 0,
     };
     let mut out = match is_compressed(table, options.mode) {
-        true => Sink::Gzip(Box::new(GzEncoder::new(summed, Compression::fast()))),
+        true => Sink::Gzip(Box::new(GzEncoder::new(summed, Compression::fast())), 0),
         false => Sink::Plain(summed),
     };
     let mut count = 0;
@@ -219,14 +219,14 @@ fn write_part(
         };
         written.map_err(|error| Error::io("write", path, &error))
     })?;
-    let ended = match out {
-        Sink::Plain(summed) => Ok(summed),
-        Sink::Gzip(encoder) => encoder.finish(),
+    let (ended, plain_bytes) = match out {
+        Sink::Plain(summed) => (Ok(summed), None),
+        Sink::Gzip(encoder, plain_bytes) => (encoder.finish(), Some(plain_bytes)),
     };
     let Summed { inner, sum, bytes } = ended.map_err(|error| Error::io("write", path, &error))?;
     let file = inner.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
     file.commit()?;
-    Ok((Part { name, bytes, checksum: sum.finalize() }, count))
+    Ok((Part { name, bytes, checksum: sum.finalize(), plain_bytes }, count))
 }
 
 /// The end of a compressed part's name.
@@ -240,21 +240,26 @@ fn is_compressed(table: &SparseTable, mode: SaveMode) -> bool {
 /// Where the rows of a part go; the checksum is that of the file.
 enum Sink {
     Plain(Summed),
-    Gzip(Box<GzEncoder<Summed>>),
+    /// With the bytes that went in.
+    Gzip(Box<GzEncoder<Summed>>, u64),
 }
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match self {
             Sink::Plain(out) => out.write(bytes),
-            Sink::Gzip(out) => out.write(bytes),
+            Sink::Gzip(out, plain_bytes) => {
+                let count = out.write(bytes)?;
+                *plain_bytes += count as u64;
+                Ok(count)
+            }
         }
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         match self {
             Sink::Plain(out) => out.flush(),
-            Sink::Gzip(out) => out.flush(),
+            Sink::Gzip(out, _) => out.flush(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{CtrAccessor, Entry, PullMode, Push, Rule, SparseConfig, load_sparse, rule};
+use std::io::Read;
 
 /// A folder that goes with the test.
 struct Folder(PathBuf);
@@ -240,8 +241,43 @@ fn compressed_parts() {
             std::fs::remove_dir_all(dir).unwrap();
         }
     }
-    let error = load::plain(Path::new("part-000-00001.gz"), b"no gzip".to_vec()).unwrap_err();
-    assert!(error.to_string().contains("part-000-00001.gz is no gzip file: got "), "{error}");
+    let error = load::plain(Path::new("part-000-00001.gz"), b"no gzip".to_vec(), Some(9));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("part-000-00001.gz is no gzip file: got "), "{error}");
+}
+
+/// A forged save: its files are those that its manifests name, and a small one unpacks to a large one.
+#[test]
+fn a_small_file_that_unpacks_to_a_large_one() {
+    let folder = Folder::new("bomb");
+    let config = SparseConfig { compress_in_save: true, ..plain() };
+    let table = filled(config.clone(), 0, 1);
+    save_sparse(&table, &folder.0, &options(SaveFormat::Binary, 0, 1, 1)).unwrap();
+    let dir = folder.0.join("007");
+    let honest = manifest::read(&dir.join("manifest-000.1")).unwrap();
+    let check = |unpacked: u64, plain_bytes: Option<u64>, told: &str| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        std::io::copy(&mut std::io::repeat(0).take(unpacked), &mut encoder).unwrap();
+        let packed = encoder.finish().unwrap();
+        let mut forged = manifest::read(&dir.join("manifest-000.1")).unwrap();
+        let part = &mut forged.parts[1];
+        (part.bytes, part.checksum) = (packed.len() as u64, crc32fast::hash(&packed));
+        part.plain_bytes = plain_bytes;
+        std::fs::write(dir.join(&part.name), packed).unwrap();
+        manifest::write(&dir, &forged).unwrap();
+        let copy = SparseTable::new(config.clone()).unwrap();
+        let error = load_sparse(&copy, &folder.0, |_| true).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    };
+    let said = honest.parts[1].plain_bytes;
+    let wanted = fleet_base::text::bytes(said.unwrap());
+    let more = format!(
+        "part-000-00001.gz holds another file: expected {wanted} when it is unpacked, as its manifest says, got more"
+    );
+    check(64 << 20, said, &more);
+    check(3, said, "as its manifest says, got 3 B");
+    // Without a size nothing is unpacked.
+    check(64 << 20, None, "manifest-000.1 is damaged: it is of another version");
 }
 
 /// The same rows in a table that compresses nothing.
