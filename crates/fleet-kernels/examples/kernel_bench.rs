@@ -4,7 +4,7 @@
 //! `cargo run --release -p fleet-kernels --example kernel_bench [gemm|bf16|conv] [batch]`
 
 use fleet_kernels::conv::{Backward, Conv2d, Forward};
-use fleet_kernels::gemm::{Epilogue, Gemm, PackedB, pack_b, packed_b_len};
+use fleet_kernels::gemm::{Epilogue, Gemm};
 use fleet_kernels::pool::Pool;
 use half::bf16;
 use std::time::Instant;
@@ -157,28 +157,28 @@ fn gemm(pools: &[Pool]) {
         (1024, 768, 768),
         (1024, 3072, 768),
         (1024, 768, 3072),
+        (128, 2048, 2048),
         (1024, 1024, 1024),
         (64, 64, 64),
     ];
     for (m, n, k) in shapes {
-        line(pools, &format!("nn {m}x{n}x{k}"), Gemm::nn(m, n, k), false);
-        line(pools, &format!("nn {m}x{n}x{k} packed"), Gemm::nn(m, n, k), true);
-        line(pools, &format!("nt {m}x{k}x{n}"), Gemm::nt(m, k, n), false);
-        line(pools, &format!("tn {k}x{n}x{m}"), Gemm::tn(k, n, m), false);
+        line(pools, &format!("nn {m}x{n}x{k}"), Gemm::nn(m, n, k));
+        line(pools, &format!("nt {m}x{k}x{n}"), Gemm::nt(m, k, n));
+        line(pools, &format!("tn {k}x{n}x{m}"), Gemm::tn(k, n, m));
     }
     let heads = Gemm::nt(128, 128, 64).batched(96, 128 * 64, 128 * 64, 128 * 128);
-    line(pools, "96 x nt 128x128x64", heads, false);
+    line(pools, "96 x nt 128x128x64", heads);
     let heads = Gemm::nn(128, 64, 128).batched(96, 128 * 128, 128 * 64, 128 * 64);
-    line(pools, "96 x nn 128x64x128", heads, false);
+    line(pools, "96 x nn 128x64x128", heads);
     let heads = Gemm::tn(128, 64, 128).batched(96, 128 * 128, 128 * 64, 128 * 64);
-    line(pools, "96 x tn 128x64x128", heads, false);
+    line(pools, "96 x tn 128x64x128", heads);
     for (m, n, k) in [(2048, 1, 400), (1, 4096, 4096)] {
-        line(pools, &format!("nn {m}x{n}x{k}"), Gemm::nn(m, n, k), false);
-        line(pools, &format!("nt {m}x{n}x{k}"), Gemm::nt(m, n, k), false);
+        line(pools, &format!("nn {m}x{n}x{k}"), Gemm::nn(m, n, k));
+        line(pools, &format!("nt {m}x{n}x{k}"), Gemm::nt(m, n, k));
     }
-    line(pools, "tn 400x1x2048", Gemm::tn(400, 1, 2048), false);
-    line(pools, "nn 2048x400x1", Gemm::nn(2048, 400, 1), false);
-    line(pools, "nn 8x4096x4096", Gemm::nn(8, 4096, 4096), false);
+    line(pools, "tn 400x1x2048", Gemm::tn(400, 1, 2048));
+    line(pools, "nn 2048x400x1", Gemm::nn(2048, 400, 1));
+    line(pools, "nn 8x4096x4096", Gemm::nn(8, 4096, 4096));
 }
 
 /// The same product in f32 and in bf16, where the machine has a unit for bf16.
@@ -188,7 +188,7 @@ fn bf16_products(pools: &[Pool]) {
         let all = [("nn", Gemm::nn(m, n, k)), ("nt", Gemm::nt(m, k, n)), ("tn", Gemm::tn(k, n, m))];
         for (kind, gemm) in all {
             let name = format!("{kind} {}x{}x{}", gemm.m, gemm.n, gemm.k);
-            line(pools, &name, gemm, false);
+            line(pools, &name, gemm);
             if !gemm.is_bf16_native() {
                 println!("{name} bf16: this machine has no unit for it");
                 continue;
@@ -211,20 +211,13 @@ fn bf16_products(pools: &[Pool]) {
     }
 }
 
-fn line(pools: &[Pool], name: &str, gemm: Gemm, packed: bool) {
+fn line(pools: &[Pool], name: &str, gemm: Gemm) {
     let [a, b, c] = gemm.lens();
     let (a, b, mut c) = (Aligned::new(a), Aligned::new(b), Aligned::new(c));
     print!("{name:<28}");
     for pool in pools {
         let mut scratch = Aligned::new(gemm.scratch_len(pool.threads()));
-        let mut panels = Aligned::new(packed_b_len(gemm.k, gemm.n));
-        let time = if packed {
-            pack_b(pool, &b, gemm.ldb, gemm.k, gemm.n, &mut panels);
-            let Some(view) = PackedB::new(&panels, gemm.k, gemm.n) else { return };
-            seconds(|| gemm.run_packed(pool, &a, view, &mut c, &mut scratch, &Epilogue::NONE))
-        } else {
-            seconds(|| gemm.run(pool, &a, &b, &mut c, &mut scratch, &Epilogue::NONE))
-        };
+        let time = seconds(|| gemm.run(pool, &a, &b, &mut c, &mut scratch, &Epilogue::NONE));
         print!(" {:>9.1}", gemm.flops() / time * 1e-9);
     }
     println!();

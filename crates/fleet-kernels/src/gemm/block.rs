@@ -1,434 +1,235 @@
-//! The blocked product: how C is cut into tasks, and the loops of a task.
+//! The blocked product: the loops of a task.
 //!
-//! Sketch: a task owns a block of C. For each block of K it walks the row tiles; a tile of A (at most
-//! 18 KB) then stays in L1 while the panels of B (at most [`N_BLOCK`] columns) stream from L2.
+//! Sketch: C is cut into blocks, K into blocks of terms. For one block of K a thread brings the columns of
+//! B that it works at to panels of its own, which fill half of its L2, and goes over the row tiles of C;
+//! a tile of A (at most 18 KB) then stays in L1 while the panels stream from L2. Threads keep to their
+//! columns as long as there are rows left for them ([`Queues`]), so B is read from memory about once.
 //!
-//! Packing costs a trip of both sides to L3 and back, which a tall `A^T B` with a narrow output (the
-//! weight gradient of a small layer) does not earn back: [`Cut::in_place`] reads both where they lie.
+//! A transposed A goes into strips of six columns, some rows of C at a time, just before they are used.
+//! What comes next of A and B is asked for while sums run.
 
-use super::pack::{PackedB, Source, packed_b_len};
-use super::{Epilogue, Gemm, K_BLOCK, RowPart};
-use crate::micro::{self, Ahead, Finish, Isa, LINE, PANEL, TILE_ROWS, Tile};
+use super::cut::Cut;
+use super::pack::Source;
+use super::queues::Queues;
+use super::{Epilogue, Gemm, RowPart};
+use crate::micro::{self, Ahead, Finish, LINE, PANEL, TILE_ROWS, Tile};
 use crate::pool::{Pool, Shareable};
+use std::ops::Range;
 
-/// Floats of B (over all of K) that neighbouring tasks share: half of an L2. Cores with AVX-512 have 1 to 2 MB of
-/// it, those with AVX2 alone often 512 KB (measured on a Zen 3: 75 to 84 in place of 67 to 80 GFLOP/s).
-fn b_block(isa: Isa) -> usize {
-    match isa {
-        Isa::Avx512 => 1 << 18,
-        _ => 1 << 16,
-    }
-}
+/// Rows of C whose strips of a transposed A are made at once: three lines of A.
+const STRIP_ROWS: usize = 8 * TILE_ROWS;
 
-/// Columns of a block of C at most.
-const N_BLOCK: usize = 512;
-
-/// Rows of C whose strips of a transposed A one task packs, for one block of K.
-const PACK_ROWS: usize = 16 * TILE_ROWS;
-
-/// Blocks that an output is cut into where it is large enough: fair shares for up to a dozen threads.
-const TASKS_WANTED: usize = 24;
-
-/// Rows below which a block of C is not cut further: B is read from L3 once a block.
-const M_BLOCK_MIN: usize = 72;
-
-/// Products in a batch from which each one is a task of its own.
-const ITEMS_ALONE: usize = 8;
-
-/// Rows of op(A) up to which packing B costs more than it brings.
-const M_DIRECT: usize = 24;
-
-/// Rows of stored A and B that are read in place: 512 of at most 512 floats are 1 MB, half of an L2.
-const K_IN_PLACE: usize = 512;
-const PITCH_IN_PLACE: usize = 512;
-
-/// Slices of K at most, where an output is too small to give [`SLICE_TASKS`] blocks.
-const SLICES_MAX: usize = 8;
-const SLICE_TASKS: usize = 4;
-
-/// The right-hand side as the caller has it.
-#[derive(Clone, Copy)]
-pub(super) enum Right<'a> {
-    Plain(&'a [f32]),
-    Packed(PackedB<'a>),
-}
-
-/// How one product is cut; a function of its shape alone.
-#[derive(Clone, Copy)]
-struct Cut {
-    /// Rows and columns of a block of C.
-    m: usize,
-    n: usize,
-    m_blocks: usize,
-    n_blocks: usize,
-    /// Terms in a block of K.
-    k: usize,
-    k_blocks: usize,
-    slices: usize,
-    /// B is read in place.
-    direct: bool,
-    /// A transposed A, too.
-    in_place: bool,
-}
-
-impl Cut {
-    fn new(gemm: &Gemm, packed: bool, threads: usize) -> Cut {
-        if !packed && Cut::in_place(gemm) {
-            return Cut::whole_rows(gemm, threads);
-        }
-        let panels = gemm.n.div_ceil(PANEL).max(1);
-        let most = (b_block(gemm.isa) / PANEL / gemm.k.max(1)).clamp(2, N_BLOCK / PANEL);
-        let n_blocks = panels.div_ceil(most);
-        let k_blocks = gemm.k.div_ceil(K_BLOCK).max(1);
-        let tiles = gemm.m.div_ceil(TILE_ROWS).max(1);
-        let m_blocks = (TASKS_WANTED / n_blocks).clamp(1, gemm.m.div_ceil(M_BLOCK_MIN).max(1));
-        let m_tiles = tiles.div_ceil(m_blocks);
-        let m_blocks = tiles.div_ceil(m_tiles);
-        let slices = SLICE_TASKS.div_ceil(m_blocks * n_blocks).min(SLICES_MAX).min(k_blocks);
-        let alone = gemm.batch.len() >= ITEMS_ALONE;
-        Cut {
-            m: m_tiles * TILE_ROWS,
-            n: panels.div_ceil(n_blocks) * PANEL,
-            m_blocks,
-            n_blocks,
-            k: gemm.k.div_ceil(k_blocks),
-            k_blocks,
-            slices: if alone { 1 } else { slices },
-            direct: !packed && !gemm.trans_b && gemm.m <= M_DIRECT,
-            in_place: false,
-        }
-    }
-
-    /// Whether neither side is packed: `A^T B` whose stored rows are short, lie on whole lines (B) and
-    /// do not meet in a few sets of the caches, as rows a multiple of 512 bytes apart do. Tiles of fewer columns read
-    /// A more often, and win by packing it (Zen 3: 78 in place of 58 GFLOP/s).
-    fn in_place(gemm: &Gemm) -> bool {
-        let spread = |pitch: usize| pitch <= PITCH_IN_PLACE && (16..=112).contains(&(pitch % 128));
-        gemm.isa == Isa::Avx512
-            && gemm.trans_a
-            && !gemm.trans_b
-            && gemm.m >= 2 * M_BLOCK_MIN
-            && gemm.n >= PANEL
-            && gemm.k >= K_IN_PLACE
-            && !items_alone(gemm)
-            && gemm.n.is_multiple_of(LINE)
-            && gemm.ldb.is_multiple_of(LINE)
-            && spread(gemm.lda)
-            && spread(gemm.ldb)
-    }
-
-    /// Whole rows of C a task, one task a thread: each task reads all of B, once a block of K.
-    fn whole_rows(gemm: &Gemm, threads: usize) -> Cut {
-        let tiles = gemm.m.div_ceil(TILE_ROWS);
-        let m_blocks = threads.clamp(1, gemm.m / M_BLOCK_MIN);
-        let m_tiles = tiles.div_ceil(m_blocks);
-        let k_blocks = gemm.k.div_ceil(K_IN_PLACE);
-        Cut {
-            m: m_tiles * TILE_ROWS,
-            n: gemm.n.next_multiple_of(PANEL),
-            m_blocks: tiles.div_ceil(m_tiles),
-            n_blocks: 1,
-            k: gemm.k.div_ceil(k_blocks),
-            k_blocks,
-            slices: 1,
-            direct: true,
-            in_place: true,
-        }
-    }
-
-    fn tasks(&self) -> usize {
-        self.m_blocks * self.n_blocks * self.slices
-    }
-}
-
-fn items_alone(gemm: &Gemm) -> bool {
-    gemm.batch.len() >= ITEMS_ALONE
-}
+/// Rows of C that one task of the last step of a sliced product adds up.
+const ROWS_PER_SUM: usize = 16;
 
 fn round_up(len: usize) -> usize {
     len.div_ceil(LINE) * LINE
 }
 
-/// Parts of the scratch, in floats: the packed B, the strips of a transposed A, the slices' sums.
-fn parts(gemm: &Gemm, cut: &Cut, packed: bool) -> [usize; 3] {
-    let b = match (packed, cut.direct) {
-        (true, _) => 0,
-        (_, true) if cut.in_place => 0,
-        (_, true) => gemm.k * PANEL,
-        _ => packed_b_len(gemm.k, gemm.n),
-    };
-    let strips = if gemm.trans_a && !cut.in_place { micro::strips_len(gemm.k, gemm.m) } else { 0 };
-    let sums = if cut.slices > 1 { cut.slices * gemm.m * gemm.n } else { 0 };
-    [round_up(b), round_up(strips), round_up(sums)]
+/// Floats that each thread keeps to itself: a block of B in panels, and strips of A.
+fn own_lens(gemm: &Gemm, cut: &Cut) -> [usize; 2] {
+    let strips = if gemm.trans_a { micro::strips_len(cut.k, STRIP_ROWS) } else { 0 };
+    [round_up(cut.b_len(gemm)), round_up(strips)]
 }
 
-pub(super) fn scratch_len(gemm: &Gemm, threads: usize, packed: bool) -> usize {
-    let [b, strips, sums] = parts(gemm, &Cut::new(gemm, packed, threads), packed);
-    LINE + match items_alone(gemm) && !shares_b(gemm) {
-        true => threads * (b + strips),
-        false => b + if items_alone(gemm) { threads * strips } else { strips } + sums,
-    }
+/// Floats of the sums of all slices.
+fn sums_len(gemm: &Gemm, cut: &Cut) -> usize {
+    if cut.slices > 1 { cut.slices * gemm.m * gemm.n } else { 0 }
 }
 
-/// Whether all products of a batch have the same B, which is then packed once.
-fn shares_b(gemm: &Gemm) -> bool {
-    (0..2).all(|level| gemm.batch.b[level] == 0 || gemm.batch.count[level] == 1)
+pub(super) fn scratch_len(gemm: &Gemm, threads: usize) -> usize {
+    let cut = Cut::new(gemm, threads);
+    let [b, strips] = own_lens(gemm, &cut);
+    LINE + threads * (b + strips) + sums_len(gemm, &cut)
 }
 
 pub(super) fn run(
     gemm: &Gemm,
     pool: &Pool,
     a: &[f32],
-    b: Right<'_>,
+    b: &[f32],
     c: &mut [f32],
     scratch: &mut [f32],
     epilogue: &Epilogue<'_>,
 ) {
-    let packed = matches!(b, Right::Packed(_));
-    let cut = Cut::new(gemm, packed, pool.threads());
-    let [b_len, strips_len, sums_len] = parts(gemm, &cut, packed);
-    let (scratch, _) =
-        micro::cut_aligned(scratch, scratch_len(gemm, pool.threads(), packed) - LINE);
-    let call = Call { gemm, cut, a, b, c: Shareable::new(c), epilogue };
+    let cut = Cut::new(gemm, pool.threads());
+    let [b_len, strips_len] = own_lens(gemm, &cut);
+    let all = scratch_len(gemm, pool.threads()) - LINE;
+    let (scratch, _) = micro::cut_aligned(scratch, all);
+    let (own, sums) = scratch.split_at_mut(pool.threads() * (b_len + strips_len));
+    let own = Shareable::new(own);
+    let sums = (cut.slices > 1).then(|| Shareable::new(sums));
+    let call = Call { gemm, cut, a, b, c: Shareable::new(c), sums, epilogue };
+    let own = |worker: usize| {
+        let b = own.ptr().wrapping_add(worker * (b_len + strips_len));
+        Own { b, strips: b.wrapping_add(b_len), held: None }
+    };
     let items = gemm.batch.len();
-    if items_alone(gemm) {
-        let shared = packed || shares_b(gemm);
-        let (shared_b, own) = scratch.split_at_mut(if shared { b_len } else { 0 });
-        let panels = shared.then(|| call.pack_b(Some(pool), 0, shared_b));
-        let own_len = strips_len + if shared { 0 } else { b_len };
-        let own = Shareable::new(own);
-        pool.run_with_worker(items, |item, worker| {
-            // SAFETY: each worker has a part of its own, counted by `scratch_len`.
-            let own = unsafe { own.slice(worker * own_len, own_len) };
-            let (strips, own_b) = own.split_at_mut(strips_len);
-            let panels = panels.unwrap_or_else(|| call.pack_b(None, item, own_b));
-            call.pack_strips(None, item, strips);
-            for task in 0..cut.tasks() {
-                call.block(item, task, panels, strips.as_ptr(), None);
-            }
-        });
+    if cut.items_alone {
+        let tasks = Queues::new(1, items);
+        call.share(pool, &tasks, own, |(_, item), own| call.whole(item, own));
         return;
     }
-    let (packed_b, scratch) = scratch.split_at_mut(b_len);
-    let (strips, sums) = scratch.split_at_mut(strips_len);
     for item in 0..items {
-        let panels = call.pack_b(Some(pool), item, packed_b);
-        call.pack_strips(Some(pool), item, strips);
-        let strips = Strips(strips.as_ptr());
-        let sums = (cut.slices > 1).then(|| Shareable::new(&mut sums[..sums_len]));
-        pool.run(cut.tasks(), |task| call.block(item, task, panels, strips.ptr(), sums));
         if let Some(sums) = sums {
+            let tasks = Queues::new(cut.slices * cut.n_blocks, cut.m_blocks);
+            call.share(pool, &tasks, own, |(group, m_block), own| {
+                call.slice(item, group / cut.n_blocks, group % cut.n_blocks, m_block, own);
+            });
             pool.run_ranges(gemm.m, ROWS_PER_SUM, |rows| call.add_slices(item, rows, sums));
+            continue;
+        }
+        for k_block in 0..cut.k_blocks {
+            let tasks = Queues::new(cut.n_blocks, cut.m_blocks);
+            call.share(pool, &tasks, own, |(n_block, m_block), own| {
+                call.block(&Place { item, slice: 0, k_block, n_block, m_block }, own);
+            });
         }
     }
 }
 
-/// The strips of A, which tasks read.
-#[derive(Clone, Copy)]
-struct Strips(*const f32);
-
-// SAFETY: the pointer is only read while tasks run.
-unsafe impl Sync for Strips {}
-
-impl Strips {
-    fn ptr(&self) -> *const f32 {
-        self.0
-    }
+/// What a thread keeps to itself.
+struct Own {
+    b: *mut f32,
+    strips: *mut f32,
+    /// Where the panels in `b` come from: offset of the product's B, block of columns, block of K.
+    held: Option<[usize; 3]>,
 }
 
-/// Rows of C that one task of the last step of a sliced product adds up.
-const ROWS_PER_SUM: usize = 16;
+/// Which part of which product.
+struct Place {
+    item: usize,
+    slice: usize,
+    k_block: usize,
+    n_block: usize,
+    m_block: usize,
+}
 
 /// One call of the product: everything that tasks share.
 struct Call<'a> {
     gemm: &'a Gemm,
     cut: Cut,
     a: &'a [f32],
-    b: Right<'a>,
+    b: &'a [f32],
     c: Shareable<f32>,
+    /// Of a sliced product: what C is added up from.
+    sums: Option<Shareable<f32>>,
     epilogue: &'a Epilogue<'a>,
 }
 
-/// Where the panels of B lie.
+/// Where the panels of a block lie.
 #[derive(Clone, Copy)]
 struct Panels {
-    /// Packed panels; with `direct`, the last panel alone.
+    /// Packed panels from `first` on, of `terms` rows each.
     packed: *const f32,
-    /// B as stored `[k][n]` and its leading dimension, when its panels are read in place.
-    direct: Option<(*const f32, usize)>,
-    k: usize,
-    n: usize,
+    first: usize,
+    terms: usize,
+    /// The first term of a B that is read where it lies, its leading dimension, and the panels of it.
+    in_place: Option<(*const f32, usize, usize)>,
 }
 
-// SAFETY: the pointers are only read while tasks run.
-unsafe impl Sync for Panels {}
-
 impl Panels {
-    /// The panel's row `k` and the distance between its rows.
-    fn row(&self, panel: usize, k: usize) -> (*const f32, usize) {
-        match self.direct {
-            Some((b, ldb)) if (panel + 1) * PANEL <= self.n || self.n.is_multiple_of(16) => {
-                (b.wrapping_add(k * ldb + panel * PANEL), ldb)
-            }
-            Some(_) => (self.packed.wrapping_add(k * PANEL), PANEL),
-            None => (self.packed.wrapping_add((panel * self.k + k) * PANEL), PANEL),
+    /// The first row of a panel and the distance between its rows.
+    fn of(&self, panel: usize) -> (*const f32, usize) {
+        match self.in_place {
+            Some((b, ldb, panels)) if panel < panels => (b.wrapping_add(panel * PANEL), ldb),
+            _ => (self.packed.wrapping_add((panel - self.first) * self.terms * PANEL), PANEL),
         }
     }
 }
 
 impl Call<'_> {
-    /// Brings the B of one product into panels: by the pool, or by this thread alone.
-    fn pack_b(&self, pool: Option<&Pool>, item: usize, target: &mut [f32]) -> Panels {
-        let gemm = self.gemm;
-        let panels = Panels { packed: target.as_ptr(), direct: None, k: gemm.k, n: gemm.n };
-        let data = match self.b {
-            Right::Packed(b) => return Panels { packed: b.ptr(), ..panels },
-            Right::Plain(b) => b.as_ptr().wrapping_add(gemm.batch.offset(gemm.batch.b, item)),
-        };
-        let (k, n) = (gemm.k, gemm.n);
-        let source = Source { data, ldb: gemm.ldb, transposed: gemm.trans_b, k, n };
-        if self.cut.direct {
-            if !n.is_multiple_of(16) {
-                // SAFETY: the caller of `run` was held to the lengths of B and of the scratch.
-                unsafe { source.pack_panel_alone(gemm.isa, n / PANEL, target.as_mut_ptr()) };
-            }
-            return Panels { direct: Some((data, gemm.ldb)), ..panels };
-        }
-        let target = Shareable::new(target);
-        // SAFETY: as above; each task packs rows of its own.
-        let pack = |task: usize| unsafe { source.pack_task(gemm.isa, task, target.ptr()) };
-        match pool {
-            Some(pool) => pool.run(source.tasks(), pack),
-            None => (0..source.tasks()).for_each(pack),
-        }
-        panels
+    /// Hands tasks out to the threads of the pool.
+    fn share(
+        &self,
+        pool: &Pool,
+        tasks: &Queues,
+        own: impl Fn(usize) -> Own + Sync,
+        body: impl Fn((usize, usize), &mut Own) + Sync,
+    ) {
+        let workers = pool.threads().min(tasks.tasks());
+        pool.run_with_worker(workers, |_, worker| {
+            let mut own = own(worker);
+            tasks.of_worker(worker, workers).for_each(|task| body(task, &mut own));
+        });
     }
 
-    /// Brings a transposed A into strips of six columns, block of K by block of K.
-    fn pack_strips(&self, pool: Option<&Pool>, item: usize, target: &mut [f32]) {
+    /// One product of a batch, alone.
+    fn whole(&self, item: usize, own: &mut Own) {
+        let Cut { n_blocks, k_blocks, m_blocks, .. } = self.cut;
+        for n_block in 0..n_blocks {
+            for (k_block, m_block) in (0..k_blocks).flat_map(|k| (0..m_blocks).map(move |m| (k, m)))
+            {
+                self.block(&Place { item, slice: 0, k_block, n_block, m_block }, own);
+            }
+        }
+    }
+
+    /// The blocks of K of one slice, for one block of C.
+    fn slice(&self, item: usize, slice: usize, n_block: usize, m_block: usize, own: &mut Own) {
+        let cut = &self.cut;
+        let k_blocks = slice * cut.k_blocks / cut.slices..(slice + 1) * cut.k_blocks / cut.slices;
+        for k_block in k_blocks {
+            self.block(&Place { item, slice, k_block, n_block, m_block }, own);
+        }
+    }
+
+    /// Brings the columns of a block to panels, unless this thread has them.
+    fn panels(&self, place: &Place, own: &mut Own) -> Panels {
         let (gemm, cut) = (self.gemm, &self.cut);
-        if !gemm.trans_a || cut.in_place {
+        let at = gemm.batch.offset(gemm.batch.b, place.item);
+        let cols = cut.cols(gemm, place.n_block);
+        let terms = cut.terms(gemm, place.k_block);
+        let data = self.b.as_ptr().wrapping_add(at);
+        let all = cols.start / PANEL..cols.end.div_ceil(PANEL);
+        // In place, lines beyond the last column must be those of the next row.
+        let packed = match cut.b_in_place {
+            true if gemm.n.is_multiple_of(LINE) => all.end..all.end,
+            true => (gemm.n / PANEL).max(all.start)..all.end,
+            false => all,
+        };
+        let held = [at, place.n_block, place.k_block];
+        if own.held != Some(held) && !packed.is_empty() {
+            let source = Source { data, ldb: gemm.ldb, transposed: gemm.trans_b, n: gemm.n };
+            // SAFETY: the caller of `run` was held to the lengths of B and of the scratch.
+            unsafe { source.pack(gemm.isa, packed.clone(), terms.clone(), own.b) };
+            own.held = Some(held);
+        }
+        let first_term = data.wrapping_add(terms.start * gemm.ldb);
+        Panels {
+            packed: own.b,
+            first: packed.start,
+            terms: terms.len(),
+            in_place: cut.b_in_place.then_some((first_term, gemm.ldb, packed.start)),
+        }
+    }
+
+    /// One block of C over one block of K: its row tiles, and the panels of each.
+    fn block(&self, place: &Place, own: &mut Own) {
+        let (gemm, cut) = (self.gemm, &self.cut);
+        let panels = self.panels(place, own);
+        let rows = cut.rows(gemm, place.m_block);
+        let step = Step::new(self, place, panels);
+        if !gemm.trans_a {
+            for row in rows.clone().step_by(TILE_ROWS) {
+                let at = step.a.wrapping_add(row * gemm.lda);
+                let a_rows = std::array::from_fn(|r| at.wrapping_add(r * gemm.lda));
+                step.row_tile(row..(row + TILE_ROWS).min(rows.end), a_rows, 1);
+            }
             return;
         }
-        let a = &self.a[gemm.batch.offset(gemm.batch.a, item)..];
-        let target = Shareable::new(target);
-        let parts = gemm.m.div_ceil(PACK_ROWS);
-        let pack = |task: usize| {
-            let (k_block, row) = (task / parts, task % parts * PACK_ROWS);
-            let first = k_block * cut.k;
-            let terms = (gemm.k - first).min(cut.k);
-            // SAFETY: A holds these rows and columns, and the strips have room for all.
+        for first in rows.clone().step_by(STRIP_ROWS) {
+            let some = first..(first + STRIP_ROWS).min(rows.end);
+            // SAFETY: A holds these terms and columns, and the strips have room for them.
             unsafe {
-                let from = a.as_ptr().add(first * gemm.lda + row);
-                let to = target.ptr().add(self.strip(first, terms, row));
-                let rows = (gemm.m - row).min(PACK_ROWS);
-                micro::copy_strips(gemm.isa, from, gemm.lda, terms, rows, to);
+                let from = step.a.add(first);
+                let terms = step.terms.len();
+                micro::copy_strips(gemm.isa, from, gemm.lda, terms, some.len(), own.strips);
             }
-        };
-        let tasks = if gemm.k == 0 { 0 } else { cut.k_blocks * parts };
-        match pool {
-            Some(pool) => pool.run(tasks, pack),
-            None => (0..tasks).for_each(pack),
-        }
-    }
-
-    /// Where the strip that begins at a row lies, for `terms` terms from `first` on.
-    fn strip(&self, first: usize, terms: usize, row: usize) -> usize {
-        first * self.gemm.m.next_multiple_of(TILE_ROWS) + row * terms
-    }
-
-    /// One block of C (of one slice of K): all its blocks of K, row tiles and panels.
-    fn block(
-        &self,
-        item: usize,
-        task: usize,
-        panels: Panels,
-        strips: *const f32,
-        sums: Option<Shareable<f32>>,
-    ) {
-        let (gemm, cut) = (self.gemm, &self.cut);
-        let (slice, block) =
-            (task / (cut.m_blocks * cut.n_blocks), task % (cut.m_blocks * cut.n_blocks));
-        let rows = block % cut.m_blocks * cut.m;
-        let rows = rows..(rows + cut.m).min(gemm.m);
-        let cols = block / cut.m_blocks * cut.n;
-        let cols = cols..(cols + cut.n).min(gemm.n);
-        let (c, ldc) = match sums {
-            Some(sums) => (sums.ptr().wrapping_add(slice * gemm.m * gemm.n), gemm.n),
-            None => (self.c.ptr().wrapping_add(gemm.batch.offset(gemm.batch.c, item)), gemm.ldc),
-        };
-        let a = self.a.as_ptr().wrapping_add(gemm.batch.offset(gemm.batch.a, item));
-        let k_blocks = slice * cut.k_blocks / cut.slices..(slice + 1) * cut.k_blocks / cut.slices;
-        let zero = 0isize;
-        for k_block in k_blocks.clone() {
-            let first = k_block * cut.k;
-            let terms = (gemm.k - first).min(cut.k);
-            let last = sums.is_none() && k_block + 1 == k_blocks.end;
-            let finish = Finish {
-                alpha: if sums.is_some() { 1.0 } else { gemm.alpha },
-                beta: match k_block == k_blocks.start {
-                    true if sums.is_some() => 0.0,
-                    true => gemm.beta,
-                    false => 1.0,
-                },
-                relu: last && self.epilogue.relu,
-                ..Finish::STORE
-            };
-            let bias = if last { self.epilogue.bias } else { None };
-            for row in rows.clone().step_by(TILE_ROWS) {
-                let tile_rows = (rows.end - row).min(TILE_ROWS);
-                let (a_rows, a_step) = if cut.in_place {
-                    let at = a.wrapping_add(first * gemm.lda + row);
-                    (std::array::from_fn(|r| at.wrapping_add(r)), gemm.lda)
-                } else if gemm.trans_a {
-                    let strip = strips.wrapping_add(self.strip(first, terms, row));
-                    (std::array::from_fn(|r| strip.wrapping_add(r)), TILE_ROWS)
-                } else {
-                    let at = a.wrapping_add(row * gemm.lda + first);
-                    (std::array::from_fn(|r| at.wrapping_add(r * gemm.lda)), 1)
-                };
-                for col in cols.clone().step_by(PANEL) {
-                    let (b, b_step) = panels.row(col / PANEL, first);
-                    let c_tile = c.wrapping_add(row * ldc + col);
-                    let tile = Tile {
-                        a: a_rows,
-                        a_step,
-                        segments: &zero,
-                        segment_count: 1,
-                        segment_len: terms,
-                        b,
-                        b_step,
-                        c: std::array::from_fn(|r| c_tile.wrapping_add(r * ldc)),
-                        rows: tile_rows,
-                        cols: (cols.end - col).min(PANEL),
-                        finish: Finish {
-                            bias: bias.map_or(std::ptr::null(), |bias| bias[col..].as_ptr()),
-                            ..finish
-                        },
-                        ahead: match cut.in_place {
-                            true => self.next_lines(a, b, row, rows.end, first, col),
-                            false => {
-                                let panel = (col - cols.start) / PANEL;
-                                self.next_rows(a, row, rows.end, first, terms, panel)
-                            }
-                        },
-                    };
-                    let mask = self.mask_rows(item, row, col).filter(|_| last);
-                    if let Some(mask) = &mask {
-                        // From L3 or beyond: asked for now, it is there when the sums are.
-                        micro::prefetch_rows(&mask[..tile_rows], tile.cols);
-                    }
-                    // SAFETY: the matrices hold the rows and columns of this tile, which no other
-                    // task writes.
-                    unsafe { micro::run(gemm.isa, &tile) };
-                    if let Some(mask) = &mask {
-                        // SAFETY: as above; the mask is laid out as C is.
-                        unsafe { micro::clear_where_not_positive(gemm.isa, &tile, mask) };
-                    }
-                    if let (true, Some(hook)) = (last, self.epilogue.finish) {
-                        call_hook(hook, item, row, col, &tile);
-                    }
-                }
+            for row in some.clone().step_by(TILE_ROWS) {
+                let strip = own.strips.wrapping_add((row - first) * step.terms.len());
+                let a_rows = std::array::from_fn(|r| strip.wrapping_add(r).cast_const());
+                step.row_tile(row..(row + TILE_ROWS).min(some.end), a_rows, TILE_ROWS);
             }
         }
     }
@@ -439,50 +240,6 @@ impl Call<'_> {
         let at = gemm.batch.offset(gemm.batch.c, item) + row * gemm.ldc + col;
         let mask = self.epilogue.mask?.as_ptr().wrapping_add(at);
         Some(std::array::from_fn(|r| mask.wrapping_add(r * gemm.ldc)))
-    }
-
-    /// The rows of A after a tile's, one of them for each panel: they come from L3 or beyond.
-    fn next_rows(
-        &self,
-        a: *const f32,
-        row: usize,
-        end: usize,
-        first: usize,
-        terms: usize,
-        panel: usize,
-    ) -> Ahead {
-        let (gemm, next) = (self.gemm, row + TILE_ROWS + panel);
-        match gemm.trans_a || panel >= TILE_ROWS || next >= end {
-            true => Ahead::nothing(a),
-            false => Ahead::part(a.wrapping_add(next * gemm.lda + first), terms, 0, 1, terms),
-        }
-    }
-
-    /// Of sides read in place: at the first panel the line of A beyond this tile's, at the others
-    /// (during the last row tiles of a block of K) the lines of the panel in the next block.
-    fn next_lines(
-        &self,
-        a: *const f32,
-        b: *const f32,
-        row: usize,
-        end: usize,
-        first: usize,
-        col: usize,
-    ) -> Ahead {
-        /// A panel has as many lines in a row.
-        const LINES: usize = PANEL / LINE;
-        let gemm = self.gemm;
-        if col == 0 {
-            return Ahead { at: a.wrapping_add(first * gemm.lda + row + LINE), step: gemm.lda };
-        }
-        let tiles_left = (end - row).div_ceil(TILE_ROWS) - 1;
-        match tiles_left < LINES && first + self.cut.k < gemm.k {
-            true => Ahead {
-                at: b.wrapping_add(self.cut.k * gemm.ldb + tiles_left * LINE),
-                step: gemm.ldb,
-            },
-            false => Ahead::nothing(a),
-        }
     }
 
     /// Adds the slices of some rows in order, and finishes these rows.
@@ -515,6 +272,126 @@ impl Call<'_> {
                     hook(RowPart { item, row, col, values: out });
                 }
             }
+        }
+    }
+}
+
+/// One block of C over one block of K.
+struct Step<'a> {
+    call: &'a Call<'a>,
+    item: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    terms: Range<usize>,
+    /// The first of these terms in A.
+    a: *const f32,
+    panels: Panels,
+    /// C, or the sums of a slice.
+    c: *mut f32,
+    ldc: usize,
+    finish: Finish,
+    /// What follows the sums follows these.
+    last: bool,
+}
+
+impl<'a> Step<'a> {
+    fn new(call: &'a Call<'a>, place: &Place, panels: Panels) -> Step<'a> {
+        let (gemm, cut) = (call.gemm, &call.cut);
+        let item = place.item;
+        let terms = cut.terms(gemm, place.k_block);
+        let first = place.slice * cut.k_blocks / cut.slices == place.k_block;
+        let last = call.sums.is_none() && place.k_block + 1 == cut.k_blocks;
+        let (c, ldc) = match call.sums {
+            Some(sums) => (sums.ptr().wrapping_add(place.slice * gemm.m * gemm.n), gemm.n),
+            None => (call.c.ptr().wrapping_add(gemm.batch.offset(gemm.batch.c, item)), gemm.ldc),
+        };
+        let finish = Finish {
+            alpha: if call.sums.is_some() { 1.0 } else { gemm.alpha },
+            beta: match first {
+                true if call.sums.is_some() => 0.0,
+                true => gemm.beta,
+                false => 1.0,
+            },
+            relu: last && call.epilogue.relu,
+            ..Finish::STORE
+        };
+        let to_term = if gemm.trans_a { terms.start * gemm.lda } else { terms.start };
+        let at = gemm.batch.offset(gemm.batch.a, item) + to_term;
+        Step {
+            call,
+            item,
+            rows: cut.rows(gemm, place.m_block),
+            cols: cut.cols(gemm, place.n_block),
+            terms,
+            a: call.a.as_ptr().wrapping_add(at),
+            panels,
+            c,
+            ldc,
+            finish,
+            last,
+        }
+    }
+
+    /// At most six rows of C: one tile for each panel.
+    fn row_tile(&self, rows: Range<usize>, a: [*const f32; TILE_ROWS], a_step: usize) {
+        let Step { call, last, ldc, .. } = *self;
+        let zero = 0isize;
+        for col in self.cols.clone().step_by(PANEL) {
+            let (b, b_step) = self.panels.of(col / PANEL);
+            let c = self.c.wrapping_add(rows.start * ldc + col);
+            let bias = if last { call.epilogue.bias } else { None };
+            let tile = Tile {
+                a,
+                a_step,
+                segments: &zero,
+                segment_count: 1,
+                segment_len: self.terms.len(),
+                b,
+                b_step,
+                c: std::array::from_fn(|r| c.wrapping_add(r * ldc)),
+                rows: rows.len(),
+                cols: (self.cols.end - col).min(PANEL),
+                finish: Finish {
+                    bias: bias.map_or(std::ptr::null(), |bias| bias[col..].as_ptr()),
+                    ..self.finish
+                },
+                ahead: self.ahead(rows.start, (col - self.cols.start) / PANEL),
+            };
+            let mask = call.mask_rows(self.item, rows.start, col).filter(|_| last);
+            if let Some(mask) = &mask {
+                // From L3 or beyond: asked for now, it is there when the sums are.
+                micro::prefetch_rows(&mask[..rows.len()], tile.cols);
+            }
+            // SAFETY: the matrices hold the rows and columns of this tile, which no other
+            // task writes.
+            unsafe { micro::run(call.gemm.isa, &tile) };
+            if let Some(mask) = &mask {
+                // SAFETY: as above; the mask is laid out as C is.
+                unsafe { micro::clear_where_not_positive(call.gemm.isa, &tile, mask) };
+            }
+            if let (true, Some(hook)) = (last, call.epilogue.finish) {
+                call_hook(hook, self.item, rows.start, col, &tile);
+            }
+        }
+    }
+
+    /// What is asked for while the tile of a panel runs: lines of A that come next.
+    fn ahead(&self, row: usize, panel: usize) -> Ahead {
+        let gemm = self.call.gemm;
+        if !gemm.trans_a {
+            let (next, terms) = (row + TILE_ROWS + panel, self.terms.len());
+            return match panel < TILE_ROWS && next < self.rows.end {
+                true => Ahead::part(self.a.wrapping_add(next * gemm.lda), terms, 0, 1, terms),
+                false => Ahead::nothing(self.a),
+            };
+        }
+        // The lines of the next strips, one of them for each tile.
+        let done = (row - self.rows.start) % STRIP_ROWS;
+        let strips = row - done + STRIP_ROWS;
+        let line = done / TILE_ROWS * self.cols.len().div_ceil(PANEL) + panel;
+        match line <= STRIP_ROWS / LINE && strips + line * LINE < gemm.m {
+            true => Ahead { at: self.a.wrapping_add(strips + line * LINE), step: gemm.lda },
+            false => Ahead::nothing(self.a),
         }
     }
 }

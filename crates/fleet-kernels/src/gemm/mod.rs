@@ -1,9 +1,8 @@
 //! Matrix products in f32: `C = act(alpha * op(A) * op(B) + beta * C + bias)`, whole or batched.
 //!
-//! Matrices are row-major with leading dimensions. B is packed into panels of 64 columns (by all
-//! threads, once a call, or by the caller once a parameter: [`PackedB`]); A is read in place, except
-//! that a transposed A is packed into strips of six rows of op(A). A tall `A^T B` of narrow matrices
-//! packs neither. The output is cut into blocks by shape and K into
+//! Matrices are row-major with leading dimensions. Blocks of B are packed into panels of 64 columns in
+//! the caches of the thread that uses them; A is read in place, except that a transposed A is packed into
+//! strips of six rows of op(A). The output is cut into blocks and K into
 //! blocks of at most [`K_BLOCK`]; a small output with a long K is summed in a fixed number of slices,
 //! added in order. Results are bitwise the same for any number of threads.
 //!
@@ -22,8 +21,10 @@
 
 mod bf16;
 mod block;
+mod cut;
 mod gemv;
 mod pack;
+mod queues;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -31,7 +32,6 @@ mod tiles;
 
 pub use crate::micro::{Isa, PANEL};
 pub use bf16::{Factor, Narrow};
-pub use pack::{PackedB, pack_b, pack_b_transposed, packed_b_len};
 
 use crate::pool::Pool;
 use fleet_base::{Error, Result};
@@ -222,13 +222,8 @@ impl Gemm {
     pub fn scratch_len(&self, threads: usize) -> usize {
         match self.is_gemv() {
             true => gemv::scratch_len(self),
-            false => block::scratch_len(self, threads, false),
+            false => block::scratch_len(self, threads),
         }
-    }
-
-    /// As [`Gemm::scratch_len`], for [`Gemm::run_packed`].
-    pub fn scratch_len_packed(&self, threads: usize) -> usize {
-        block::scratch_len(self, threads, true)
     }
 
     /// Computes C.
@@ -253,41 +248,8 @@ impl Gemm {
         if self.is_gemv() {
             gemv::run(&gemm, pool, a, b, c, scratch, epilogue);
         } else {
-            block::run(&gemm, pool, a, block::Right::Plain(b), c, scratch, epilogue);
+            block::run(&gemm, pool, a, b, c, scratch, epilogue);
         }
-    }
-
-    /// Computes C with a B that was packed before; `trans_b`, `ldb` and the batch stride of B play no
-    /// part, and every product of a batch shares the one B.
-    ///
-    /// # Panics
-    /// If a slice is too short, or B was packed for another shape.
-    pub fn run_packed(
-        &self,
-        pool: &Pool,
-        a: &[f32],
-        b: PackedB<'_>,
-        c: &mut [f32],
-        scratch: &mut [f32],
-        epilogue: &Epilogue<'_>,
-    ) {
-        assert!(b.k() == self.k && b.n() == self.n, "gemm: B is packed for another shape");
-        let gemm = Gemm {
-            isa: self.isa.or_best(),
-            trans_b: false,
-            ldb: self.n,
-            batch: Batch { b: [0, 0], ..self.batch },
-            ..*self
-        };
-        gemm.hold(a.len(), self.k * self.n, c.len(), epilogue);
-        assert!(
-            scratch.len() >= gemm.scratch_len_packed(pool.threads()),
-            "gemm: scratch is too short"
-        );
-        if self.m == 0 || self.n == 0 || self.batch.len() == 0 {
-            return;
-        }
-        block::run(&gemm, pool, a, block::Right::Packed(b), c, scratch, epilogue);
     }
 
     fn is_gemv(&self) -> bool {
