@@ -60,31 +60,16 @@ pub(super) fn run(
     let own = Shareable::new(own);
     let sums = (cut.slices > 1).then(|| Shareable::new(sums));
     let call = Call { gemm, cut, a, b, c: Shareable::new(c), sums, epilogue };
-    let own = |worker: usize| {
+    let own = move |worker: usize| {
         let b = own.ptr().wrapping_add(worker * (b_len + strips_len));
         Own { b, strips: b.wrapping_add(b_len), held: None }
     };
     let items = gemm.batch.len();
-    if cut.items_alone {
-        let tasks = Queues::new(1, items);
-        call.share(pool, &tasks, own, |(_, item), own| call.whole(item, own));
-        return;
-    }
-    for item in 0..items {
-        if let Some(sums) = sums {
-            let tasks = Queues::new(cut.slices * cut.n_blocks, cut.m_blocks);
-            call.share(pool, &tasks, own, |(group, m_block), own| {
-                call.slice(item, group / cut.n_blocks, group % cut.n_blocks, m_block, own);
-            });
-            pool.run_ranges(gemm.m, ROWS_PER_SUM, |rows| call.add_slices(item, rows, sums));
-            continue;
-        }
-        for k_block in 0..cut.k_blocks {
-            let tasks = Queues::new(cut.n_blocks, cut.m_blocks);
-            call.share(pool, &tasks, own, |(n_block, m_block), own| {
-                call.block(&Place { item, slice: 0, k_block, n_block, m_block }, own);
-            });
-        }
+    match cut.items_alone {
+        true => call.share(pool, &Queues::new(1, items), own, |(_, item), own| {
+            call.whole(item, own);
+        }),
+        false => (0..items).for_each(|item| call.product(pool, item, own)),
     }
 }
 
@@ -154,7 +139,26 @@ impl Call<'_> {
         });
     }
 
-    /// One product of a batch, alone.
+    /// One product, by all threads.
+    fn product(&self, pool: &Pool, item: usize, own: impl Fn(usize) -> Own + Sync + Copy) {
+        let Cut { n_blocks, m_blocks, k_blocks, slices, .. } = self.cut;
+        if let Some(sums) = self.sums {
+            let tasks = Queues::new(slices * n_blocks, m_blocks);
+            self.share(pool, &tasks, own, |(group, m_block), own| {
+                self.slice(item, group / n_blocks, group % n_blocks, m_block, own);
+            });
+            pool.run_ranges(self.gemm.m, ROWS_PER_SUM, |rows| self.add_slices(item, rows, sums));
+            return;
+        }
+        for k_block in 0..k_blocks {
+            let tasks = Queues::new(n_blocks, m_blocks);
+            self.share(pool, &tasks, own, |(n_block, m_block), own| {
+                self.block(&Place { item, slice: 0, k_block, n_block, m_block }, own);
+            });
+        }
+    }
+
+    /// One product of a batch, by one thread.
     fn whole(&self, item: usize, own: &mut Own) {
         let Cut { n_blocks, k_blocks, m_blocks, .. } = self.cut;
         for n_block in 0..n_blocks {
