@@ -4,6 +4,8 @@
 //! 0  u32 table     8  u64 number of the request, in the order of the client (changes only)
 //! 4  u32 word      16 u64 requests below this one are answered for good (changes only)
 //!                  24 u64 count of ids
+//!                  32 u64 the newest of the worker's steps whose gradients these are (0: of none)
+//!                  40 u64 steps of the worker whose gradients all servers have
 //! ```
 //!
 //! Then the body: ids (8 bytes each), then numbers (4 bytes each). Everything is little-endian, and the
@@ -12,7 +14,9 @@
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 
-pub(crate) const HEAD_BYTES: usize = 32;
+pub(crate) const HEAD_BYTES: usize = 48;
+/// Of [`Method::Compare`], which versions of Fleet with other heads understand too: by it they tell each other.
+pub(crate) const COMPARE_HEAD_BYTES: usize = 32;
 
 /// What is asked. `word`, `count` and the body are the method's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +70,12 @@ pub(crate) enum Method {
     Clear,
     /// Answer: what is known of every worker (`seen.rs`).
     Workers,
+    /// A run begins; count: steps before it. The head says which steps are whole.
+    Begin,
+    /// This process is the worker, and no earlier one any more. Answer: how far these came (`progress.rs`).
+    TakeOver,
+    /// It goes on there: their steps are its own.
+    GoOn,
 }
 
 pub(crate) const SHOWS: u32 = 1;
@@ -75,7 +85,7 @@ pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
 pub(crate) const BINARY: u32 = 1 << 8;
 pub(crate) const ONE: u32 = 1 << 9;
 
-const METHODS: [Method; 24] = [
+const METHODS: [Method; 27] = [
     Method::Compare,
     Method::PullSparse,
     Method::PushSparse,
@@ -100,6 +110,9 @@ const METHODS: [Method; 24] = [
     Method::Rounds,
     Method::Clear,
     Method::Workers,
+    Method::Begin,
+    Method::TakeOver,
+    Method::GoOn,
 ];
 
 impl Method {
@@ -115,6 +128,12 @@ impl Method {
         use Method as M;
         let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
         !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds | M::Workers))
+    }
+
+    /// Whether it brings what a worker has computed.
+    pub fn is_push(self) -> bool {
+        use Method as M;
+        matches!(self, M::PushSparse | M::PushDense | M::PushGeo | M::PushSteps)
     }
 
     /// Whether it concerns whole tables and no worker.
@@ -143,6 +162,8 @@ pub(crate) struct Head {
     pub seq: u64,
     pub done: u64,
     pub count: u64,
+    pub step: u64,
+    pub complete: u64,
 }
 
 impl Head {
@@ -152,16 +173,22 @@ impl Head {
         bytes[4..8].copy_from_slice(&self.word.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.seq.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.done.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.count.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.step.to_le_bytes());
+        bytes[40..].copy_from_slice(&self.complete.to_le_bytes());
         bytes
     }
 
     /// The head of a request, and its body.
-    pub fn decode(request: &[u8]) -> Result<(Head, Body<'_>)> {
+    pub fn decode(method: Method, request: &[u8]) -> Result<(Head, Body<'_>)> {
         let mut body = Body(request);
         let (table, word) = (body.u32()?, body.u32()?);
-        let head = Head { table, word, seq: body.u64()?, done: body.u64()?, count: body.u64()? };
-        Ok((head, body))
+        let (seq, done, count) = (body.u64()?, body.u64()?, body.u64()?);
+        let (step, complete) = match method {
+            Method::Compare => (0, 0),
+            _ => (body.u64()?, body.u64()?),
+        };
+        Ok((Head { table, word, seq, done, count, step, complete }, body))
     }
 }
 
@@ -316,13 +343,14 @@ mod tests {
 
     #[test]
     fn messages_round_trip_wherever_they_stand_in_memory() {
-        let head = Head { table: 7, word: 2, seq: 1 << 40, done: 3, count: 2 };
+        let head =
+            Head { table: 7, word: 2, seq: 1 << 40, done: 3, count: 2, step: 9, complete: 1 << 50 };
         for shift in 0..9 {
             let mut bytes = vec![0; shift];
             bytes.extend(head.encode());
             bytes.extend(bytes_of(&[u64::MAX, 5]).iter());
             bytes.extend(bytes_of(&[1.5f32, -2.0]).iter());
-            let (got, mut body) = Head::decode(&bytes[shift..]).unwrap();
+            let (got, mut body) = Head::decode(Method::PushSparse, &bytes[shift..]).unwrap();
             assert_eq!(got, head);
             assert_eq!(*body.u64s(got.count).unwrap(), [u64::MAX, 5]);
             let mut out = [0.0; 2];
@@ -342,9 +370,9 @@ mod tests {
     #[test]
     fn lengths_that_lie_are_refused() {
         let bytes = Head { count: u64::MAX, ..Head::default() }.encode();
-        let (head, mut body) = Head::decode(&bytes).unwrap();
+        let (head, mut body) = Head::decode(Method::PushSparse, &bytes).unwrap();
         assert!(body.u64s(head.count).is_err());
-        assert!(Head::decode(&bytes[..HEAD_BYTES - 1]).is_err());
+        assert!(Head::decode(Method::PushSparse, &bytes[..HEAD_BYTES - 1]).is_err());
         assert!(Body(&[1, 2, 3]).rest_f32s().is_err(), "not whole numbers");
         assert!(Body(&[255; 12]).text().is_err());
     }

@@ -27,6 +27,9 @@ pub struct WorkerSeen {
     /// How many processes have been this worker.
     pub starts: usize,
     pub has_finished: bool,
+    /// Its steps whose gradients all servers have, counted over all runs of the job, as far as it has said: a save
+    /// that is made without it has these.
+    pub complete: u64,
     sign: Sign,
 }
 
@@ -48,13 +51,14 @@ impl WorkerSeen {
             steps: self.steps.max(other.steps),
             starts: self.starts.max(other.starts),
             has_finished: self.has_finished || other.has_finished,
+            complete: self.complete.max(other.complete),
             sign: if other.sign.span < self.sign.span { other.sign } else { self.sign },
         }
     }
 }
 
 /// Numbers of one worker in an answer.
-const NUMBERS: usize = 5;
+const NUMBERS: usize = 6;
 
 /// What all servers have answered, of `count` workers.
 pub(crate) fn merged(answers: &[Vec<u8>], count: usize) -> Result<Vec<WorkerSeen>> {
@@ -79,6 +83,7 @@ fn read(answer: &[u8], count: usize) -> Result<Vec<WorkerSeen>> {
             steps: told[2],
             starts: small(told[3])? as usize,
             has_finished: told[4] != 0,
+            complete: told[5],
             sign: Sign::from_numbers([small(told[0])?, small(told[1])?])?,
         })
     };

@@ -4,8 +4,8 @@
 //! process (tests, one machine) or connections to other machines.
 
 use crate::{
-    Arrival, DenseCut, NonFinite, PullMode, Push, Rule, SaveFormat, SaveMode, Saved, SparseConfig,
-    TableStats, WorkerSeen,
+    Arrival, DenseCut, NonFinite, Progress, PullMode, Push, Rule, SaveFormat, SaveMode, Saved,
+    SparseConfig, TableStats, WorkerSeen,
 };
 use fleet_base::{Error, Result};
 use std::path::Path;
@@ -72,7 +72,7 @@ impl TableConfig {
 }
 
 /// Changes when a worker of one version cannot talk to a server of another.
-const MESSAGES_VERSION: &str = "messages of version 4";
+const MESSAGES_VERSION: &str = "messages of version 5";
 /// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are there, when
 /// worker 0 has brought the parameters, and when all have them. A worker that comes to servers where
 /// they have met so often was started again.
@@ -143,12 +143,22 @@ pub trait Servers: Send + Sync {
     /// The rows of `ids`, one after another, `pull_width` numbers each. Ids may repeat.
     fn pull_sparse(&self, table: u32, ids: &[u64], rows: &mut [f32], mode: PullMode) -> Result<()>;
     /// Gradients of rows. Ids that repeat are added up before anything is sent.
-    fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()>;
+    fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
+        self.push_sparse_of(0, table, push)
+    }
+    /// As [`Servers::push_sparse`], of a step of this worker, from 1: servers remember it, and a worker that goes on
+    /// for one that has died ([`Servers::go_on`]) sends to none what it has. Pushes to a table come in the order of
+    /// their steps.
+    fn push_sparse_of(&self, step: u64, table: u32, push: Push<'_>) -> Result<()>;
 
     /// All numbers of a dense table.
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()>;
     /// The gradient of all numbers of a dense table.
-    fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()>;
+    fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()> {
+        self.push_dense_of(0, table, grad)
+    }
+    /// As [`Servers::push_dense`], of a step.
+    fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()>;
     /// Sets the values of a dense table: what worker 0 does at the start. Servers that have loaded a save
     /// keep what they have loaded.
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()>;
@@ -156,15 +166,35 @@ pub trait Servers: Send + Sync {
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()>;
 
     /// Adds to rows of a geo table what this worker changed.
-    fn push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()>;
+    fn push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
+        self.push_geo_of(0, table, ids, differences)
+    }
+    /// As [`Servers::push_geo`], of the steps up to this one.
+    fn push_geo_of(&self, step: u64, table: u32, ids: &[u64], differences: &[f32]) -> Result<()>;
     /// Ids that other workers changed since this one last asked, and their rows.
     fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)>;
 
     /// Counts steps of this worker; returns those of all.
-    fn push_steps(&self, table: u32, steps: u32) -> Result<u64>;
+    fn push_steps(&self, table: u32, steps: u32) -> Result<u64> {
+        self.push_steps_of(0, table, steps)
+    }
+    /// As [`Servers::push_steps`], the last of which is this one.
+    fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64>;
 
     /// A step of this worker is done: [`Servers::workers`] tells the others.
     fn count_step(&self);
+    /// A run of the job begins: `base` steps were made before it, and this worker's are in the tables up to
+    /// `complete`, which is as many unless it was lost.
+    fn begin_after(&self, base: u64, complete: u64) -> Result<()>;
+    /// Gradients of this worker's steps up to this one are applied on all servers: they are told with what is sent
+    /// next.
+    fn completed(&self, step: u64);
+    /// This process is its worker from now on: what processes send that were it before is refused. Returns how far
+    /// they came.
+    fn take_over(&self) -> Result<Progress>;
+    /// Goes on where they came to: the steps behind `complete` are made again, with the same data, and no server is
+    /// sent gradients that it has.
+    fn go_on(&self, progress: &Progress) -> Result<()>;
     /// What servers know of every worker of the job.
     fn workers(&self) -> Result<Vec<WorkerSeen>>;
 

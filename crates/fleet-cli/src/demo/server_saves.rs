@@ -4,13 +4,14 @@
 //! that says what it is of: a folder without one is of a job that died meanwhile, and is passed over.
 
 use crate::output::{Output, Stop};
-use fleet::ps::{SaveFormat, SaveMode};
-use fleet::servers::Worker;
+use fleet::ps::{Arrival, START_ROUNDS, SaveFormat, SaveMode};
+use fleet::servers::{Exchange, Worker};
 use fleet::{Error, ErrorKind, Result};
 use fleet_base::file::write_file;
 use std::path::{Path, PathBuf};
 
-/// Where checkpoints are, and when they are due.
+/// Where checkpoints are, and when they are due; and when workers meet. A worker that was started again does not wait
+/// where the others have been without it.
 pub struct Saves {
     folder: Option<PathBuf>,
     every: u64,
@@ -18,6 +19,8 @@ pub struct Saves {
     /// Samples of a step of all workers, without which a number of steps says nothing.
     samples: usize,
     /// Steps of an earlier run.
+    pub before: u64,
+    /// Steps of this worker that are in the tables.
     pub done: u64,
 }
 
@@ -30,7 +33,7 @@ const KEEP: usize = 2;
 
 impl Saves {
     pub fn new(folder: Option<PathBuf>, every: u64, is_first: bool, samples: usize) -> Saves {
-        Saves { folder, every: every.max(1), is_first, samples, done: 0 }
+        Saves { folder, every: every.max(1), is_first, samples, before: 0, done: 0 }
     }
 
     /// Goes on from the newest checkpoint, if there is one. All workers call it.
@@ -40,24 +43,70 @@ impl Saves {
         steps: u64,
         out: &mut Output,
     ) -> Result<(), Stop> {
-        let Some(folder) = &self.folder else { return Ok(()) };
+        let Some(folder) = self.folder.clone() else { return Ok(self.meet(worker, 1)?) };
         if worker.job().plan.exchange.is_geo() {
             return Err(Error::unsupported(
                 "--checkpoint is not there for GEO: its workers hold the tables",
             )
             .into());
         }
-        if self.is_first {
-            self.load_newest(folder, worker, out)?;
+        // A first worker that was started again meanwhile has loaded it before.
+        if self.is_first && !self.is_past(worker, 1)? {
+            self.load_newest(&folder, worker, out)?;
         }
         // What the first worker has passed over counts no more.
-        worker.barrier()?;
-        let Some((step, path)) = checkpoints(folder)?.pop() else { return Ok(()) };
-        worker.flush()?;
-        worker.set_steps_done(step)?;
-        self.done = step;
-        out.line(format!("resumed after step {step} of {steps} from {}", path.display()))?;
+        self.meet(worker, 1)?;
+        if let Some((step, path)) = checkpoints(&folder)?.pop() {
+            worker.flush()?;
+            let own = own_steps(&path, worker)?.unwrap_or(step);
+            worker.set_own_steps_done(step, own)?;
+            (self.before, self.done) = (step, own);
+            out.line(format!("resumed after step {own} of {steps} from {}", path.display()))?;
+        }
+        Ok(self.meet(worker, 2)?)
+    }
+
+    /// Whether the others train already: who finds that was started again.
+    pub fn have_begun(&self, worker: &Worker) -> Result<bool> {
+        self.is_past(worker, self.opening())
+    }
+
+    /// Meetings before the first step.
+    fn opening(&self) -> u64 {
+        if self.folder.is_some() { 2 } else { 1 }
+    }
+
+    /// The meetings of a checkpoint, before and after it; none where none is due.
+    fn meetings_of(&self, step: u64) -> Option<(u64, u64)> {
+        self.folder.as_ref()?;
+        let is_due = step.is_multiple_of(self.every) && step > self.before;
+        let number = (step / self.every).saturating_sub(self.before / self.every);
+        let last = self.opening() + 2 * number;
+        is_due.then_some((last - 1, last))
+    }
+
+    /// The first and the second meeting behind the last of `steps`.
+    pub fn meet_at_end(&self, worker: &Worker, steps: u64, which: u64) -> Result<()> {
+        let last = steps - steps % self.every;
+        let before = self.meetings_of(last).map_or(self.opening(), |(_, last)| last);
+        self.meet(worker, before + which)
+    }
+
+    /// Waits for the meeting of this number, unless the others have had it.
+    fn meet(&self, worker: &Worker, number: u64) -> Result<()> {
+        // There steps are meetings too, and nobody is started again.
+        if worker.job().plan.exchange == Exchange::Sync {
+            return worker.barrier();
+        }
+        while !self.is_past(worker, number)? {
+            worker.barrier()?;
+        }
         Ok(())
+    }
+
+    fn is_past(&self, worker: &Worker, number: u64) -> Result<bool> {
+        let is_sync = worker.job().plan.exchange == Exchange::Sync;
+        Ok(!is_sync && worker.servers().rounds(Arrival::Received)? >= START_ROUNDS + number)
     }
 
     /// Loads the newest checkpoint that is whole; those that are not count no more when there is one.
@@ -91,33 +140,30 @@ impl Saves {
         Ok(())
     }
 
-    /// Goes on beside others, who are somewhere after the newest checkpoint: the servers have what they did.
-    pub fn join(&mut self, out: &mut Output) -> Result<(), Stop> {
-        let newest = match &self.folder {
-            Some(folder) => checkpoints(folder)?.pop(),
-            None => None,
-        };
-        if let Some((step, path)) = newest {
-            same_samples(&path, self.samples)?;
-            self.done = step;
+    /// Goes on beside others, behind the last step of this worker that is in all tables.
+    pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), Stop> {
+        if let Some(progress) = worker.go_on()? {
+            (self.before, self.done) = (progress.base, progress.complete);
         }
         out.line(format!(
             "joins a training that goes on, and begins its share after step {}",
             self.done
-        ))
+        ))?;
+        // It may have died at a checkpoint.
+        Ok(self.after_step(self.done, worker)?)
     }
 
     /// A step has been made; where a checkpoint is due, all workers meet and the first one sees to it.
     pub fn after_step(&self, step: u64, worker: &mut Worker) -> Result<()> {
-        let Some(folder) = self.folder.as_ref().filter(|_| step.is_multiple_of(self.every)) else {
+        let (Some(folder), Some((first, second))) = (&self.folder, self.meetings_of(step)) else {
             return Ok(());
         };
         worker.flush()?;
-        worker.barrier()?;
-        if self.is_first {
+        self.meet(worker, first)?;
+        if self.is_first && !self.is_past(worker, second)? {
             self.save(folder, step, worker)?;
         }
-        worker.barrier()
+        self.meet(worker, second)
     }
 
     fn save(&self, folder: &Path, step: u64, worker: &mut Worker) -> Result<()> {
@@ -128,7 +174,8 @@ impl Saves {
         worker.save_persistables(&path, SaveMode::All, SaveFormat::Binary)?;
         // It may be in place of one that could not be loaded.
         let _ = std::fs::remove_file(path.join(DAMAGED_FILE));
-        write_file(&path.join(DONE_FILE), format!("samples {}\n", self.samples).as_bytes())?;
+        let text = format!("samples {}\n{}", self.samples, steps_of_all(worker)?);
+        write_file(&path.join(DONE_FILE), text.as_bytes())?;
         let mut all = checkpoints(folder)?;
         all.truncate(all.len().saturating_sub(KEEP));
         for (_, old) in all {
@@ -161,10 +208,40 @@ fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(all)
 }
 
-fn same_samples(path: &Path, samples: usize) -> Result<()> {
+/// Begins the line of [`DONE_FILE`] that says how many steps of each worker are in the tables.
+const STEPS: &str = "steps";
+
+/// That line. Workers who are lost lag behind the others, and a job that goes on makes their steps then.
+fn steps_of_all(worker: &Worker) -> Result<String> {
+    if worker.job().plan.exchange == Exchange::Sync {
+        return Ok(String::new());
+    }
+    let steps: Vec<String> =
+        worker.workers()?.iter().map(|seen| seen.complete.to_string()).collect();
+    Ok(format!("{STEPS} {}\n", steps.join(" ")))
+}
+
+/// How many steps of this worker are in a checkpoint, where it says so.
+fn own_steps(path: &Path, worker: &Worker) -> Result<Option<u64>> {
+    let text = read_done(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(STEPS));
+    let steps: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+    let servers = worker.servers();
+    if steps.len() != servers.tables().worker_count {
+        return Ok(None);
+    }
+    Ok(steps.get(servers.worker()).and_then(|steps| steps.parse().ok()))
+}
+
+fn read_done(path: &Path) -> Result<String> {
     let file = path.join(DONE_FILE);
-    let text = std::fs::read_to_string(&file).map_err(|error| Error::io("read", &file, &error))?;
-    let saved = text.trim().strip_prefix("samples ").unwrap_or("another number");
+    std::fs::read_to_string(&file).map_err(|error| Error::io("read", &file, &error))
+}
+
+fn same_samples(path: &Path, samples: usize) -> Result<()> {
+    let text = read_done(path)?;
+    let saved = text.lines().next().and_then(|line| line.strip_prefix("samples "));
+    let saved = saved.unwrap_or("another number");
     if saved == samples.to_string() {
         return Ok(());
     }

@@ -11,7 +11,7 @@ use super::server_closing::Closing;
 use super::server_saves::Saves;
 use super::{Batch, Demo, DemoArgs, NOT_ON_SERVERS, Size, number, producer, writable};
 use crate::output::{Output, Stop};
-use fleet::ps::{Arrival, Durability, START_ROUNDS, SaveFormat, SaveMode};
+use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker};
 use fleet::{Asked, Error, ExecOptions, Fleet, Tensor};
 use fleet_base::text;
@@ -66,23 +66,18 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         plan.share.rows,
         counted(fleet.worker_num(), "worker"),
     ))?;
-    // The first thing that all do after they have met is to meet again: who finds that done was started again.
-    let joins = worker.servers().rounds(Arrival::Received)? > START_ROUNDS;
     let every = args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20));
     let mut saves = Saves::new(args.checkpoint.clone(), every, first, plan.samples);
-    match joins {
-        true => saves.join(out)?,
-        false => {
-            saves.resume(&mut worker, plan.steps, out)?;
-            worker.barrier()?;
-        }
+    match saves.have_begun(&worker)? {
+        true => saves.join(&mut worker, out)?,
+        false => saves.resume(&mut worker, plan.steps, out)?,
     }
     let closing = train(&demo, &plan, (fleet, &saves), &mut worker, out)?;
     if first {
         summary(demo, args, &closing, &mut worker, out)?;
     }
     // Servers stay until the first worker has asked them for its test.
-    worker.barrier()?;
+    saves.meet_at_end(&worker, plan.steps, 2)?;
     Ok(worker.stop()?)
 }
 
@@ -174,12 +169,13 @@ fn train(
         step(number_of, batch, worker, out)
     })?;
     worker.flush()?;
-    worker.barrier()?;
+    saves.meet_at_end(worker, work.steps, 1)?;
     let seconds = begin.elapsed().as_secs_f64();
     // What the others have sent since.
     worker.flush()?;
     let samples = |steps: u64| work.samples as f64 * steps as f64;
-    let (planned, before) = (samples(work.steps - done), samples(done));
+    let before = saves.before.min(work.steps);
+    let (planned, before) = (samples(work.steps - before), samples(before));
     Ok(Closing { rows: work.share.rows, planned, before, seconds, seen: worker.workers()? })
 }
 

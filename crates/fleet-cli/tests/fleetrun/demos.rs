@@ -306,29 +306,47 @@ fn count(said: &str, words: &str) -> f64 {
     if words.next() == Some("k") { number * 1000.0 } else { number }
 }
 
+/// It goes on behind what the servers have of it: with checkpoints, which it is ahead of, and without.
 #[test]
 fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
-    for k_steps in [0, 4] {
-        let place = Place::new(&format!("demo_worker_back/{k_steps}"), "");
+    let checkpoints = "--checkpoint saves --checkpoint_every 7";
+    for (name, k_steps, killed, more) in [
+        ("async", 0, 1, ""),
+        ("saved", 0, 1, checkpoints),
+        ("first", 0, 0, checkpoints),
+        ("geo", 4, 1, ""),
+    ] {
+        let place = Place::new(&format!("demo_worker_back/{name}"), "");
         let strategy = format!("a_sync: true\na_sync_configs {{ k_steps: {k_steps} }}\n");
         std::fs::write(place.path("job.prototxt"), strategy).unwrap();
         let folder = place.folder.canonicalize().unwrap();
-        let child = place.start(
-            "--server_num=1 --worker_num=2 --max_restart 1 demo:wide_deep --samples 24576 \
-             --threads 1 --strategy job.prototxt",
-        );
-        until("a step", || is_at_work(&place));
-        signal(worker(1, &folder).expect("worker 1"), "KILL");
+        let child = place.start(&format!(
+            "--server_num=2 --worker_num=2 --max_restart 1 demo:wide_deep --samples 65536 \
+             --threads 1 --strategy job.prototxt {more}"
+        ));
+        let log = format!("log/workerlog.{killed}");
+        until("some steps", || place.read(&log).contains(" 50 %"));
+        signal(worker(killed, &folder).expect("the worker"), "KILL");
         let said = Said::new(child.wait_with_output().unwrap());
-        said.check(0, &["was killed by SIGKILL (9)", "worker 1 is started again (1 of 1)"]);
-        assert!(said.out.contains("AUC"), "{}", said.out);
-        // It begins its share again: what it had sent is in the servers' tables. The others wait for all of it.
-        let log = place.read("log/workerlog.1");
+        let again = format!("worker {killed} is started again (1 of 1)");
+        said.check(0, &["was killed by SIGKILL (9)", &again]);
+        let log = place.read(&log);
         assert_eq!(log.matches("batches of").count(), 2, "{log}");
-        assert!(log.contains("begins its share after step 0\n"), "{log}");
-        let share = count(&said.out, "again     worker 1 was started 2 times: ");
-        let all = count(&said.out, "trained   ");
-        assert!(share >= 12_288.0 && (all - share - 12_288.0).abs() < 100.0, "{}", said.out);
+        assert!(log.contains("joins a training that goes on"), "{log}");
+        // The first worker's output is the job's, but for what it said before it was killed.
+        let told = place.read("log/workerlog.0");
+        assert!(told.contains("AUC"), "{told}");
+        let share = count(&told, &format!("again     worker {killed} was started 2 times: "));
+        // What the others trained, and this one: everything, and nothing twice.
+        let all = count(&told, "trained   ");
+        assert!((share - 32_768.0).abs() < 10.0, "{name}: {told}");
+        assert!((all - 65_536.0).abs() < 10.0 && !told.contains("planned were"), "{name}: {told}");
+        // Checkpoints are of one step of both.
+        for entry in std::fs::read_dir(place.path("saves")).into_iter().flatten().flatten() {
+            let step = entry.file_name().to_string_lossy()["step-".len()..].parse::<u64>().unwrap();
+            let done = std::fs::read_to_string(entry.path().join("done")).unwrap();
+            assert!(done.ends_with(&format!("\nsteps {step} {step}\n")), "{name}: {done}");
+        }
     }
 }
 

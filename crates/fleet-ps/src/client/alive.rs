@@ -30,7 +30,8 @@ impl Alive {
         door: Arc<Door>,
         lanes: Arc<Vec<Lane>>,
         log: Log,
-        (every, steps): (Duration, Arc<AtomicU64>),
+        every: Duration,
+        (steps, complete): (Arc<AtomicU64>, Arc<AtomicU64>),
     ) -> Result<Alive> {
         let stop = Abort::new();
         let stopped = stop.clone();
@@ -39,7 +40,8 @@ impl Alive {
             let mut voices: Vec<Voice> =
                 lanes.iter().map(|_| Voice { connection: None, heard }).collect();
             while stopped.sleep(every).is_ok() {
-                let head = Head { count: steps.load(Relaxed), ..Head::default() };
+                let (count, complete) = (steps.load(Relaxed), complete.load(Relaxed));
+                let head = Head { count, complete, ..Head::default() };
                 for (server, voice) in voices.iter_mut().enumerate() {
                     voice.speak(&door, (server, &lanes[server]), head, &log, &stopped);
                 }

@@ -20,8 +20,8 @@ use crate::message::{
 };
 use crate::server::{Caller, OPERATOR, SILENT_AFTER};
 use crate::{
-    Arrival, DenseCut, JobTables, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
-    SparseConfig, TableConfig, TableStats, WorkerSeen, seen,
+    Arrival, DenseCut, JobTables, Progress, PullMode, Push, SaveFormat, SaveMode, Saved, Servers,
+    SparseConfig, TableConfig, TableStats, WorkerSeen, progress, seen,
 };
 use fleet_base::{Error, Result};
 use fleet_net::Time;
@@ -72,6 +72,10 @@ pub struct Client<T> {
     transport: T,
     /// Steps that this worker has made.
     steps: Arc<AtomicU64>,
+    /// Of these, with those of earlier processes and runs, the ones whose gradients all servers have.
+    complete: Arc<AtomicU64>,
+    /// What earlier processes of this worker have sent, where it goes on for them.
+    sent_before: Mutex<Progress>,
     numbers: Mutex<Numbers>,
     splits: Mutex<Vec<Split>>,
 }
@@ -107,6 +111,8 @@ impl<T: Transport> Client<T> {
             silent_after: SILENT_AFTER,
             transport,
             steps: Arc::default(),
+            complete: Arc::default(),
+            sent_before: Mutex::default(),
             numbers: Mutex::default(),
             splits: Mutex::default(),
         })
@@ -140,7 +146,18 @@ impl<T: Transport> Client<T> {
 
     /// Says how far this worker is.
     fn head_of_steps(&self) -> Head {
-        Head { count: self.steps.load(Relaxed), ..Head::default() }
+        let complete = self.complete.load(Relaxed);
+        Head { count: self.steps.load(Relaxed), complete, ..Head::default() }
+    }
+
+    /// The head of gradients of a step.
+    fn head_of_step(&self, step: u64, table: u32) -> Head {
+        Head { table, step, complete: self.complete.load(Relaxed), ..Head::default() }
+    }
+
+    /// Whether an earlier process of this worker has sent a server its gradients of a step.
+    fn was_sent(&self, server: usize, table: u32, step: u64) -> bool {
+        self.sent_before.lock().unwrap_or_else(PoisonError::into_inner).has(server, table, step)
     }
 
     /// The same request to all servers.
@@ -183,14 +200,15 @@ impl<T: Transport> Client<T> {
     }
 
     /// Each server's part of the numbers of a dense table.
-    fn send_dense(&self, method: Method, table: u32, numbers: &[f32]) -> Result<()> {
+    fn send_dense(&self, method: Method, table: u32, step: u64, numbers: &[f32]) -> Result<()> {
         let cut = self.dense_cut(table, numbers.len())?;
         let mut requests: Vec<Request<'_>> = self
             .dense_parts(cut)
+            .filter(|(server, _)| !self.was_sent(*server, table, step))
             .map(|(server, ranges)| Request {
                 server,
                 method,
-                head: Head { table, ..self.head_of_steps() },
+                head: Head { table, step, ..self.head_of_steps() },
                 parts: ranges.into_iter().map(|range| bytes_of(&numbers[range])).collect(),
             })
             .collect();
@@ -260,7 +278,7 @@ impl<T: Transport> Client<T> {
         })
     }
 
-    fn try_push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
+    fn try_push_sparse(&self, step: u64, table: u32, push: Push<'_>) -> Result<()> {
         let config = self.rows_config(table, &["sparse"])?;
         let (width, count) = (config.push_width(), push.ids.len());
         for (what, len, width) in [
@@ -279,6 +297,7 @@ impl<T: Transport> Client<T> {
             let said = split.merger().merge_said(&push, config)?;
             let parts: Vec<_> = split.parts().collect();
             let mut requests: Vec<Request<'_>> = (parts.iter().enumerate())
+                .filter(|(_, (server, _))| !self.was_sent(*server, table, step))
                 .map(|(part, (server, ids))| {
                     let mut word = 0;
                     let mut parts = vec![bytes_of(ids), split.part_of(part, &grads, width)];
@@ -292,7 +311,8 @@ impl<T: Transport> Client<T> {
                         word |= SLOTS;
                         parts.push(split.part_of(part, slots, 1));
                     }
-                    let head = Head { table, word, count: ids.len() as u64, ..Head::default() };
+                    let count = ids.len() as u64;
+                    let head = Head { word, count, ..self.head_of_step(step, table) };
                     Request { server: *server, method: Method::PushSparse, head, parts }
                 })
                 .collect();
@@ -300,7 +320,7 @@ impl<T: Transport> Client<T> {
         })
     }
 
-    fn try_push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
+    fn try_push_geo(&self, step: u64, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
         let config = self.rows_config(table, &["geo"])?;
         let width = config.push_width();
         if differences.len() != ids.len() * width {
@@ -319,7 +339,7 @@ impl<T: Transport> Client<T> {
                 .map(|(part, (server, ids))| Request {
                     server: *server,
                     method: Method::PushGeo,
-                    head: Head { table, count: ids.len() as u64, ..Head::default() },
+                    head: Head { count: ids.len() as u64, ..self.head_of_step(step, table) },
                     parts: vec![bytes_of(ids), split.part_of(part, &merged, width)],
                 })
                 .collect();
@@ -451,8 +471,8 @@ impl<T: Transport> Servers for Client<T> {
         self.try_pull_sparse(table, ids, rows, mode).map_err(|error| self.place(error))
     }
 
-    fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
-        self.try_push_sparse(table, push).map_err(|error| self.place(error))
+    fn push_sparse_of(&self, step: u64, table: u32, push: Push<'_>) -> Result<()> {
+        self.try_push_sparse(step, table, push).map_err(|error| self.place(error))
     }
 
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
@@ -484,12 +504,12 @@ impl<T: Transport> Servers for Client<T> {
         pull().map_err(|error| self.place(error))
     }
 
-    fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()> {
-        self.send_dense(Method::PushDense, table, grad).map_err(|error| self.place(error))
+    fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()> {
+        self.send_dense(Method::PushDense, table, step, grad).map_err(|error| self.place(error))
     }
 
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()> {
-        self.send_dense(Method::SetDense, table, values).map_err(|error| self.place(error))
+        self.send_dense(Method::SetDense, table, 0, values).map_err(|error| self.place(error))
     }
 
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()> {
@@ -501,24 +521,25 @@ impl<T: Transport> Servers for Client<T> {
         set().map_err(|error| self.place(error))
     }
 
-    fn push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
-        self.try_push_geo(table, ids, differences).map_err(|error| self.place(error))
+    fn push_geo_of(&self, step: u64, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
+        self.try_push_geo(step, table, ids, differences).map_err(|error| self.place(error))
     }
 
     fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
         self.try_pull_geo(table).map_err(|error| self.place(error))
     }
 
-    fn push_steps(&self, table: u32, steps: u32) -> Result<u64> {
+    fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64> {
         let push = || {
             self.job.table(table, &["global step"])?;
-            let mut requests = [Request {
-                // One server counts.
-                server: table as usize % self.job.server_count,
-                method: Method::PushSteps,
-                head: Head { table, word: steps, ..Head::default() },
-                parts: Vec::new(),
-            }];
+            // One server counts.
+            let server = table as usize % self.job.server_count;
+            // What it was told before it is not told again, but asked.
+            let (step, word) =
+                if self.was_sent(server, table, step) { (0, 0) } else { (step, steps) };
+            let head = Head { word, ..self.head_of_step(step, table) };
+            let mut requests =
+                [Request { server, method: Method::PushSteps, head, parts: Vec::new() }];
             let answers = self.ask(&mut requests)?;
             number(&answers[0])
         };
@@ -527,6 +548,30 @@ impl<T: Transport> Servers for Client<T> {
 
     fn count_step(&self) {
         self.steps.fetch_add(1, Relaxed);
+    }
+
+    fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
+        self.complete.store(complete, Relaxed);
+        let head = Head { count: base, complete, ..Head::default() };
+        let answers = self.ask_all(Method::Begin, head, &[]);
+        answers.map(drop).map_err(|error| self.place(error))
+    }
+
+    fn completed(&self, step: u64) {
+        self.complete.fetch_max(step, Relaxed);
+    }
+
+    fn take_over(&self) -> Result<Progress> {
+        let answers = self.ask_all(Method::TakeOver, Head::default(), &[]);
+        answers.and_then(|it| progress::merged(&it)).map_err(|error| self.place(error))
+    }
+
+    fn go_on(&self, progress: &Progress) -> Result<()> {
+        self.complete.store(progress.complete, Relaxed);
+        *self.sent_before.lock().unwrap_or_else(PoisonError::into_inner) = progress.clone();
+        let head = Head { complete: progress.complete, ..Head::default() };
+        let answers = self.ask_all(Method::GoOn, head, &[]);
+        answers.map(drop).map_err(|error| self.place(error))
     }
 
     fn workers(&self) -> Result<Vec<WorkerSeen>> {

@@ -8,7 +8,7 @@
 use super::alive::Alive;
 use super::{Client, Request, Transport};
 use crate::JobTables;
-use crate::message::{Body, Head, Method};
+use crate::message::{Body, COMPARE_HEAD_BYTES, Head, Method};
 use crate::server::{Caller, OPERATOR, SILENT_AFTER, hello};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
@@ -177,8 +177,8 @@ impl Client<Remote> {
             connected.map_err(|error| client.place(error))?;
         }
         if !every.is_zero() {
-            let steps = client.steps.clone();
-            client.transport.alive = Some(Alive::start(door, lanes, log, (every, steps))?);
+            let told = (client.steps.clone(), client.complete.clone());
+            client.transport.alive = Some(Alive::start(door, lanes, log, every, told)?);
         }
         Ok(client)
     }
@@ -385,7 +385,7 @@ impl Door {
         let soon = limits.at_most(span);
         let (greeting, options) = (hello(self.caller), self.options);
         let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
-        let parts: [&[u8]; 2] = [&Head::default().encode(), &self.job];
+        let parts: [&[u8]; 2] = [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job];
         let answer = connection.call(Method::Compare as u8, &parts, limits)?;
         let mut body = Body(&answer);
         let (number, life) = (body.u64()?, body.u64()?);

@@ -9,7 +9,7 @@
 //! an exchange of a table is under way the next one waits, not the step.
 
 use super::{lock, spawn};
-use crate::{PullMode, Servers, TableConfig};
+use crate::{Progress, PullMode, Servers, TableConfig};
 use fleet_base::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -52,6 +52,8 @@ struct State {
     jobs: VecDeque<Job>,
     /// Jobs that are queued or under way.
     open: usize,
+    /// Steps that were made before these tables were begun.
+    base: u64,
     closed: bool,
     error: Option<Error>,
     stats: super::CommunicatorStats,
@@ -64,6 +66,9 @@ struct Table {
     width: Option<usize>,
     touched: BTreeSet<u64>,
     steps: usize,
+    /// Steps of this worker, and those whose changes have gone out.
+    made: u64,
+    sent: u64,
     under_way: bool,
     arrived: Vec<News>,
 }
@@ -71,6 +76,8 @@ struct Table {
 /// What goes out.
 struct Job {
     table: u32,
+    /// The last step whose changes these are.
+    step: u64,
     /// Rows; none for a dense table.
     ids: Option<Vec<u64>>,
     delta: Vec<f32>,
@@ -137,16 +144,39 @@ impl GeoCommunicator {
                 return Err(Error::invalid("no such dense table in this job").got(table));
             }
         }
+        let mut state = lock(&self.shared.state);
         let own = Table {
             old: values.to_vec(),
             width,
             touched: BTreeSet::new(),
             steps: 0,
+            made: state.base,
+            sent: state.base,
             under_way: false,
             arrived: Vec::new(),
         };
-        lock(&self.shared.state).tables.insert(table, own);
+        state.tables.insert(table, own);
         Ok(())
+    }
+
+    /// Steps are counted from here on: so many were made before.
+    pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
+        self.count_from(complete);
+        self.shared.servers.begin_after(base, complete)
+    }
+
+    /// Goes on where earlier processes of this worker came to: steps that had not gone out with all tables are made
+    /// again. Those that had gone out with some of them, up to `k_steps` of them, are twice in these.
+    pub fn go_on(&self, progress: &Progress) -> Result<()> {
+        self.count_from(progress.complete);
+        let progress = Progress { applied: Vec::new(), ..progress.clone() };
+        self.shared.servers.go_on(&progress)
+    }
+
+    fn count_from(&self, step: u64) {
+        let mut state = lock(&self.shared.state);
+        state.base = step;
+        state.tables.values_mut().for_each(|own| (own.made, own.sent) = (step, step));
     }
 
     /// All rows: first those that are news to this worker, which from here on are none, then the others.
@@ -200,6 +230,7 @@ impl GeoCommunicator {
             own.take_in(news, parts)?;
         }
         own.steps += 1;
+        own.made += 1;
         if own.steps < k_steps || own.under_way {
             return Ok(());
         }
@@ -278,7 +309,7 @@ impl Shared {
                 continue;
             };
             drop(state);
-            let table = job.table;
+            let (table, step) = (job.table, job.step);
             let outcome = self.exchange(job);
             state = lock(&self.state);
             state.open -= 1;
@@ -287,8 +318,10 @@ impl Shared {
                     state.stats.push_count += 1;
                     if let Some(own) = state.tables.get_mut(&table) {
                         own.arrived.push(news);
-                        own.under_way = false;
+                        (own.under_way, own.sent) = (false, step);
                     }
+                    let sent = state.tables.values().map(|own| own.sent).min();
+                    self.servers.completed(sent.unwrap_or(0));
                 }
                 Err(error) => {
                     state.error.get_or_insert(error);
@@ -301,15 +334,15 @@ impl Shared {
     }
 
     fn exchange(&self, job: Job) -> Result<News> {
-        let Job { table, ids, delta } = job;
+        let Job { table, step, ids, delta } = job;
         if let Some(ids) = ids {
-            self.servers.push_geo(table, &ids, &delta)?;
+            self.servers.push_geo_of(step, table, &ids, &delta)?;
             let (ids, rows) = self.servers.pull_geo(table)?;
             return Ok(News::Rows(ids, rows));
         }
         // The table's rule takes its gradient away.
         let mut values: Vec<f32> = delta.iter().map(|delta| -delta).collect();
-        self.servers.push_dense(table, &values)?;
+        self.servers.push_dense_of(step, table, &values)?;
         self.servers.pull_dense(table, &mut values)?;
         Ok(News::All(values))
     }
@@ -355,7 +388,7 @@ impl Table {
         };
         let Some(width) = self.width else {
             let len = latest.len();
-            return Job { table, ids: None, delta: difference(0..len) };
+            return Job { table, step: self.made, ids: None, delta: difference(0..len) };
         };
         let rows = latest.len() / width.max(1);
         let touched = std::mem::take(&mut self.touched);
@@ -364,7 +397,7 @@ impl Table {
             .iter()
             .flat_map(|id| difference(*id as usize * width..(*id as usize + 1) * width))
             .collect();
-        Job { table, ids: Some(ids), delta }
+        Job { table, step: self.made, ids: Some(ids), delta }
     }
 
     /// latest += new - old, old = new.

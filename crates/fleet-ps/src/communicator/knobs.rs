@@ -83,10 +83,10 @@ impl Servers for Watched {
         self.servers.pull_sparse(table, ids, rows, mode)
     }
 
-    fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
+    fn push_sparse_of(&self, step: u64, table: u32, push: Push<'_>) -> Result<()> {
         self.note(Asked::PushRows);
         self.until("what a push of rows waits for", &self.goes_on)?;
-        self.servers.push_sparse(table, push)
+        self.servers.push_sparse_of(step, table, push)
     }
 
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
@@ -95,10 +95,10 @@ impl Servers for Watched {
         self.servers.pull_dense(table, values)
     }
 
-    fn push_dense(&self, table: u32, grad: &[f32]) -> Result<()> {
+    fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()> {
         self.note(Asked::PushNumbers);
         self.until("what a push of numbers waits for", &self.goes_on)?;
-        self.servers.push_dense(table, grad)
+        self.servers.push_dense_of(step, table, grad)
     }
 
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()> {
@@ -110,17 +110,33 @@ impl Servers for Watched {
         self.servers.set_rate_scale(table, scale)
     }
 
-    fn push_geo(&self, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
-        self.servers.push_geo(table, ids, differences)
+    fn push_geo_of(&self, step: u64, table: u32, ids: &[u64], differences: &[f32]) -> Result<()> {
+        self.servers.push_geo_of(step, table, ids, differences)
     }
 
     fn pull_geo(&self, table: u32) -> Result<(Vec<u64>, Vec<f32>)> {
         self.servers.pull_geo(table)
     }
 
-    fn push_steps(&self, table: u32, steps: u32) -> Result<u64> {
+    fn push_steps_of(&self, step: u64, table: u32, steps: u32) -> Result<u64> {
         self.note(Asked::Steps(steps));
-        self.servers.push_steps(table, steps)
+        self.servers.push_steps_of(step, table, steps)
+    }
+
+    fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
+        self.servers.begin_after(base, complete)
+    }
+
+    fn completed(&self, step: u64) {
+        self.servers.completed(step);
+    }
+
+    fn take_over(&self) -> Result<crate::Progress> {
+        self.servers.take_over()
+    }
+
+    fn go_on(&self, progress: &crate::Progress) -> Result<()> {
+        self.servers.go_on(progress)
     }
 
     fn count_step(&self) {

@@ -15,6 +15,8 @@
 
 mod asynchronous;
 mod batch;
+#[cfg(test)]
+mod comes_back;
 mod geo;
 mod half_async;
 #[cfg(test)]
@@ -29,7 +31,7 @@ mod tests;
 pub use geo::GeoCommunicator;
 pub use schedule::{RateOf, Rates};
 
-use crate::{PullMode, Push, Servers, TableConfig};
+use crate::{Progress, PullMode, Push, Servers, TableConfig};
 use batch::Batches;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
@@ -303,7 +305,8 @@ impl Communicator {
     /// All gradients of this step are handed over.
     pub fn sent(&self) -> Result<()> {
         self.mode.sent(&self.core)?;
-        self.core.steps.fetch_add(1, Relaxed);
+        let steps = self.core.steps.fetch_add(1, Relaxed) + 1;
+        self.core.outbox.made(steps);
         Ok(())
     }
 
@@ -327,7 +330,9 @@ impl Communicator {
     /// Says that so many steps were made before this run: schedules of rates go on from there.
     pub fn set_steps_done(&self, steps: u64) -> Result<()> {
         self.core.steps.store(steps, Relaxed);
+        self.core.outbox.go_on(steps, 0);
         let servers = &self.core.servers;
+        servers.begin_after(steps, steps)?;
         if servers.worker() != 0 {
             return Ok(());
         }
@@ -337,6 +342,21 @@ impl Communicator {
             None => steps,
         };
         self.core.rates.set(&**servers, all)
+    }
+
+    /// Goes on where earlier processes of this worker came to: the next step is the one behind those that are
+    /// whole, and its data the same as then. Of gradients that some servers have the others get their part.
+    pub fn go_on(&self, progress: &Progress) -> Result<()> {
+        self.core.steps.store(progress.complete, Relaxed);
+        self.core.outbox.go_on(progress.complete, progress.newest());
+        self.core.servers.go_on(progress)
+    }
+
+    /// In a run that goes on from a save: this worker's steps are in it up to this one, others' further.
+    pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
+        self.core.steps.store(complete, Relaxed);
+        self.core.outbox.go_on(complete, 0);
+        self.core.servers.begin_after(base, complete)
     }
 
     /// Waits until everything that was handed over is applied.

@@ -34,6 +34,12 @@ pub(super) enum Item {
     Steps(u32),
 }
 
+/// An item, and the steps of this worker that it is of: the first and the last.
+struct Due {
+    item: Item,
+    steps: (u64, u64),
+}
+
 impl Item {
     fn gradient_count(&self) -> usize {
         match self {
@@ -80,6 +86,11 @@ struct State {
     last: u32,
     /// Memory of gradients that were sent.
     spare: Vec<Vec<f32>>,
+    /// The last step whose gradients are all handed over.
+    made: u64,
+    /// Up to this step an earlier process of this worker has sent some gradients: each goes out alone, to those
+    /// who lack it.
+    sent_before: u64,
 }
 
 /// Memory that is kept for gradients to come: of a few tables, some of whose gradients wait.
@@ -87,9 +98,9 @@ const SPARE_MAX: usize = 32;
 
 #[derive(Default)]
 struct Queue {
-    items: VecDeque<Item>,
-    /// A thread is at it.
-    busy: bool,
+    items: VecDeque<Due>,
+    /// A thread is at it; the first step of what it sends.
+    busy: Option<u64>,
 }
 
 impl Outbox {
@@ -109,11 +120,12 @@ impl Outbox {
         Ok(outbox)
     }
 
-    /// Queues something; waits while the table's queue is full.
+    /// Queues something of the step that is under way; waits while the table's queue is full.
     pub fn put(&self, table: u32, item: Item) -> Result<()> {
         let mut state = self.with_room(table)?;
         state.counts.taken += u64::from(!matches!(item, Item::Steps(_)));
-        state.queue(table).items.push_back(item);
+        let step = state.made + 1;
+        state.queue(table).items.push_back(Due { item, steps: (step, step) });
         self.shared.changed.notify_all();
         Ok(())
     }
@@ -124,15 +136,20 @@ impl Outbox {
         let limit = self.shared.options.merge_count_max;
         let mut state = self.with_room(table)?;
         state.counts.taken += 1;
+        let step = state.made + 1;
+        let limit = if step <= state.sent_before + 1 { 1 } else { limit };
         match state.queue(table).items.back_mut() {
-            Some(Item::Dense { grad, number: newest, count }) if *count < limit => {
+            Some(Due { item: Item::Dense { grad, number: newest, count }, steps })
+                if *count < limit =>
+            {
                 add_parts(grad, parts)?;
-                (*newest, *count) = (number, *count + 1);
+                (*newest, *count, steps.1) = (number, *count + 1, step);
             }
             _ => {
                 let mut grad = state.memory();
                 parts.iter().for_each(|part| grad.extend_from_slice(part));
-                state.queue(table).items.push_back(Item::Dense { grad, number, count: 1 });
+                let item = Item::Dense { grad, number, count: 1 };
+                state.queue(table).items.push_back(Due { item, steps: (step, step) });
             }
         }
         self.shared.changed.notify_all();
@@ -169,13 +186,27 @@ impl Outbox {
         state.draining += 1;
         shared.changed.notify_all();
         let rests = |state: &State| {
-            state.queues.values().any(|queue| queue.busy || !queue.items.is_empty())
+            state.queues.values().any(|queue| queue.busy.is_some() || !queue.items.is_empty())
         };
         while state.error.is_none() && rests(&state) {
             state = shared.wait(state);
         }
         state.draining -= 1;
         state.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// All gradients of a step are handed over.
+    pub fn made(&self, step: u64) {
+        let mut state = lock(&self.shared.state);
+        state.made = step;
+        self.shared.servers.completed(state.complete());
+    }
+
+    /// Steps are counted from here on; an earlier process of this worker has sent some of those up to
+    /// `sent_before`.
+    pub fn go_on(&self, made: u64, sent_before: u64) {
+        let mut state = lock(&self.shared.state);
+        (state.made, state.sent_before) = (made, sent_before);
     }
 
     pub fn counts(&self) -> Counts {
@@ -212,18 +243,26 @@ impl Shared {
             };
             let items;
             (state, items) = self.collect(state, table);
+            let newest = items.last().map_or(0, |due| due.steps.1);
             drop(state);
             self.changed.notify_all();
             let mut spare = Vec::new();
-            let outcome = self.send(table, items, &mut spare);
+            let items = items.into_iter().map(|due| due.item).collect();
+            let outcome = self.send(newest, table, items, &mut spare);
             state = lock(&self.state);
             let room = SPARE_MAX.saturating_sub(state.spare.len());
             state.spare.extend(spare.into_iter().take(room));
             state.last = table;
-            state.queue(table).busy = false;
             state.counts.pushed += 1;
-            if let Err(error) = outcome {
-                state.error.get_or_insert(error);
+            match outcome {
+                Ok(()) => {
+                    state.queue(table).busy = None;
+                    self.servers.completed(state.complete());
+                }
+                // What was not sent stays under way: no step from it on is whole.
+                Err(error) => {
+                    state.error.get_or_insert(error);
+                }
             }
             self.changed.notify_all();
         }
@@ -234,9 +273,10 @@ impl Shared {
         &self,
         mut state: MutexGuard<'a, State>,
         table: u32,
-    ) -> (MutexGuard<'a, State>, Vec<Item>) {
-        state.queue(table).busy = true;
-        let limit = self.options.merge_count_max;
+    ) -> (MutexGuard<'a, State>, Vec<Due>) {
+        let first = state.queue(table).items.front().map_or(0, |due| due.steps.0);
+        state.queue(table).busy = Some(first);
+        let limit = if first <= state.sent_before { 1 } else { self.options.merge_count_max };
         let mut waits = 0;
         let mut seen = state.queue(table).gradient_count();
         while seen < limit && waits < self.options.wait_count_max {
@@ -260,7 +300,13 @@ impl Shared {
     }
 
     /// Sends gradients of one table as one; their memory goes to `spare`.
-    fn send(&self, table: u32, items: Vec<Item>, spare: &mut Vec<Vec<f32>>) -> Result<()> {
+    fn send(
+        &self,
+        newest_step: u64,
+        table: u32,
+        items: Vec<Item>,
+        spare: &mut Vec<Vec<f32>>,
+    ) -> Result<()> {
         let mut sparse: Option<Grads> = None;
         let mut dense: Option<(Vec<f32>, u64, usize)> = None;
         let (mut steps, merged) = (0, items.iter().map(Item::gradient_count).sum::<usize>());
@@ -289,21 +335,21 @@ impl Shared {
             }
         }
         if let Some(grads) = sparse {
-            self.servers.push_sparse(table, grads.as_push())?;
+            self.servers.push_sparse_of(newest_step, table, grads.as_push())?;
             // What many gradients were joined in is far longer than the next one.
             if merged == 1 {
                 spare.push(grads.grads);
             }
         }
         if let Some((grad, newest, count)) = dense {
-            self.servers.push_dense(table, &grad)?;
+            self.servers.push_dense_of(newest_step, table, &grad)?;
             spare.push(grad);
             if let Some(told) = &self.told {
                 told(table, newest, count)?;
             }
         }
         if steps > 0 {
-            let all = self.servers.push_steps(table, steps)?;
+            let all = self.servers.push_steps_of(newest_step, table, steps)?;
             self.rates.set(&*self.servers, all)?;
         }
         Ok(())
@@ -321,9 +367,16 @@ impl State {
         memory
     }
 
+    /// The last step whose gradients are all applied.
+    fn complete(&self) -> u64 {
+        let first = |queue: &Queue| queue.busy.or(queue.items.front().map(|due| due.steps.0));
+        let open = self.queues.values().filter_map(first).min();
+        open.map_or(self.made, |open| self.made.min(open.saturating_sub(1)))
+    }
+
     /// A table with something to send, the ones behind the last served first.
     fn next(&self) -> Option<u32> {
-        let waits = |(_, queue): &(&u32, &Queue)| !queue.busy && !queue.items.is_empty();
+        let waits = |(_, queue): &(&u32, &Queue)| queue.busy.is_none() && !queue.items.is_empty();
         let behind = self.queues.range(self.last.saturating_add(1)..).find(waits);
         behind.or_else(|| self.queues.iter().find(waits)).map(|(table, _)| *table)
     }
@@ -331,13 +384,13 @@ impl State {
 
 impl Queue {
     fn gradient_count(&self) -> usize {
-        self.items.iter().map(Item::gradient_count).sum()
+        self.items.iter().map(|due| due.item.gradient_count()).sum()
     }
 
     /// The oldest items, of up to `limit` gradients.
-    fn take(&mut self, limit: usize) -> Vec<Item> {
+    fn take(&mut self, limit: usize) -> Vec<Due> {
         let (mut items, mut left) = (Vec::new(), limit);
-        while let Some(count) = self.items.front().map(Item::gradient_count)
+        while let Some(count) = self.items.front().map(|due| due.item.gradient_count())
             && count <= left
         {
             left -= count;

@@ -4,6 +4,7 @@ use super::{Caller, SILENT_AFTER, ServerTables, Sign, SignKind, Table, lock};
 use crate::message::{
     BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, fill_f32s,
 };
+use crate::progress;
 use crate::save::job;
 use crate::{Arrival, PullMode, Push, START_ROUNDS, SaveFormat, SaveMode, SparseTable, TableStats};
 use fleet_base::{Error, Result};
@@ -50,15 +51,17 @@ impl ServerTables {
             }
             Method::Alive => {
                 self.presence.has_made(caller, head.count);
+                self.marks.completed(caller, head.complete);
                 Ok(())
             }
             Method::Workers => {
                 for worker in 0..self.job.worker_count {
                     let ([kind, span], (steps, starts)) =
                         (self.sign(worker as u32).0.numbers(), self.presence.made(worker));
-                    let has_finished = self.barrier.has_finished(worker as u32);
-                    let numbers =
-                        [kind.into(), span.into(), steps, starts as u64, has_finished.into()];
+                    let has_finished = self.barrier.has_finished(worker as u32).into();
+                    let complete = self.marks.of(worker).complete;
+                    let (kind, span, starts) = (kind.into(), span.into(), starts as u64);
+                    let numbers = [kind, span, steps, starts, has_finished, complete];
                     answer.extend(bytes_of::<u64>(&numbers).iter());
                 }
                 Ok(())
@@ -140,6 +143,7 @@ impl ServerTables {
             Method::Arrive => {
                 let at = arrival(head.word)?;
                 self.presence.has_made(caller, head.count);
+                self.marks.completed(caller, head.complete);
                 let mut poured = Ok(());
                 let last = |workers| poured = self.pour(at, workers);
                 let round = self.barrier.arrive(caller.worker as u32, at, last)?;
@@ -148,6 +152,7 @@ impl ServerTables {
             }
             Method::Finish => {
                 self.presence.has_made(caller, head.count);
+                self.marks.completed(caller, head.complete);
                 let mut poured = Ok(());
                 let last = |at, workers| poured = self.pour(at, workers);
                 let all = self.barrier.finish(caller.worker as u32, last)?;
@@ -172,6 +177,20 @@ impl ServerTables {
                 let saved =
                     self.save(caller, (dir, self.named(head)?), head.count, mode, format)?;
                 answer.extend(bytes_of(&[saved.row_count, saved.bytes]).iter());
+                Ok(())
+            }
+            Method::Begin => {
+                self.marks.begin(caller, head.count, head.complete);
+                Ok(())
+            }
+            Method::TakeOver => {
+                let mark = self.marks.of(caller.worker);
+                progress::write(mark.base, mark.complete, &mark.tables, answer);
+                Ok(())
+            }
+            Method::GoOn => {
+                let made = self.marks.goes_on(caller, head.complete);
+                self.presence.goes_on(caller, made);
                 Ok(())
             }
             Method::EndSave => self.end_save(caller, head.count, head.word == 1),

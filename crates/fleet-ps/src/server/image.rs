@@ -4,6 +4,7 @@
 //! The file is written beside its name and gets it when it is whole.
 
 use super::ledger::{LedgerImage, PageImage};
+use super::marks::Mark;
 use super::pending::{Held, Pending};
 use super::{ServerTables, Table, lock};
 use crate::dense::DenseRuntime;
@@ -22,6 +23,7 @@ use std::path::Path;
 pub(super) struct Image<'a> {
     barrier: BarrierImage,
     ledger: LedgerImage,
+    marks: Vec<Mark>,
     tables: Vec<(u32, TableImage<'a>)>,
 }
 
@@ -32,7 +34,7 @@ enum TableImage<'a> {
     GlobalStep(u64),
 }
 
-const MAGIC: &[u8; 8] = b"FLEETPS3";
+const MAGIC: &[u8; 8] = b"FLEETPS4";
 /// Ends the rows of a table: no kind of record.
 const ROWS_END: u8 = 255;
 /// A list in an image is shorter; a longer one is a damaged file.
@@ -59,7 +61,8 @@ impl ServerTables {
             (*id, image)
         });
         let tables = tables.collect();
-        Image { barrier: self.barrier.image(), ledger: self.ledger.image(), tables }
+        let marks = (0..self.job.worker_count).map(|worker| self.marks.of(worker)).collect();
+        Image { barrier: self.barrier.image(), ledger: self.ledger.image(), marks, tables }
     }
 
     /// Fills empty tables from a file.
@@ -87,6 +90,13 @@ impl ServerTables {
             ledger.pages.push(PageImage { client, done, answers });
         }
         self.ledger.restore(ledger);
+        for worker in 0..self.job.worker_count {
+            let [turn, client, base, complete] =
+                [input.u64()?, input.u64()?, input.u64()?, input.u64()?];
+            let pairs: Vec<u64> = input.list()?;
+            let tables = pairs.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect();
+            self.marks.restore(worker, Mark { turn, client, base, complete, tables });
+        }
         for _ in 0..input.u64()? {
             let id = input.u64()? as u32;
             match self.table(id)? {
@@ -149,6 +159,12 @@ impl Image<'_> {
                 out.u64(*seq)?;
                 out.outcome(outcome)?;
             }
+        }
+        for mark in &self.marks {
+            let numbers = [mark.turn, mark.client, mark.base, mark.complete];
+            numbers.iter().try_for_each(|number| out.u64(*number))?;
+            let pairs = mark.tables.iter().flat_map(|(table, step)| [u64::from(*table), *step]);
+            out.list(&pairs.collect::<Vec<u64>>())?;
         }
         out.u64(self.tables.len() as u64)?;
         for (id, table) in self.tables {

@@ -10,6 +10,7 @@ mod image;
 mod ledger;
 mod listen;
 mod log;
+mod marks;
 mod pending;
 mod presence;
 mod save;
@@ -31,6 +32,7 @@ use crate::{
 };
 use fleet_base::{Error, Result};
 use ledger::Ledger;
+use marks::Marks;
 use pending::Pending;
 use presence::Presence;
 use std::collections::BTreeMap;
@@ -60,6 +62,7 @@ pub struct ServerTables {
     tables: BTreeMap<u32, Table>,
     barrier: BarrierTable,
     presence: Presence,
+    marks: Marks,
     /// Workers had met before this process listened.
     is_again: AtomicBool,
     ledger: Ledger,
@@ -103,6 +106,7 @@ impl ServerTables {
             tables: job.tables.iter().map(table).collect::<Result<_>>()?,
             barrier: BarrierTable::new(job.worker_count as u32)?,
             presence: Presence::new(job.worker_count),
+            marks: Marks::new(job.worker_count),
             is_again: AtomicBool::new(false),
             ledger: Ledger::default(),
             gate: RwLock::new(()),
@@ -173,7 +177,7 @@ impl ServerTables {
                 .expected("statistics, a save, a load or shrinking")
                 .got(format!("{method:?}")));
         }
-        let (head, body) = Head::decode(request)?;
+        let (head, body) = Head::decode(method, request)?;
         let walks = matches!(method, Method::Shrink | Method::Clear);
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
             let _alone = walks.then(|| lock(&self.keeping));
@@ -206,8 +210,14 @@ impl ServerTables {
             return self.read(caller, method, head, body, answer);
         }
         self.ledger.once(caller, (head.seq, head.done), answer, |answer| {
+            let turn = self.marks.enter(caller, method)?;
             first()?;
-            self.change(caller, method, head, body, answer)
+            self.change(caller, method, head, body, answer)?;
+            if method.is_push() {
+                self.marks.applied(caller, head.table, head.step, head.complete);
+            }
+            drop(turn);
+            Ok(())
         })?;
         // What files did to the tables is not in the log.
         let outside = matches!(method, Method::Load | Method::EndSave);
@@ -224,7 +234,7 @@ impl ServerTables {
     /// Does what a log says.
     fn replay(&self, record: &log::Record) -> Result<()> {
         let method = Method::parse(record.method)?;
-        let parts = Head::decode(&record.request)?;
+        let parts = Head::decode(method, &record.request)?;
         self.run(record.caller, method, parts, &mut Vec::new(), || Ok(()))
     }
 

@@ -81,6 +81,18 @@ impl Presence {
         }
     }
 
+    /// A worker goes on where its earlier processes came to: `made` of their steps count, and those that it makes
+    /// again count as its own.
+    pub fn goes_on(&self, caller: Caller, made: u64) {
+        let Some(seen) = self.workers.get(caller.worker) else { return };
+        self.has_made(caller, 0);
+        let mut lives = lock(&seen.lives);
+        lives.iter_mut().for_each(|(_, steps)| *steps = 0);
+        if let Some((_, steps)) = lives.first_mut() {
+            *steps = made;
+        }
+    }
+
     /// Steps that a worker has made, and how often it was started.
     pub fn made(&self, worker: usize) -> (u64, usize) {
         let Some(seen) = self.workers.get(worker) else { return (0, 0) };
@@ -230,5 +242,9 @@ mod tests {
             (presence.made(1), presence.made(0), presence.made(9)),
             ((8, 2), (0, 0), (0, 0))
         );
+        // The third goes on behind step 6 of the others, of which 8 were told.
+        presence.goes_on(Caller { worker: 1, client: 9 }, 6);
+        presence.has_made(Caller { worker: 1, client: 9 }, 2);
+        assert_eq!(presence.made(1), (8, 3));
     }
 }

@@ -13,7 +13,7 @@ use fleet_nn::Programs;
 use fleet_ops::Services;
 use fleet_ps::{
     Arrival, Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats,
-    GeoCommunicator, START_ROUNDS, Servers, WorkerSeen,
+    GeoCommunicator, Progress, START_ROUNDS, Servers, WorkerSeen,
 };
 use fleet_strategy::servers::Exchange;
 use fleet_tensor::Tensor;
@@ -67,6 +67,8 @@ pub struct Worker {
     pub session: Session,
     traffic: Arc<Traffic>,
     job: ServerJob,
+    /// Of a worker that was started again: how far its earlier processes came.
+    before: Option<Progress>,
     stopped: bool,
 }
 
@@ -87,18 +89,19 @@ impl Worker {
         let options = exec_options(&job.strategy, options);
         let mut session = Session::with_executor(programs, Executor::new(options))
             .map_err(|error| holds_tables(job, error))?;
+        let before;
         let traffic = match job.plan.exchange {
             Exchange::Geo { k_steps } => {
                 let geo = GeoCommunicator::start(servers, k_steps)?;
                 let bring = |session: &Session| bring_geo(&geo, job, session);
                 let take = |session: &mut Session| begin_geo(&geo, job, session);
-                meet(&**geo.servers(), job, &mut session, bring, take)?;
+                before = meet(&**geo.servers(), job, &mut session, bring, take)?;
                 Way::Geo(geo)
             }
             exchange => {
                 let bring = |session: &Session| bring(&*servers, job, session);
                 let take = |session: &mut Session| pull(&*servers, job, session);
-                meet(&*servers, job, &mut session, bring, take)?;
+                before = meet(&*servers, job, &mut session, bring, take)?;
                 let mode = match exchange {
                     Exchange::Sync => CommunicatorMode::Sync,
                     Exchange::HalfAsync => CommunicatorMode::HalfAsync,
@@ -114,6 +117,7 @@ impl Worker {
             session: session.with_services(services),
             traffic,
             job: job.clone(),
+            before,
             stopped: false,
         })
     }
@@ -187,8 +191,50 @@ impl Worker {
         match &self.traffic.way {
             Way::Pushes(communicator) => communicator.set_steps_done(steps),
             // Their rates are in the program.
-            Way::Geo(_) | Way::Reads(_) => Ok(()),
+            Way::Geo(geo) => geo.begin_after(steps, steps),
+            Way::Reads(_) => Ok(()),
         }
+    }
+
+    /// As [`set_steps_done`](Self::set_steps_done), where the tables have this worker's steps up to `own` only: it was
+    /// lost when they were saved ([`WorkerSeen::complete`]).
+    pub fn set_own_steps_done(&mut self, steps: u64, own: u64) -> Result<()> {
+        match &self.traffic.way {
+            Way::Pushes(communicator) => {
+                communicator.set_steps_done(steps)?;
+                communicator.begin_after(steps, own)
+            }
+            Way::Geo(geo) => geo.begin_after(steps, own),
+            Way::Reads(_) => Ok(()),
+        }
+    }
+
+    /// For a worker that was started again while the others trained on; none for all others. Steps of its earlier
+    /// processes up to [`Progress::complete`] are wholly in the tables, counted from the first of the job. This
+    /// worker goes on behind it: it must be fed the same batches as they would have been. What some servers have of
+    /// a step and others not goes to those alone, so that every batch is in every table once. (In GEO up to `k_steps`
+    /// steps may be twice in some of the tables.)
+    ///
+    /// Without this call its steps count anew, and everything that it sends is applied.
+    ///
+    /// ```no_run
+    /// # use fleet::prelude::*;
+    /// # fn train(worker: &mut fleet::servers::Worker, batch_of: impl Fn(u64) -> Tensor) -> fleet::Result<()> {
+    /// let done = worker.go_on()?.map_or(0, |progress| progress.complete);
+    /// for step in done + 1..=1000 {
+    ///     worker.run(&[("x", &batch_of(step))], &[])?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn go_on(&mut self) -> Result<Option<Progress>> {
+        let Some(progress) = &self.before else { return Ok(None) };
+        match &self.traffic.way {
+            Way::Pushes(communicator) => communicator.go_on(progress)?,
+            Way::Geo(geo) => geo.go_on(progress)?,
+            Way::Reads(_) => {}
+        }
+        Ok(Some(progress.clone()))
     }
 
     /// Returns when all workers that have not stopped have called it.
@@ -325,18 +371,21 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
     Ok(())
 }
 
-/// Worker 0 brings the parameters; all take them. A worker that was started again finds how far they are.
+/// Worker 0 brings the parameters; all take them. A worker that was started again finds how far they are, and takes
+/// the place of its earlier processes: what these came to is returned.
 fn meet(
     servers: &dyn Servers,
     job: &ServerJob,
     session: &mut Session,
     bring: impl Fn(&Session) -> Result<()>,
     take: impl Fn(&mut Session) -> Result<()>,
-) -> Result<()> {
+) -> Result<Option<Progress>> {
     let met = servers.rounds(Arrival::Received)?;
     if met >= START_ROUNDS {
         can_come_back(job)?;
-        return take(session);
+        let before = servers.take_over()?;
+        take(session)?;
+        return Ok(Some(before));
     }
     for round in met..START_ROUNDS {
         if round == 1 && servers.worker() == 0 {
@@ -347,7 +396,7 @@ fn meet(
         }
         servers.arrive(Arrival::Received)?;
     }
-    Ok(())
+    Ok(None)
 }
 
 fn bring(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()> {
