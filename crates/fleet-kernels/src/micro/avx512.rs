@@ -281,7 +281,8 @@ pub(crate) unsafe fn copy_strips(
     cols: usize,
     target: *mut f32,
 ) {
-    // A few rows at a time, so that their lines stay in L1 from the first strip to the last.
+    // A few rows at a time, so that their lines stay in L1 from the first strip to the last. Asking for the next
+    // ones was slower: rows some KB apart meet in a few sets of L1 and are gone before they are read.
     const ROWS: usize = 16;
     const SIX: __mmask8 = 0x3f;
     for first in (0..rows).step_by(ROWS) {
@@ -292,8 +293,6 @@ pub(crate) unsafe fn copy_strips(
             for k in first..(first + ROWS).min(rows) {
                 // SAFETY: live columns only are read, six written.
                 unsafe {
-                    // Short pieces of long rows: the hardware does not see them coming.
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add((k + ROWS) * pitch).cast());
                     let values = _mm256_maskz_loadu_ps(mask, from.wrapping_add(k * pitch));
                     _mm256_mask_storeu_ps(target.add((strip * rows + k) * TILE_ROWS), SIX, values);
                 }
