@@ -3,7 +3,7 @@
 //! ranks to start; FLEET_NCCL_LIBRARY may name the library then.
 
 use crate::nccl_double::double;
-use crate::processes::{Job, Place, WAIT_MAX, be_a_rank, usage};
+use crate::processes::{Job, Place, WAIT_MAX, be_a_rank, falls_to, usage};
 use crate::reference;
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, NcclOptions, ReduceOp, Rings, World};
@@ -23,7 +23,7 @@ const VIGILANCE: Vigilance = Vigilance {
     grace: Duration::from_millis(500),
 };
 /// What a death, an abort or a failure may take to be an error everywhere, with the machine busy.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 #[test]
 fn rank_of_a_job() {
@@ -62,7 +62,7 @@ fn work(place: Place) -> Result<()> {
             drop(group);
             world.group("end", &all, &host_only(&options))?.barrier("end")?;
             if double.is_some() {
-                assert_eq!(usage(), before, "descriptors, threads and maps");
+                assert!(falls_to(before), "{:?}, before: {before:?}", usage());
             }
         }
         "one-gpu" | "open" => drop(world.group("world", &all, &options)?),

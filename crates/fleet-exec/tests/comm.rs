@@ -197,14 +197,12 @@ fn a_failure_reaches_every_rank() {
         (Out: %z) = log(X: %x)
         (Out: %y) = c_allreduce_sum(X: %z) {nranks: 3}";
     let program = program(body);
-    let begin = std::time::Instant::now();
     let outcomes = local::run(3, |rank, world| {
         let x = Tensor::from_slice(&[if rank == 1 { -1f32 } else { 1.0 }, 1.0], [2])?;
         let options = ExecOptions { check_nan_inf: true, ..ExecOptions::threads(1) };
         let mut executor = Executor::new(options).services(services(world, rank, 3));
         executor.run(&program, &mut Scope::new(), &[("x", &x)], &["y"]).map(|_| ())
     });
-    assert!(begin.elapsed().as_secs() < 20, "nobody waits until the limit");
     let errors: Vec<_> = outcomes.into_iter().map(|outcome| outcome.unwrap_err()).collect();
     assert_eq!(errors[1].kind(), ErrorKind::Numeric);
     for at in [0, 2] {

@@ -28,7 +28,7 @@
 //! let options = CallOptions::default();
 //! let open = |_hello: &[u8], _peer| Ok(Box::new(Sum) as Box<dyn Conversation>);
 //! let server = CallServer::bind("127.0.0.1:0", &token, options, Log::stderr(), open)?;
-//! let limits = Limits::within(Duration::from_secs(10));
+//! let limits = Limits::within(Duration::from_secs(60));
 //! let mut client = CallClient::connect(server.address(), &token, b"", options, &limits)?;
 //! let first = client.send(1, &[&[1, 2], &[3]], &limits)?;
 //! let second = client.send(1, &[&[10]], &limits)?;

@@ -9,7 +9,7 @@
 //! use std::time::Duration;
 //! let token = Token::generate()?;
 //! let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
-//! let limits = Limits::within(Duration::from_secs(10));
+//! let limits = Limits::within(Duration::from_secs(60));
 //! let abort = Abort::new();
 //! let member = |rank, pid| Member { rank, host: "here".into(), host_id: "here".into(), pid };
 //! let own = Membership::join(server.address(), &token, "job/0", member(0, 10), &limits, {
@@ -19,7 +19,7 @@
 //!     }
 //! })?;
 //! server.report_end("job/0", &member(1, 11), "killed by signal 9 (SIGKILL)");
-//! let error = abort.sleep(Duration::from_secs(10)).unwrap_err();
+//! let error = abort.sleep(Duration::from_secs(60)).unwrap_err();
 //! assert!(error.message().starts_with("rank 1 (host here, pid 11) died: killed by signal 9"));
 //! own.leave();
 //! # Ok::<(), fleet_base::Error>(())

@@ -18,7 +18,7 @@
 //!                     Transfer::Send { to: peer, data: &own },
 //!                     Transfer::Recv { from: peer, into: &mut theirs },
 //!                 ],
-//!                 &mesh.limits(Duration::from_secs(10), &Abort::new()),
+//!                 &mesh.limits(Duration::from_secs(60), &Abort::new()),
 //!             )?;
 //!             assert_eq!(theirs, [peer as u8; 4]);
 //!             Ok(())

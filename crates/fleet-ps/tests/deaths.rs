@@ -131,7 +131,8 @@ fn others_go_on_where_nobody_waits_for_anybody() {
 fn servers_end_when_the_others_are_lost() {
     let (fleet, worker, other) = together(false);
     other.signal("KILL");
-    assert!(!worker.finish().unwrap(), "nobody knows yet that the other is dead");
+    // Whether the servers know of the death by now or not, nobody stops them.
+    worker.finish().unwrap();
     drop(worker);
     fleet.servers.into_iter().for_each(fleet_ps::TableServer::run);
 }
@@ -212,9 +213,10 @@ fn who_dies_before_it_comes_to_a_server_that_was_started_again_is_gone_soon() {
     until(&lines, "worker 0 goes on after ");
     drop(other);
     server.start_again();
-    let begun = Instant::now();
     worker.arrive(Arrival::Received).unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(25), "as for one that is silent");
+    // And not for its silence, which takes longer.
+    let why = worker.workers().unwrap()[1].why();
+    assert!(why.starts_with("is gone: it has not come since the server was started"), "{why}");
     assert!(worker.finish().unwrap(), "nobody else is left");
 }
 

@@ -170,8 +170,7 @@ fn mistakes_are_told_and_the_server_stays_up() {
     );
     check(worker.push_dense(9, &[0.0]), ErrorKind::Invalid, &["no such table", "got 9"]);
     let connect = |job: &JobTables, token: &Token| {
-        let brief = RemoteOptions { deadline: Duration::from_millis(300), ..options() };
-        RemoteServers::connect(job, 0, &fleet.addresses(), token, brief).map(drop)
+        RemoteServers::connect(job, 0, &fleet.addresses(), token, options()).map(drop)
     };
     let stranger = Token::generate().unwrap();
     check(connect(&fleet.job, &stranger), ErrorKind::Invalid, &["refused this process's token"]);

@@ -42,7 +42,7 @@ const ANSWERS_KEPT_MAX: usize = 1 << 10;
 /// use std::time::Duration;
 /// let token = Token::generate()?;
 /// let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
-/// let limits = Limits::within(Duration::from_secs(10));
+/// let limits = Limits::within(Duration::from_secs(60));
 /// let store = StoreClient::connect(server.address(), &token, &limits)?;
 /// assert_eq!(store.add("ranks", 1, &limits)?, 1);
 /// # Ok::<(), fleet_base::Error>(())

@@ -7,10 +7,6 @@ use crate::{die_now, scratch};
 use fleet::prelude::*;
 use fleet::{CheckpointPolicy, Fleet};
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// What is promised for a death is 5 s; starting processes takes its time too.
-const IN_TIME: Duration = Duration::from_secs(20);
 
 const FIRST_STEPS: u64 = 6;
 
@@ -41,10 +37,10 @@ fn a_rank_killed_in_the_middle_is_named_and_the_job_goes_on() {
     for name in NAMES {
         let folder = folder.join(name);
         let text = folder.to_str().unwrap();
-        let begin = Instant::now();
         let outputs = run_in("train until killed", 2, text);
         let survivor = said(&outputs[0]);
-        assert!(begin.elapsed() < IN_TIME, "{name}: {survivor}");
+        // By its end, and not by its silence, which takes longer.
+        assert!(!survivor.contains("silent"), "{name}: {survivor}");
         assert!(!outputs[0].status.success(), "{name}: {survivor}");
         assert!(survivor.contains("rank 1 (host"), "{name}: {survivor}");
         all_well(&run_in("train again", 2, text));
