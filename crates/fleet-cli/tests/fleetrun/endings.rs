@@ -55,13 +55,14 @@ fn a_stopped_process_ends_in_order_too() {
 
 #[test]
 fn a_hang_at_the_start_is_an_error() {
-    let place = Place::new("hang", "if [ $PADDLE_TRAINER_ID = 0 ]; then echo alive; fi; sleep 600");
+    // The first one is looked at first: it is named even where the other comes too late to write.
+    let place = Place::new("hang", "if [ $PADDLE_TRAINER_ID = 1 ]; then echo alive; fi; sleep 600");
     let said = place.run("--nproc_per_node 2 --start_timeout 0.5 job.py");
     said.check(
         124,
         &[
-            "worker 1 on 127.0.0.1",
-            "hangs at its start: it wrote nothing to log/workerlog.1 in 0.5 s",
+            "worker 0 on 127.0.0.1",
+            "hangs at its start: it wrote nothing to log/workerlog.0 in 0.5 s",
         ],
     );
 }

@@ -54,8 +54,13 @@ impl Place {
                 command.env_remove(&*name);
             }
         }
-        command.env(PLACE, &self.folder);
+        command.env(PLACE, self.mark());
         command
+    }
+
+    /// Another run of these tests may work in a folder of the same name.
+    fn mark(&self) -> String {
+        format!("{} {}", std::process::id(), self.folder.display())
     }
 
     fn run(&self, line: &str) -> Said {
@@ -84,7 +89,7 @@ impl Place {
 /// However a test ends: one that fails would leave its job running.
 impl Drop for Place {
     fn drop(&mut self) {
-        let running = || carrying(PLACE, &self.folder.to_string_lossy());
+        let running = || carrying(PLACE, &self.mark());
         let own = std::process::id();
         let launchers = || running().into_iter().filter(|pid| parent(*pid) == Some(own));
         launchers().for_each(kill);
@@ -100,7 +105,7 @@ impl Drop for Place {
 /// Names the place in the environment of all that runs in it.
 const PLACE: &str = "TEST_PLACE";
 /// What guards have to do takes milliseconds.
-const GUARDS_TIME: Duration = Duration::from_secs(10);
+const GUARDS_TIME: Duration = Duration::from_secs(60);
 
 /// What a launcher said, and its exit code.
 struct Said {

@@ -73,7 +73,7 @@ fn a_full_disk_is_said() {
         let mut command = std::process::Command::new("unshare");
         command.args(["--user", "--map-root-user", "--mount", "sh", "-c", line]);
         command.current_dir(&place.folder).stdin(std::process::Stdio::null());
-        command.env(crate::PLACE, &place.folder);
+        command.env(crate::PLACE, place.mark());
         command
     };
     let can = unshare("mount -t tmpfs none log").output().is_ok_and(|it| it.status.success());
