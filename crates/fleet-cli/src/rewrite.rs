@@ -6,7 +6,7 @@
 
 use crate::inspect;
 use crate::output::{Output, Stop};
-use crate::strategy::{load, tell};
+use crate::strategy::{load_with_source, tell};
 use clap::Args;
 use fleet::passes::Arrival;
 use fleet_base::{Error, Result, text};
@@ -22,8 +22,8 @@ use fleet_ops::Registry;
 use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
-    Cluster, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict, cost, decide,
-    minimize_observed, servers, unmatched,
+    Asked, Cluster, Decision, DistributedStrategy, Origin, Ranks, Rates, RingSpec, Verdict, cost,
+    decide, minimize_observed, servers, unmatched,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -97,12 +97,13 @@ fn positive(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
-    let strategy = match &args.strategy {
-        Some(path) => load(path)?,
-        None => DistributedStrategy::new(),
+    let (strategy, source) = match &args.strategy {
+        Some(path) => load_with_source(path).map(|(strategy, source)| (strategy, Some(source)))?,
+        None => (DistributedStrategy::new(), None),
     };
+    let asked = Asked { strategy: &strategy, source: source.as_ref() };
     if args.explain {
-        return explain(&strategy, &args.program, &args.subject, out);
+        return explain(&asked, &args.program, &args.subject, out);
     }
     let cluster = args.subject.cluster(args.rank)?;
     let (mut programs, loss) = args.subject.programs(&args.program)?;
@@ -125,9 +126,9 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
     let plan = match args.subject.servers {
         Some(count) => {
             let place = place(&cluster.ranks, count);
-            let plan = on_servers(&mut programs, loss, &optimizer, &strategy, place)?;
+            let plan = on_servers(&mut programs, loss, &optimizer, asked, place)?;
             observe("ParameterServer", &programs);
-            tell(&strategy.validate()?);
+            tell(&asked.check()?);
             Outcome { chain: plan.chain_text(), notes: plan.notes, rings: Vec::new() }
         }
         None => {
@@ -136,7 +137,7 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
                 registry,
                 loss,
                 &optimizer,
-                &strategy,
+                asked,
                 cluster,
                 &mut observe,
             )?;
@@ -180,19 +181,20 @@ fn on_servers(
     programs: &mut Programs,
     loss: VarId,
     optimizer: &OptimizerDesc,
-    strategy: &DistributedStrategy,
+    asked: Asked<'_>,
     place: Place,
 ) -> Result<ServerPlan> {
-    servers::minimize(programs, Registry::standard(), loss, optimizer, None, strategy, place)
+    servers::minimize(programs, Registry::standard(), loss, optimizer, None, asked, place)
 }
 
 /// Which strategies apply to a program, and why.
 pub fn explain(
-    strategy: &DistributedStrategy,
+    asked: &Asked<'_>,
     program: &str,
     subject: &Subject,
     out: &mut Output,
 ) -> Result<(), Stop> {
+    let strategy = asked.strategy;
     let cluster = subject.cluster(0)?;
     let (mut programs, loss) = subject.programs(program)?;
     let optimizer = parse_optimizer(&subject.optimizer)?;
@@ -200,11 +202,11 @@ pub fn explain(
     let Cluster { ranks, rates } = &cluster;
     let problems = strategy.check();
     for problem in &problems {
-        out.line(problem)?;
+        out.line(asked.placed(problem.clone()))?;
     }
     let facts = Facts { strategy, optimizer: &optimizer, ranks, rates, program };
-    for problem in unmatched(&facts).iter().filter(|_| subject.servers.is_none()) {
-        out.line(problem)?;
+    for problem in unmatched(&facts).into_iter().filter(|_| subject.servers.is_none()) {
+        out.line(asked.placed(problem))?;
     }
     let decisions = match subject.servers {
         Some(_) => servers::decide(&facts),
@@ -212,6 +214,9 @@ pub fn explain(
     };
     for decision in &decisions {
         out.line(decision)?;
+        if decision.verdict == Verdict::Refused {
+            out.line(format!("  at {}", asked.place_of(&decision.field)))?;
+        }
     }
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {
@@ -225,7 +230,7 @@ pub fn explain(
     }
     if let Some(count) = subject.servers {
         let place = place(&cluster.ranks, count);
-        let plan = on_servers(&mut programs, loss, &optimizer, strategy, place)?;
+        let plan = on_servers(&mut programs, loss, &optimizer, *asked, place)?;
         out.line(format!("\nchain: {}", plan.chain_text()))?;
         plan.notes.iter().try_for_each(|note| out.line(note))?;
         return print_tables(&plan, out);
@@ -236,7 +241,7 @@ pub fn explain(
         registry,
         loss,
         &optimizer,
-        strategy,
+        *asked,
         cluster,
         &mut |_, _| {},
     )?;

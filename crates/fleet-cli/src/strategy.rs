@@ -5,7 +5,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::{Error, Result};
 use fleet_format::write_file;
 use fleet_strategy::{
-    DistributedStrategy, Inspection, Problem, StrategyForm, Value, all_in_one, read_file,
+    Asked, DistributedStrategy, Inspection, Problem, StrategyForm, StrategySource, Value,
+    all_in_one, read_file,
 };
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -105,7 +106,9 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
             out.text(strategy)
         }
         Command::Explain(args) => {
-            crate::rewrite::explain(&load(&args.file)?, &args.program, &args.subject, out)
+            let (strategy, source) = load_with_source(&args.file)?;
+            let asked = Asked { strategy: &strategy, source: Some(&source) };
+            crate::rewrite::explain(&asked, &args.program, &args.subject, out)
         }
         Command::Convert { input, output, to } => {
             let form = to.map_or(StrategyForm::of(output), StrategyForm::from);
@@ -174,10 +177,16 @@ fn inspect(path: &Path) -> Result<Inspection> {
 }
 
 /// A strategy from a file that can be read; what it means is `check`'s business.
-pub fn load(path: &Path) -> Result<DistributedStrategy> {
+fn load(path: &Path) -> Result<DistributedStrategy> {
+    load_with_source(path).map(|(strategy, _)| strategy)
+}
+
+/// That, and where its fields stand.
+pub fn load_with_source(path: &Path) -> Result<(DistributedStrategy, StrategySource)> {
     let mut strategy = DistributedStrategy::new();
-    tell(&strategy.load(path)?);
-    Ok(strategy)
+    let (source, warnings) = strategy.load_with_source(path)?;
+    tell(&warnings);
+    Ok((strategy, source))
 }
 
 /// Warnings go to the standard error: the output is the result alone.

@@ -18,8 +18,9 @@ pub struct Saves {
     is_first: bool,
     /// Samples of a step of all workers, without which a number of steps says nothing.
     samples: usize,
-    /// Steps of an earlier run.
+    /// Steps of an earlier run, and what all workers had made by then: those that were lost had made fewer.
     pub before: u64,
+    pub before_of_all: u64,
     /// Steps of this worker that are in the tables.
     pub done: u64,
 }
@@ -33,7 +34,15 @@ const KEEP: usize = 2;
 
 impl Saves {
     pub fn new(folder: Option<PathBuf>, every: u64, is_first: bool, samples: usize) -> Saves {
-        Saves { folder, every: every.max(1), is_first, samples, before: 0, done: 0 }
+        Saves {
+            folder,
+            every: every.max(1),
+            is_first,
+            samples,
+            before: 0,
+            before_of_all: 0,
+            done: 0,
+        }
     }
 
     /// Goes on from the newest checkpoint, if there is one. All workers call it.
@@ -58,9 +67,11 @@ impl Saves {
         self.meet(worker, 1)?;
         if let Some((step, path)) = checkpoints(&folder)?.pop() {
             worker.flush()?;
-            let own = own_steps(&path, worker)?.unwrap_or(step);
+            let all = steps_in(&path, worker)?;
+            let own = all.get(worker.servers().worker()).copied().unwrap_or(step);
             worker.set_own_steps_done(step, own)?;
             (self.before, self.done) = (step, own);
+            self.before_of_all = all.iter().sum();
             out.line(format!("resumed after step {own} of {steps} from {}", path.display()))?;
         }
         Ok(self.meet(worker, 2)?)
@@ -144,6 +155,8 @@ impl Saves {
     pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), Stop> {
         if let Some(progress) = worker.go_on()? {
             (self.before, self.done) = (progress.base, progress.complete);
+            let workers = worker.servers().tables().worker_count;
+            self.before_of_all = progress.base * workers as u64;
         }
         out.line(format!(
             "joins a training that goes on, and begins its share after step {}",
@@ -194,12 +207,11 @@ fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(Error::io("list", folder, &error)),
     };
-    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok();
     let mut all: Vec<(u64, PathBuf)> = entries
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.join(DONE_FILE).is_file())
-        .filter_map(|path| Some((step(&path)?, path)))
+        .filter_map(|path| Some((step_of(&path)?, path)))
         .collect();
     all.sort_unstable();
     for (_, path) in &mut all {
@@ -221,16 +233,21 @@ fn steps_of_all(worker: &Worker) -> Result<String> {
     Ok(format!("{STEPS} {}\n", steps.join(" ")))
 }
 
-/// How many steps of this worker are in a checkpoint, where it says so.
-fn own_steps(path: &Path, worker: &Worker) -> Result<Option<u64>> {
+/// How many steps of each worker are in a checkpoint: as it says, or all those of its number.
+fn steps_in(path: &Path, worker: &Worker) -> Result<Vec<u64>> {
     let text = read_done(path)?;
-    let line = text.lines().find_map(|line| line.strip_prefix(STEPS));
-    let steps: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
-    let servers = worker.servers();
-    if steps.len() != servers.tables().worker_count {
-        return Ok(None);
-    }
-    Ok(steps.get(servers.worker()).and_then(|steps| steps.parse().ok()))
+    let line = text.lines().find_map(|line| line.strip_prefix(STEPS)).unwrap_or_default();
+    let steps: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
+    let workers = worker.servers().tables().worker_count;
+    Ok(match steps.len() == workers {
+        true => steps,
+        false => vec![step_of(path).unwrap_or(0); workers],
+    })
+}
+
+/// The number in a checkpoint's name.
+fn step_of(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 
 fn read_done(path: &Path) -> Result<String> {

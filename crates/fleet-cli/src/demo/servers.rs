@@ -173,9 +173,9 @@ fn train(
     let seconds = begin.elapsed().as_secs_f64();
     // What the others have sent since.
     worker.flush()?;
-    let samples = |steps: u64| work.samples as f64 * steps as f64;
-    let before = saves.before.min(work.steps);
-    let (planned, before) = (samples(work.steps - before), samples(before));
+    let samples = |steps: u64| work.samples as f64 / workers as f64 * steps as f64;
+    let before = samples(saves.before_of_all);
+    let planned = (samples(work.steps * workers as u64) - before).max(0.0);
     Ok(Closing { rows: work.share.rows, planned, before, seconds, seen: worker.workers()? })
 }
 
