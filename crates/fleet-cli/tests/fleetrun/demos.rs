@@ -356,6 +356,41 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
     }
 }
 
+/// A checkpoint that is made while a worker is lost says how far that one was; the job that goes on from it makes the
+/// rest of its share.
+#[test]
+fn what_a_lost_worker_lacked_is_made_when_the_job_goes_on() {
+    let place = Place::new("demo_lost_share", "");
+    std::fs::write(place.path("job.prototxt"), "a_sync: true").unwrap();
+    let folder = place.folder.canonicalize().unwrap();
+    let line = "--server_num=1 --worker_num=2 --log_overwrite demo:wide_deep --samples 81920 --threads 1 \
+                --strategy job.prototxt --checkpoint saves --checkpoint_every 5";
+    let child = place.start(line);
+    until("some steps", || place.read("log/workerlog.1").contains(" 20 %"));
+    signal(worker(1, &folder).expect("worker 1"), "KILL");
+    // Of two workers, the newest checkpoint.
+    let steps = || {
+        let entries = std::fs::read_dir(place.path("saves")).into_iter().flatten().flatten();
+        let newest =
+            entries.map(|entry| entry.path().join("done")).filter(|it| it.exists()).max()?;
+        let text = std::fs::read_to_string(newest).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("steps "))?;
+        let (one, other) = line.split_once(' ')?;
+        Some((one.parse::<u64>().ok()?, other.parse::<u64>().ok()?))
+    };
+    until("a checkpoint without it", || steps().is_some_and(|(one, other)| one > other));
+    signal(child.id(), "INT");
+    child.wait_with_output().unwrap();
+    let (one, other) = steps().unwrap();
+    let said = place.run(line);
+    said.check(0, &[]);
+    let log = place.read("log/workerlog.1");
+    assert!(log.contains(&format!("resumed after step {other} of 40")), "{log}");
+    let told = format!("trained   {:.2} k samples", (80 - one - other) as f64 * 1.024);
+    assert!(said.out.contains(&told), "'{told}' is not in:\n{}", said.out);
+    assert!(!said.out.contains("planned were"), "{}", said.out);
+}
+
 /// With no restart left: sync ends and says who it was, the others go on and say it at the end.
 #[test]
 fn a_dead_worker_ends_a_job_that_waits_for_it_and_no_other() {
