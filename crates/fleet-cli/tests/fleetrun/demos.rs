@@ -332,7 +332,12 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         ));
         let log = format!("log/workerlog.{killed}");
         until("some steps", || place.read(&log).contains(" 50 %"));
+        // The other one waits for its return, however long a busy machine takes for that.
+        let other = worker(1 - killed, &folder).expect("the other worker");
+        signal(other, "STOP");
         signal(worker(killed, &folder).expect("the worker"), "KILL");
+        until("the second start", || place.read(&log).contains("joins a training"));
+        signal(other, "CONT");
         let said = Said::new(child.wait_with_output().unwrap());
         let again = format!("worker {killed} is started again (1 of 1)");
         said.check(0, &["was killed by SIGKILL (9)", &again]);
