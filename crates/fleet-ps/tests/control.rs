@@ -167,7 +167,7 @@ fn pushes_that_wait_and_logs_are_told() {
     assert_eq!(log().bytes, 0);
     let worker = fleet_ps::LocalServers::new(&[tables], 0).unwrap();
     worker.push_dense(DENSE, &[1.0; 5]).unwrap();
-    assert_eq!(log().bytes, 24 + 32 + 20, "header, head and numbers");
+    assert_eq!(log().bytes, 24 + 48 + 20, "header, head and numbers");
     assert_eq!(Path::new(&log().folder), folder.0.join("server-000"));
 }
 
