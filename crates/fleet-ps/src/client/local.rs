@@ -47,20 +47,27 @@ impl Client<Local> {
                 .got(format!("{} servers", servers.len())));
         }
         let client = fleet_net::random_number()?;
-        let local = Local { servers: servers.to_vec(), caller: Caller { worker, client } };
+        let local = Local::new(servers, Caller { worker, client });
         Client::over(job, worker, local)
+    }
+}
+
+impl Local {
+    pub(crate) fn new(servers: &[Arc<ServerTables>], caller: Caller) -> Local {
+        Local { servers: servers.to_vec(), caller }
+    }
+
+    pub(crate) fn call(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+        let mut bytes = request.head.encode().to_vec();
+        request.parts.iter().for_each(|part| bytes.extend(part.iter()));
+        let mut answer = Vec::new();
+        let server = &self.servers[request.server];
+        server.call(self.caller, request.method as u8, &bytes, &mut answer).map(|()| answer)
     }
 }
 
 impl Transport for Local {
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>> {
-        let call = |request: &Request<'_>| {
-            let mut bytes = request.head.encode().to_vec();
-            request.parts.iter().for_each(|part| bytes.extend(part.iter()));
-            let mut answer = Vec::new();
-            let server = &self.servers[request.server];
-            server.call(self.caller, request.method as u8, &bytes, &mut answer).map(|()| answer)
-        };
-        requests.iter().map(call).collect()
+        requests.iter().map(|request| self.call(request)).collect()
     }
 }

@@ -3,7 +3,7 @@
 //! [`Client`] is the same wherever the servers are; a [`Transport`] takes requests to them.
 
 mod alive;
-mod local;
+pub(crate) mod local;
 #[cfg(test)]
 mod lossy;
 mod missing;

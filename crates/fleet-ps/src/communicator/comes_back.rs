@@ -2,6 +2,7 @@
 
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
+use crate::client::local::Local;
 use crate::client::{Client, Request, Transport};
 use crate::server::Caller;
 use crate::{Durability, JobTables, LocalServers, ServerTables};
@@ -11,8 +12,7 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
 /// Servers that a process reaches so many times, and then no more: what it has sent is there, what it sends is not.
 struct Dying {
-    servers: Vec<Arc<ServerTables>>,
-    caller: Caller,
+    local: Local,
     left: AtomicI64,
 }
 
@@ -22,11 +22,7 @@ impl Transport for Dying {
             if self.left.fetch_sub(1, SeqCst) <= 0 {
                 return Err(Error::unavailable("the process has died"));
             }
-            let mut bytes = request.head.encode().to_vec();
-            request.parts.iter().for_each(|part| bytes.extend(part.iter()));
-            let mut answer = Vec::new();
-            let server = &self.servers[request.server];
-            server.call(self.caller, request.method as u8, &bytes, &mut answer).map(|()| answer)
+            self.local.call(request)
         };
         requests.iter().map(call).collect()
     }
@@ -56,7 +52,7 @@ fn process(
     options: CommunicatorOptions,
 ) -> Result<()> {
     let caller = Caller { worker: 0, client: number + 1 };
-    let dying = Dying { servers: servers.to_vec(), caller, left: AtomicI64::new(requests) };
+    let dying = Dying { local: Local::new(servers, caller), left: AtomicI64::new(requests) };
     let client = Arc::new(Client::over(job, 0, dying)?);
     let before = if number > 0 { Some(client.take_over()?) } else { None };
     let rates = Rates { steps_table: Some(STEPS), report_every: REPORT_EVERY, ..Rates::constant() };
