@@ -22,7 +22,7 @@ const ITEMS_ALONE: usize = 8;
 /// Rows of op(A) up to which packing B costs more than it brings.
 const M_DIRECT: usize = 24;
 
-/// Rows of stored A and B that are read in place: 512 of at most 512 floats are 1 MB, half of an L2.
+/// Rows of a stored B that are read in place: 512 of at most 512 floats are 1 MB.
 const K_IN_PLACE: usize = 512;
 const PITCH_IN_PLACE: usize = 512;
 
@@ -123,8 +123,8 @@ fn slices(gemm: &Gemm, k_blocks: usize) -> usize {
 }
 
 /// Whether a product is `A^T B` of a tall B whose rows are short, lie on whole lines and do not meet in a
-/// few sets of the caches, as rows a multiple of 512 bytes apart do: packing such a B costs a trip to L3
-/// and back, which a narrow output (the weight gradient of a small layer) does not earn back. Tiles
+/// few sets of the caches, as rows a multiple of 512 bytes apart do: bringing such a B to
+/// panels is work that a narrow output (the weight gradient of a small layer) does not earn back. Tiles
 /// of fewer columns read A more often, and win by a packed B (Zen 3: 78 in place of 58 GFLOP/s).
 fn is_tall(gemm: &Gemm) -> bool {
     let spread = |pitch: usize| pitch <= PITCH_IN_PLACE && (16..=112).contains(&(pitch % 128));
