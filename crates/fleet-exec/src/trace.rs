@@ -258,9 +258,14 @@ fn chrome(events: Vec<Value>) -> String {
 /// The category of ops that talk.
 const TALKS: &str = "communication";
 
+/// The largest time that a trace may state: 30,000 years after 1970. Larger ones are damage, and their
+/// differences would not be numbers.
+const TIME_US_MAX: f64 = 1e18;
+
 fn read_span(event: &Value) -> Option<Span> {
-    let begin_us = event["ts"].as_f64()?;
-    let took_us = event["dur"].as_f64().filter(|us| *us >= 0.0)?;
+    let time_us = |name: &str| event[name].as_f64().filter(|us| us.abs() <= TIME_US_MAX);
+    let begin_us = time_us("ts")?;
+    let took_us = time_us("dur").filter(|us| *us >= 0.0)?;
     let talked_us = match event["cat"] == TALKS {
         true => event["args"]["talked_us"].as_f64().unwrap_or(took_us).clamp(0.0, took_us),
         false => 0.0,
@@ -398,6 +403,7 @@ mod tests {
             r#"{"traceEvents": 3}"#,
             r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": 1, "dur": -1, "pid": 0, "tid": 0}]}"#,
             r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": 1, "dur": 1, "pid": -1, "tid": 0}]}"#,
+            r#"{"traceEvents": [{"ph": "X", "name": "mul", "ts": -1e308, "dur": 1, "pid": 0, "tid": 0}]}"#,
         ] {
             let error = Trace::from_chrome_json(text).unwrap_err().to_string();
             assert!(error.contains("no trace of a run"), "{text}: {error}");
