@@ -45,7 +45,9 @@ pub use progress::Progress;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
 pub use seen::WorkerSeen;
-pub use server::{Durability, Flush, Recovered, ServerTables, TableServer};
+pub use server::{
+    Durability, Flush, FolderState, Recovered, ServerTables, TableServer, folder_state,
+};
 pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,

@@ -232,7 +232,7 @@ fn child() {
     let options = CallOptions::default();
     let server = TableServer::bind("127.0.0.1:0", tables, &token, options, Log::silent()).unwrap();
     println!("\naddress {}", server.address());
-    server.run();
+    server.run().unwrap();
 }
 
 /// A server process, killed when it is dropped.

@@ -149,7 +149,7 @@ fn a_synchronous_job_and_its_end() {
             });
         }
     });
-    fleet.servers.into_iter().for_each(fleet_ps::TableServer::run);
+    fleet.servers.into_iter().for_each(|server| server.run().unwrap());
 }
 
 /// Each mistake is told in its words, and the server serves on.

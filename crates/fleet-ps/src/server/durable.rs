@@ -8,12 +8,13 @@
 
 use super::image::Image;
 use super::log::{self, Log};
-use super::{Caller, Flush, ServerTables, lock};
+use super::{Caller, Flush, ServerTables, folder, lock};
 use crate::JobTables;
 use fleet_base::file::write_file;
 use fleet_base::{Error, Result};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -84,6 +85,8 @@ pub(super) struct Keeper {
     options: Durability,
     log: Log,
     recovered: Option<Recovered>,
+    /// The folder has the mark of a job that has ended well.
+    is_finished: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -113,12 +116,14 @@ impl ServerTables {
         let lock = lock_folder(&folder)?;
         tables.life = same_job(&folder, job, tables.life)?;
         let (number, good, recovered) = tables.recover(&folder)?;
+        let is_finished = folder::is_finished(&folder);
         let log = Log::open(&folder, number, good, durability.flush)?;
         tables.keeper = Some(Arc::new(Keeper {
             folder,
             options: durability,
             log,
             recovered,
+            is_finished: AtomicBool::new(is_finished),
             state: Mutex::default(),
             changed: Condvar::new(),
         }));
@@ -181,6 +186,16 @@ impl ServerTables {
         result
     }
 
+    /// The job has ended well. The mark comes first: a server that is killed while it writes its
+    /// snapshot has ended all the same.
+    pub(super) fn conclude(&self, keeper: &Keeper) -> Result<()> {
+        keeper.mark_finished()?;
+        match keeper.log.len() {
+            0 => Ok(()),
+            _ => self.snapshot_now(),
+        }
+    }
+
     fn write_snapshot(&self, keeper: &Keeper) -> Result<()> {
         let (image, number): (Image<'_>, u64) = {
             let _cut = self.gate.write().unwrap_or_else(PoisonError::into_inner);
@@ -210,10 +225,22 @@ impl ServerTables {
 
 impl Keeper {
     pub fn append(&self, caller: Caller, method: u8, request: &[u8]) -> Result<()> {
+        if self.is_finished.load(Relaxed) {
+            let _alone = lock(&self.state);
+            folder::set_finished(&self.folder, false)?;
+            self.is_finished.store(false, Relaxed);
+        }
         self.log.append(caller, method, request)?;
         if self.log.len() > self.options.log_bytes_max {
             self.want_snapshot();
         }
+        Ok(())
+    }
+
+    fn mark_finished(&self) -> Result<()> {
+        let _alone = lock(&self.state);
+        folder::set_finished(&self.folder, true)?;
+        self.is_finished.store(true, Relaxed);
         Ok(())
     }
 

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// let worker = RemoteServers::connect(&job, 0, &addresses, &token, RemoteOptions::default())?;
 /// assert!(worker.finish()?, "the last one");
 /// worker.stop()?;
-/// server.run(); // until somebody stops it
+/// server.run()?; // until somebody stops it
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct TableServer {
@@ -67,9 +67,9 @@ impl TableServer {
         &self.tables
     }
 
-    /// Serves until a worker stops the servers.
-    pub fn run(self) {
-        self.tables.wait();
+    /// Serves until a worker stops the servers; see [`ServerTables::serve`].
+    pub fn run(self) -> Result<()> {
+        self.tables.serve()
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod answer;
 mod durable;
+mod folder;
 mod image;
 mod ledger;
 mod listen;
@@ -19,6 +20,7 @@ mod statistics;
 mod trail;
 
 pub use durable::{Durability, Recovered};
+pub use folder::{FolderState, folder_state};
 pub(crate) use ledger::{Caller, OPERATOR};
 pub use listen::TableServer;
 pub(crate) use listen::hello;
@@ -139,6 +141,16 @@ impl ServerTables {
         while !*stopped && !self.is_left_alone() {
             let waited = self.stop.wait_timeout(stopped, LOOK_PERIOD);
             stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits as [`ServerTables::wait`]. If the job has ended well, marks its folder as finished and
+    /// replaces the logs by a last snapshot.
+    pub fn serve(&self) -> Result<()> {
+        self.wait();
+        match &self.keeper {
+            Some(keeper) if self.barrier.all_finished() => self.conclude(keeper),
+            _ => Ok(()),
         }
     }
 
