@@ -76,6 +76,10 @@ pub(crate) enum Method {
     TakeOver,
     /// It goes on there: their steps are its own.
     GoOn,
+    /// Never sent: a server logs it when all processes of a synchronous job are new.
+    NewRun,
+    /// count: steps that some server has applied; all servers come to that step.
+    Settle,
 }
 
 pub(crate) const SHOWS: u32 = 1;
@@ -85,7 +89,7 @@ pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
 pub(crate) const BINARY: u32 = 1 << 8;
 pub(crate) const ONE: u32 = 1 << 9;
 
-const METHODS: [Method; 27] = [
+const METHODS: [Method; 29] = [
     Method::Compare,
     Method::PullSparse,
     Method::PushSparse,
@@ -113,6 +117,8 @@ const METHODS: [Method; 27] = [
     Method::Begin,
     Method::TakeOver,
     Method::GoOn,
+    Method::NewRun,
+    Method::Settle,
 ];
 
 impl Method {

@@ -77,9 +77,9 @@ impl Saves {
         Ok(self.meet(worker, 2)?)
     }
 
-    /// Whether the others train already: who finds that was started again.
+    /// Whether this worker joins a training that has begun, or resumes one.
     pub fn have_begun(&self, worker: &Worker) -> Result<bool> {
-        self.is_past(worker, self.opening())
+        Ok(worker.resumes() || self.is_past(worker, self.opening())?)
     }
 
     /// Meetings before the first step.

@@ -512,3 +512,34 @@ fn a_killed_server_goes_on_with_every_push() {
     // Without servers there is nothing to keep.
     place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
 }
+
+/// Workers of a synchronous job begin where the servers' folder is, and learn what one run would have.
+#[test]
+fn a_stopped_synchronous_job_resumes_on_durable_servers() {
+    let place = Place::new("demo_durable_sync", "");
+    std::fs::write(place.path("job.prototxt"), "a_sync: false").unwrap();
+    let line = |folder: &str| {
+        format!(
+            "--server_num=2 --worker_num=2 --log_overwrite demo:wide_deep --samples 51200 \
+             --strategy job.prototxt --threads 1 {folder}"
+        )
+    };
+    let score = |said: &Said| {
+        said.out.lines().find(|line| line.starts_with("AUC  ")).expect("a score").to_string()
+    };
+    let durable = line("--durable kept");
+    let child = place.start(&durable);
+    until("a step", || is_at_work(&place));
+    signal(child.id(), "INT");
+    child.wait_with_output().unwrap();
+
+    let resumed = place.run(&durable);
+    resumed.check(0, &[]);
+    assert!(resumed.out.contains("begins its share after step "), "{}", resumed.out);
+    // The folder of a job that has ended well is of no use to another one, and stops it at once.
+    let said = place.run(&durable);
+    said.check(1, &["the job in kept has finished", "help: remove the folder"]);
+    let whole = place.run(&line(""));
+    whole.check(0, &[]);
+    assert_eq!(score(&resumed), score(&whole));
+}

@@ -193,6 +193,11 @@ impl ServerTables {
                 self.presence.goes_on(caller, made);
                 Ok(())
             }
+            Method::NewRun => {
+                self.barrier.begin_run();
+                Ok(())
+            }
+            Method::Settle => self.settle(head.count),
             Method::EndSave => self.end_save(caller, head.count, head.word == 1),
             Method::Load => {
                 let tables = self.named(head)?;
@@ -266,7 +271,7 @@ impl ServerTables {
     }
 
     /// All workers have sent: what they pushed is applied.
-    fn pour(&self, at: Arrival, workers: u32) -> Result<()> {
+    pub(super) fn pour(&self, at: Arrival, workers: u32) -> Result<()> {
         if !(self.job.sync && at == Arrival::Sent) {
             return Ok(());
         }

@@ -12,6 +12,7 @@ mod ledger;
 mod listen;
 mod log;
 mod marks;
+mod new_run;
 mod pending;
 mod presence;
 mod save;
@@ -189,6 +190,21 @@ impl ServerTables {
                 .expected("statistics, a save, a load or shrinking")
                 .got(format!("{method:?}")));
         }
+        if method == Method::NewRun {
+            return Err(Error::invalid("a client asks what only a server decides")
+                .got(format!("{method:?}")));
+        }
+        self.do_request(caller, method, request, answer)
+    }
+
+    /// Does a request of somebody who may make it.
+    fn do_request(
+        &self,
+        caller: Caller,
+        method: Method,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<()> {
         let (head, body) = Head::decode(method, request)?;
         let walks = matches!(method, Method::Shrink | Method::Clear);
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {

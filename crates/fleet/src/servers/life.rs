@@ -12,7 +12,8 @@ use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token, resolve};
 use fleet_nn::Programs;
 use fleet_ps::{
-    Durability, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer,
+    Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
+    TableServer, folder_state,
 };
 use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
@@ -123,9 +124,16 @@ impl Fleet {
 
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
     /// `fleetrun` or by hand, goes on with every push that was acknowledged.
+    ///
+    /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When it has ended
+    /// well, the folder is refused: what it has learnt is in its saves.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
+        refuse_finished(&durability.folder)?;
         self.serve(|server| {
             let tables = ServerTables::durable(&job.tables, server, durability)?;
+            if is_first_start(&Env::process())? {
+                tables.begin_run()?;
+            }
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
                 let folder = folder.display();
                 Log::stderr().line(format!("server {server}: goes on with {found} in {folder}"));
@@ -233,6 +241,26 @@ impl Fleet {
 /// Tells the launcher something, in a file that it has named.
 fn tell(file: &Path, word: &str) -> Result<()> {
     std::fs::write(file, word).map_err(|error| Error::io("make the file", file, &error))
+}
+
+/// A job that has ended well is not resumed: its workers have made all their steps.
+fn refuse_finished(folder: &Path) -> Result<()> {
+    match folder_state(folder)? {
+        FolderState::Empty | FolderState::Unfinished => Ok(()),
+        FolderState::Finished => {
+            Err(Error::invalid(format!("the job in {} has finished", folder.display()))
+                .expected("an empty folder, or one of a job that was interrupted")
+                .help("remove the folder, or choose another one; to train on, start from a save"))
+        }
+    }
+}
+
+/// Whether the launcher starts this server for the first time, and so all processes of the job. Unknown
+/// launchers may restart one process alone.
+fn is_first_start(env: &Env) -> Result<bool> {
+    let Some(file) = env.text(names::FLEET_SERVES).map(Path::new) else { return Ok(false) };
+    let state = std::fs::read_to_string(file).map_err(|error| Error::io("read", file, &error))?;
+    Ok(state == names::STARTS)
 }
 
 /// A server that listens.

@@ -209,8 +209,8 @@ impl Worker {
         }
     }
 
-    /// For a worker that was started again while the others trained on; none for all others. Steps of its earlier
-    /// processes up to [`Progress::complete`] are wholly in the tables, counted from the first of the job. This
+    /// For a worker that was started again while the others trained on, and for all workers of a synchronous job that
+    /// was restarted as a whole on durable servers; none for all others. Steps of its earlier processes up to [`Progress::complete`] are wholly in the tables, counted from the first of the job. This
     /// worker goes on behind it: it must be fed the same batches as they would have been. What some servers have of
     /// a step and others not goes to those alone, so that every batch is in every table once. (In GEO up to `k_steps`
     /// steps may be twice in some of the tables.)
@@ -235,6 +235,12 @@ impl Worker {
             Way::Reads(_) => {}
         }
         Ok(Some(progress.clone()))
+    }
+
+    /// Whether earlier processes of this worker have made steps that the servers hold: [`Worker::go_on`]
+    /// returns them.
+    pub fn resumes(&self) -> bool {
+        self.before.is_some()
     }
 
     /// Returns when all workers that have not stopped have called it.
@@ -371,8 +377,9 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
     Ok(())
 }
 
-/// Worker 0 brings the parameters; all take them. A worker that was started again finds how far they are, and takes
-/// the place of its earlier processes: what these came to is returned.
+/// Worker 0 brings the parameters; all take them. A worker that was restarted while the others train takes
+/// the place of its earlier processes and returns their progress. So do all workers of a synchronous job
+/// that is restarted as a whole on durable servers: they meet from the start.
 fn meet(
     servers: &dyn Servers,
     job: &ServerJob,
@@ -387,16 +394,24 @@ fn meet(
         take(session)?;
         return Ok(Some(before));
     }
+    let is_sync = job.plan.exchange == Exchange::Sync;
+    let mut steps = 0;
     for round in met..START_ROUNDS {
-        if round == 1 && servers.worker() == 0 {
+        if round == 1 && servers.worker() == 0 && (!is_sync || servers.settle()? == 0) {
             bring(session)?;
         }
         if round == 2 {
+            steps = if is_sync { servers.rounds(Arrival::Sent)? } else { 0 };
             take(session)?;
         }
         servers.arrive(Arrival::Received)?;
     }
-    Ok(None)
+    if steps == 0 {
+        return Ok(None);
+    }
+    let earlier = servers.take_over()?;
+    // The servers have come to one step: none has a part of a later one.
+    Ok(Some(Progress::of_steps(earlier.base, earlier.base + steps)))
 }
 
 fn bring(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()> {
@@ -415,7 +430,10 @@ fn can_come_back(job: &ServerJob) -> Result<()> {
         "a worker of a job in sync mode cannot be started again alone: the others wait in the middle \
          of a step of which a part may be applied",
     )
-    .help("start the whole job again from a save or a checkpoint"))
+    .help(
+        "stop the whole job and restart it with fleetrun: with durable servers it resumes, else it starts \
+         from a save or a checkpoint",
+    ))
 }
 
 pub(super) fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
