@@ -76,6 +76,13 @@ impl Disk for RealDisk {
         File::open(folder)?.sync_all()
     }
 
+    fn boot(&self) -> u64 {
+        let id = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits = id.iter().filter_map(|digit| char::from(*digit).to_digit(16));
+        // 122 random bits folded into 64.
+        digits.fold(0, |sum: u64, digit| sum.rotate_left(4) ^ u64::from(digit))
+    }
+
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
         match file.try_lock() {

@@ -79,6 +79,7 @@ struct State {
     locks: BTreeSet<PathBuf>,
     /// Files that were opened before a power cut or a kill are dead.
     start: u64,
+    boot: u64,
     fault: Option<Fault>,
     counts: BTreeMap<Call, u64>,
     /// Calls that change something until the process is dead.
@@ -139,6 +140,7 @@ impl SimDisk {
             changes: Vec::new(),
             locks: BTreeSet::new(),
             start: 0,
+            boot: 1,
             fault: None,
             counts: BTreeMap::new(),
             halt_after: None,
@@ -182,6 +184,7 @@ impl SimDisk {
     pub fn power_cut(&self) {
         let mut state = self.state();
         state.lose_unsynced();
+        state.boot += 1;
         state.restart();
     }
 
@@ -485,6 +488,10 @@ impl Disk for SimDisk {
         let synced: Vec<Change> = synced;
         synced.into_iter().for_each(|change| state.keep(change));
         Ok(())
+    }
+
+    fn boot(&self) -> u64 {
+        self.state().boot
     }
 
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
