@@ -37,7 +37,7 @@ pub enum Call {
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     pub call: Call,
-    /// The first call of this kind that fails, from 0, counted from when the fault is set.
+    /// The first call of this kind that fails, from 0, counted from when the faults are set.
     pub first: u64,
     /// How many fail from there on.
     pub count: u64,
@@ -80,7 +80,7 @@ struct State {
     /// Files that were opened before a power cut or a kill are dead.
     start: u64,
     boot: u64,
-    fault: Option<Fault>,
+    faults: Vec<Fault>,
     counts: BTreeMap<Call, u64>,
     /// Calls that change something until the process is dead.
     halt_after: Option<u64>,
@@ -141,7 +141,7 @@ impl SimDisk {
             locks: BTreeSet::new(),
             start: 0,
             boot: 1,
-            fault: None,
+            faults: Vec::new(),
             counts: BTreeMap::new(),
             halt_after: None,
             halted: false,
@@ -154,14 +154,14 @@ impl SimDisk {
         Arc::new(self.clone())
     }
 
-    /// Lets calls fail from now on, in place of an earlier fault; none fail with `None`.
-    pub fn set_fault(&self, fault: Option<Fault>) {
+    /// Lets calls fail from now on, in place of earlier faults; none fail with `None`.
+    pub fn set_faults(&self, faults: impl IntoIterator<Item = Fault>) {
         let mut state = self.state();
-        state.fault = fault;
+        state.faults = faults.into_iter().collect();
         state.counts.clear();
     }
 
-    /// Calls since the fault was set.
+    /// Calls since the faults were set.
     pub fn calls(&self, call: Call) -> u64 {
         self.state().counts.get(&call).copied().unwrap_or(0)
     }
@@ -186,6 +186,24 @@ impl SimDisk {
         state.lose_unsynced();
         state.boot += 1;
         state.restart();
+    }
+
+    /// A disk of its own with the same files, all synced.
+    pub fn copy(&self, seed: u64) -> SimDisk {
+        let state = self.state();
+        let copy = SimDisk::new(seed);
+        let mut new = copy.state();
+        for (path, node) in &state.names {
+            let content = state.nodes[*node].cached.clone();
+            let at = new.nodes.len();
+            new.nodes.push(Node { kept: content.clone(), cached: content, dirty: Vec::new() });
+            new.names.insert(path.clone(), at);
+        }
+        new.kept_names = new.names.clone();
+        new.folders = state.folders.clone();
+        new.boot = state.boot;
+        drop(new);
+        copy
     }
 
     /// Changes a file's bytes behind everybody's back, on the platter and in the cache.
@@ -222,12 +240,10 @@ impl State {
             self.halted = *left == 0;
             *left = left.saturating_sub(1);
         }
-        match self.fault {
-            Some(fault) if fault.call == call => {
-                let fails = at >= fault.first && at - fault.first < fault.count;
-                if fails { Err(io::Error::from_raw_os_error(fault.errno)) } else { Ok(()) }
-            }
-            _ => Ok(()),
+        let fails = |it: &&Fault| it.call == call && at >= it.first && at - it.first < it.count;
+        match self.faults.iter().find(fails) {
+            Some(fault) => Err(io::Error::from_raw_os_error(fault.errno)),
+            None => Ok(()),
         }
     }
 
@@ -563,7 +579,7 @@ mod tests {
         let file = disk.create(Path::new("a")).unwrap();
         disk.sync_folder(Path::new("")).unwrap();
         write(&file, 0, b"gone");
-        disk.set_fault(Some(Fault { call: Call::Sync, first: 0, count: 1, errno: 5 }));
+        disk.set_faults(Some(Fault { call: Call::Sync, first: 0, count: 1, errno: 5 }));
         assert_eq!(file.sync().unwrap_err().raw_os_error(), Some(5));
         file.sync().unwrap();
         assert_eq!(read(&disk, "a").unwrap(), b"gone", "it is in the cache");

@@ -83,6 +83,10 @@ impl LogState {
         self.written.load(SeqCst)
     }
 
+    pub fn synced(&self) -> u64 {
+        self.synced.load(SeqCst)
+    }
+
     /// Syncs a file that has all records below `written`. A failure is final.
     pub fn sync(&self, file: &dyn DiskFile, path: &Path, written: u64) -> Result<()> {
         self.check()?;
@@ -169,7 +173,7 @@ impl Log {
         let mut writer = lock(&self.writer);
         self.state.check()?;
         let sequence = self.state.written();
-        let synced = self.state.synced.load(SeqCst);
+        let synced = self.state.synced();
         let len = request.len() as u32;
         let header = RecordHeader { len, sequence, synced, caller, method, request_sum };
         self.put(&mut writer, header, request)?;
@@ -203,7 +207,7 @@ impl Log {
     pub fn kept(&self) -> u64 {
         match self.flush {
             Flush::Kernel => self.state.written(),
-            Flush::Disk => self.state.synced.load(SeqCst),
+            Flush::Disk => self.state.synced(),
         }
     }
 
@@ -217,7 +221,7 @@ impl Log {
         let mut flushing = lock(&self.flushing);
         loop {
             self.state.check()?;
-            if self.state.synced.load(SeqCst) >= wanted {
+            if self.state.synced() >= wanted {
                 return Ok(());
             }
             if !*flushing {

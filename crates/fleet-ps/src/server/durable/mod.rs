@@ -15,6 +15,8 @@ mod log;
 mod reader;
 mod record;
 mod recover;
+#[cfg(test)]
+mod tests;
 mod trail;
 mod walk;
 
@@ -200,7 +202,7 @@ impl ServerTables {
         if lost == 0 {
             return Ok(());
         }
-        let error = keeper.refuse_lost(caller, lost);
+        let error = keeper.refuse_lost(caller, acknowledged, lost);
         self.stop();
         Err(error)
     }
@@ -237,11 +239,10 @@ impl Keeper {
     }
 
     /// Acknowledged requests are lost: nothing is taken any more. Returns what to say.
-    fn refuse_lost(&self, caller: Caller, lost: u64) -> Error {
-        let left = self.log.state().written();
+    fn refuse_lost(&self, caller: Caller, acknowledged: u64, lost: u64) -> Error {
+        let left = acknowledged - lost;
         let text = format!(
-            "{caller} was acknowledged {} requests, and {left} are left: {lost} are lost",
-            left + lost
+            "{caller} was acknowledged {acknowledged} requests, and {left} of them are left"
         );
         let error = Error::invalid("this server has lost acknowledged pushes")
             .got(&text)
