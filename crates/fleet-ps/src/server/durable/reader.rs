@@ -6,6 +6,7 @@ use crate::message::Method;
 use crate::server::Caller;
 use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
 use fleet_base::{Error, Result};
+use std::collections::VecDeque;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub(super) struct LogScan {
     /// Bytes of the header and the good records, and of the file.
     pub good: u64,
     pub total: u64,
+    /// Where the records begin that the log itself does not say to have been on disk.
+    pub unsynced: u64,
     /// It ends as one does that another log follows.
     pub is_closed: bool,
     /// Whole records behind the first bad one.
@@ -110,6 +113,7 @@ impl Bytes<'_> {
             next: header.first,
             good: LOG_HEADER_BYTES as u64,
             total: self.total,
+            unsynced: LOG_HEADER_BYTES as u64,
             is_closed: false,
             behind: None,
         };
@@ -117,6 +121,8 @@ impl Bytes<'_> {
         let mut reader = BufReader::with_capacity(1 << 20, file);
         reader.read_exact(&mut [0; LOG_HEADER_BYTES]).map_err(|error| self.failed(&error))?;
         let (mut head, mut request) = ([0; RECORD_HEADER_BYTES], Vec::new());
+        // Sequence numbers and ends of the records that may not be on disk.
+        let mut recent: VecDeque<(u64, u64)> = VecDeque::new();
         loop {
             let left = self.total - scan.good;
             if left < RECORD_HEADER_BYTES as u64 {
@@ -147,6 +153,10 @@ impl Bytes<'_> {
             scan.good += bytes;
             scan.next += 1;
             scan.record_count += 1;
+            recent.push_back((sequence, scan.good));
+            while let Some((_, end)) = recent.pop_front_if(|(at, _)| *at < record.synced) {
+                scan.unsynced = end;
+            }
         }
     }
 

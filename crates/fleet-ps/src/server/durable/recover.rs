@@ -3,7 +3,7 @@
 use super::folder::{ACCEPTED, ASIDE, BEHIND, FINISHED, Files, JobFile, LOCK};
 use super::image::{In, SnapshotHead};
 use super::log::{self, Log};
-use super::reader::Record;
+use super::reader::{LogScan, Record};
 use super::record::{CLOSE, LogHeader, RecordHeader};
 use super::walk::{Place, Tail, Visitor, Walk};
 use super::{Durability, Keeper, folder, start_snapshots};
@@ -268,10 +268,7 @@ fn begin(
     let first = walk.next;
     let before = walk.logs.iter().rfind(|log| log.header.number < number);
     if let Some(log) = before {
-        // The process that wrote it may have left that to the kernel.
-        let path = log::path(folder, log.header.number);
-        let synced = disk.open(&path, Access::Write).and_then(|file| file.sync());
-        synced.map_err(|error| Error::io("flush", &path, &error))?;
+        sync_again(disk, folder, log)?;
     }
     let header = LogHeader { life, number, first, epoch, boot: disk.boot(), accepts_loss };
     let kept = walk.logs.iter().filter(|log| log.header.number < number);
@@ -284,8 +281,28 @@ fn begin(
     Ok((log, epoch, epochs))
 }
 
+/// Puts on disk what an earlier process may not have. A sync of its own may have failed, which leaves
+/// pages that are in memory, not on disk, and not written by the next sync: so they are written again.
+fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
+    let path = log::path(folder, log.header.number);
+    let failed = |action: &'static str| {
+        let path = path.clone();
+        move |error| Error::io(action, &path, &error)
+    };
+    let file = disk.open(&path, Access::Write).map_err(failed("open"))?;
+    let mut at = log.unsynced;
+    let mut bytes = vec![0; COPY_BYTES.min((log.good - at) as usize)];
+    while at < log.good {
+        let count = (log.good - at).min(COPY_BYTES as u64) as usize;
+        read_exact_at(&*file, at, &mut bytes[..count]).map_err(failed("read"))?;
+        file.write_at(at, &mut [IoSlice::new(&bytes[..count])]).map_err(failed("write"))?;
+        at += count as u64;
+    }
+    file.sync().map_err(failed("flush"))
+}
+
 /// Says at the end of a log that another one follows.
-fn close(disk: &Arc<dyn Disk>, folder: &Path, log: &super::reader::LogScan) -> Result<()> {
+fn close(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
     if log.is_closed {
         return Ok(());
     }
