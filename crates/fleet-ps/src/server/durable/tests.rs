@@ -363,35 +363,34 @@ fn a_failed_truncation_ends_the_server() {
 #[test]
 fn failed_snapshots_do_not_hide_how_long_logs_are() {
     const BYTES_MAX: u64 = 4000;
-    let disk = SimDisk::new(1);
-    let durability = Durability { log_bytes_max: BYTES_MAX, ..options(Flush::Kernel) };
-    let server = ServerTables::durable_on(disk.handle(), &tables(), 0, durability.clone()).unwrap();
-    // New files cannot be made; the log goes on.
-    let fault = Fault { call: Call::Create, first: 0, count: u64::MAX, errno: 28 };
-    disk.set_faults(Some(fault));
-    let mut refused = None;
-    for id in 1..200 {
-        assert!(server.snapshot_now().is_err());
-        if let Err(error) = push(&worker(&server, id), id) {
-            refused = Some(error.to_string());
-            break;
+    // No file can be made; or logs can and snapshots cannot, so that every try begins a log.
+    let none = vec![Fault { call: Call::Create, first: 0, count: u64::MAX, errno: 28 }];
+    let second = |n: u64| Fault { call: Call::Rename, first: 2 * n + 1, count: 1, errno: 28 };
+    for faults in [none, (0..1000).map(second).collect()] {
+        let disk = SimDisk::new(1);
+        let durability = Durability { log_bytes_max: BYTES_MAX, ..options(Flush::Kernel) };
+        let server = ServerTables::durable_on(disk.handle(), &tables(), 0, durability).unwrap();
+        disk.set_faults(faults);
+        let mut refused = None;
+        for id in 1..200 {
+            if let Err(error) = push(&worker(&server, id), id) {
+                refused = Some(error.to_string());
+                break;
+            }
+            assert!(server.snapshot_now().is_err());
         }
+        let refused = refused.expect("pushes are refused");
+        let words = "the log is full and no snapshot can be written";
+        assert!(refused.contains(words) && refused.contains("os error 28"), "{refused}");
+        let logs = files(&disk).into_iter().filter(|name| name.starts_with("log-"));
+        let bytes: usize = logs.map(|name| content(&disk, &name).len()).sum();
+        let longest = BYTES_MAX * 2 + 1000;
+        assert!((BYTES_MAX..longest).contains(&(bytes as u64)), "{bytes} bytes");
+        disk.set_faults(None);
+        server.snapshot_now().unwrap();
+        push(&worker(&server, 301), 301).unwrap();
+        assert_eq!(files(&disk).len(), 3, "job, a snapshot, its log");
     }
-    let refused = refused.expect("pushes are refused");
-    assert!(refused.contains("the log is full and no snapshot can be written"), "{refused}");
-    let bytes: usize = files(&disk)
-        .iter()
-        .filter(|name| name.starts_with("log-"))
-        .map(|name| content(&disk, name).len())
-        .sum();
-    assert!((bytes as u64) < 3 * BYTES_MAX, "{bytes} bytes");
-    // Snapshot files alone fail: every try begins a log, and all of them count.
-    disk.set_faults(Some(Fault { call: Call::Rename, ..fault }));
-    assert!(server.snapshot_now().is_err());
-    assert!(push(&worker(&server, 300), 300).is_err());
-    disk.set_faults(None);
-    server.snapshot_now().unwrap();
-    push(&worker(&server, 301), 301).unwrap();
 }
 
 /// What the steps of one seed have led to.
@@ -490,6 +489,8 @@ impl Run {
             match self.rng.below(12) {
                 0 => _ = server.snapshot_now(),
                 1 => _ = keeper.log.sync(),
+                // As a snapshot that cannot be written leaves it.
+                2 => _ = keeper.log.rotate(),
                 _ => self.step(&server),
             }
             if self.disk.is_halted() || keeper.check().is_err() {
