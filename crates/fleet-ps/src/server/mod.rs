@@ -15,7 +15,10 @@ mod save;
 #[cfg(feature = "grpc")]
 mod statistics;
 
-pub use durable::{Damage, Durability, Flush, FolderState, Recovered, Tail, folder_state};
+pub use durable::{
+    Damage, Durability, Flush, FolderReport, FolderState, LogReport, Loss, Recovered, ServerReport,
+    SnapshotReport, Tail, WorkerReport, accept_loss, folder_state, inspect,
+};
 pub(crate) use ledger::{Caller, OPERATOR};
 pub use listen::TableServer;
 pub(crate) use listen::hello;

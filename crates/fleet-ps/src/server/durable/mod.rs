@@ -6,11 +6,13 @@
 //! is started again loads the last snapshot and does what the logs say, requests and answers alike, so
 //! that a push which its worker repeats is not applied twice.
 
+mod accept;
 mod blocks;
 mod damage;
 mod epochs;
 mod folder;
 mod image;
+mod inspect;
 mod log;
 mod reader;
 mod record;
@@ -20,8 +22,10 @@ mod tests;
 mod trail;
 mod walk;
 
+pub use accept::{Loss, accept_loss};
 pub use damage::Damage;
 pub use folder::{FolderState, folder_state};
+pub use inspect::{FolderReport, LogReport, ServerReport, SnapshotReport, WorkerReport, inspect};
 pub use log::Flush;
 pub use recover::Recovered;
 pub use walk::Tail;

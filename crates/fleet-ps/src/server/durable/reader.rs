@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 /// A request of the log.
 pub(super) struct Record<'a> {
-    pub sequence: u64,
     /// Where it begins in its file.
     pub offset: u64,
     pub caller: Caller,
@@ -75,9 +74,20 @@ pub(super) fn read(
     };
     let mut scan = bytes.records(header, visit)?;
     if scan.good < bytes.total && !scan.is_closed {
-        scan.behind = bytes.behind(&scan)?;
+        scan.behind = bytes.behind(&scan, &mut |_| Ok(()))?;
     }
     Ok(Ok(scan))
+}
+
+/// Visits the whole records behind the first bad one.
+pub(super) fn read_behind(
+    disk: &dyn Disk,
+    path: &Path,
+    visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+) -> Result<()> {
+    let Ok((bytes, header)) = open(disk, path)? else { return Ok(()) };
+    let scan = bytes.records(header, &mut |_| Ok(()))?;
+    bytes.behind(&scan, visit).map(drop)
 }
 
 fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHeader), Damage>> {
@@ -149,7 +159,7 @@ impl Bytes<'_> {
             }
             let RecordHeader { sequence, caller, method, .. } = record;
             let offset = scan.good;
-            visit(&Record { sequence, offset, caller, method, request: &request })?;
+            visit(&Record { offset, caller, method, request: &request })?;
             scan.good += bytes;
             scan.next += 1;
             scan.record_count += 1;
@@ -161,7 +171,11 @@ impl Bytes<'_> {
     }
 
     /// Whole records behind the first bad one, whose length cannot be trusted: every byte may begin one.
-    fn behind(&self, scan: &LogScan) -> Result<Option<Behind>> {
+    fn behind(
+        &self,
+        scan: &LogScan,
+        visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+    ) -> Result<Option<Behind>> {
         let mut found: Option<Behind> = None;
         let mut at = scan.good;
         let (mut window, mut start) = (Vec::new(), 0);
@@ -176,10 +190,14 @@ impl Bytes<'_> {
                 start = at;
             }
             let head = &window[(at - start) as usize..][..RECORD_HEADER_BYTES];
-            let Some(record) = self.record_at(at, head, scan)? else {
+            let Some((record, request)) = self.record_at(at, head, scan)? else {
                 at += 1;
                 continue;
             };
+            if record.method != CLOSE {
+                let RecordHeader { caller, method, .. } = record;
+                visit(&Record { offset: at, caller, method, request: &request })?;
+            }
             let behind = found.get_or_insert(Behind { offset: at, count: 0, synced: 0 });
             behind.count += 1;
             behind.synced = behind.synced.max(record.synced);
@@ -189,7 +207,12 @@ impl Bytes<'_> {
     }
 
     /// The whole record at an offset, if there is one.
-    fn record_at(&self, at: u64, head: &[u8], scan: &LogScan) -> Result<Option<RecordHeader>> {
+    fn record_at(
+        &self,
+        at: u64,
+        head: &[u8],
+        scan: &LogScan,
+    ) -> Result<Option<(RecordHeader, Vec<u8>)>> {
         let Ok(head) = <&[u8; RECORD_HEADER_BYTES]>::try_from(head) else { return Ok(None) };
         let is_known = head[36] == CLOSE || Method::parse(head[36]).is_ok();
         let known = if is_known { RecordHeader::decode(head, self.seed) } else { None };
@@ -203,6 +226,7 @@ impl Bytes<'_> {
         let mut request = vec![0; record.len as usize];
         let read = read_exact_at(&*self.file, begin, &mut request);
         read.map_err(|error| self.failed(&error))?;
-        Ok(Some(record).filter(|record| crc32fast::hash(&request) == record.request_sum))
+        let is_whole = crc32fast::hash(&request) == record.request_sum;
+        Ok(is_whole.then_some((record, request)))
     }
 }

@@ -1,6 +1,8 @@
 //! Durable servers on a simulated disk: damage at every byte, faults at every call, and power cuts under
 //! seeds.
 
+use super::accept::accept;
+use super::inspect::look;
 use super::*;
 use crate::client::local::Local;
 use crate::rule::Sgd;
@@ -101,6 +103,43 @@ fn acknowledged(disk: &SimDisk) -> [u64; 3] {
 /// Whatever one change to a folder does: the server starts with everything, or refuses with the file and
 /// what to do, or starts without the last requests and refuses the worker that knows better.
 fn check_change(disk: &SimDisk, known: [u64; 3], what: &str, file: &str) -> &'static str {
+    let report = look(&disk.handle(), &own("")).unwrap();
+    let outcome = start_changed(disk, known, what, file);
+    // Who only looks sees the same.
+    assert_eq!(report.damage.is_some(), outcome == "refused", "{what}: {report:?}");
+    if outcome != "whole" {
+        accept_change(disk, known, what);
+    }
+    outcome
+}
+
+/// An operator accepts the loss: the server starts with what is left, and the worker goes on with it.
+fn accept_change(disk: &SimDisk, known: [u64; 3], what: &str) {
+    let before = files(disk);
+    let loss = accept(&disk.handle(), &own("")).unwrap().expect("something is lost");
+    let report = look(&disk.handle(), &own("")).unwrap();
+    assert!(loss.is_everything || report.is_good() && report.accepts_loss, "{what}: {report:?}");
+    let aside = disk.list(&own("aside")).unwrap_or_default();
+    for name in before {
+        let is_kept = files(disk).contains(&name) || aside.contains(&name);
+        assert!(is_kept, "{what}: {name} was deleted");
+    }
+    for _ in 0..2 {
+        let server = open(disk, Flush::Kernel).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let found = pushed(&server, &STEPS);
+        let whole = found.iter().take_while(|times| **times == 1).count();
+        assert!(found[whole..].iter().all(|times| *times == 0), "{what}: {found:?}");
+        assert!(whole > 0 || loss.is_everything, "{what}: {found:?}");
+        server.check_acknowledged(Caller { worker: 0, client: 4 }, known).unwrap();
+        assert_eq!(server.life == known[0], !loss.is_everything, "{what}");
+        push(&worker(&server, 77), 77).unwrap();
+        drop(server);
+        disk.kill();
+    }
+    assert!(accept(&disk.handle(), &own("")).unwrap().is_none(), "{what}: once");
+}
+
+fn start_changed(disk: &SimDisk, known: [u64; 3], what: &str, file: &str) -> &'static str {
     let server = match open(disk, Flush::Kernel) {
         Ok(server) => server,
         Err(error) => {
@@ -181,8 +220,7 @@ fn every_deleted_file_is_refused() {
     for file in files(&disk) {
         let copy = disk.copy(0);
         copy.remove(&own(&file)).unwrap();
-        let expected = if file == "snapshot-1" { "snapshot-1" } else { &file };
-        assert_eq!(check_change(&copy, known, &format!("{file} deleted"), expected), "refused");
+        assert_eq!(check_change(&copy, known, &format!("{file} deleted"), &file), "refused");
     }
     // The file `job` alone.
     let copy = disk.copy(0);
@@ -542,4 +580,22 @@ impl Run {
         self.disk.kill();
         count
     }
+}
+
+/// What `--accept-loss` says is what is lost.
+#[test]
+fn accepted_losses_are_counted() {
+    let disk = kept();
+    let offset = content(&disk, "log-2").len() / 2;
+    disk.edit(&own("log-2"), |bytes| bytes[offset] ^= 1).unwrap();
+    let report = look(&disk.handle(), &own("")).unwrap();
+    assert_eq!(report.snapshot.unwrap().request_count, 5);
+    assert_eq!(report.workers[&0].step, 6, "{report:?}");
+    let damage = report.damage.unwrap();
+    assert!(damage.what.contains("1 whole ones follow"), "{damage}");
+    let loss = accept(&disk.handle(), &own("")).unwrap().unwrap();
+    let (had, left) = loss.workers[&0];
+    assert_eq!((had.step, left.step), (8, 6));
+    assert_eq!((loss.request_count, &loss.moved[..]), (1, &["log-2".to_string()][..]));
+    assert_eq!(loss.damages, [damage]);
 }
