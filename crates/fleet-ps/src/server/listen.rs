@@ -1,7 +1,7 @@
 //! A server that listens: a conversation for every connection.
 
 use super::{Caller, ServerTables};
-use crate::message::{Body, Method};
+use crate::message::{Body, Method, bytes_of};
 use crate::{Arrival, START_ROUNDS};
 use fleet_base::{Error, Result};
 use fleet_net::calls::{CallOptions, CallServer, Conversation};
@@ -103,6 +103,9 @@ impl Conversation for Talk {
             return Err(Error::invalid("a client asks before it has said which job it means"));
         }
         self.tables.call(caller, method, request, answer)?;
+        if Method::parse(method)?.changes() {
+            answer.extend(bytes_of(&self.tables.acknowledgement()).iter());
+        }
         self.agreed = true;
         Ok(())
     }

@@ -6,15 +6,39 @@
 //! is started again loads the last snapshot and does what the logs say, requests and answers alike, so
 //! that a push which its worker repeats is not applied twice.
 
-use super::image::Image;
-use super::log::{self, Log};
-use super::{Caller, Flush, ServerTables, folder, lock};
-use crate::JobTables;
-use fleet_base::file::write_file;
+mod accept;
+mod blocks;
+mod damage;
+mod epochs;
+mod folder;
+mod image;
+mod inspect;
+mod log;
+mod reader;
+mod record;
+mod recover;
+#[cfg(test)]
+mod tests;
+mod trail;
+mod walk;
+
+pub use accept::{Loss, accept_loss};
+pub use damage::Damage;
+pub use folder::{FolderState, folder_state};
+pub use inspect::{FolderReport, LogReport, ServerReport, SnapshotReport, WorkerReport, inspect};
+pub use log::Flush;
+pub use recover::Recovered;
+pub use walk::Tail;
+
+use super::{Caller, ServerTables, lock};
+use epochs::Epochs;
+use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::{Error, Result};
-use std::fs::File;
+use folder::{BEHIND, FINISHED, Files, snapshot_path};
+use image::{Image, SnapshotHead};
+use log::Log;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -24,7 +48,8 @@ pub struct Durability {
     /// Each server has a folder in it.
     pub folder: PathBuf,
     pub snapshot_every: Duration,
-    /// A longer log begins a snapshot; at twice the length pushes wait for it.
+    /// Longer logs begin a snapshot, and so do logs of 256 MiB and eight times the last snapshot. At twice
+    /// this length pushes wait for it, and are refused where none can be written.
     pub log_bytes_max: u64,
     pub flush: Flush,
 }
@@ -61,30 +86,18 @@ impl Durability {
     }
 }
 
-/// What a server found of an earlier process's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
-    /// Its last snapshot, where there was one.
-    pub snapshot: Option<u64>,
-    /// Requests of its log, which were done again.
-    pub request_count: u64,
-}
-
-impl std::fmt::Display for Recovered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(snapshot) = self.snapshot {
-            write!(f, "snapshot {snapshot} and ")?;
-        }
-        write!(f, "{} requests of the log", self.request_count)
-    }
-}
-
 /// What keeps the tables of one server.
 pub(super) struct Keeper {
+    disk: Arc<dyn Disk>,
     folder: PathBuf,
     options: Durability,
+    life: u64,
     log: Log,
+    epochs: Epochs,
+    epoch: u64,
     recovered: Option<Recovered>,
+    /// Bytes of the last snapshot.
+    snapshot_bytes: AtomicU64,
     /// The folder has the mark of a job that has ended well.
     is_finished: AtomicBool,
     state: Mutex<State>,
@@ -103,74 +116,20 @@ struct State {
 /// After a snapshot that failed the next one is tried so much later.
 const PAUSE_FAILED: Duration = Duration::from_secs(10);
 
+/// A log so many times as long as the last snapshot begins the next one: snapshots are then a small
+/// part of what is written, and a short log is soon replayed.
+const LOG_TO_SNAPSHOT: u64 = 8;
+/// A log of fewer bytes is short, however small the tables are.
+const LOG_BYTES_SHORT: u64 = 256 << 20;
+
 impl ServerTables {
     /// A server whose tables outlive its process: what the folder holds, or empty ones at first.
     pub fn durable(
-        job: &JobTables,
+        job: &crate::JobTables,
         server: usize,
         durability: Durability,
     ) -> Result<Arc<ServerTables>> {
-        let mut tables = ServerTables::new(job, server)?;
-        let folder = durability.folder.join(format!("server-{server:03}"));
-        std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
-        let lock = lock_folder(&folder)?;
-        tables.life = same_job(&folder, job, tables.life)?;
-        let (number, good, recovered) = tables.recover(&folder)?;
-        let is_finished = folder::is_finished(&folder);
-        let log = Log::open(&folder, number, good, durability.flush)?;
-        tables.keeper = Some(Arc::new(Keeper {
-            folder,
-            options: durability,
-            log,
-            recovered,
-            is_finished: AtomicBool::new(is_finished),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }));
-        tables.folder_lock = Some(lock);
-        let tables = Arc::new(tables);
-        start_snapshots(&tables)?;
-        Ok(tables)
-    }
-
-    /// Loads the last snapshot and what the logs say; returns the number of the last log, how many of its
-    /// bytes are good, and what there was.
-    fn recover(&self, folder: &Path) -> Result<(u64, u64, Option<Recovered>)> {
-        let snapshots = numbered(folder, "snapshot-")?;
-        let mut number = snapshots.into_iter().max().unwrap_or(0);
-        if number > 0 {
-            self.load_image(&snapshot_path(folder, number))?;
-        }
-        let first = number;
-        let mut good = 0;
-        let mut found = Recovered { snapshot: Some(first).filter(|it| *it > 0), request_count: 0 };
-        while log::path(folder, number).exists() {
-            let path = log::path(folder, number);
-            let (bytes, total) = log::read(&path, |record| {
-                // Requests that were refused are refused again.
-                let _ = self.replay(&record);
-                found.request_count += 1;
-                Ok(())
-            })?;
-            good = bytes;
-            let last = !log::path(folder, number + 1).exists();
-            if bytes < total && !last {
-                return Err(Error::invalid(format!("{} is damaged", path.display()))
-                    .expected(format!("{total} good bytes"))
-                    .got(bytes)
-                    .help("remove this server's folder and load a save"));
-            }
-            if last {
-                return Ok((number, good, Some(found).filter(|it| *it != Recovered::default())));
-            }
-            number += 1;
-        }
-        match first {
-            0 => Ok((0, good, None)),
-            // The log of a snapshot is begun before its file is.
-            _ => Err(Error::invalid(format!("{} is missing", log::path(folder, first).display()))
-                .help("remove this server's folder and load a save")),
-        }
+        ServerTables::durable_on(Arc::new(RealDisk), job, server, durability)
     }
 
     /// Writes a snapshot now; older snapshots and logs go.
@@ -190,31 +149,71 @@ impl ServerTables {
     /// snapshot has ended all the same.
     pub(super) fn conclude(&self, keeper: &Keeper) -> Result<()> {
         keeper.mark_finished()?;
-        match keeper.log.len() {
-            0 => Ok(()),
-            _ => self.snapshot_now(),
+        match keeper.log.is_empty() {
+            true => Ok(()),
+            false => self.snapshot_now(),
         }
     }
 
     fn write_snapshot(&self, keeper: &Keeper) -> Result<()> {
-        let (image, number): (Image<'_>, u64) = {
+        // Nearly all of the log, while requests go on; the rest below takes little.
+        keeper.log.sync()?;
+        let (image, head): (Image<'_>, SnapshotHead) = {
             let _cut = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-            (self.image(), keeper.log.rotate()?)
+            let image = self.image();
+            (image, self.snapshot_head(keeper, keeper.log.rotate()?))
         };
+        let number = head.number;
+        let bytes = image.write(&keeper.disk, &snapshot_path(&keeper.folder, number), &head)?;
+        keeper.snapshot_bytes.store(bytes, Relaxed);
+        keeper.log.forget_older();
         keeper.changed.notify_all();
-        image.write(&snapshot_path(&keeper.folder, number))?;
-        for (prefix, old) in [("snapshot-", number), ("log-", number)] {
-            for at in numbered(&keeper.folder, prefix)?.into_iter().filter(|at| *at < old) {
-                // The new one stands; an old file that cannot be deleted is deleted with the next.
-                let _ = std::fs::remove_file(keeper.folder.join(format!("{prefix}{at}")));
-            }
+        let files = Files::list(&*keeper.disk, &keeper.folder)?;
+        for name in files.before(number) {
+            // The new one is there; an old file that cannot be deleted is deleted with the next.
+            let _ = keeper.disk.remove(&keeper.folder.join(name));
         }
         Ok(())
     }
 
+    fn snapshot_head(&self, keeper: &Keeper, number: u64) -> SnapshotHead {
+        SnapshotHead {
+            life: keeper.life,
+            number,
+            first: keeper.log.state().written(),
+            epochs: keeper.epochs.clone(),
+            worker_count: self.job.worker_count as u64,
+        }
+    }
+
+    /// Refuses a worker that has an acknowledgement of what this server has lost, and all others from
+    /// then on, also after a restart: an operator decides.
+    pub(super) fn check_acknowledged(
+        &self,
+        caller: Caller,
+        [life, epoch, acknowledged]: [u64; 3],
+    ) -> Result<()> {
+        let Some(keeper) = self.keeper.as_ref().filter(|keeper| keeper.life == life) else {
+            // Tables of another life are lost as a whole, which the worker refuses.
+            return Ok(());
+        };
+        keeper.log.state().check()?;
+        let left = keeper.log.state().written();
+        let lost = match epoch {
+            0 => 0,
+            epoch => keeper.epochs.lost(epoch, acknowledged, left),
+        };
+        if lost == 0 {
+            return Ok(());
+        }
+        let error = keeper.refuse_lost(caller, acknowledged, lost);
+        self.stop();
+        Err(error)
+    }
+
     /// What this server goes on with, where an earlier process has left something.
     pub fn recovered(&self) -> Option<Recovered> {
-        self.keeper.as_ref().and_then(|keeper| keeper.recovered)
+        self.keeper.as_ref().and_then(|keeper| keeper.recovered.clone())
     }
 
     /// Where this server keeps its tables, if it does.
@@ -227,23 +226,61 @@ impl Keeper {
     pub fn append(&self, caller: Caller, method: u8, request: &[u8]) -> Result<()> {
         if self.is_finished.load(Relaxed) {
             let _alone = lock(&self.state);
-            folder::set_finished(&self.folder, false)?;
+            folder::remove_mark(&*self.disk, &self.folder, FINISHED)?;
             self.is_finished.store(false, Relaxed);
         }
         self.log.append(caller, method, request)?;
-        if self.log.len() > self.options.log_bytes_max {
+        if self.log.len() > self.log_bytes_due() {
             self.want_snapshot();
         }
         Ok(())
     }
 
+    /// Bytes of log that begin a snapshot.
+    fn log_bytes_due(&self) -> u64 {
+        let short = self.snapshot_bytes.load(Relaxed).saturating_mul(LOG_TO_SNAPSHOT);
+        short.max(LOG_BYTES_SHORT).min(self.options.log_bytes_max)
+    }
+
+    /// Acknowledged requests are lost: nothing is taken any more. Returns what to say.
+    fn refuse_lost(&self, caller: Caller, acknowledged: u64, lost: u64) -> Error {
+        let left = acknowledged - lost;
+        let text = format!(
+            "{caller} was acknowledged {acknowledged} requests, and {left} of them are left"
+        );
+        let error = Error::invalid("this server has lost acknowledged pushes")
+            .got(&text)
+            .at(self.folder.display())
+            .help(format!(
+                "fleet durable inspect {} shows what is left; with --accept-loss the job resumes from \
+                 there. Or start it again from a save",
+                self.folder.display()
+            ));
+        // Should the mark not be written, this process refuses all the same.
+        let _ = folder::set_mark(&self.disk, &self.folder, BEHIND, &text);
+        self.log.state().poison(error)
+    }
+
+    /// What an answer acknowledges: this start of the server, and the number below which requests are
+    /// kept.
+    pub fn acknowledgement(&self) -> [u64; 2] {
+        [self.epoch, self.log.kept()]
+    }
+
+    /// Why the server must end.
+    pub fn check(&self) -> Result<()> {
+        self.log.state().check()
+    }
+
     fn mark_finished(&self) -> Result<()> {
         let _alone = lock(&self.state);
-        folder::set_finished(&self.folder, true)?;
+        let text = "all workers have finished";
+        folder::set_mark(&self.disk, &self.folder, FINISHED, text)?;
         self.is_finished.store(true, Relaxed);
         Ok(())
     }
 
+    /// Waits until what was written is kept.
     pub fn commit(&self) -> Result<()> {
         self.log.commit()
     }
@@ -310,7 +347,7 @@ fn start_snapshots(tables: &Arc<ServerTables>) -> Result<()> {
     let run = move || {
         while keeper.wait_for_turn() {
             let Some(tables) = weak.upgrade() else { return };
-            if keeper.log.len() == 0 {
+            if keeper.log.is_empty() {
                 continue;
             }
             if let Err(error) = tables.snapshot_now() {
@@ -323,49 +360,4 @@ fn start_snapshots(tables: &Arc<ServerTables>) -> Result<()> {
         .spawn(run)
         .map(drop)
         .map_err(|error| Error::exhausted(format!("cannot start a thread for snapshots: {error}")))
-}
-
-fn snapshot_path(folder: &Path, number: u64) -> PathBuf {
-    folder.join(format!("snapshot-{number}"))
-}
-
-fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u64>> {
-    let entries = std::fs::read_dir(folder).map_err(|error| Error::io("list", folder, &error))?;
-    let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix(prefix)?.parse().ok();
-    Ok(entries.flatten().filter_map(|entry| number(entry.file_name())).collect())
-}
-
-fn lock_folder(folder: &Path) -> Result<File> {
-    let path = folder.join("lock");
-    let file = File::create(&path).map_err(|error| Error::io("create", &path, &error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            Err(Error::unavailable(format!("another process works in {}", folder.display()))
-                .help("a server has one process; end the other one, or choose another folder"))
-        }
-        Err(std::fs::TryLockError::Error(error)) => Err(Error::io("lock", &path, &error)),
-    }
-}
-
-/// The life of the tables in a folder, which must be of this job.
-fn same_job(folder: &Path, job: &JobTables, life: u64) -> Result<u64> {
-    let path = folder.join("job");
-    let text = job.text();
-    let Ok(found) = std::fs::read_to_string(&path) else {
-        write_file(&path, format!("{life}\n{text}").as_bytes())?;
-        return Ok(life);
-    };
-    let (life, theirs) = found.split_once('\n').unwrap_or((&found, ""));
-    let differs = theirs.lines().zip(text.lines()).find(|(theirs, ours)| theirs != ours);
-    if let Some((theirs, ours)) = differs {
-        return Err(Error::invalid("a server's folder is of another job")
-            .expected(ours)
-            .got(theirs)
-            .at(folder.display())
-            .help("choose another folder, or remove this one and load a save"));
-    }
-    life.parse().map_err(|_| {
-        Error::invalid(format!("{} is malformed", path.display())).expected("a number").got(life)
-    })
 }
