@@ -16,8 +16,8 @@ pub enum Command {
 pub struct InspectArgs {
     /// The folder of --durable, or that of one server in it
     folder: PathBuf,
-    /// Lets servers resume from the last good state, and says what is lost; what is damaged is moved
-    /// into the folder `aside`
+    /// Lets servers resume from the last good state, and says what is lost; what is damaged is
+    /// moved into the folder `aside`
     #[arg(long, alias = "accept_loss")]
     accept_loss: bool,
 }

@@ -128,7 +128,7 @@ impl Fleet {
             let tables = ServerTables::durable(&job.tables, server, durability)?;
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
                 let folder = folder.display();
-                Log::stderr().line(format!("server {server}: goes on with {found} in {folder}"));
+                Log::stderr().line(format!("server {server}: resumes with {found} in {folder}"));
             }
             Ok(tables)
         })
