@@ -134,6 +134,9 @@ fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), Stop> {
     for damage in &loss.damages {
         out.line(format!("  {damage}"))?;
     }
+    if let Some(behind) = &loss.behind {
+        out.line(format!("  {behind}"))?;
+    }
     match loss.is_everything {
         true => out.line("  everything is lost: the server begins anew")?,
         false => out.line(format!(

@@ -22,6 +22,8 @@ pub struct Loss {
     pub folder: PathBuf,
     /// What was damaged.
     pub damages: Vec<Damage>,
+    /// What a worker was acknowledged and is not here.
+    pub behind: Option<String>,
     /// Whole requests that are not used; there may be more in bytes that cannot be read.
     pub request_count: u64,
     /// Bytes of logs and snapshots that are not used.
@@ -69,6 +71,7 @@ pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> 
     if behind.is_some() {
         repair.aside(BEHIND)?;
     }
+    repair.loss.behind = behind;
     if !repair.loss.is_everything {
         let text = "an operator has accepted the loss of requests";
         folder::set_mark(disk, path, ACCEPTED, text)?;
