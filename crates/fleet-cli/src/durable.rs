@@ -16,8 +16,8 @@ pub enum Command {
 pub struct InspectArgs {
     /// The folder of --durable, or that of one server in it
     folder: PathBuf,
-    /// Lets servers resume from the last good state, and says what is lost; what is damaged is moved
-    /// into the folder `aside`
+    /// Lets servers resume from the last good state, and says what is lost; what is damaged is
+    /// moved into the folder `aside`
     #[arg(long, alias = "accept_loss")]
     accept_loss: bool,
 }
@@ -133,6 +133,9 @@ fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), Stop> {
     out.line(format!("accepted for {}:", loss.folder.display()))?;
     for damage in &loss.damages {
         out.line(format!("  {damage}"))?;
+    }
+    if let Some(behind) = &loss.behind {
+        out.line(format!("  {behind}"))?;
     }
     match loss.is_everything {
         true => out.line("  everything is lost: the server begins anew")?,

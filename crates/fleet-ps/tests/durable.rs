@@ -325,3 +325,49 @@ fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
     assert!(lines.contains("waits for server 0") && lines.contains("is back after"), "{lines}");
     workers[0].stop().unwrap();
 }
+
+/// A log loses its last records, as a bad disk would: the server starts, its worker knows better, and then
+/// nothing is served until an operator has accepted the loss.
+#[test]
+fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
+    let (folder, job, token) =
+        (Folder::new("behind"), job(1, 1, false), Token::generate().unwrap());
+    let serve = || {
+        let tables = start(&job, &folder);
+        let options = CallOptions::default();
+        TableServer::bind("127.0.0.1:0", tables, &token, options, Log::silent()).unwrap()
+    };
+    let server = serve();
+    let current = Arc::new(Mutex::new(server.address()));
+    let resolve = {
+        let current = current.clone();
+        move |_| Ok::<_, Error>(*current.lock().unwrap())
+    };
+    let worker = RemoteServers::connect_with(&job, 0, resolve, &token, options()).unwrap();
+    (0..4).for_each(|_| worker.push_dense(DENSE, &[0.5; 5]).unwrap());
+    drop(server);
+    let path = own_folder(&folder).join("log-0");
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 7).unwrap();
+
+    let server = serve();
+    let cut = server.tables().recovered().unwrap();
+    assert_eq!((cut.request_count, cut.cut.map(|cut| cut.request_count)), (3, Some(0)));
+    *current.lock().unwrap() = server.address();
+    let error = worker.push_dense(DENSE, &[0.5; 5]).unwrap_err().to_string();
+    let words = "worker 0 was acknowledged 4 requests, and 3 of them are left";
+    assert!(error.contains("lost acknowledged pushes") && error.contains(words), "{error}");
+    let ended = server.run().unwrap_err().to_string();
+    assert!(ended.contains(words) && ended.contains("--accept-loss"), "{ended}");
+    let error = ServerTables::durable(&job, 0, Durability::in_folder(&folder.0)).map(drop);
+    assert!(error.unwrap_err().to_string().contains(words), "also after a restart");
+    assert_eq!(fleet_ps::inspect(&folder.0).unwrap().servers[0].behind.as_deref(), Some(words));
+
+    let losses = fleet_ps::accept_loss(&folder.0).unwrap();
+    assert_eq!(losses[0].behind.as_deref(), Some(words));
+    assert!(fleet_ps::accept_loss(&folder.0).unwrap().is_empty(), "accepted once");
+    let server = serve();
+    *current.lock().unwrap() = server.address();
+    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+    assert_eq!(crate::common::dense(&worker), [-1.0; 5], "three, and the one since");
+}

@@ -2,12 +2,13 @@
 //!
 //! [`Disk`] is the port: [`RealDisk`] makes the system's calls, [`SimDisk`] keeps files in memory,
 //! loses unsynced writes at a power cut and fails calls on request, both from a seed. Code that
-//! promises to survive a crash takes a `Disk`, so that tests run the same code on the simulated one.
+//! promises to survive a crash takes a `Disk`, so that tests run the same code on the simulated
+//! one.
 //!
-//! What may be relied on is what POSIX says: a write is seen by later reads at once and survives the
-//! process. It survives the machine after [`DiskFile::sync`]. A new name, a rename and a removal do
-//! after [`Disk::sync_folder`]. A sync that failed must not be retried: the kernel may have dropped the
-//! pages, and the next sync succeeds without them.
+//! What may be relied on is what POSIX says: a write is seen by later reads at once and survives
+//! the process. It survives the machine after [`DiskFile::sync`]. A new name, a rename and a
+//! removal do after [`Disk::sync_folder`]. A sync that failed must not be retried: the kernel may
+//! have dropped the pages, and the next sync succeeds without them.
 
 mod real;
 mod sim;
@@ -58,7 +59,8 @@ pub trait DiskFile: Send + Sync {
     }
     /// Reads what there is at an offset; 0 at the end.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
-    /// Writes all parts, one behind the other, at an offset. An error leaves any part of them there.
+    /// Writes all parts, one behind the other, at an offset. An error leaves any part of them
+    /// there.
     fn write_at(&self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Content and length survive the machine from now on.

@@ -1,9 +1,10 @@
 //! A disk in memory that fails and forgets as a seed says.
 //!
-//! A write goes to the cache. At a power cut each sector that was written since its file was last synced
-//! keeps any of its versions since then, the file any of its lengths, and a folder any part of its new
-//! names, renames and removals. A killed process ([`SimDisk::kill`]) loses nothing that was written. A
-//! sync that fails drops what it should have written, as Linux does: later syncs succeed without it.
+//! A write goes to the cache. At a power cut each sector that was written since its file was last
+//! synced keeps any of its versions since then, the file any of its lengths, and a folder any part
+//! of its new names, renames and removals. A killed process ([`SimDisk::kill`]) loses nothing that
+//! was written. A sync that fails drops what it should have written, as Linux does: later syncs
+//! succeed without it.
 
 use super::{Access, Disk, DiskFile, DiskLock};
 use crate::rng::Sequence;

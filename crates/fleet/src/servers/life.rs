@@ -136,7 +136,7 @@ impl Fleet {
             }
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
                 let folder = folder.display();
-                Log::stderr().line(format!("server {server}: goes on with {found} in {folder}"));
+                Log::stderr().line(format!("server {server}: resumes with {found} in {folder}"));
             }
             Ok(tables)
         })

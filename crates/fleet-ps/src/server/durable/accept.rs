@@ -1,5 +1,5 @@
-//! Goes on from the last good state of a damaged folder, on purpose. Nothing is deleted: what cannot be
-//! used is moved into the folder `aside`.
+//! Goes on from the last good state of a damaged folder, on purpose. Nothing is deleted: what
+//! cannot be used is moved into the folder `aside`.
 
 use super::blocks::BlockReader;
 use super::damage::Damage;
@@ -22,6 +22,8 @@ pub struct Loss {
     pub folder: PathBuf,
     /// What was damaged.
     pub damages: Vec<Damage>,
+    /// What a worker was acknowledged and is not here.
+    pub behind: Option<String>,
     /// Whole requests that are not used; there may be more in bytes that cannot be read.
     pub request_count: u64,
     /// Bytes of logs and snapshots that are not used.
@@ -34,8 +36,8 @@ pub struct Loss {
     pub is_everything: bool,
 }
 
-/// Moves what is damaged aside, in the folders of all servers of a job or in that of one, so that they
-/// start from their last good states. Servers that have nothing to accept are not listed.
+/// Moves what is damaged aside, in the folders of all servers of a job or in that of one, so that
+/// they start from their last good states. Servers that have nothing to accept are not listed.
 pub fn accept_loss(folder: &Path) -> Result<Vec<Loss>> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let servers = server_folders(&*disk, folder)?;
@@ -69,6 +71,7 @@ pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> 
     if behind.is_some() {
         repair.aside(BEHIND)?;
     }
+    repair.loss.behind = behind;
     if !repair.loss.is_everything {
         let text = "an operator has accepted the loss of requests";
         folder::set_mark(disk, path, ACCEPTED, text)?;
@@ -79,7 +82,8 @@ pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> 
 }
 
 impl Repair<'_> {
-    /// A file `job` that is damaged or missing: other files say the life, the next start the tables.
+    /// A file `job` that is damaged or missing: other files say the life, the next start the
+    /// tables.
     fn job(&mut self) -> Result<()> {
         let damage = match JobFile::read(&**self.disk, self.folder)? {
             Some(Ok(_)) => return Ok(()),

@@ -1,4 +1,5 @@
-//! The folder of a durable server: names of its files, the file `job`, marks, and the state of the job.
+//! The folder of a durable server: names of its files, the file `job`, marks, and the state of the
+//! job.
 
 use super::damage::Damage;
 use crate::JobTables;
@@ -41,8 +42,8 @@ pub enum FolderState {
 
 /// The state of the job in `folder`, the [`Durability::folder`](crate::Durability) of its servers.
 ///
-/// A server marks its folder when the last worker stops it and no worker was lost, and takes the mark
-/// back at the first change after that.
+/// A server marks its folder when the last worker stops it and no worker was lost, and takes the
+/// mark back at the first change after that.
 ///
 /// ```
 /// use fleet_ps::{Durability, FolderState, JobTables, LocalServers, ServerTables, Servers};
@@ -75,7 +76,8 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
         if !is_server || !has_files(&entry.path())? {
             continue;
         }
-        // The last worker stops all servers: one that was killed before it wrote its mark had ended.
+        // The last worker stops all servers: one that was killed before it wrote its mark had
+        // ended.
         match is_finished(&entry.path()) {
             true => return Ok(FolderState::Finished),
             false => state = FolderState::Unfinished,

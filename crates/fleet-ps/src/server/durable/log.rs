@@ -4,8 +4,8 @@
 //! survives the process; [`Flush::Disk`] waits for the disk too, one sync for all that wait.
 //!
 //! A log that cannot be trusted any more is poisoned: a sync that failed may have lost pages that a
-//! second one does not miss, and half a record that cannot be cut off hides all that follow it. From
-//! then on every append and commit is refused, and the server ends with the reason.
+//! second one does not miss, and half a record that cannot be cut off hides all that follow it.
+//! From then on every append and commit is refused, and the server ends with the reason.
 
 use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
 use super::trail::Trail;
@@ -21,8 +21,8 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 /// What a push waits for before it is acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flush {
-    /// The kernel has it: a killed server loses nothing. A power cut loses at most the last
-    /// [`SYNC_PERIOD`](super::trail::SYNC_PERIOD) and the time that a sync takes.
+    /// The kernel has it: a killed server loses nothing. A power cut loses at most the pushes of
+    /// the last 2 s and of the sync then under way.
     #[default]
     Kernel,
     /// The disk has it: neither loses anything.
@@ -119,7 +119,8 @@ pub(super) fn create(
 }
 
 impl Log {
-    /// Begins a log of this header; `older` are the bytes of those that it follows, which are on disk.
+    /// Begins a log of this header; `older` are the bytes of those that it follows, which are on
+    /// disk.
     pub fn begin(
         disk: &Arc<dyn Disk>,
         folder: &Path,

@@ -1,10 +1,10 @@
 //! Servers that survive: a snapshot now and then, and a log of what came since.
 //!
-//! A request that changes something is written to the log and then done; an acknowledged one is in the
-//! log. A snapshot cuts at one moment, for all tables and for the answers that may be asked for
-//! again, begins a new log, and writes its file while requests go on; then older files go. A server that
-//! is started again loads the last snapshot and does what the logs say, requests and answers alike, so
-//! that a push which its worker repeats is not applied twice.
+//! A request that changes something is written to the log and then done; an acknowledged one is in
+//! the log. A snapshot cuts at one moment, for all tables and for the answers that may be asked for
+//! again, begins a new log, and writes its file while requests go on; then older files go. A server
+//! that is started again loads the last snapshot and does what the logs say, requests and answers
+//! alike, so that a push which its worker repeats is not applied twice.
 
 mod accept;
 mod blocks;
@@ -48,8 +48,8 @@ pub struct Durability {
     /// Each server has a folder in it.
     pub folder: PathBuf,
     pub snapshot_every: Duration,
-    /// Longer logs begin a snapshot, and so do logs of 256 MiB and eight times the last snapshot. At twice
-    /// this length pushes wait for it, and are refused where none can be written.
+    /// Longer logs begin a snapshot, and so do logs of 256 MiB and eight times the last snapshot.
+    /// At twice this length pushes wait for it, and are refused where none can be written.
     pub log_bytes_max: u64,
     pub flush: Flush,
 }
@@ -60,12 +60,11 @@ impl Durability {
     /// ```
     /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers};
     /// use fleet_ps::{TableConfig, rule::Sgd};
-    /// # let folder = std::env::temp_dir().join(format!("fleet-ps-durable-{}", std::process::id()));
-    /// let rule = Rule::Sgd(Sgd { lr: 1.0 });
-    /// let (non_finite, options) = (NonFinite::Refuse, Default::default());
-    /// let dense = TableConfig::Dense { table_id: 0, len: 2, rule, non_finite, options };
-    /// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables: vec![dense] };
-    /// for start in 1..3 {
+    /// # let folder = std::env::temp_dir().join(format!("fleet-ps-durable-{}",
+    /// std::process::id())); let rule = Rule::Sgd(Sgd { lr: 1.0 }); let (non_finite, options) =
+    /// (NonFinite::Refuse, Default::default()); let dense = TableConfig::Dense { table_id: 0, len:
+    /// 2, rule, non_finite, options }; let job = JobTables { server_count: 1, worker_count: 1,
+    /// sync: false, tables: vec![dense] }; for start in 1..3 {
     ///     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;
     ///     let worker = LocalServers::new(&[server], 0)?;
     ///     worker.push_dense(0, &[1.0, 2.0])?;
@@ -186,8 +185,8 @@ impl ServerTables {
         }
     }
 
-    /// Refuses a worker that has an acknowledgement of what this server has lost, and all others from
-    /// then on, also after a restart: an operator decides.
+    /// Refuses a worker that has an acknowledgement of what this server has lost, and all others
+    /// from then on, also after a restart: an operator decides.
     pub(super) fn check_acknowledged(
         &self,
         caller: Caller,
@@ -261,8 +260,8 @@ impl Keeper {
         self.log.state().poison(error)
     }
 
-    /// What an answer acknowledges: this start of the server, and the number below which requests are
-    /// kept.
+    /// What an answer acknowledges: this start of the server, and the number below which requests
+    /// are kept.
     pub fn acknowledgement(&self) -> [u64; 2] {
         [self.epoch, self.log.kept()]
     }

@@ -164,13 +164,15 @@ impl Bytes<'_> {
             scan.next += 1;
             scan.record_count += 1;
             recent.push_back((sequence, scan.good));
-            while let Some((_, end)) = recent.pop_front_if(|(at, _)| *at < record.synced) {
-                scan.unsynced = end;
+            while let Some((_, end)) = recent.front().filter(|(at, _)| *at < record.synced) {
+                scan.unsynced = *end;
+                recent.pop_front();
             }
         }
     }
 
-    /// Whole records behind the first bad one, whose length cannot be trusted: every byte may begin one.
+    /// Whole records behind the first bad one, whose length cannot be trusted: every byte may begin
+    /// one.
     fn behind(
         &self,
         scan: &LogScan,

@@ -14,8 +14,8 @@
 //! 60 u32 CRC-32 of the above
 //! ```
 //!
-//! Everything is little-endian. The checksums of records start from that of the log's header, so that a
-//! record of another log is none of this one.
+//! Everything is little-endian. The checksums of records start from that of the log's header, so
+//! that a record of another log is none of this one.
 
 use crate::server::Caller;
 

@@ -129,8 +129,8 @@ impl ServerTables {
         })
     }
 
-    /// The life of the tables in a folder, which are of this job. A new folder gets its first log, and
-    /// then its file `job`.
+    /// The life of the tables in a folder, which are of this job. A new folder gets its first log,
+    /// and then its file `job`.
     fn life_of(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<u64> {
         match JobFile::read(&**disk, path)? {
             Some(Ok(file)) if file.text.is_empty() => {
@@ -281,8 +281,9 @@ fn begin(
     Ok((log, epoch, epochs))
 }
 
-/// Puts on disk what an earlier process may not have. A sync of its own may have failed, which leaves
-/// pages that are in memory, not on disk, and not written by the next sync: so they are written again.
+/// Puts on disk what an earlier process may not have. A sync of its own may have failed, which
+/// leaves pages that are in memory, not on disk, and not written by the next sync: so they are
+/// written again.
 fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
     let path = log::path(folder, log.header.number);
     let failed = |action: &'static str| {

@@ -1,21 +1,14 @@
-//! Durable servers on a simulated disk: damage at every byte, faults at every call, and power cuts under
-//! seeds.
+//! Durable servers on a simulated disk: damage at every byte, faults at every call, and power cuts
+//! under seeds.
 
 use super::accept::accept;
 use super::inspect::look;
 use super::*;
 use crate::client::local::Local;
-use crate::rule::Sgd;
-use crate::{
-    Client, Initializer, JobTables, LocalServers, NonFinite, PullMode, Push, Rule, Servers,
-    SparseConfig, TableConfig,
-};
+use crate::client::tests::{DENSE, SPARSE, job};
+use crate::{Client, JobTables, LocalServers, PullMode, Push, Servers};
 use fleet_base::disk::{Call, Fault, SimDisk};
 use fleet_base::rng::Sequence;
-use job::{DENSE, SPARSE};
-
-#[path = "../../../tests/job.rs"]
-mod job;
 
 /// How many seeds `power_cuts_lose_what_is_stated` runs (CI: the default).
 const SEEDS: &str = "FLEET_DISK_SEEDS";
@@ -24,7 +17,7 @@ const SEED: &str = "FLEET_DISK_SEED";
 const SEEDS_DEFAULT: u64 = 200;
 
 fn tables() -> JobTables {
-    job::job(1, 2, false)
+    job(1, 2, false)
 }
 
 fn options(flush: Flush) -> Durability {
@@ -91,7 +84,8 @@ fn content(disk: &SimDisk, name: &str) -> Vec<u8> {
     fleet_base::disk::read_file(disk, &own(name), 1 << 30).unwrap().unwrap()
 }
 
-/// What a worker says that the folder's last server has acknowledged to it: eight steps and a dense push.
+/// What a worker says that the folder's last server has acknowledged to it: eight steps and a dense
+/// push.
 fn acknowledged(disk: &SimDisk) -> [u64; 3] {
     let copy = disk.copy(0);
     let server = open(&copy, Flush::Kernel).unwrap();
@@ -100,8 +94,9 @@ fn acknowledged(disk: &SimDisk) -> [u64; 3] {
     [keeper.life, before, keeper.log.kept()]
 }
 
-/// Whatever one change to a folder does: the server starts with everything, or refuses with the file and
-/// what to do, or starts without the last requests and refuses the worker that knows better.
+/// Whatever one change to a folder does: the server starts with everything, or refuses with the
+/// file and what to do, or starts without the last requests and refuses the worker that knows
+/// better.
 fn check_change(disk: &SimDisk, known: [u64; 3], what: &str, file: &str) -> &'static str {
     let report = look(&disk.handle(), &own("")).unwrap();
     let outcome = start_changed(disk, known, what, file);
@@ -113,7 +108,8 @@ fn check_change(disk: &SimDisk, known: [u64; 3], what: &str, file: &str) -> &'st
     outcome
 }
 
-/// An operator accepts the loss: the server starts with what is left, and the worker goes on with it.
+/// An operator accepts the loss: the server starts with what is left, and the worker goes on with
+/// it.
 fn accept_change(disk: &SimDisk, known: [u64; 3], what: &str) {
     let before = files(disk);
     let loss = accept(&disk.handle(), &own("")).unwrap().expect("something is lost");
@@ -286,8 +282,8 @@ fn a_request_that_panics_is_refused_and_replayed_once() {
     assert_eq!(pushed(&server, &[1]), [1]);
 }
 
-/// Fails the n-th call of every kind, for every n, once and for good; afterwards everything that was
-/// acknowledged is there, and what was refused is not there twice.
+/// Fails the n-th call of every kind, for every n, once and for good; afterwards everything that
+/// was acknowledged is there, and what was refused is not there twice.
 #[test]
 fn every_call_that_fails_loses_nothing() {
     let calls = [
@@ -397,7 +393,8 @@ fn a_failed_truncation_ends_the_server() {
     assert_eq!(pushed(&open(&disk, Flush::Kernel).unwrap(), &[1, 2, 3, 4, 5]), [1, 0, 1, 0, 0]);
 }
 
-/// Logs that no snapshot has replaced count together: pushes are refused at the limit, whatever was tried.
+/// Logs that no snapshot has replaced count together: pushes are refused at the limit, whatever was
+/// tried.
 #[test]
 fn failed_snapshots_do_not_hide_how_long_logs_are() {
     const BYTES_MAX: u64 = 4000;
@@ -503,7 +500,8 @@ impl Run {
         lost
     }
 
-    /// Starts a server, lets it work until something ends it; returns below which number all was synced.
+    /// Starts a server, lets it work until something ends it; returns below which number all was
+    /// synced.
     fn start(&mut self) -> u64 {
         if self.rng.below(3) == 0 {
             let first = self.rng.below(120);
@@ -551,7 +549,8 @@ impl Run {
         }
     }
 
-    /// Everything below `synced` is there, once, and what is missing is a suffix; returns its length.
+    /// Everything below `synced` is there, once, and what is missing is a suffix; returns its
+    /// length.
     fn check(&mut self, synced: u64) -> usize {
         let seed = self.seed;
         let server = open(&self.disk, self.flush).unwrap_or_else(|error| panic!("{seed}: {error}"));

@@ -1,11 +1,12 @@
 //! Bytes that a log has written leave memory, and reach the disk within seconds.
 //!
-//! The kernel keeps what is written to a file until it needs the memory for something else. A log that
-//! grows to gigabytes takes fresh memory for every page, and touching that costs several times what the
-//! copy does. So a thread writes pages out in stretches and lets them go: a log is read once, if ever.
+//! The kernel keeps what is written to a file until it needs the memory for something else. A log
+//! that grows to gigabytes takes fresh memory for every page, and touching that costs several times
+//! what the copy does. So a thread writes pages out in stretches and lets them go: a log is read
+//! once, if ever.
 //!
-//! Under [`Flush::Kernel`](super::Flush) nobody waits for the disk. The same thread syncs the log now and
-//! then, which bounds what a power cut can lose.
+//! Under [`Flush::Kernel`](super::Flush) nobody waits for the disk. The same thread syncs the log
+//! now and then, which bounds what a power cut can lose.
 
 use super::log::LogState;
 use crate::server::{Flush, lock};
@@ -16,9 +17,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes that are written out and let go at a time: few enough to stay in the caches, enough for a disk.
+/// Bytes that are written out and let go at a time: few enough to stay in the caches, enough for a
+/// disk.
 pub(super) const STRETCH_BYTES: u64 = 16 << 20;
-/// Between two syncs of a log that nobody waits for: a power cut loses about as much.
+/// Between two syncs of a log that nobody waits for: a power cut loses about as much (see
+/// [`Flush::Kernel`]).
 pub(super) const SYNC_PERIOD: Duration = Duration::from_secs(2);
 
 pub(super) struct Trail {
@@ -56,8 +59,8 @@ impl Trail {
         Ok(Trail { shared, thread: Some(thread) })
     }
 
-    /// A file has so many bytes now, and all records below `records`. The file before it, if there was
-    /// one, is on disk.
+    /// A file has so many bytes now, and all records below `records`. The file before it, if there
+    /// was one, is on disk.
     pub fn grew(&self, file: &Arc<dyn DiskFile>, len: u64, records: u64) {
         let mut state = lock(&self.shared.state);
         state.records = records;

@@ -1,9 +1,11 @@
-//! Reads a server's folder from its last snapshot to the end of its last log, and judges what is bad.
+//! Reads a server's folder from its last snapshot to the end of its last log, and judges what is
+//! bad.
 //!
 //! A server that starts and `fleet durable inspect` take the same walk with another visitor.
 //!
 //! * Logs follow each other by life, number and sequence number, from that of the last snapshot on.
-//! * A bad record with whole ones behind it is damage, unless a power cut explains it: the machine was
+//! * A bad record with whole ones behind it is damage, unless a power cut explains it: the machine
+//!   was
 //!   started since, and none of them was written when the bad one was known to be on disk.
 //! * Anything else that ends the last log is a request that was not written whole: it is cut off.
 
