@@ -15,6 +15,7 @@ mod dense;
 mod entry;
 mod finite;
 mod geo;
+mod hash_key;
 mod init;
 mod merge;
 mod message;
@@ -39,6 +40,7 @@ pub use dense::{
 pub use entry::Entry;
 pub use finite::NonFinite;
 pub use geo::GeoTable;
+pub use hash_key::HashKey;
 pub use init::Initializer;
 pub use merge::Merger;
 pub use progress::Progress;
