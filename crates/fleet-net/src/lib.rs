@@ -13,6 +13,7 @@
 pub mod abort;
 pub mod calls;
 mod credential;
+mod descriptors;
 mod frame;
 mod gate;
 mod handshake;

@@ -4,7 +4,7 @@ use crate::stream::Stream;
 use crate::{Abort, Limits, Time};
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::{ErrorKind as Io, IoSlice, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -49,10 +49,9 @@ pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream>
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let socket =
-        rustix::net::socket(family, SocketType::STREAM, None).map_err(|error| cannot(&error))?;
-    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)
-        .and_then(|()| rustix::io::ioctl_fionbio(&socket, true))
+    // With the flag from the start: another thread may be starting a process at this moment.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
         .map_err(|error| cannot(&error))?;
     let stream = TcpStream::from(socket);
     match rustix::net::connect(&stream, &address) {

@@ -1,9 +1,9 @@
 //! The key of the hashes over ids.
 //!
-//! Ids come from data, so whoever writes the data chooses them. With a hash that everybody can compute,
-//! 200,000 chosen ids that share one home make every search a walk over all of them. The key makes homes
-//! unpredictable. No result depends on it: rows are merged in the order of first sight, and a snapshot
-//! visits the ids of a segment in ascending order.
+//! Ids come from data, so an attacker may choose them. Under a hash that anybody can compute, 200,000
+//! chosen ids share one home, and every search walks over all of them. The key makes homes
+//! unpredictable. No result depends on it: rows are merged in the order of first sight, and a
+//! snapshot visits the ids of a segment in ascending order.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -18,7 +18,7 @@ pub struct HashKey {
 }
 
 impl HashKey {
-    /// A key that nobody can guess: the system's random numbers.
+    /// A random key from the system.
     pub fn random() -> HashKey {
         // The standard library's hash tables have the same need; its keys come from the system.
         HashKey::new(RandomState::new().hash_one(0u64), RandomState::new().hash_one(1u64))

@@ -206,8 +206,8 @@ pub(crate) struct Index {
 // SAFETY: the pages belong to the index.
 unsafe impl Send for Index {}
 
-/// Spreads ids over 64 bits; every id has its own value. The upper half chooses shard (high bits) and
-/// segment (low bits); [`HashKey::hash`] chooses the bucket in the segment.
+/// Spreads ids over 64 bits; every id has its own value. The upper half chooses shard (high bits)
+/// and segment (low bits); [`HashKey::hash`] chooses the bucket in the segment.
 #[inline]
 pub(crate) fn hash(id: u64) -> u64 {
     let mut x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
