@@ -10,6 +10,9 @@
 //! It knows nothing of tensors, of programs or of environment variables: what it needs comes in as
 //! arguments.
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod abort;
 pub mod calls;
 mod credential;

@@ -7,6 +7,9 @@
 //! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files.
 //! [`Servers`] is all of it as a worker sees it. Nothing here knows programs or devices.
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod client;
 mod communicator;
 #[cfg(feature = "grpc")]

@@ -6,6 +6,7 @@ use super::launch_barrier::{expect_listening, waits_for_servers};
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
+use crate::terminal::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
 use fleet_net::calls::CallOptions;
@@ -149,7 +150,7 @@ impl Fleet {
         };
         let tables = make(topology.rank())?;
         if env.switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
-            eprintln!("fleet: tables of server {}: {:#?}", topology.rank(), tables.job());
+            note(format_args!("tables of server {}: {:#?}", topology.rank(), tables.job()));
         }
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
