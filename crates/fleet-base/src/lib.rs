@@ -5,6 +5,7 @@ pub mod entity;
 pub mod error;
 pub mod file;
 pub mod rng;
+pub mod sealed;
 pub mod text;
 
 pub use entity::{EntityMap, EntityRef};
