@@ -482,6 +482,16 @@ fn a_damaged_checkpoint_is_passed_over() {
         assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
     }
     assert!(place.read("log/workerlog.1").contains("resumed after step 4 of 10"));
+    // One bit of the file that ends the checkpoint of step 8, which was saved again.
+    let done = place.path(&format!("{newest}/done"));
+    let text = std::fs::read_to_string(&done).unwrap();
+    assert!(text.contains("\nsteps 8 8\n"), "{text}");
+    std::fs::write(&done, text.replace("steps 8 8", "steps 8 0")).unwrap();
+    let said = place.run(&line(20_480));
+    said.check(0, &[]);
+    for words in ["/done is damaged: its checksum is wrong", "resumed after step 4 of 10"] {
+        assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
+    }
     // Of step 8, which was saved again, and of step 4 a part is lost.
     for step in ["saves/step-000000000004", newest] {
         let parts = std::fs::read_dir(place.path(&format!("{step}/000"))).unwrap().flatten();
