@@ -20,6 +20,7 @@ pub mod machine;
 mod oom;
 pub mod options;
 pub mod ports;
+mod scratch;
 pub mod script;
 mod several;
 mod supervisor;

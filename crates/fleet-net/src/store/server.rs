@@ -97,6 +97,17 @@ impl StoreServer {
         vigilance: Vigilance,
         log: Log,
     ) -> Result<StoreServer> {
+        StoreServer::start_logging(listener, token, vigilance, (log.clone(), log))
+    }
+
+    /// As [`StoreServer::start`], with a log of connections that are refused, and one of members and
+    /// requests.
+    pub fn start_logging(
+        listener: TcpListener,
+        token: &Token,
+        vigilance: Vigilance,
+        (door_log, log): (Log, Log),
+    ) -> Result<StoreServer> {
         let shared = Arc::new(Shared {
             vigilance,
             incarnation: u64::from_le_bytes(random()?),
@@ -106,7 +117,7 @@ impl StoreServer {
             stop: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         });
-        let gate = Gate::start(listener, token.clone(), log.clone(), shared.clone())?;
+        let gate = Gate::start(listener, token.clone(), door_log, shared.clone())?;
         let address = gate.address();
         let desk = Desk::new(shared.clone(), log);
         let thread = std::thread::Builder::new()

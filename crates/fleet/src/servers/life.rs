@@ -18,7 +18,7 @@ use fleet_ps::{
 use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -154,8 +154,11 @@ impl Fleet {
         }
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
-        let server = TableServer::bind(address, tables.clone(), &token, options, Log::stderr())
-            .map_err(|error| error.at(format!("server {}", topology.rank())))?;
+        let save_root = env.text(names::FLEET_SAVE_ROOT).map(PathBuf::from);
+        let within = (options, save_root);
+        let server =
+            TableServer::bind_within(address, tables.clone(), &token, within, Log::stderr())
+                .map_err(|error| error.at(format!("server {}", topology.rank())))?;
         if let Some(control) = &control {
             control.serve(tables, &self.server_addresses()?)?;
         }
