@@ -172,7 +172,9 @@ struct Piped {
 fn shell(command: &str, path: &Path) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", command, "sh"]).arg(path);
-    SECRETS.iter().for_each(|name| drop(shell.env_remove(name)));
+    for name in SECRETS {
+        shell.env_remove(name);
+    }
     shell
 }
 

@@ -46,7 +46,7 @@ pub use log::Log;
 pub use membership::Membership;
 pub use mesh::{Fabric, Member, Mesh, Transfer};
 pub use registry::{Cause, Notice, Vigilance};
-pub use socket::resolve;
+pub use socket::{resolve, tcp_socket};
 pub use store::{Change, Changes, MemoryStore, Store, StoreClient, StoreServer, Swap};
 pub use tcp::{STREAMS_MAX, TcpFabric, TcpOptions};
 pub use time::{Deadline, Limits, Time};
