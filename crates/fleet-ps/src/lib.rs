@@ -50,7 +50,11 @@ pub use progress::Progress;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
 pub use seen::WorkerSeen;
-pub use server::{Durability, Flush, Recovered, ServerTables, TableServer};
+pub use server::{
+    Damage, Durability, Flush, FolderReport, FolderState, LogReport, Loss, Recovered, ServerReport,
+    ServerTables, SnapshotReport, TableServer, Tail, WorkerReport, accept_loss, folder_state,
+    inspect,
+};
 pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,

@@ -72,7 +72,7 @@ impl TableConfig {
 }
 
 /// Changes when a worker of one version cannot talk to a server of another.
-const MESSAGES_VERSION: &str = "messages of version 5";
+const MESSAGES_VERSION: &str = "messages of version 6";
 /// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are there, when
 /// worker 0 has brought the parameters, and when all have them. A worker that comes to servers where
 /// they have met so often was started again.

@@ -165,6 +165,10 @@ impl BarrierTable {
         self.lock().finished.contains(&trainer)
     }
 
+    pub(crate) fn all_finished(&self) -> bool {
+        self.lock().finished.len() as u32 == self.trainer_count
+    }
+
     pub(crate) fn any_finished(&self) -> bool {
         !self.lock().finished.is_empty()
     }

@@ -149,7 +149,7 @@ fn a_synchronous_job_and_its_end() {
             });
         }
     });
-    fleet.servers.into_iter().for_each(fleet_ps::TableServer::run);
+    fleet.servers.into_iter().for_each(|server| server.run().unwrap());
 }
 
 /// Each mistake is told in its words, and the server serves on.
@@ -242,7 +242,7 @@ fn senseless_requests_are_refused() {
     let old = b"messages of version 1\n";
     let length = (old.len() as u64).to_le_bytes();
     let error = connect(&hello).call(1, &[&[0; 32], &length, old], &limits).unwrap_err();
-    let words = "expected messages of version 5, got messages of version 1";
+    let words = "expected messages of version 6, got messages of version 1";
     assert!(error.to_string().contains(words), "{error}");
     let mut rng = fleet_base::rng::Sequence::new(8, 0);
     let mut client = connect(&hello);

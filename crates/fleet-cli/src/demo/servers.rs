@@ -48,8 +48,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         let (address, exchange) = (server.address(), plan.exchange.name());
         out.line(format!("serves {} at {address}, {exchange}", counted(count, "table")))?;
         out.flush()?;
-        server.run();
-        return Ok(());
+        return Ok(server.run()?);
     }
     let first = fleet.is_first_worker();
     writable(args.output.as_deref().filter(|_| first))?;

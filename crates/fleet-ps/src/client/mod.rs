@@ -10,7 +10,7 @@ mod missing;
 mod place;
 mod remote;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use local::LocalServers;
 pub use remote::{RemoteOptions, RemoteServers};

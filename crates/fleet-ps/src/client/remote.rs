@@ -8,7 +8,7 @@
 use super::alive::Alive;
 use super::{Client, Request, Transport};
 use crate::JobTables;
-use crate::message::{Body, COMPARE_HEAD_BYTES, Head, Method};
+use crate::message::{ACKNOWLEDGEMENT_BYTES, Body, COMPARE_HEAD_BYTES, Head, Method, bytes_of};
 use crate::server::{Caller, OPERATOR, SILENT_AFTER, hello};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
@@ -81,6 +81,8 @@ pub(super) struct Lane {
     freed: Condvar,
     /// The server's life as it was at first: its tables are those that we know.
     life: OnceLock<u64>,
+    /// The last epoch of the server that answered, and what it has acknowledged.
+    acknowledged: Mutex<[u64; 2]>,
 }
 
 #[derive(Default)]
@@ -214,7 +216,7 @@ impl Transport for Remote {
                 let answer = connection.receive(&limits).map(|(_, answer)| answer);
                 let (answer, connection) = self.keep(request.server, answer, connection)?;
                 self.give_back(request.server, connection);
-                Ok(answer)
+                Ok(self.acknowledged(request, answer))
             })
             .collect();
         let outcome = |(request, first): (&Request<'_>, Result<Result<Vec<u8>>>)| {
@@ -226,6 +228,7 @@ impl Transport for Remote {
                 send(connection, request, &limits)?;
                 connection.receive(&limits).map(|(_, answer)| answer)
             });
+            let answer = answer.map(|answer| self.acknowledged(request, answer));
             match answer {
                 // Whoever is not there does not serve.
                 Err(error) if stops && error.kind() == ErrorKind::Unavailable => Ok(Vec::new()),
@@ -253,6 +256,20 @@ impl Transport for Remote {
 impl Remote {
     fn spare(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what a server acknowledges off its answer.
+    fn acknowledged(&self, request: &Request<'_>, answer: Result<Vec<u8>>) -> Result<Vec<u8>> {
+        let mut answer = answer?;
+        if request.method.changes() {
+            let at = answer.len().checked_sub(ACKNOWLEDGEMENT_BYTES).ok_or_else(|| {
+                Error::internal("a server's answer has no acknowledgement").got(answer.len())
+            })?;
+            let mut body = Body(&answer[at..]);
+            self.lanes[request.server].acknowledge([body.u64()?, body.u64()?]);
+            answer.truncate(at);
+        }
+        Ok(answer)
     }
 
     fn limits(&self) -> Limits {
@@ -323,8 +340,8 @@ impl Remote {
 
     /// Connects to a server that still has what we know.
     fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
-        let (connection, life, address) = self.door.connect(server, limits, span)?;
         let lane = &self.lanes[server];
+        let (connection, life, address) = self.door.connect((server, lane), limits, span)?;
         if !lane.knows(life) {
             return Err(Error::invalid("a server was started again and has lost its tables").help(
                 "start the job again from a save; servers that keep their tables on disk go on \
@@ -377,7 +394,7 @@ impl Door {
     /// Connects, and makes sure that the server means the same job; with the life of its tables.
     pub fn connect(
         &self,
-        server: usize,
+        (server, lane): (usize, &Lane),
         limits: &Limits,
         span: Duration,
     ) -> Result<(CallClient, u64, SocketAddr)> {
@@ -385,7 +402,11 @@ impl Door {
         let soon = limits.at_most(span);
         let (greeting, options) = (hello(self.caller), self.options);
         let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
-        let parts: [&[u8]; 2] = [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job];
+        let [epoch, kept] = lane.last_acknowledged();
+        let known = [lane.life.get().copied().unwrap_or(0), epoch, kept];
+        let known = bytes_of(&known);
+        let parts: [&[u8]; 3] =
+            [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job, &known];
         let answer = connection.call(Method::Compare as u8, &parts, limits)?;
         let mut body = Body(&answer);
         let (number, life) = (body.u64()?, body.u64()?);
@@ -419,6 +440,16 @@ impl Lane {
     /// Whether a server of this life has the tables that we know.
     pub fn knows(&self, life: u64) -> bool {
         *self.life.get_or_init(|| life) == life
+    }
+
+    fn last_acknowledged(&self) -> [u64; 2] {
+        *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers the newest acknowledgement: epochs grow, and so do numbers of one.
+    fn acknowledge(&self, [epoch, kept]: [u64; 2]) {
+        let mut known = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = (*known).max([epoch, kept]);
     }
 
     /// Nobody has reached the server since then; whether that is news.

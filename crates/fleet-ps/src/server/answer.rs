@@ -81,6 +81,7 @@ impl ServerTables {
             }
             Method::Compare => {
                 self.compare(body.text()?)?;
+                self.check_acknowledged(caller, [body.u64()?, body.u64()?, body.u64()?])?;
                 answer.extend(bytes_of(&[self.server as u64, self.life]).iter());
                 Ok(())
             }

@@ -2,7 +2,7 @@
 
 use super::bounds::Bounds;
 use super::{Caller, ServerTables};
-use crate::message::{Body, Method};
+use crate::message::{Body, Method, bytes_of};
 use crate::{Arrival, START_ROUNDS};
 use fleet_base::{Error, Result};
 use fleet_net::calls::{CallOptions, CallServer, Conversation};
@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// let worker = RemoteServers::connect(&job, 0, &addresses, &token, RemoteOptions::default())?;
 /// assert!(worker.finish()?, "the last one");
 /// worker.stop()?;
-/// server.run(); // until somebody stops it
+/// server.run()?; // until somebody stops it
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct TableServer {
@@ -82,9 +82,9 @@ impl TableServer {
         &self.tables
     }
 
-    /// Serves until a worker stops the servers.
-    pub fn run(self) {
-        self.tables.wait();
+    /// Serves until a worker stops the servers; see [`ServerTables::serve`].
+    pub fn run(self) -> Result<()> {
+        self.tables.serve()
     }
 }
 
@@ -120,6 +120,9 @@ impl Conversation for Talk {
         }
         self.bounds.check(&self.tables, method, request)?;
         self.tables.call(caller, method, request, answer)?;
+        if Method::parse(method)?.changes() {
+            answer.extend(bytes_of(&self.tables.acknowledgement()).iter());
+        }
         self.agreed = true;
         Ok(())
     }

@@ -52,7 +52,7 @@ impl Fleet {
     /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
     /// let job = optimizer.minimize_on_servers(&net, loss)?;
     /// if fleet.is_server() {
-    ///     fleet.init_server(&job)?.run();
+    ///     fleet.init_server(&job)?.run()?;
     ///     return Ok(());
     /// }
     /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
@@ -129,7 +129,7 @@ impl Fleet {
             let tables = ServerTables::durable(&job.tables, server, durability)?;
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
                 let folder = folder.display();
-                Log::stderr().line(format!("server {server}: goes on with {found} in {folder}"));
+                Log::stderr().line(format!("server {server}: resumes with {found} in {folder}"));
             }
             Ok(tables)
         })
@@ -256,7 +256,7 @@ fn tell(file: &Path, word: &str) -> Result<()> {
 ///     None => fleet.init_durable_server(&job, Durability::in_folder("tables"))?,
 /// };
 /// println!("listens at {}", server.address());
-/// server.run();
+/// server.run()?;
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub struct Server {
@@ -270,8 +270,9 @@ impl Server {
         self.server.address()
     }
 
-    /// Serves until the last worker has stopped.
-    pub fn run(self) {
-        self.server.run();
+    /// Serves until the last worker has stopped. An error is that of a durable server whose log or
+    /// last snapshot could not be written.
+    pub fn run(self) -> Result<()> {
+        self.server.run()
     }
 }
