@@ -3,6 +3,7 @@
 mod bench;
 #[path = "../../crates/fleet-comm/tests/cable.rs"]
 mod cable;
+mod deny;
 mod picture;
 mod terminal;
 mod tidy;
@@ -15,6 +16,7 @@ usage: cargo xtask COMMAND
 
   ci      everything that a change must pass: format, lints, tidy, tests
   tidy    the rules of the house that the compiler does not know (layers of crates)
+  deny    licences, bans, sources and advisories of dependencies (cargo install cargo-deny --locked)
   features  builds and tests what is behind features and brings many crates (some minutes)
   targets lints for ARM and for macOS (rustup target add aarch64-unknown-linux-gnu aarch64-apple-darwin)
   test    the tests (arguments are handed to cargo test)
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         "features" => features(),
         "targets" => targets(),
         "tidy" => tidy::run(&root()),
+        "deny" => deny::run(&root()),
         "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
         "bless" => bless(),
         "bench" => bench::run(&root(), rest),

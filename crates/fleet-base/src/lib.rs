@@ -6,6 +6,7 @@ pub mod entity;
 pub mod error;
 pub mod file;
 pub mod rng;
+pub mod sealed;
 pub mod text;
 
 pub use entity::{EntityMap, EntityRef};

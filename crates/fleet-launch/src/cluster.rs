@@ -52,6 +52,8 @@ pub struct Run {
     pub mark: String,
     pub log_dir: String,
     pub scratch: String,
+    /// The folder that servers save in.
+    pub save_root: Option<String>,
     /// Where machines meet; the store, when nothing else was said.
     pub master: Option<Endpoint>,
     pub store: Option<Endpoint>,
@@ -119,6 +121,9 @@ impl Cluster {
                     if role == Role::Server {
                         let path = format!("{}/serves.{}", run.scratch, process.rank);
                         process.env.push((names::FLEET_SERVES, Some(path)));
+                        if let Some(root) = &run.save_root {
+                            process.env.push((names::FLEET_SAVE_ROOT, Some(root.clone())));
+                        }
                     }
                     made.push(process);
                     *local += 1;

@@ -101,6 +101,13 @@ pub const FLAGS: &[Flag] = &[
         "Barrier service: 0 nobody, 1 workers, 2 workers and servers",
     ),
     flag(
+        SERVERS,
+        "save_root",
+        "FOLDER",
+        None,
+        "Servers save to and load from folders in it alone (or FLEET_SAVE_ROOT); by default any",
+    ),
+    flag(
         MACHINES,
         "ips",
         "LIST",

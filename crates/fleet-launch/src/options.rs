@@ -5,6 +5,7 @@ use crate::words;
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, names};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -125,6 +126,9 @@ pub struct Options {
     pub node_rank: Option<usize>,
     pub host: Option<String>,
     pub sort_ip: bool,
+    pub save_root: Option<PathBuf>,
+    /// What the user should know before the job starts.
+    pub warnings: Vec<String>,
     pub token: Option<Token>,
     pub join_timeout: Duration,
     pub start_port: Option<u16>,
@@ -191,6 +195,7 @@ impl Options {
                 )));
         }
         let log_dir = PathBuf::from(given.text("log_dir").unwrap_or("log"));
+        let (token, warnings) = token(given, env)?;
         Ok(Options {
             mode,
             is_mode_default,
@@ -211,7 +216,9 @@ impl Options {
             node_rank,
             host: given.text("host").map(str::to_string),
             sort_ip: given.is_on("sort_ip"),
-            token: token(given, env)?,
+            save_root: given.text("save_root").map(PathBuf::from),
+            token,
+            warnings,
             join_timeout: seconds(given, "join_timeout")?,
             start_port: match given.number("start_port")? {
                 Some(port) => Some(port),
@@ -569,16 +576,26 @@ fn with_gloo(given: &Given, env: &Env) -> Result<String> {
     }
 }
 
-fn token(given: &Given, env: &Env) -> Result<Option<Token>> {
+/// The job's secret, and a warning where other users can read it.
+fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
     let file = given.text("token_file").or(env.text(names::FLEET_TOKEN_FILE));
     let Some(file) = file else {
-        return env.text(names::FLEET_TOKEN).map(Token::from_text).transpose();
+        return Ok((env.text(names::FLEET_TOKEN).map(Token::from_text).transpose()?, Vec::new()));
     };
     let path = std::path::Path::new(file);
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Error::io("read the job token from", path, &error))?;
-    Token::from_text(&text).map(Some).map_err(|error| error.at(file))
+    let cannot = |error| Error::io("read the job token from", path, &error);
+    let text = std::fs::read_to_string(path).map_err(cannot)?;
+    let token = Token::from_text(&text).map_err(|error| error.at(file))?;
+    let mode = path.metadata().map_err(cannot)?.permissions().mode();
+    let is_open = mode & OTHERS_READ != 0;
+    let warning = is_open
+        .then(|| format!("every user of this machine can read the job's secret: chmod 600 {file}"));
+    Ok((Some(token), warning.into_iter().collect()))
 }
+
+/// The bit of a file's mode by which every user may read it. Mounted secrets of Kubernetes have it, in
+/// containers without other users, so this is no error.
+const OTHERS_READ: u32 = 0o004;
 
 fn seconds(given: &Given, name: &str) -> Result<Duration> {
     let text = given.text(name).unwrap_or("0");

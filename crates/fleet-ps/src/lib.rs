@@ -7,6 +7,9 @@
 //! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files.
 //! [`Servers`] is all of it as a worker sees it. Nothing here knows programs or devices.
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod client;
 mod communicator;
 #[cfg(feature = "grpc")]
@@ -15,6 +18,7 @@ mod dense;
 mod entry;
 mod finite;
 mod geo;
+mod hash_key;
 mod init;
 mod merge;
 mod message;
@@ -39,6 +43,7 @@ pub use dense::{
 pub use entry::Entry;
 pub use finite::NonFinite;
 pub use geo::GeoTable;
+pub use hash_key::HashKey;
 pub use init::Initializer;
 pub use merge::Merger;
 pub use progress::Progress;

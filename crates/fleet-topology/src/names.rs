@@ -140,6 +140,7 @@ pub const STARTS: &str = "starts";
 /// What it writes when workers can reach it.
 pub const SERVES: &str = "serves";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
+pub const FLEET_SAVE_ROOT: &str = "FLEET_SAVE_ROOT";
 pub const FLEET_GRPC_PORT: &str = "FLEET_GRPC_PORT";
 pub const FLEET_GRPC_CERT: &str = "FLEET_GRPC_CERT";
 pub const FLEET_GRPC_KEY: &str = "FLEET_GRPC_KEY";
@@ -443,6 +444,12 @@ pub const VARIABLES: &[Variable] = &[
         &[Reader::Server, Reader::Launcher],
     ),
     row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Worker]),
+    row(
+        FLEET_SAVE_ROOT,
+        "",
+        "Servers save to and load from folders in this one alone; by default any; as --save_root",
+        &[Reader::Server],
+    ),
     row(
         FLEET_GRPC_PORT,
         "",

@@ -7,6 +7,7 @@
 
 use crate::Fleet;
 use crate::numbers::shown;
+use crate::terminal::Printer;
 use fleet_base::{Error, Result};
 use fleet_comm::ReduceOp;
 use fleet_data::{Batch, BatchSource, Dataset, Prefetch, Skipped};
@@ -91,13 +92,14 @@ pub struct DatasetReport {
 
 impl Default for DatasetRun<'_> {
     fn default() -> Self {
+        let mut printer = Printer::stdout();
         DatasetRun {
             threads: 0,
             ahead: DOUBLE_BUFFER,
             behind: 0,
             fetch: Vec::new(),
             print_period: PRINT_PERIOD,
-            print: Box::new(|line| println!("{line}")),
+            print: Box::new(move |line| printer.line(line)),
             debug: false,
             handler: None,
             workers: None,

@@ -11,6 +11,7 @@ use crate::fit::{Budget, fit};
 use crate::keeper::{self, Keeper};
 use crate::rings::GroupRing;
 use crate::servers::{Place, ServerJob};
+use crate::terminal::{Printer, note};
 use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, ReduceOp, World};
@@ -532,8 +533,10 @@ impl DistributedOptimizer<'_> {
             let s = |count: usize| if count == 1 { "" } else { "s" };
             let (of_workers, of_servers) = (s(workers), s(servers));
             let chain = job.plan.chain_text();
-            eprintln!("fleet: {workers} worker{of_workers}, {servers} server{of_servers}, {chain}");
-            job.plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
+            note(format_args!(
+                "{workers} worker{of_workers}, {servers} server{of_servers}, {chain}"
+            ));
+            job.plan.notes.iter().for_each(note);
         }
         Ok(job)
     }
@@ -618,22 +621,22 @@ impl DistributedOptimizer<'_> {
 /// What the user should know of a plan; one process has nothing to hear of rings.
 fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
     for warning in &plan.warnings {
-        eprintln!("fleet: {warning}");
+        note(warning);
     }
     for decision in &plan.decisions {
         match (decision.strategy, decision.verdict) {
-            ("Auto", _) => eprintln!("fleet: auto: {}", decision.reason),
+            ("Auto", _) => note(format_args!("auto: {}", decision.reason)),
             (name, Verdict::Dropped) => {
                 let place = source.map(|it| format!("{}: ", it.place_of(&decision.field)));
                 let place = place.unwrap_or_default();
-                eprintln!("fleet: {place}warning: {name} is left out: {}", decision.reason);
+                note(format_args!("{place}warning: {name} is left out: {}", decision.reason));
             }
             _ => {}
         }
     }
     if ranks.count > 1 {
-        eprintln!("fleet: {} ranks, {}", ranks.count, plan.chain_text());
-        plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
+        note(format_args!("{} ranks, {}", ranks.count, plan.chain_text()));
+        plan.notes.iter().for_each(note);
     }
 }
 
@@ -705,10 +708,10 @@ impl Util<'_> {
         fleet_data::file_shard(files, self.0.worker_index(), self.0.worker_num())
     }
 
-    /// Prints on one rank only.
+    /// Prints on one rank only. A standard output that cannot be written to is reported, not an error.
     pub fn print_on_rank(&self, message: impl std::fmt::Display, rank: usize) {
         if self.0.worker_index() == rank {
-            println!("{message}");
+            Printer::stdout().line(message);
         }
     }
 }

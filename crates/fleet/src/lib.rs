@@ -24,6 +24,9 @@
 //! # Ok::<(), fleet::Error>(())
 //! ```
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod checkpoints;
 mod dataset_run;
 mod exchange;
@@ -41,6 +44,7 @@ mod rings;
 mod save;
 pub mod servers;
 mod session;
+mod terminal;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
 pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_from_dataset};

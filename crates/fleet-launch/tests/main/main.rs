@@ -61,6 +61,7 @@ fn run() -> Run {
         mark: "<mark>".into(),
         log_dir: "<tmp>".into(),
         scratch: "<tmp>".into(),
+        save_root: None,
         master: None,
         store: Some(Endpoint::new("127.0.0.1", 52224)),
         token: Some(Token::from_text("0123456789abcdef").unwrap()),

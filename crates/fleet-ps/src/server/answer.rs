@@ -337,6 +337,11 @@ impl ServerTables {
         })
     }
 
+    /// Numbers that a pull of an id answers; 0 where the table has no rows.
+    pub(super) fn pull_width(&self, table: u32) -> usize {
+        self.rows(table).map_or(0, SparseTable::pull_width)
+    }
+
     fn rows(&self, table: u32) -> Result<&SparseTable> {
         self.table(table)?
             .rows()

@@ -1,5 +1,6 @@
 //! A server that listens: a conversation for every connection.
 
+use super::bounds::Bounds;
 use super::{Caller, ServerTables};
 use crate::message::{Body, Method, bytes_of};
 use crate::{Arrival, START_ROUNDS};
@@ -7,6 +8,7 @@ use fleet_base::{Error, Result};
 use fleet_net::calls::{CallOptions, CallServer, Conversation};
 use fleet_net::{Log, Token};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -40,6 +42,18 @@ impl TableServer {
         options: CallOptions,
         log: Log,
     ) -> Result<TableServer> {
+        TableServer::bind_within(address, tables, token, (options, None), log)
+    }
+
+    /// As [`TableServer::bind`]; saves and loads stay in the folder `save_root`, if there is one.
+    pub fn bind_within(
+        address: impl ToSocketAddrs + std::fmt::Debug,
+        tables: Arc<ServerTables>,
+        token: &Token,
+        (options, save_root): (CallOptions, Option<PathBuf>),
+        log: Log,
+    ) -> Result<TableServer> {
+        let bounds = Bounds { answer_bytes_max: options.frame_bytes_max, save_root };
         let served = tables.clone();
         tables.listens();
         let open = move |hello: &[u8], _peer: SocketAddr| {
@@ -47,7 +61,8 @@ impl TableServer {
             if let Ok(caller) = &caller {
                 served.meets(caller.worker);
             }
-            let talk = Talk { tables: served.clone(), caller, agreed: false };
+            let (tables, bounds) = (served.clone(), bounds.clone());
+            let talk = Talk { tables, bounds, caller, agreed: false };
             Ok(Box::new(talk) as Box<dyn Conversation>)
         };
         let calls = CallServer::bind(address, token, options, log, open)?;
@@ -90,6 +105,7 @@ fn read_hello(bytes: &[u8]) -> Result<Caller> {
 /// One connection.
 struct Talk {
     tables: Arc<ServerTables>,
+    bounds: Bounds,
     caller: Result<Caller>,
     /// The client means the same job.
     agreed: bool,
@@ -102,6 +118,7 @@ impl Conversation for Talk {
         if !self.agreed && method != Method::Compare as u8 {
             return Err(Error::invalid("a client asks before it has said which job it means"));
         }
+        self.bounds.check(&self.tables, method, request)?;
         self.tables.call(caller, method, request, answer)?;
         if Method::parse(method)?.changes() {
             answer.extend(bytes_of(&self.tables.acknowledgement()).iter());

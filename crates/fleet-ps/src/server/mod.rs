@@ -5,6 +5,7 @@
 //! change something carry a number and run once (`ledger.rs`).
 
 mod answer;
+mod bounds;
 mod durable;
 mod ledger;
 mod listen;

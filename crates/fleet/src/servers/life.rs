@@ -6,6 +6,7 @@ use super::launch_barrier::{expect_listening, waits_for_servers};
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
+use crate::terminal::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
 use fleet_net::calls::CallOptions;
@@ -18,7 +19,7 @@ use fleet_ps::{
 use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,12 +158,15 @@ impl Fleet {
         };
         let tables = make(topology.rank())?;
         if env.switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
-            eprintln!("fleet: tables of server {}: {:#?}", topology.rank(), tables.job());
+            note(format_args!("tables of server {}: {:#?}", topology.rank(), tables.job()));
         }
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
-        let server = TableServer::bind(address, tables.clone(), &token, options, Log::stderr())
-            .map_err(|error| error.at(format!("server {}", topology.rank())))?;
+        let save_root = env.text(names::FLEET_SAVE_ROOT).map(PathBuf::from);
+        let within = (options, save_root);
+        let server =
+            TableServer::bind_within(address, tables.clone(), &token, within, Log::stderr())
+                .map_err(|error| error.at(format!("server {}", topology.rank())))?;
         if let Some(control) = &control {
             control.serve(tables, &self.server_addresses()?)?;
         }
