@@ -6,6 +6,7 @@
 mod child;
 pub mod cluster;
 mod console;
+mod ends;
 mod etcd;
 pub mod flags;
 mod guard;
