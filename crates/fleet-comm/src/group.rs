@@ -652,6 +652,7 @@ impl Group {
             Some(Err(failed)) => error.at(format!("(no flight recorder: {failed})")),
         };
         core.fault = Some(error.clone());
+        self.0.world.tell_fault(&error);
         self.0.abort.fire(error.clone());
         error
     }

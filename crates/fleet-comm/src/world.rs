@@ -27,7 +27,11 @@ pub struct World {
     carrier: Option<Arc<dyn Carrier>>,
     /// Lives as long as a group does.
     watch: Arc<Mutex<Weak<Watch>>>,
+    on_fault: Option<OnFault>,
 }
+
+/// Is called with the error that ends a group.
+type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// What may be chosen for a group; the same on all its ranks.
 #[derive(Clone, Debug)]
@@ -92,7 +96,33 @@ impl World {
     /// `abort` ends everything that waits; heartbeats fire it when a peer is gone.
     pub fn new(fabric: Arc<dyn Fabric>, store: Arc<dyn Store>, abort: Abort) -> World {
         let (recorder, watch) = (Recorder::new(None), Arc::default());
-        World { fabric, store, abort, recorder, names: Arc::default(), carrier: None, watch }
+        let (names, carrier, on_fault) = (Arc::default(), None, None);
+        World { fabric, store, abort, recorder, names, carrier, watch, on_fault }
+    }
+
+    /// Calls `on_fault` with the error of every call that ends a group on this rank.
+    ///
+    /// ```
+    /// # use fleet_comm::World;
+    /// # use std::sync::{Arc, Mutex};
+    /// let seen = Arc::new(Mutex::new(Vec::new()));
+    /// let told = seen.clone();
+    /// let world = World::threads(1).remove(0);
+    /// let world = world.on_fault(move |error| told.lock().unwrap().push(error.to_string()));
+    /// let group = world.group("all", &[0], &Default::default())?;
+    /// assert!(group.broadcast("weights", &mut [0.0f32], 7).is_err());
+    /// assert!(seen.lock().unwrap()[0].starts_with("no such rank in the group"));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn on_fault(mut self, on_fault: impl Fn(&Error) + Send + Sync + 'static) -> World {
+        self.on_fault = Some(Arc::new(on_fault));
+        self
+    }
+
+    pub(crate) fn tell_fault(&self, error: &Error) {
+        if let Some(on_fault) = &self.on_fault {
+            on_fault(error);
+        }
     }
 
     /// With meshes that a library carries, which has collectives of its own.

@@ -3,6 +3,7 @@
 //! It knows nothing of tensors or of what the processes do, and starts in milliseconds. Read
 //! [`job`] first: what happens from the command line to the exit code.
 
+mod blame;
 mod child;
 pub mod cluster;
 mod console;

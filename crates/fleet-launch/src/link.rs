@@ -175,7 +175,7 @@ impl Link {
     pub fn tell_ended(&self, generation: u64, ended: &Ended) {
         let member = member(ended);
         let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid,
-            "how": ended.how, "code": ended.code, "id": self.id });
+            "how": ended.how, "code": ended.code, "follows": ended.follows, "id": self.id });
         self.tell(&format!("ended/{generation}/{}", ended.rank), &value.to_string());
     }
 
@@ -260,7 +260,7 @@ fn host(join: &Join, token: &Token) -> Result<Option<StoreServer>> {
         }
         (Err(error), _) => return Err(no_answer(&join.master, &error)),
     };
-    serve(listener, token).map(Some)
+    serve(listener, token, join.rules.process_silence).map(Some)
 }
 
 /// Where the name is of this machine and the address is not (translated addresses, containers), on all.
@@ -273,9 +273,19 @@ pub(crate) fn listen(at: &Endpoint) -> std::io::Result<TcpListener> {
     }
 }
 
-pub(crate) fn serve(listener: TcpListener, token: &Token) -> Result<StoreServer> {
-    StoreServer::start(listener, token, Vigilance::default(), Log::silent())
+/// A store whose members are lost after `silence` without a sign of life.
+pub(crate) fn serve(
+    listener: TcpListener,
+    token: &Token,
+    silence: Duration,
+) -> Result<StoreServer> {
+    let usual = Vigilance::default();
+    let beat = usual.beat.min(silence / BEATS_IN_SILENCE);
+    StoreServer::start(listener, token, Vigilance { silence, beat, ..usual }, Log::silent())
 }
+
+/// Signs of life in the silence after which a process is lost: several may be late.
+const BEATS_IN_SILENCE: u32 = 5;
 
 /// The leader, in a thread of its own beside the store.
 fn lead(
@@ -288,6 +298,7 @@ fn lead(
     let (rules, own, host) = (join.rules.clone(), join.id.clone(), join.host.clone());
     let job_id = join.job_id.clone();
     let (token, shared, events) = (token.clone(), shared.clone(), events.clone());
+    let silence = rules.process_silence;
     spawn("leader", move || {
         let said = |line: String| {
             shared.lock().said.push(line);
@@ -306,7 +317,8 @@ fn lead(
         let mut new_store = || {
             drop(job_store.take());
             let any = Endpoint::new(&host, 0);
-            let server = serve(listen(&any).map_err(|error| no_answer(&any, &error))?, &token)?;
+            let listener = listen(&any).map_err(|error| no_answer(&any, &error))?;
+            let server = serve(listener, &token, silence)?;
             let endpoint = Endpoint::new(host.clone(), server.address().port());
             job_store.replace(Some(server));
             Ok(endpoint.to_string())

@@ -68,6 +68,8 @@ pub struct Ended {
     pub how: String,
     /// As shells count.
     pub code: u8,
+    /// It reports that it failed because another worker did.
+    pub follows: bool,
 }
 
 /// What the supervisor keeps to.
@@ -77,6 +79,8 @@ pub struct Rules {
     pub max_restart: Option<u32>,
     pub start_timeout: Option<Duration>,
     pub stop_timeout: Duration,
+    pub silence_timeout: Duration,
+    pub leave_timeout: Duration,
     pub follow: Follow,
     pub log_dir: PathBuf,
     pub new_logs: bool,
@@ -104,6 +108,14 @@ pub struct Supervisor<'a> {
     has_reported: bool,
     /// Deaths whose process is to be started again.
     pub(crate) due: Vec<(Instant, usize)>,
+    /// The first worker whose failure follows from another's, and when it was seen.
+    pub(crate) failed_first: Option<(Instant, usize)>,
+    /// Workers of a collective job that exited with code 0 without having finished.
+    pub(crate) leavers: Vec<(Instant, usize)>,
+    /// When it was looked last which processes are stopped.
+    pub(crate) stopped_seen: Instant,
+    /// Since when the job is done, as far as processes are left over.
+    pub(crate) done_since: Option<Instant>,
     begun: Instant,
     status_shown: Instant,
     disk_seen: Instant,
@@ -138,6 +150,10 @@ impl<'a> Supervisor<'a> {
             lost: Vec::new(),
             has_reported: false,
             due: Vec::new(),
+            failed_first: None,
+            leavers: Vec::new(),
+            stopped_seen: now,
+            done_since: None,
             begun: now,
             status_shown: now,
             disk_seen: now,
@@ -210,11 +226,12 @@ impl<'a> Supervisor<'a> {
             if let Some(death) = self.judge(ended) {
                 return Ok(End::Failed(death));
             }
-            if let Some(death) = self.silent() {
+            if let Some(death) = self.silent().or_else(|| self.stopped()) {
                 return Ok(End::Failed(death));
             }
+            self.say_leavers();
             self.restart_due()?;
-            if self.is_finished() {
+            if self.is_finished() || self.gives_up_left_over() {
                 return Ok(End::Finished(std::mem::take(&mut self.lost)));
             }
             self.report_workers();
@@ -429,8 +446,13 @@ impl<'a> Supervisor<'a> {
 
     pub(crate) fn show_logs(&mut self) {
         for (role, rank, follower) in &mut self.followers {
-            let bytes = follower.more();
-            self.console.follow(*role, *rank, &bytes);
+            for _ in 0..FOLLOWED_AT_ONCE {
+                let bytes = follower.more();
+                if bytes.is_empty() {
+                    break;
+                }
+                self.console.follow(*role, *rank, &bytes);
+            }
         }
     }
 
@@ -479,6 +501,8 @@ const TICK: Duration = Duration::from_millis(50);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
 /// How often it is looked whether logs have room.
 const DISK_PERIOD: Duration = Duration::from_millis(500);
+/// Pieces of a log that are shown at once; the rest is shown at the next tick.
+const FOLLOWED_AT_ONCE: usize = 64;
 /// How often the line of the first worker is drawn.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// Longer than any terminal is wide.

@@ -5,6 +5,7 @@
 
 use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Secret, Topology, names};
 use fleet_base::{Error, Result};
+use std::time::Duration;
 
 impl Topology {
     /// The place in a collective job, `fleet.init(is_collective=True)`. Without
@@ -256,6 +257,17 @@ fn job(env: &Env) -> Result<Job> {
         mpi_library: env.text(names::FLEET_MPI_LIBRARY).map(str::to_string),
         nccl: env.switch(names::FLEET_NCCL)?.unwrap_or(false),
         nccl_library: env.text(names::FLEET_NCCL_LIBRARY).map(str::to_string),
+        report: env.text(names::FLEET_REPORT).map(str::to_string),
+        silence: silence(env)?,
+    })
+}
+
+fn silence(env: &Env) -> Result<Option<Duration>> {
+    let Some(seconds) = env.number::<f64>(names::FLEET_SILENCE_TIMEOUT)? else { return Ok(None) };
+    Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
+        Error::invalid("FLEET_SILENCE_TIMEOUT is not a span of time")
+            .expected("seconds, 0 or more")
+            .got(seconds)
     })
 }
 

@@ -134,6 +134,8 @@ pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
 pub const PMI_SIZE: &str = "PMI_SIZE";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
+pub const FLEET_REPORT: &str = "FLEET_REPORT";
+pub const FLEET_SILENCE_TIMEOUT: &str = "FLEET_SILENCE_TIMEOUT";
 pub const FLEET_SERVES: &str = "FLEET_SERVES";
 /// What a server writes into the file of [`FLEET_SERVES`] when it knows who it is.
 pub const STARTS: &str = "starts";
@@ -435,6 +437,18 @@ pub const VARIABLES: &[Variable] = &[
         "",
         "A file that a worker of parameter servers makes when the others can go on without it",
         &[Reader::Worker, Reader::Launcher],
+    ),
+    row(
+        FLEET_REPORT,
+        "",
+        "A file in which a worker reports that it takes part, has finished, or has failed and why",
+        &[Reader::Worker, Reader::Launcher],
+    ),
+    row(
+        FLEET_SILENCE_TIMEOUT,
+        "30",
+        "Seconds without a sign of life after which a process is lost (fleetrun --silence_timeout)",
+        &[Reader::RoleMaker],
     ),
     row(
         FLEET_SERVES,

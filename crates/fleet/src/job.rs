@@ -9,6 +9,7 @@
 
 use crate::fit::{Budget, fit};
 use crate::keeper::{self, Keeper};
+use crate::report::Reporter;
 use crate::rings::GroupRing;
 use crate::servers::{Place, ServerJob};
 use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
@@ -66,6 +67,7 @@ pub struct Fleet {
     /// Ranks of a collective job connect at once, workers of parameter servers when they first need it.
     link: OnceLock<Link>,
     connecting: Mutex<()>,
+    reporter: Reporter,
 }
 
 /// The way to the other ranks.
@@ -79,6 +81,7 @@ struct Link {
     /// Training steps of each session.
     steps: Mutex<Vec<Arc<AtomicU64>>>,
     keeper: Keeper,
+    reporter: Reporter,
     finished: AtomicBool,
 }
 
@@ -103,17 +106,24 @@ impl Fleet {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn init(topology: Topology) -> Result<Fleet> {
+        let (connecting, reporter) = (Mutex::default(), Reporter::new(&topology));
         if keeper::is_of_mpi(&topology) {
             let (topology, world, keeper) = keeper::start_mpi(topology)?;
-            let link = OnceLock::from(Link::over(world, &topology, keeper)?);
-            return Ok(Fleet { topology, link, connecting: Mutex::default() });
+            let link = Link::over(world, &topology, keeper, reporter.clone());
+            let link = OnceLock::from(link?);
+            return Ok(Fleet { topology, link, connecting, reporter });
         }
-        let fleet = Fleet { topology, link: OnceLock::new(), connecting: Mutex::default() };
+        let fleet = Fleet { topology, link: OnceLock::new(), connecting, reporter };
         // Workers of parameter servers meet at their servers.
-        if fleet.topology.mode() != Mode::ParameterServer {
-            fleet.group()?;
+        if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
+            fleet.reporter.joined();
+            fleet.group().inspect_err(|error| fleet.reporter.failed(error))?;
         }
         Ok(fleet)
+    }
+
+    pub(crate) fn reporter(&self) -> &Reporter {
+        &self.reporter
     }
 
     pub fn topology(&self) -> &Topology {
@@ -147,7 +157,7 @@ impl Fleet {
         }
         let _one = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
         if self.link.get().is_none() {
-            let link = Link::connect(&self.topology).map_err(|error| {
+            let link = Link::connect(&self.topology, &self.reporter).map_err(|error| {
                 error.at(format!("rank {} of {}", self.topology.rank(), self.worker_num()))
             })?;
             return Ok(Some(self.link.get_or_init(|| link)));
@@ -266,6 +276,9 @@ impl Fleet {
         link.finish_rings()?;
         link.compare_steps()?;
         link.finished.store(true, SeqCst);
+        if self.topology.mode() != Mode::ParameterServer {
+            self.reporter.finished();
+        }
         link.keeper.end()
     }
 
@@ -282,7 +295,7 @@ impl Fleet {
 }
 
 impl Link {
-    fn connect(topology: &Topology) -> Result<Link> {
+    fn connect(topology: &Topology, reporter: &Reporter) -> Result<Link> {
         let job = topology.job();
         // Workers of parameter servers are started again one by one: they look for those of the first start.
         let is_one_by_one = topology.mode() == Mode::ParameterServer;
@@ -297,6 +310,10 @@ impl Link {
             }
         };
         let abort = Abort::new();
+        // Workers of parameter servers can do without each other: what they report is up to the mode.
+        let reporter = if is_one_by_one { Reporter::default() } else { reporter.clone() };
+        let reports = reporter.clone();
+        let reports = abort.on_fire(move |error| reports.failed(error));
         let limits = Limits::new(Deadline::within(MEET_SPAN), &abort);
         // Without a launcher rank 0 hosts the store at its endpoint.
         let endpoint = job.store.as_ref().or(topology.worker_endpoints().first());
@@ -331,25 +348,33 @@ impl Link {
             TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
         options.notice_wait = NOTICE_SPAN;
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
-        let world = crate::nccl::carry(World::new(fabric, store, abort), topology);
+        let faults = reporter.clone();
+        let world = World::new(fabric, store, abort).on_fault(move |error| faults.failed(error));
+        let world = crate::nccl::carry(world, topology);
         let world = world.inspect_err(|error| {
             // The others would wait for it, and a goodbye says nothing.
             let how = format!("it cannot go over NCCL: {}", error.message());
             membership.report_end(&host::own_member(topology.rank()), &how);
         })?;
-        Link::over(world, topology, Keeper::Store { membership, _server: server })
+        Link::over(
+            world,
+            topology,
+            Keeper::Store { membership, _reports: reports, _server: server },
+            reporter,
+        )
     }
 
-    fn over(world: World, topology: &Topology, keeper: Keeper) -> Result<Link> {
+    fn over(world: World, topology: &Topology, keeper: Keeper, reporter: Reporter) -> Result<Link> {
         let all: Vec<usize> = (0..topology.worker_num()).collect();
         let shared_memory = topology.job().shared_memory.unwrap_or(true);
-        let options = GroupOptions { shared_memory, ..GroupOptions::default() };
+        let mut options = GroupOptions { shared_memory, ..GroupOptions::default() };
+        options.silence = topology.job().silence.unwrap_or(options.silence);
         let everyone = world.group("everyone", &all, &options).inspect_err(|error| {
             let how = format!("it has not met the others: {}", error.message());
             keeper.report_end(world.rank(), &how);
         })?;
         let (opened, steps, finished) = Default::default();
-        Ok(Link { world, options, everyone, opened, steps, keeper, finished })
+        Ok(Link { world, options, everyone, opened, steps, keeper, reporter, finished })
     }
 
     /// Over every ring that programs use: there a rank that still trains finds out. All at once, since
@@ -421,12 +446,17 @@ fn come_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) ->
     }
 }
 
+/// How a rank ends that others still need.
+const LEFT_EARLY: &str = "it left the job without Fleet::finish";
+
 impl Drop for Link {
     /// Leaving early is no death, but the others must not wait.
     fn drop(&mut self) {
         let finished = self.finished.load(SeqCst);
         if !finished && !self.world.abort().is_fired() {
-            self.keeper.report_end(self.world.rank(), "it left the job without Fleet::finish");
+            // Before the others know: their failure follows from this, not this from theirs.
+            self.reporter.failed(&Error::unavailable(LEFT_EARLY));
+            self.keeper.report_end(self.world.rank(), LEFT_EARLY);
         }
     }
 }

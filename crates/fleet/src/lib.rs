@@ -37,6 +37,7 @@ mod nccl;
 mod numbers;
 mod options;
 mod probe;
+mod report;
 mod rings;
 mod save;
 pub mod servers;

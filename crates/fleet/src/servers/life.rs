@@ -148,6 +148,9 @@ impl Fleet {
             None => None,
         };
         let tables = make(topology.rank())?;
+        if let Some(silence) = topology.job().silence {
+            tables.set_silent_after(silence);
+        }
         if env.switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
             eprintln!("fleet: tables of server {}: {:#?}", topology.rank(), tables.job());
         }
@@ -176,13 +179,25 @@ impl Fleet {
             return Err(Error::invalid("this process is no worker").got(self.topology().role()));
         }
         let env = Env::process();
-        let traffic = communicator_options(&job.strategy, &env)?;
+        self.reporter().joined();
+        self.start_worker(programs, job, options, &env)
+            .inspect_err(|error| self.reporter().failed(error))
+    }
+
+    fn start_worker(
+        &self,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+        env: &Env,
+    ) -> Result<Worker> {
+        let traffic = communicator_options(&job.strategy, env)?;
         let num_threads = match options.num_threads {
             0 => self.cores_share(),
             given => given,
         };
         let options = ExecOptions { num_threads, ..options };
-        let servers = self.servers(job, &env)?;
+        let servers = self.servers(job, env)?;
         let worker = Worker::start(servers, programs, job, options, traffic)
             .map_err(|error| error.at(format!("worker {}", self.topology().rank())))?;
         if job.plan.exchange != Exchange::Sync
@@ -191,7 +206,7 @@ impl Fleet {
             // All have met: servers go on without whoever dies now, and so does the launcher.
             tell(Path::new(file), "")?;
         }
-        Ok(worker)
+        Ok(worker.reports_to(self.reporter()))
     }
 
     pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
@@ -208,6 +223,7 @@ impl Fleet {
         if let Some(deadline_ms) = env.number::<u64>(names::FLAGS_RPC_DEADLINE)? {
             options.deadline = Duration::from_millis(deadline_ms);
         }
+        options.silent_after = topology.job().silence.unwrap_or(options.silent_after);
         let deadline = options.deadline;
         let token = self.job_token()?;
         let remote =
