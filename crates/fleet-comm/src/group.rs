@@ -75,7 +75,7 @@ impl Group {
         watch: Option<Arc<Watch>>,
     ) -> Group {
         let size = ranks.len();
-        let progress = watch.as_ref().map(|watch| watch.add(name, ranks, &abort, options.deadlock));
+        let progress = watch.as_ref().map(|watch| watch.add(name, ranks, &abort, &options));
         Group(Arc::new(Shared {
             name: name.into(),
             rank,

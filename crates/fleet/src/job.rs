@@ -7,6 +7,8 @@
 //! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error on
 //! all others, which says who it was and what was waiting.
 
+use crate::agree::{self, NetworkText};
+use crate::explain::{FirstFault, StepPeers};
 use crate::fit::{Budget, fit};
 use crate::keeper::{self, Keeper};
 use crate::report::Reporter;
@@ -81,6 +83,7 @@ struct Link {
     /// Training steps of each session.
     steps: Mutex<Vec<Arc<AtomicU64>>>,
     keeper: Keeper,
+    fault: FirstFault,
     reporter: Reporter,
     finished: AtomicBool,
 }
@@ -207,12 +210,26 @@ impl Fleet {
             given => given,
         };
         let executor = Executor::new(ExecOptions { num_threads, ..options });
+        if let Some(link) = self.link.get() {
+            let (rings, main) = (&job.plan.rings, &programs.main);
+            let parts = agree::parts(&job.strategy, &job.network, rings, main);
+            agree::compare(&link.everyone, &parts)
+                .inspect_err(|error| self.reporter.failed(error))?;
+        }
         let executor = executor.services(self.services(&job.plan.rings)?);
         let session = Session::with_executor(programs, executor)?;
-        if let Some(link) = self.link.get() {
-            link.steps.lock().unwrap_or_else(PoisonError::into_inner).push(session.step_count());
-        }
-        Ok(session)
+        let Some(link) = self.link.get() else { return Ok(session) };
+        let mut steps = link.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = StepPeers {
+            world: link.world.clone(),
+            prefix: format!("{}/steps/{}", self.topology.job().attempt(), steps.len()),
+            rank: self.topology.rank(),
+            rank_count: self.worker_num(),
+            fault: link.fault.clone(),
+            reporter: self.reporter.clone(),
+        };
+        steps.push(session.step_count());
+        Ok(session.among(peers))
     }
 
     /// This rank's share of the cores of its machine.
@@ -348,9 +365,7 @@ impl Link {
             TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
         options.notice_wait = NOTICE_SPAN;
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
-        let faults = reporter.clone();
-        let world = World::new(fabric, store, abort).on_fault(move |error| faults.failed(error));
-        let world = crate::nccl::carry(world, topology);
+        let world = crate::nccl::carry(World::new(fabric, store, abort), topology);
         let world = world.inspect_err(|error| {
             // The others would wait for it, and a goodbye says nothing.
             let how = format!("it cannot go over NCCL: {}", error.message());
@@ -365,6 +380,13 @@ impl Link {
     }
 
     fn over(world: World, topology: &Topology, keeper: Keeper, reporter: Reporter) -> Result<Link> {
+        let fault = FirstFault::default();
+        let (first, reports) = (fault.clone(), reporter.clone());
+        let world = world.on_fault(move |error| {
+            let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert_with(|| error.clone());
+            reports.failed(error);
+        });
         let all: Vec<usize> = (0..topology.worker_num()).collect();
         let shared_memory = topology.job().shared_memory.unwrap_or(true);
         let mut options = GroupOptions { shared_memory, ..GroupOptions::default() };
@@ -374,7 +396,7 @@ impl Link {
             keeper.report_end(world.rank(), &how);
         })?;
         let (opened, steps, finished) = Default::default();
-        Ok(Link { world, options, everyone, opened, steps, keeper, reporter, finished })
+        Ok(Link { world, options, everyone, opened, steps, keeper, fault, reporter, finished })
     }
 
     /// Over every ring that programs use: there a rank that still trains finds out. All at once, since
@@ -422,7 +444,8 @@ impl Link {
         if let Some(group) = opened.get(&name) {
             return Ok(group.clone());
         }
-        let group = self.world.group(&name, members, &self.options)?;
+        let options = GroupOptions { in_steps: true, ..self.options.clone() };
+        let group = self.world.group(&name, members, &options)?;
         opened.insert(name, group.clone());
         Ok(group)
     }
@@ -620,8 +643,12 @@ impl DistributedOptimizer<'_> {
         };
         let loss = loss.id();
         let mut strategy = self.strategy.clone();
+        let mut network = NetworkText::default();
         let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             let optimizer = &self.optimizer;
+            if ranks.count > 1 {
+                network = NetworkText::new(programs, optimizer);
+            }
             let mut note = None;
             if let Some(budget) = budget {
                 let asked = (optimizer, &self.strategy);
@@ -641,7 +668,7 @@ impl DistributedOptimizer<'_> {
         if self.fleet.is_first_worker() {
             report(&plan, &ranks, self.source.as_ref());
         }
-        Ok(Distributed { plan, strategy })
+        Ok(Distributed { plan, strategy, network })
     }
 }
 
@@ -685,6 +712,7 @@ pub struct Distributed {
     /// Which strategies were applied and why, and what the programs talk over.
     pub plan: Plan,
     pub strategy: DistributedStrategy,
+    network: NetworkText,
 }
 
 /// Small services between workers, as `fleet.util`.

@@ -24,9 +24,11 @@
 //! # Ok::<(), fleet::Error>(())
 //! ```
 
+mod agree;
 mod checkpoints;
 mod dataset_run;
 mod exchange;
+mod explain;
 mod feed_layout;
 mod fit;
 mod job;

@@ -40,6 +40,14 @@ impl Reporter {
         });
     }
 
+    /// The reason for what has failed, which is more than the error said.
+    pub(crate) fn explained(&self, error: &Error) {
+        self.write(
+            |_| true,
+            || WorkerReport::Failed { culprit: error.culprit(), message: error.to_string() },
+        );
+    }
+
     fn write(
         &self,
         may: impl FnOnce(&Option<WorkerReport>) -> bool,

@@ -1,6 +1,7 @@
 //! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
+use super::agree::Published;
 use super::control::Control;
 use super::launch_barrier::{expect_listening, waits_for_servers};
 use super::save::load_server;
@@ -198,8 +199,15 @@ impl Fleet {
         };
         let options = ExecOptions { num_threads, ..options };
         let servers = self.servers(job, env)?;
+        let published = match self.topology().server_num() {
+            0 => None,
+            _ => Published::new(self, job, &self.job_token()?),
+        };
         let worker = Worker::start(servers, programs, job, options, traffic)
             .map_err(|error| error.at(format!("worker {}", self.topology().rank())))?;
+        if let Some(published) = published {
+            published.compare()?;
+        }
         if job.plan.exchange != Exchange::Sync
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
