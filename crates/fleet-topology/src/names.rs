@@ -132,6 +132,7 @@ pub const FLEET_NCCL: &str = "FLEET_NCCL";
 pub const FLEET_NCCL_LIBRARY: &str = "FLEET_NCCL_LIBRARY";
 pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
 pub const PMI_SIZE: &str = "PMI_SIZE";
+pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
 pub const FLEET_REPORT: &str = "FLEET_REPORT";
@@ -321,7 +322,12 @@ pub const VARIABLES: &[Variable] = &[
     row(PADDLE_GLOBAL_RANK, "", "The process's number in the job", &[Reader::Script]),
     row(PADDLE_LOCAL_RANK, "", "The process's number on this machine", &[Reader::Script]),
     row(RANK, "", "PADDLE_TRAINER_ID, for scripts of torch", &[Reader::Script]),
-    row(WORLD_SIZE, "", "PADDLE_TRAINERS_NUM, for scripts of torch", &[Reader::Script]),
+    row(
+        WORLD_SIZE,
+        "",
+        "PADDLE_TRAINERS_NUM, for scripts of torch; of torchrun: above 1 no process trains alone",
+        &[Reader::Script, Reader::RoleMaker],
+    ),
     row(LOCAL_RANK, "", "PADDLE_LOCAL_RANK, for scripts of torch", &[Reader::Script]),
     row(LOCAL_WORLD_SIZE, "", "PADDLE_LOCAL_SIZE, for scripts of torch", &[Reader::Script]),
     row(GROUP_RANK, "", "The number of this machine, for scripts of torch", &[Reader::Script]),
@@ -424,6 +430,12 @@ pub const VARIABLES: &[Variable] = &[
         PMI_SIZE,
         "",
         "How many processes the mpirun of MPICH or Intel MPI has started",
+        &[Reader::RoleMaker],
+    ),
+    row(
+        SLURM_NTASKS,
+        "",
+        "How many processes Slurm has started: above 1 no process trains alone",
         &[Reader::RoleMaker],
     ),
     row(

@@ -91,7 +91,10 @@ impl Fleet {
         if topology.mode() != Mode::ParameterServer {
             return Err(Error::invalid("this job has no parameter servers")
                 .expected("a process of a parameter-server job")
-                .help("Fleet::parameter_server, and fleetrun --server_num N --worker_num M"));
+                .help(
+                    "in a collective job call minimize; for parameter servers start the job with \
+                     fleetrun --server_num N --worker_num M, and call Fleet::parameter_server",
+                ));
         }
         Ok(Place {
             worker: if topology.is_worker() { topology.rank() } else { 0 },
