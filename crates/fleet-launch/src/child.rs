@@ -27,8 +27,8 @@ pub struct Child {
     pub restarts: u32,
     /// It exited with code 0 before its part of the job was done.
     pub has_left: bool,
-    /// The end of its log has been shown.
-    pub is_shown: bool,
+    /// Up to where its log has been shown in reports.
+    pub shown_to: Option<u64>,
     /// Since when it is stopped, as far as that was looked at.
     pub stopped_since: Option<Instant>,
     /// That it is stopped has been said.
@@ -84,7 +84,7 @@ impl Child {
             out_of_memory: None,
             restarts,
             has_left: false,
-            is_shown: false,
+            shown_to: None,
             stopped_since: None,
             is_stop_said: false,
             pid: inner.id(),

@@ -392,19 +392,24 @@ impl Supervisor<'_> {
         let (role, rank, code) = (child.process.role, child.process.rank, child.code());
         let follows = self.followers.iter().any(|(r, number, _)| (*r, *number) == (role, rank));
         let log = child.log.display();
-        if child.is_shown || follows && self.console.is_one_stream() {
-            report += &format!("\n  the end of {log} is shown above");
-            return Death { role, rank, report, code };
-        }
-        let lines = logs::last_lines(&child.log, child.log_from, LAST_LINES);
-        match lines.is_empty() {
-            true => report += &format!("\n  it wrote nothing to {log}"),
-            false => report += &format!("\n  the end of {log}:"),
-        }
+        let is_followed = follows && self.console.is_one_stream();
+        let lines = match is_followed {
+            true => Vec::new(),
+            false => {
+                let from = child.shown_to.unwrap_or(child.log_from);
+                logs::last_lines(&child.log, from, LAST_LINES)
+            }
+        };
+        report += &match (lines.is_empty(), is_followed || child.shown_to.is_some()) {
+            (true, true) => format!("\n  the end of {log} is shown above"),
+            (true, false) => format!("\n  it wrote nothing to {log}"),
+            (false, _) => format!("\n  the end of {log}:"),
+        };
         for line in lines {
             report += &format!("\n  | {line}");
         }
-        self.children[index].is_shown = true;
+        let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
+        self.children[index].shown_to = Some(length);
         Death { role, rank, report, code }
     }
 }

@@ -39,6 +39,8 @@ pub enum Fault {
     Fetch,
     /// It calls a collective that the others do not call.
     Extra,
+    /// It is stopped until the servers have left without it.
+    Late,
 }
 
 /// When it does so.
@@ -62,6 +64,7 @@ pub const FAULTS: &[Fault] = &[
     Fault::Network,
     Fault::Fetch,
     Fault::Extra,
+    Fault::Late,
 ];
 pub const PHASES: &[Phase] = &[Phase::Start, Phase::Step, Phase::Save, Phase::Finish];
 
@@ -80,6 +83,8 @@ pub struct Case {
 pub const CASE: &str = "FAULTS_CASE";
 /// Is made in the job's folder just before the fault.
 pub const MARK: &str = "fault";
+/// Is made when a server has ended.
+pub const OVER: &str = "over";
 
 impl Case {
     pub fn name(&self) -> String {
@@ -139,13 +144,14 @@ impl Part {
             return Ok(());
         }
         println!("last words of worker {}", self.case.rank);
-        std::fs::write(MARK, "").expect("the folder of the job can be written");
+        let own = std::process::id().to_string();
+        std::fs::write(MARK, own).expect("the folder of the job can be written");
         match self.case.fault {
             Fault::Leave => std::process::exit(0),
             Fault::Exit => std::process::exit(3),
             Fault::Panic => panic!("planned panic of worker {}", self.case.rank),
             Fault::Kill => signal(rustix::process::Signal::KILL),
-            Fault::Stop => signal(rustix::process::Signal::STOP),
+            Fault::Stop | Fault::Late => signal(rustix::process::Signal::STOP),
             Fault::Extra => extra()?,
             Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch => {}
         }
@@ -239,6 +245,7 @@ fn servers(part: &mut Part) -> Result<()> {
         optimizer.half_async(part.case.mode == Mode::HalfAsync).minimize_on_servers(&net, loss)?;
     if fleet.is_server() {
         fleet.init_server(&job)?.run();
+        std::fs::write(OVER, "").expect("the folder of the job can be written");
         return Ok(());
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::threads(1))?;

@@ -9,7 +9,7 @@
 
 mod job;
 
-use job::{CASE, Case, FAULTS, Fault, MARK, MODES, Mode, PHASES, Phase};
+use job::{CASE, Case, FAULTS, Fault, MARK, MODES, Mode, OVER, PHASES, Phase};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -70,7 +70,9 @@ fn phases(mode: Mode, fault: Fault) -> &'static [Phase] {
         Fault::Fetch => &[Phase::Step],
         Fault::Rings if mode == Mode::Collective => &[Phase::Start],
         Fault::Extra if mode == Mode::Collective => &[Phase::Step, Phase::Finish],
-        Fault::Rings | Fault::Extra => &[],
+        // The others of a job in which all wait for each other do not end before it.
+        Fault::Late if !matches!(mode, Mode::Collective | Mode::Sync) => &[Phase::Step],
+        Fault::Rings | Fault::Extra | Fault::Late => &[],
     }
 }
 
@@ -112,9 +114,12 @@ fn expected(case: &Case) -> Option<Expected> {
         Fault::Kill => (137, "was killed by SIGKILL (9)"),
         Fault::Stop => (124, "is stopped (SIGSTOP or a debugger)"),
         Fault::Fetch if case.mode != Mode::Collective => return None,
-        Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch | Fault::Extra => {
-            (1, "exited with code 1")
-        }
+        Fault::Strategy
+        | Fault::Rings
+        | Fault::Network
+        | Fault::Fetch
+        | Fault::Extra
+        | Fault::Late => (1, "exited with code 1"),
     };
     let mut once = vec![format!("last words of worker {}", case.rank)];
     if case.fault == Fault::Extra {
@@ -142,6 +147,7 @@ fn difference(case: &Case) -> Option<&'static str> {
         (Mode::Collective, Fault::Network) => "ranks train different networks",
         (Mode::Collective, Fault::Fetch) => "ranks fetch different variables",
         (Mode::HalfAsync | Mode::Geo, Fault::Strategy) => "different strategies",
+        (_, Fault::Late) => "the job is over: its servers have finished",
         (_, Fault::Extra) => "ranks wait for each other in different groups",
         (_, Fault::Strategy) => "tables are not those of this server",
         _ => return None,
@@ -239,7 +245,7 @@ impl Lines {
                 }
             }
         });
-        let code = ended(&mut launcher);
+        let code = ended(&mut launcher, || continue_late(case, folder));
         let left = left_running(&mark);
         read.join().expect("reading does not panic");
         Lines { lines: lines.into_iter().collect(), code, left }
@@ -328,18 +334,31 @@ fn command(case: &Case, folder: &Path) -> Command {
 }
 
 /// The exit code of a launcher that ends in time.
-fn ended(launcher: &mut Child) -> Option<i32> {
+fn ended(launcher: &mut Child, meanwhile: impl Fn()) -> Option<i32> {
     let begun = Instant::now();
     while begun.elapsed() < JOB_TIME {
         if let Some(status) = launcher.try_wait().expect("a child can be waited for") {
             return status.code();
         }
+        meanwhile();
         std::thread::sleep(Duration::from_millis(10));
     }
     // Its guard ends the rest.
     let _ = launcher.kill();
     let _ = launcher.wait();
     None
+}
+
+/// Lets a worker go on that is late, once the servers have left.
+fn continue_late(case: &Case, folder: &Path) {
+    if case.fault != Fault::Late || !folder.join(OVER).exists() {
+        return;
+    }
+    let pid = std::fs::read_to_string(folder.join(MARK)).ok().and_then(|text| text.parse().ok());
+    if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+        // It may have ended.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+    }
 }
 
 /// Processes that carry the mark and do not end.

@@ -4,6 +4,7 @@
 use super::agree::Published;
 use super::control::Control;
 use super::launch_barrier::{expect_listening, waits_for_servers};
+use super::over::OverMark;
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
@@ -168,7 +169,8 @@ impl Fleet {
         if let Some(file) = env.text(names::FLEET_SERVES) {
             tell(Path::new(file), names::SERVES)?;
         }
-        Ok(Server { server, _control: control })
+        let over = OverMark::of(self, &token);
+        Ok(Server { server, over, _control: control })
     }
 
     /// Connects to all servers, waits for those that are not there yet, and starts a worker. What the
@@ -237,6 +239,7 @@ impl Fleet {
         options.silent_after = topology.job().silence.unwrap_or(options.silent_after);
         let deadline = options.deadline;
         let token = self.job_token()?;
+        options.is_over = OverMark::of(self, &token).map(OverMark::asked_by_workers);
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
         Ok(Arc::new(remote.with_patience(deadline)))
@@ -284,6 +287,7 @@ fn tell(file: &Path, word: &str) -> Result<()> {
 /// ```
 pub struct Server {
     server: TableServer,
+    over: Option<OverMark>,
     /// Until the server ends.
     _control: Option<Control>,
 }
@@ -296,5 +300,8 @@ impl Server {
     /// Serves until the last worker has stopped.
     pub fn run(self) {
         self.server.run();
+        if let Some(over) = &self.over {
+            over.set();
+        }
     }
 }

@@ -10,6 +10,7 @@ mod describe;
 mod infer;
 mod launch_barrier;
 mod life;
+mod over;
 mod port;
 mod rows;
 mod save;
