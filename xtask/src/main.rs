@@ -20,6 +20,7 @@ usage: cargo xtask COMMAND
   features  builds and tests what is behind features and brings many crates (some minutes)
   targets lints for ARM and for macOS (rustup target add aarch64-unknown-linux-gnu aarch64-apple-darwin)
   test    the tests (arguments are handed to cargo test)
+  faults  the whole table of faults on real jobs (some minutes); words choose cases by name
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
           [--peer torch|paddle|polars|gloo|mpi=PYTHON]; names may be prefixes (train, train/bert4)
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         "tidy" => tidy::run(&root()),
         "deny" => deny::run(&root()),
         "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
+        "faults" => faults(rest),
         "bless" => bless(),
         "bench" => bench::run(&root(), rest),
         "picture" => picture::run(rest),
@@ -116,6 +118,13 @@ fn features() -> Outcome {
     let lints = [&["clippy", "--all-targets"], GRPC, &["--", "-D", "warnings"]].concat();
     cargo("lints of control over gRPC", &lints)?;
     cargo("tests of control over gRPC", &[&["test"], GRPC, &["--", "control::", "grpc::"]].concat())
+}
+
+/// All cases of `crates/fleet-cli/tests/faults`; the tests run some of them.
+fn faults(words: &[String]) -> Outcome {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root()).args(["test", "-p", "fleet-cli", "--test", "faults", "--"]);
+    succeeded("faults", command.args(words).env("FLEET_FAULTS", "all").status())
 }
 
 fn bless() -> Outcome {

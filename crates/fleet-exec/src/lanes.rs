@@ -230,10 +230,10 @@ impl Run<'_> {
 
     /// Ends the run. Lanes and peers that wait for this rank are told, since it will not come.
     fn fail(&self, error: Error) {
-        let reason = if self.plan.talks { error.to_string() } else { String::new() };
+        let told = self.plan.talks.then(|| error.clone());
         self.progress.fail(error);
-        if self.plan.talks {
-            self.services.abort(&reason);
+        if let Some(error) = told {
+            self.services.abort(&error);
         }
     }
 

@@ -11,6 +11,7 @@ use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, Role, names};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// One process: where it listens, which machine it is on, the devices that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub struct Run {
     pub restarts: u32,
     /// A file in which the first worker may say how far it is.
     pub progress: Option<PathBuf>,
+    /// A process without a sign of life for this long is lost.
+    pub silence_timeout: Duration,
 }
 
 /// A process to start here.
@@ -113,6 +116,10 @@ impl Cluster {
                     if let Some(path) = run.progress.as_ref().filter(|_| process.log == FIRST_LOG) {
                         let path = path.display().to_string();
                         process.env.push((names::FLEET_PROGRESS, Some(path)));
+                    }
+                    if role == Role::Worker {
+                        let path = format!("{}/report.{}", run.scratch, process.rank);
+                        process.env.push((names::FLEET_REPORT, Some(path)));
                     }
                     if role == Role::Worker && self.mode != Mode::Collective {
                         let path = format!("{}/expendable.{}", run.scratch, process.rank);
@@ -227,6 +234,7 @@ impl Cluster {
             (names::FLEET_JOB_ID, run.job_id.clone()),
             (names::FLEET_LAUNCH, run.mark.clone()),
             (names::FLEET_RESTART_COUNT, run.restarts.to_string()),
+            (names::FLEET_SILENCE_TIMEOUT, run.silence_timeout.as_secs_f64().to_string()),
         ];
         if let Some(master) = run.master.as_ref().or(run.store.as_ref()) {
             env.push((names::PADDLE_MASTER, master.to_string()));
@@ -730,7 +738,9 @@ const PLACE_VARIABLES: &[&str] = &[
     names::FLEET_TOKEN_FILE,
     names::FLEET_PROGRESS,
     names::FLEET_EXPENDABLE,
+    names::FLEET_REPORT,
     names::FLEET_SERVES,
+    names::FLEET_SILENCE_TIMEOUT,
 ];
 
 /// The log of the first worker of a machine.

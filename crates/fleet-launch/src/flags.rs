@@ -221,6 +221,20 @@ pub const FLAGS: &[Flag] = &[
         Some("10"),
         "Between SIGTERM and SIGKILL; time to save",
     ),
+    flag(
+        FAILURES,
+        "silence_timeout",
+        "SECONDS",
+        Some("30"),
+        "A process that is stopped or gives no sign of life for this long is lost",
+    ),
+    flag(
+        FAILURES,
+        "leave_timeout",
+        "SECONDS",
+        Some("30"),
+        "How long a process may be left over when its job is done, before it is stopped",
+    ),
     aliased(JOB, "job_id", &["rdzv_id"], "NAME", Some("default"), "The job's name"),
     flag(
         JOB,

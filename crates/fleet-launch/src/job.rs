@@ -94,6 +94,7 @@ impl Job {
             token: Some(token.clone()),
             restarts: 0,
             progress: None,
+            silence_timeout: self.options.silence_timeout,
         };
         let follows_many = self.options.follow == Follow::All;
         let console = Console::new(&self.options, &self.env, Some(token), follows_many);
@@ -132,6 +133,8 @@ impl Job {
             max_restart: options.max_restart,
             start_timeout: options.start_timeout,
             stop_timeout: options.stop_timeout,
+            silence_timeout: options.silence_timeout,
+            leave_timeout: options.leave_timeout,
             follow: options.follow,
             log_dir: options.log_dir.clone(),
             // As the original does: collective logs grow, the others begin anew.
@@ -221,7 +224,7 @@ impl Attempts<'_> {
         });
         let listener =
             link::listen(address, &log).map_err(|error| link::no_answer(address, &error))?;
-        link::serve(listener, token, log)
+        link::serve(listener, token, self.rules.silence_timeout, log)
     }
 
     /// The last words, and the exit code: that of the first worker which the job ended without.

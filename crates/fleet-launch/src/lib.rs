@@ -6,9 +6,11 @@
 // They panic where the disk of a log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod blame;
 mod child;
 pub mod cluster;
 mod console;
+mod ends;
 mod etcd;
 pub mod flags;
 mod guard;

@@ -176,7 +176,7 @@ impl Link {
     pub fn tell_ended(&self, generation: u64, ended: &Ended) {
         let member = member(ended);
         let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid,
-            "how": ended.how, "code": ended.code, "id": self.id });
+            "how": ended.how, "code": ended.code, "follows": ended.follows, "id": self.id });
         self.tell(&format!("ended/{generation}/{}", ended.rank), &value.to_string());
     }
 
@@ -261,7 +261,7 @@ fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
         }
         (Err(error), _) => return Err(no_answer(&join.master, &error)),
     };
-    serve(listener, token, log.clone()).map(Some)
+    serve(listener, token, join.rules.process_silence, log.clone()).map(Some)
 }
 
 /// Listens at an endpoint. Where its address is not one of this machine's (translated addresses,
@@ -281,9 +281,18 @@ pub(crate) fn listen(at: &Endpoint, log: &Log) -> std::io::Result<TcpListener> {
     }
 }
 
-/// A store whose log has the connections that it refuses. Of deaths the launcher itself reports.
-pub(crate) fn serve(listener: TcpListener, token: &Token, log: Log) -> Result<StoreServer> {
-    StoreServer::start_logging(listener, token, Vigilance::default(), (log, Log::silent()))
+/// A store whose members are lost after `silence` without a sign of life. Its log has the connections that
+/// it refuses. Of deaths the launcher itself reports.
+pub(crate) fn serve(
+    listener: TcpListener,
+    token: &Token,
+    silence: Duration,
+    log: Log,
+) -> Result<StoreServer> {
+    let usual = Vigilance::default();
+    let beat = usual.beat.min(silence / BEATS_IN_SILENCE);
+    let vigilance = Vigilance { silence, beat, ..usual };
+    StoreServer::start_logging(listener, token, vigilance, (log, Log::silent()))
 }
 
 /// A log whose lines the console shows.
@@ -295,6 +304,9 @@ fn said_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
         let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
     })
 }
+
+/// Signs of life in the silence after which a process is lost: several may be late.
+const BEATS_IN_SILENCE: u32 = 5;
 
 /// The leader, in a thread of its own beside the store.
 fn lead(
@@ -308,6 +320,7 @@ fn lead(
     let job_id = join.job_id.clone();
     let (token, shared, events) = (token.clone(), shared.clone(), events.clone());
     let log = said_log(&shared, &events);
+    let silence = rules.process_silence;
     spawn("leader", move || {
         let said = |line: String| {
             shared.lock().said.push(line);
@@ -327,7 +340,7 @@ fn lead(
             drop(job_store.take());
             let any = Endpoint::new(&host, 0);
             let listener = listen(&any, &log).map_err(|error| no_answer(&any, &error))?;
-            let server = serve(listener, &token, log.clone())?;
+            let server = serve(listener, &token, silence, log.clone())?;
             let endpoint = Endpoint::new(host.clone(), server.address().port());
             job_store.replace(Some(server));
             Ok(endpoint.to_string())

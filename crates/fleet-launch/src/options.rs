@@ -138,6 +138,10 @@ pub struct Options {
     pub elastic_timeout: Duration,
     pub start_timeout: Option<Duration>,
     pub stop_timeout: Duration,
+    /// A process without a sign of life for this long is lost.
+    pub silence_timeout: Duration,
+    /// How long a process may be left over when its job is done.
+    pub leave_timeout: Duration,
 
     pub log_dir: PathBuf,
     pub log_overwrite: bool,
@@ -235,6 +239,8 @@ impl Options {
             },
             start_timeout: Some(seconds(given, "start_timeout")?).filter(|time| !time.is_zero()),
             stop_timeout: seconds(given, "stop_timeout")?,
+            silence_timeout: seconds(given, "silence_timeout")?.max(SILENCE_MIN),
+            leave_timeout: seconds(given, "leave_timeout")?,
             log_dir,
             log_overwrite: given.is_on("log_overwrite"),
             follow: follow(given)?,
@@ -247,6 +253,9 @@ impl Options {
         self.elastic_level > ElasticLevel::Off
     }
 }
+
+/// Signs of life are given every second or more often; several must fit.
+const SILENCE_MIN: Duration = Duration::from_millis(500);
 
 const NNODES_VARIABLES: &[&str] = &[names::PADDLE_NNODES, names::PADDLE_ELASTIC_NP];
 

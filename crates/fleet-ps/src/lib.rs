@@ -32,7 +32,7 @@ mod sparse;
 mod stats;
 mod sync;
 
-pub use client::{Client, LocalServers, RemoteOptions, RemoteServers};
+pub use client::{Client, IsOver, LocalServers, RemoteOptions, RemoteServers};
 pub use communicator::{
     Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats, GeoCommunicator,
     POLL_SPAN, RateOf, Rates,

@@ -132,8 +132,11 @@ pub const FLEET_NCCL: &str = "FLEET_NCCL";
 pub const FLEET_NCCL_LIBRARY: &str = "FLEET_NCCL_LIBRARY";
 pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
 pub const PMI_SIZE: &str = "PMI_SIZE";
+pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
+pub const FLEET_REPORT: &str = "FLEET_REPORT";
+pub const FLEET_SILENCE_TIMEOUT: &str = "FLEET_SILENCE_TIMEOUT";
 pub const FLEET_SERVES: &str = "FLEET_SERVES";
 /// What a server writes into the file of [`FLEET_SERVES`] when it knows who it is.
 pub const STARTS: &str = "starts";
@@ -320,7 +323,12 @@ pub const VARIABLES: &[Variable] = &[
     row(PADDLE_GLOBAL_RANK, "", "The process's number in the job", &[Reader::Script]),
     row(PADDLE_LOCAL_RANK, "", "The process's number on this machine", &[Reader::Script]),
     row(RANK, "", "PADDLE_TRAINER_ID, for scripts of torch", &[Reader::Script]),
-    row(WORLD_SIZE, "", "PADDLE_TRAINERS_NUM, for scripts of torch", &[Reader::Script]),
+    row(
+        WORLD_SIZE,
+        "",
+        "PADDLE_TRAINERS_NUM, for scripts of torch; of torchrun: above 1 no process trains alone",
+        &[Reader::Script, Reader::RoleMaker],
+    ),
     row(LOCAL_RANK, "", "PADDLE_LOCAL_RANK, for scripts of torch", &[Reader::Script]),
     row(LOCAL_WORLD_SIZE, "", "PADDLE_LOCAL_SIZE, for scripts of torch", &[Reader::Script]),
     row(GROUP_RANK, "", "The number of this machine, for scripts of torch", &[Reader::Script]),
@@ -426,6 +434,12 @@ pub const VARIABLES: &[Variable] = &[
         &[Reader::RoleMaker],
     ),
     row(
+        SLURM_NTASKS,
+        "",
+        "How many processes Slurm has started: above 1 no process trains alone",
+        &[Reader::RoleMaker],
+    ),
+    row(
         FLEET_PROGRESS,
         "",
         "A file for one line about how far the job is, which the launcher shows below the log",
@@ -436,6 +450,18 @@ pub const VARIABLES: &[Variable] = &[
         "",
         "A file that a worker of parameter servers makes when the others can go on without it",
         &[Reader::Worker, Reader::Launcher],
+    ),
+    row(
+        FLEET_REPORT,
+        "",
+        "A file in which a worker reports that it takes part, has finished, or has failed and why",
+        &[Reader::Worker, Reader::Launcher],
+    ),
+    row(
+        FLEET_SILENCE_TIMEOUT,
+        "30",
+        "Seconds without a sign of life after which a process is lost (fleetrun --silence_timeout)",
+        &[Reader::RoleMaker],
     ),
     row(
         FLEET_SERVES,

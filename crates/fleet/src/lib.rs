@@ -27,9 +27,11 @@
 // They panic where the disk of a log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod agree;
 mod checkpoints;
 mod dataset_run;
 mod exchange;
+mod explain;
 mod feed_layout;
 mod fit;
 mod job;
@@ -40,6 +42,7 @@ mod nccl;
 mod numbers;
 mod options;
 mod probe;
+mod report;
 mod rings;
 mod save;
 pub mod servers;

@@ -14,6 +14,7 @@ use fleet_launch::options::Options;
 use fleet_launch::ports::Ports;
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env};
+use std::time::Duration;
 
 /// Ports that count up, taken from nobody.
 struct Counted {
@@ -67,6 +68,7 @@ fn run() -> Run {
         token: Some(Token::from_text("0123456789abcdef").unwrap()),
         restarts: 0,
         progress: None,
+        silence_timeout: Duration::from_secs(30),
     }
 }
 

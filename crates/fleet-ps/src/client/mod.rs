@@ -13,7 +13,7 @@ mod remote;
 pub(crate) mod tests;
 
 pub use local::LocalServers;
-pub use remote::{RemoteOptions, RemoteServers};
+pub use remote::{IsOver, RemoteOptions, RemoteServers};
 
 use crate::message::{
     BINARY, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, copy_f32s,

@@ -36,6 +36,24 @@ pub struct RemoteOptions {
     pub log: Log,
     /// Ends every wait.
     pub abort: Abort,
+    /// Asked while a server is not reached.
+    pub is_over: Option<IsOver>,
+}
+
+/// Tells whether the job is over: its servers have finished and do not come back.
+#[derive(Clone)]
+pub struct IsOver(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl IsOver {
+    pub fn new(is_over: impl Fn() -> bool + Send + Sync + 'static) -> IsOver {
+        IsOver(Arc::new(is_over))
+    }
+}
+
+impl std::fmt::Debug for IsOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("IsOver")
+    }
 }
 
 impl Default for RemoteOptions {
@@ -47,6 +65,7 @@ impl Default for RemoteOptions {
             connections_max: 16,
             log: Log::stderr(),
             abort: Abort::new(),
+            is_over: None,
         }
     }
 }
@@ -100,6 +119,8 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries of a request, doubled from the least to the most.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Between two questions whether the job is over, while a server is not reached.
+const OVER_PERIOD: Duration = Duration::from_millis(500);
 /// Signs of life in the span after which a worker counts as silent: several may be lost, and a server that was
 /// started again hears soon who is there.
 const SIGNS_IN_SILENCE: u32 = 15;
@@ -285,6 +306,7 @@ impl Remote {
         talk: impl Fn(&mut CallClient) -> Result<R>,
     ) -> Result<R> {
         let mut pause = PAUSE_MIN;
+        let mut asked = Time::now();
         loop {
             if let Some(error) = error.take() {
                 limits.abort.check()?;
@@ -297,6 +319,13 @@ impl Remote {
                     return Err(error.at(format!("{}, tried for {span:?}", self.name(server))));
                 }
                 self.says_down(server, &error);
+                // A server that is started again is reached sooner, without asking.
+                if Time::now().since(asked) >= OVER_PERIOD {
+                    asked = Time::now();
+                    if self.options.is_over.as_ref().is_some_and(|it| (it.0)()) {
+                        return Err(job_over().at(self.name(server)));
+                    }
+                }
                 limits.abort.sleep(pause)?;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
@@ -466,6 +495,14 @@ impl Lane {
         let (span, caller) = (Time::now().since(since).as_secs_f64(), door.caller);
         log.line(format!("{caller}: server {server} at {address} is back after {span:.1} s"));
     }
+}
+
+/// The error of a worker that comes too late.
+fn job_over() -> Error {
+    Error::invalid("the job is over: its servers have finished without this worker").help(
+        "the others go on without a worker that gives no sign of life: it was stopped, or its host \
+         could not be reached",
+    )
 }
 
 fn send(connection: &mut CallClient, request: &Request<'_>, limits: &Limits) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What every method does.
 
-use super::{Caller, SILENT_AFTER, ServerTables, Sign, SignKind, Table, lock};
+use super::{Caller, ServerTables, Sign, SignKind, Table, lock};
 use crate::message::{
     BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, fill_f32s,
 };
@@ -262,7 +262,8 @@ impl ServerTables {
         if self.is_again.load(Relaxed) && sign.kind == SignKind::NeverCame {
             sign = Sign { kind: SignKind::NotBack, ..sign };
         }
-        (sign, has_begun && !self.job.sync && sign.is_lost(SILENT_AFTER))
+        let silent_after = self.presence.silent_after();
+        (sign, has_begun && !self.job.sync && sign.is_lost(silent_after))
     }
 
     /// Whether some workers have finished and all are gone: nobody will stop the servers.

@@ -130,6 +130,11 @@ impl ServerTables {
         self.server
     }
 
+    /// Sets how long a worker may give no sign of life before the others go on without it.
+    pub fn set_silent_after(&self, span: Duration) {
+        self.presence.set_silent_after(span);
+    }
+
     pub fn job(&self) -> &JobTables {
         &self.job
     }

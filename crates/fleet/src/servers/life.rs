@@ -1,8 +1,10 @@
 //! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
+use super::agree::Published;
 use super::control::Control;
 use super::launch_barrier::{expect_listening, waits_for_servers};
+use super::over::OverMark;
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
@@ -92,7 +94,10 @@ impl Fleet {
         if topology.mode() != Mode::ParameterServer {
             return Err(Error::invalid("this job has no parameter servers")
                 .expected("a process of a parameter-server job")
-                .help("Fleet::parameter_server, and fleetrun --server_num N --worker_num M"));
+                .help(
+                    "in a collective job call minimize; for parameter servers start the job with \
+                     fleetrun --server_num N --worker_num M, and call Fleet::parameter_server",
+                ));
         }
         Ok(Place {
             worker: if topology.is_worker() { topology.rank() } else { 0 },
@@ -157,6 +162,9 @@ impl Fleet {
             None => None,
         };
         let tables = make(topology.rank())?;
+        if let Some(silence) = topology.job().silence {
+            tables.set_silent_after(silence);
+        }
         if env.switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
             note(format_args!("tables of server {}: {:#?}", topology.rank(), tables.job()));
         }
@@ -173,7 +181,8 @@ impl Fleet {
         if let Some(file) = env.text(names::FLEET_SERVES) {
             tell(Path::new(file), names::SERVES)?;
         }
-        Ok(Server { server, _control: control })
+        let over = OverMark::of(self, &token);
+        Ok(Server { server, over, _control: control })
     }
 
     /// Connects to all servers, waits for those that are not there yet, and starts a worker. What the
@@ -188,22 +197,41 @@ impl Fleet {
             return Err(Error::invalid("this process is no worker").got(self.topology().role()));
         }
         let env = Env::process();
-        let traffic = communicator_options(&job.strategy, &env)?;
+        self.reporter().joined();
+        self.start_worker(programs, job, options, &env)
+            .inspect_err(|error| self.reporter().failed(error))
+    }
+
+    fn start_worker(
+        &self,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+        env: &Env,
+    ) -> Result<Worker> {
+        let traffic = communicator_options(&job.strategy, env)?;
         let num_threads = match options.num_threads {
             0 => self.cores_share(),
             given => given,
         };
         let options = ExecOptions { num_threads, ..options };
-        let servers = self.servers(job, &env)?;
+        let servers = self.servers(job, env)?;
+        let published = match self.topology().server_num() {
+            0 => None,
+            _ => Published::new(self, job, &self.job_token()?),
+        };
         let worker = Worker::start(servers, programs, job, options, traffic)
             .map_err(|error| error.at(format!("worker {}", self.topology().rank())))?;
+        if let Some(published) = published {
+            published.compare()?;
+        }
         if job.plan.exchange != Exchange::Sync
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
             // All have met: servers go on without whoever dies now, and so does the launcher.
             tell(Path::new(file), "")?;
         }
-        Ok(worker)
+        Ok(worker.reports_to(self.reporter()))
     }
 
     pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
@@ -220,8 +248,10 @@ impl Fleet {
         if let Some(deadline_ms) = env.number::<u64>(names::FLAGS_RPC_DEADLINE)? {
             options.deadline = Duration::from_millis(deadline_ms);
         }
+        options.silent_after = topology.job().silence.unwrap_or(options.silent_after);
         let deadline = options.deadline;
         let token = self.job_token()?;
+        options.is_over = OverMark::of(self, &token).map(OverMark::asked_by_workers);
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
         Ok(Arc::new(remote.with_patience(deadline)))
@@ -289,6 +319,7 @@ fn is_first_start(env: &Env) -> Result<bool> {
 /// ```
 pub struct Server {
     server: TableServer,
+    over: Option<OverMark>,
     /// Until the server ends.
     _control: Option<Control>,
 }
@@ -301,6 +332,10 @@ impl Server {
     /// Serves until the last worker has stopped. An error is that of a durable server whose log or
     /// last snapshot could not be written.
     pub fn run(self) -> Result<()> {
-        self.server.run()
+        self.server.run()?;
+        if let Some(over) = &self.over {
+            over.set();
+        }
+        Ok(())
     }
 }

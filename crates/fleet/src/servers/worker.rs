@@ -5,6 +5,7 @@ use super::describe::rates;
 use super::port::{Traffic, UnknownIds, Way, wanted};
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
+use crate::report::Reporter;
 use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::Dataset;
@@ -70,6 +71,7 @@ pub struct Worker {
     /// Of a worker that was started again: how far its earlier processes came.
     before: Option<Progress>,
     stopped: bool,
+    reporter: Reporter,
 }
 
 impl Worker {
@@ -119,7 +121,18 @@ impl Worker {
             job: job.clone(),
             before,
             stopped: false,
+            reporter: Reporter::default(),
         })
+    }
+
+    /// Tells the launcher when this worker has finished, or failed and why.
+    pub(super) fn reports_to(self, reporter: &Reporter) -> Worker {
+        Worker { reporter: reporter.clone(), ..self }
+    }
+
+    /// The result of what this worker does together with the others.
+    fn reported<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| self.reporter.failed(error))
     }
 
     pub fn job(&self) -> &ServerJob {
@@ -135,7 +148,7 @@ impl Worker {
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         let out = self.session.run(feed, fetch);
         let out = out.and_then(|out| after_step(&self.job, &self.traffic).map(|()| out));
-        out.map_err(|error| named(&self.job, error))
+        self.reported(out.map_err(|error| named(&self.job, error)))
     }
 
     /// Trains on one pass of a dataset. The rows of a step are asked for while the step before computes.
@@ -149,13 +162,14 @@ impl Worker {
     ) -> Result<DatasetReport> {
         check_inputs(&self.session.programs.main, dataset)?;
         let (job, traffic, session) = (&self.job, &self.traffic, &mut self.session);
-        run_steps(dataset, run, true, |batch, next, fetch, out| {
+        let report = run_steps(dataset, run, true, |batch, next, fetch, out| {
             if let Some(next) = next {
                 look_ahead(job, traffic, &next.feeds())?;
             }
             session.run_into(&batch.feeds(), fetch, out)?;
             after_step(job, traffic)
-        })
+        });
+        self.reported(report)
     }
 
     /// Runs the forward part on one pass of a dataset: nothing is updated but what metrics count.
@@ -245,11 +259,16 @@ impl Worker {
 
     /// Returns when all workers that have not stopped have called it.
     pub fn barrier(&self) -> Result<()> {
-        self.servers().arrive(Arrival::Received)
+        self.reported(self.servers().arrive(Arrival::Received))
     }
 
     /// Waits until what this worker has sent is applied, and takes the newest parameters.
     pub fn flush(&mut self) -> Result<()> {
+        let flushed = self.flush_traffic();
+        self.reported(flushed)
+    }
+
+    fn flush_traffic(&mut self) -> Result<()> {
         match &self.traffic.way {
             Way::Pushes(communicator) => {
                 communicator.flush().map_err(|error| named(&self.job, error))?;
@@ -286,9 +305,10 @@ impl Worker {
         }
         self.stopped = true;
         let servers = self.servers();
-        if servers.finish()? {
+        if self.reported(servers.finish())? {
             servers.stop()?;
         }
+        self.reporter.finished();
         Ok(())
     }
 }
