@@ -11,7 +11,7 @@
 
 use crate::flat::{self, Flat, LaneChoice, LaneKey, only_talks};
 use crate::memory::{self, Block};
-use crate::options::{Device, ExecOptions};
+use crate::options::{Device, ExecOptions, Memory};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::{
@@ -59,6 +59,10 @@ pub(crate) struct Plan {
     pub scope_vars: Vec<ScopeVar>,
     pub fetches: Vec<Fetch>,
     pub lanes: Vec<LanePlan>,
+    /// Bytes of the one block that holds temporaries and scratch.
+    pub block_bytes: usize,
+    /// Bytes of each allocation of [`Memory::Separate`].
+    pub separate_bytes: Vec<usize>,
     pub summary: PlanSummary,
     pub program: Program,
     /// Other processes wait for what this plan does.
@@ -89,6 +93,9 @@ pub(crate) enum StepKind {
 pub(crate) struct Instr {
     pub run: KernelFn,
     pub scratch_bytes: usize,
+    pub scratch_place: Place,
+    /// The address of the scratch, filled in later.
+    pub scratch: usize,
     pub args: Vec<Arg>,
     /// The place of each argument's values, and of its row numbers.
     pub arg_places: Vec<(usize, Option<usize>)>,
@@ -99,9 +106,19 @@ pub(crate) struct Instr {
 /// Where a piece of memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    Arena { offset: usize },
-    Scope { index: usize },
-    Feed { index: usize },
+    Arena {
+        offset: usize,
+    },
+    /// An allocation of its own: one of [`Plan::separate_bytes`].
+    Separate {
+        index: usize,
+    },
+    Scope {
+        index: usize,
+    },
+    Feed {
+        index: usize,
+    },
 }
 
 pub(crate) struct FeedSlot {
@@ -127,8 +144,6 @@ pub(crate) struct Fetch {
 /// The steps of one lane, in order, as positions in [`Plan::steps`].
 pub(crate) struct LanePlan {
     pub steps: Vec<usize>,
-    /// Where the lane's scratch starts in the arena.
-    pub scratch_offset: usize,
 }
 
 /// What to plan.
@@ -544,8 +559,12 @@ impl<'a> Builder<'a> {
             }
         }
         let (offsets, arena_bytes) = memory::pack(&blocks);
-        for (place, offset) in block_place.iter().zip(&offsets) {
-            places.list[*place] = Place::Arena { offset: *offset };
+        let mut separate_bytes = Vec::new();
+        for ((place, offset), block) in block_place.iter().zip(&offsets).zip(&blocks) {
+            places.list[*place] = match self.request.options.memory {
+                Memory::Packed => Place::Arena { offset: *offset },
+                Memory::Separate => separate(&mut separate_bytes, block.bytes),
+            };
         }
         let mut plan = Plan {
             steps: Vec::with_capacity(self.flat.len()),
@@ -554,6 +573,8 @@ impl<'a> Builder<'a> {
             scope_vars,
             fetches: Vec::new(),
             lanes: Vec::new(),
+            block_bytes: 0,
+            separate_bytes,
             summary: PlanSummary {
                 op_count: self.flat.len(),
                 arena_bytes,
@@ -690,6 +711,8 @@ impl<'a> Builder<'a> {
         let mut instr = Instr {
             run: kernel.run,
             scratch_bytes: kernel.scratch_bytes,
+            scratch_place: Place::Arena { offset: 0 },
+            scratch: 0,
             args: Vec::new(),
             arg_places: Vec::new(),
             inputs: Vec::new(),
@@ -733,27 +756,35 @@ impl<'a> Builder<'a> {
         let count = plan.steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
         let mut offset = arena_bytes;
         for lane in 0..count {
-            let steps: Vec<usize> = plan
-                .steps
-                .iter()
-                .enumerate()
-                .filter(|(_, step)| step.lane == lane)
-                .map(|(position, _)| position)
-                .collect();
-            let scratch_bytes = steps
-                .iter()
-                .map(|position| match &plan.steps[*position].kind {
-                    StepKind::Run(instr) => instr.scratch_bytes,
-                    StepKind::JumpUnless { .. } => 0,
-                })
-                .max()
-                .unwrap_or(0)
-                .next_multiple_of(64);
-            plan.lanes.push(LanePlan { steps, scratch_offset: offset });
+            let mut positions = Vec::new();
+            let mut scratch_bytes = 0;
+            for (position, step) in plan.steps.iter_mut().enumerate() {
+                if step.lane != lane {
+                    continue;
+                }
+                positions.push(position);
+                let StepKind::Run(instr) = &mut step.kind else { continue };
+                scratch_bytes = scratch_bytes.max(instr.scratch_bytes.next_multiple_of(64));
+                instr.scratch_place = match self.request.options.memory {
+                    Memory::Packed => Place::Arena { offset },
+                    Memory::Separate => separate(&mut plan.separate_bytes, instr.scratch_bytes),
+                };
+            }
+            plan.lanes.push(LanePlan { steps: positions });
             plan.summary.scratch_bytes += scratch_bytes;
             offset += scratch_bytes;
         }
+        plan.block_bytes = match self.request.options.memory {
+            Memory::Packed => offset,
+            Memory::Separate => 0,
+        };
     }
+}
+
+/// A new allocation of so many bytes.
+fn separate(all: &mut Vec<usize>, bytes: usize) -> Place {
+    all.push(bytes);
+    Place::Separate { index: all.len() - 1 }
 }
 
 /// Sparse rows keep their count in front of the row numbers, on a cache line of its own.
