@@ -3,7 +3,7 @@
 use crate::Scope;
 use crate::plan::{Place, Plan, ROWS_HEADER_BYTES, StepKind};
 use fleet_base::{Error, Result};
-use fleet_ops::Arg;
+use fleet_ops::{Arg, Meta};
 use fleet_tensor::{Buffer, Shape, Tensor};
 use std::sync::Arc;
 
@@ -34,6 +34,10 @@ impl Binding {
         block: &Block<'_>,
         feeds: &[&Tensor],
     ) -> Result<()> {
+        plan.feeds
+            .iter()
+            .zip(feeds)
+            .try_for_each(|(slot, feed)| check_fed(&slot.name, slot.meta, feed))?;
         let same_scope = self.scope.as_ref().is_some_and(|token| Arc::ptr_eq(token, scope.token()));
         if !same_scope || self.arena != block.packed as usize {
             self.bind_all(plan, scope, block, feeds)?;
@@ -119,6 +123,17 @@ fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>))
         rows.count = bases[place] as *mut u64;
         rows.rows = (bases[place] + ROWS_HEADER_BYTES) as *mut i64;
     }
+}
+
+/// A fed tensor has the bytes that the plan counts on.
+pub(crate) fn check_fed(name: &str, planned: Meta, feed: &Tensor) -> Result<()> {
+    let row_major = feed.layout() == fleet_tensor::Layout::RowMajor;
+    if row_major && feed.as_bytes().len() == planned.bytes() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("the value fed for '{name}' does not fit"))
+        .expected(format!("{} {}", planned.describe(), fleet_tensor::Layout::RowMajor))
+        .got(format!("{}{} {}", feed.dtype(), feed.shape(), feed.layout())))
 }
 
 fn check_scope_var(scope: &Scope, var: &crate::plan::ScopeVar) -> Result<()> {

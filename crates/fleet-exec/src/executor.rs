@@ -387,7 +387,8 @@ fn fetchable(program: &Program, name: &str) -> Result<VarId> {
     program.var_named(name).map_err(|error| error.at("the fetch list"))
 }
 
-fn feedable(
+/// The variable that a value is fed for, with its type and shape.
+pub(crate) fn feedable(
     program: &Program,
     (name, dtype, shape): &(&str, DType, Shape),
 ) -> Result<(VarId, Meta)> {
@@ -417,7 +418,7 @@ fn check_row_major(program: &Program) -> Result<()> {
     }
 }
 
-fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
+pub(crate) fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
     if feed.len() > FEEDS_MAX {
         return Err(Error::exhausted("too many inputs are fed")
             .expected(FEEDS_MAX)

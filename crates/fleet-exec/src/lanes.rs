@@ -5,7 +5,7 @@
 //! spins briefly and then sleeps.
 
 use crate::bind::Binding;
-use crate::plan::{Instr, Plan, Step, StepKind};
+use crate::plan::{Instr, Plan, SLOTS_MAX, Step, StepKind};
 use crate::trace::Times;
 use fleet_base::{Error, Result};
 use fleet_kernels::pool::Pool;
@@ -15,9 +15,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-
-/// Slots that an op may have on one side; the planner's ops have fewer.
-const SLOTS_MAX: usize = 16;
 
 /// Tries before a waiting lane sleeps.
 const SPINS_BEFORE_SLEEP: u32 = 2000;

@@ -16,6 +16,7 @@ mod memory;
 mod options;
 mod plan;
 mod scope;
+mod shapes;
 mod spill;
 mod trace;
 
