@@ -1,9 +1,9 @@
 //! The type and shape of every variable of a program, for known feeds.
 //!
 //! One walk over the ops, in the order in which they run, infers all shapes from the fed ones. A
-//! variable has one type and one shape in the whole program: a second write with another is refused,
-//! in whatever block it stands. Memory, arguments and kernels are then made from this one table, so
-//! no kernel is made for another length than its arguments and their memory have.
+//! variable has one type and one shape in the whole program: a second write with another is
+//! refused, in whatever block it stands. Memory, arguments and kernels are then made from this one
+//! table, so no kernel is made for another length than its arguments and their memory have.
 
 use crate::flat::Flat;
 use fleet_base::{Error, Result};

@@ -244,7 +244,8 @@ fn optimizer_state_that_is_given_has_an_output() {
     Case::new(
         "%w: f32[3] persistable %g: f32[3] data %r: f32[1] data %m: f32[3] persistable
          (ParamOut: %w, MeanSquareOut: %m, MomentOut: %m2) =
-             rmsprop(Param: %w, Grad: %g, LearningRate: %r, MeanSquare: %m, Moment: %g, MeanGrad: %g)
+             rmsprop(Param: %w, Grad: %g, LearningRate: %r, MeanSquare: %m, Moment: %g,
+                     MeanGrad: %g)
          %m2: f32[3]",
     )
     .feed("g", ones(3))

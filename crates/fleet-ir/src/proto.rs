@@ -319,8 +319,8 @@ impl OpReader<'_> {
     }
 }
 
-/// Refuses a second slot or attribute of a name, and names that are too long to look for. An op has a
-/// bounded number of each (see `scan.rs`).
+/// Refuses a second slot or attribute of a name, and names that are too long to look for. An op has
+/// a bounded number of each (see `scan.rs`).
 fn once(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("the name of an {what} is too long"))

@@ -1,5 +1,6 @@
-//! Counts what a program's protobuf form holds before it is decoded: decoding makes some 200 bytes of
-//! memory out of two bytes of an empty message, so a file could ask for far more than it is long.
+//! Counts what a program's protobuf form holds before it is decoded: decoding makes some 200 bytes
+//! of memory out of two bytes of an empty message, so a file could ask for far more than it is
+//! long.
 //!
 //! The scan follows the nesting of `proto/program.proto` and looks at nothing else. Bytes that are
 //! broken end it: decoding stops at the same place and says so.

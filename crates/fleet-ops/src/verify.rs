@@ -5,8 +5,8 @@
 //! 3. Every op's shape rule, run again over the declared types and shapes of its inputs, accepts them
 //!    and makes what its outputs are declared to be: element type, dense or sparse, and a shape that
 //!    agrees (an unknown dimension agrees with any).
-//! 4. In the order in which ops run, every write of a variable has the size of the first one, as far
-//!    as sizes are known: memory and kernels are planned for one size of a variable.
+//! 4. In the order in which ops run, every write of a variable has the size of the first one, as
+//!    far as sizes are known: memory and kernels are planned for one size of a variable.
 
 use crate::{Meta, Registry, meta};
 use fleet_base::{Error, Result};

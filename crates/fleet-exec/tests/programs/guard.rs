@@ -13,8 +13,8 @@ const TENSOR_ALIGN: usize = 64;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Addresses set aside for tensors: what a batch of programs allocates in all, since no page is used
-/// twice. They cost nothing until they are touched.
+/// Addresses set aside for tensors: what a batch of programs allocates in all, since no page is
+/// used twice. They cost nothing until they are touched.
 const REGION_BYTES: usize = 1 << 40;
 
 const PATTERN: u8 = 0xa5;

@@ -1,5 +1,5 @@
-//! Random programs under guard pages: whatever a program says, it runs inside of its own memory or is
-//! refused, and what runs gives what the interpreter gives.
+//! Random programs under guard pages: whatever a program says, it runs inside of its own memory or
+//! is refused, and what runs gives what the interpreter gives.
 //!
 //! Every variable is an allocation of its own (`Memory::Separate`) that ends at a guard page
 //! (`guard.rs`). Programs run in child processes; one that dies is reported with the seed and the
@@ -127,7 +127,11 @@ fn attempt(draft: &Draft) -> Result<bool> {
     let inplace = BuildOptions { enable_inplace: true, ..BuildOptions::none() };
     let inplace = ExecOptions { build: inplace, ..options() };
     let mut accepted = false;
-    for (what, options) in [("plain", exact), ("in place", inplace), ("rewritten", options())] {
+    // Here memory that was not written holds what other variables left.
+    let packed = ExecOptions { memory: Memory::Packed, ..options() };
+    let ways =
+        [("plain", exact), ("in place", inplace), ("rewritten", options()), ("packed", packed)];
+    for (what, options) in ways {
         let outcome = guarded(what, || {
             let (mut scope, mut executor) = (draft.scope(), Executor::new(options));
             let (feed, fetch) = (draft.feed(), draft.fetch());
@@ -137,7 +141,8 @@ fn attempt(draft: &Draft) -> Result<bool> {
         })?;
         accepted |= outcome.is_ok();
         if let (Ok(plain), Ok(outcome)) = (&plain, &outcome) {
-            let difference = if what == "rewritten" { near } else { same };
+            let is_rewritten = what == "rewritten" || what == "packed";
+            let difference = if is_rewritten { near } else { same };
             for ((name, plain), found) in draft.fetches.iter().zip(plain).zip(outcome) {
                 if let Some(difference) = difference(plain, found) {
                     let message = format!("{what}: '{name}' is not what the interpreter makes");
