@@ -166,6 +166,7 @@ impl Plan {
         let mut builder = Builder::new(&request)?;
         builder.check_fetches()?;
         builder.find_lifetimes();
+        builder.check_size()?;
         builder.join_places();
         builder.finish()
     }
@@ -450,7 +451,6 @@ impl<'a> Builder<'a> {
         let mut feeds = Vec::new();
         let mut used: Vec<VarId> = self.life.keys().copied().collect();
         used.sort_unstable();
-        self.check_size(&used)?;
         let mut unshared = 0;
         for var in &used {
             let root = self.root(*var);
@@ -540,10 +540,12 @@ impl<'a> Builder<'a> {
     }
 
     /// From here on, sizes are added and multiplied without looking.
-    fn check_size(&self, used: &[VarId]) -> Result<()> {
+    fn check_size(&self) -> Result<()> {
+        let mut used: Vec<VarId> = self.life.keys().copied().collect();
+        used.sort_unstable();
         let mut total = 0usize;
         for var in used {
-            let meta = self.shapes.of(*var);
+            let meta = self.shapes.of(var);
             let dims = meta.shape.iter().map(|dim| dim.unsigned_abs().max(1) as usize);
             let bytes = dims.fold(meta.dtype.size(), usize::saturating_mul);
             total = total.saturating_add(bytes);
@@ -552,7 +554,7 @@ impl<'a> Builder<'a> {
                     .expected(format!("at most {}", text::bytes(PLANNED_BYTES_MAX as u64)))
                     .got(format!(
                         "more, from '{}' {}{} on",
-                        self.program.var(*var).name,
+                        self.program.var(var).name,
                         meta.dtype,
                         meta.shape
                     )));

@@ -360,6 +360,20 @@ fn an_image_written_by_a_conditional_part_keeps_its_value() {
     }
 }
 
+/// Sizes are compared where variables may share memory, before they are added up.
+#[test]
+fn variables_that_no_memory_holds_are_refused() {
+    let text = "%a: f32[2] data %x: f32[4611686018427387904, 2] %y: f32[4611686018427387904, 2]
+        %w: f32[4611686018427387904, 2] persistable
+        (Out: %x) = tanh(X: %w)
+        (Out: %y) = tanh(X: %x)";
+    let program = Case::new(text).program;
+    let options = ExecOptions::threads(1);
+    let error = Executor::new(options).run(&program, &mut Scope::new(), &[], &["y"]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    assert!(error.to_string().contains("too large to plan"), "{error}");
+}
+
 /// A tensor in another layout has another length than its shape.
 #[test]
 fn fed_tensors_are_row_major() {
