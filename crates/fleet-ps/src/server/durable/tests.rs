@@ -554,6 +554,7 @@ impl Run {
     fn check(&mut self, synced: u64) -> usize {
         let seed = self.seed;
         let server = open(&self.disk, self.flush).unwrap_or_else(|error| panic!("{seed}: {error}"));
+        assert!(files(&self.disk).iter().all(|name| !name.ends_with(".tmp")), "seed {seed}");
         let ids: Vec<u64> = (1..self.next_id).collect();
         let times = pushed(&server, &ids);
         assert!(times.iter().all(|times| *times <= 1), "seed {seed}: {times:?}");
