@@ -199,6 +199,14 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     check("001/part-001 is torn");
     std::fs::write(&part, &bytes).unwrap();
     assert!(new.load(&folder.0).is_ok());
+    // What a killed server has left goes with the next save; others' files stay.
+    let temporary =
+        ["001/.part-001.7-0.tmp", "004/.manifest-000.3.7-0.tmp", ".saved-000.2.7-0.tmp"];
+    let others = ["001/.part-002.7-0.tmp", "001/.part-0011.7-0.tmp", "001/part-001.tmp"];
+    temporary.iter().chain(&others).for_each(|it| std::fs::write(folder.0.join(it), "x").unwrap());
+    old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    assert!(temporary.iter().all(|it| !folder.0.join(it).exists()));
+    others.iter().for_each(|it| std::fs::remove_file(folder.0.join(it)).unwrap());
     // Over an older save there is one again.
     for _ in 1..4 {
         old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();

@@ -38,7 +38,7 @@ pub trait Disk: Send + Sync {
     fn create_folder(&self, folder: &Path) -> io::Result<()>;
     /// New names, renames and removals in a folder survive the machine from now on.
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
-    /// Which run of the machine this is: another number after a power cut, 0 where nobody knows.
+    /// Which run of the machine this is: another number after a power cut, 0 if unknown.
     fn boot(&self) -> u64;
     /// Takes a lock that ends with the process; none if another process or caller holds it.
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;

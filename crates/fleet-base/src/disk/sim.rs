@@ -150,7 +150,7 @@ impl SimDisk {
         SimDisk { shared: Arc::new(Mutex::new(state)) }
     }
 
-    /// The same disk, as those who use it take it.
+    /// The same disk, as a shared [`Disk`].
     pub fn handle(&self) -> Arc<dyn Disk> {
         Arc::new(self.clone())
     }

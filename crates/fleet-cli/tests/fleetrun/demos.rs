@@ -520,7 +520,7 @@ fn a_killed_server_goes_on_with_every_push() {
         assert!(said.out.contains(part) || said.err.contains(part), "'{part}': {}", said.out);
     }
     let log = place.read("log/serverlog.0");
-    assert!(log.contains("fleet: server 0: goes on with ") && log.contains(" of the log"), "{log}");
+    assert!(log.contains("fleet: server 0: resumes with ") && log.contains(" of the log"), "{log}");
     // Without servers there is nothing to keep.
     place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
 }

@@ -56,6 +56,14 @@ fn count(text: &str) -> Option<u32> {
     number.parse().ok()
 }
 
+/// A server begins a save: temporary files of one that was killed go.
+pub(crate) fn begin(dir: &Path, tables: &[u32], server: u32) {
+    manifest::remove_temporary(dir, server);
+    for table in tables {
+        manifest::remove_temporary(&super::table_folder(dir, *table), server);
+    }
+}
+
 /// All tables of a server are written.
 pub(crate) fn mark(dir: &Path, server: u32, server_count: u32, save_id: u64) -> Result<()> {
     let text = format!("{}server_count {server_count}\n", head(server, save_id));

@@ -1,5 +1,5 @@
-//! Goes on from the last good state of a damaged folder, on purpose. Nothing is deleted: what
-//! cannot be used is moved into the folder `aside`.
+//! Resumes from the last good state of a damaged folder, on purpose. Nothing is deleted: unusable
+//! files move into the folder `aside`.
 
 use super::blocks::BlockReader;
 use super::damage::Damage;
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a server goes on without.
+/// What a server resumes without.
 #[derive(Clone, Debug, Default)]
 pub struct Loss {
     pub folder: PathBuf,
@@ -210,7 +210,7 @@ impl Repair<'_> {
         cut.map_err(|error| Error::io("shorten", path, &error))
     }
 
-    /// No state is left that a server could go on from.
+    /// No state is left from which a server could resume.
     fn everything(&mut self) -> Result<()> {
         self.loss.is_everything = true;
         let files = Files::list(&**self.disk, self.folder)?;

@@ -53,7 +53,7 @@ pub(super) struct SnapshotHead {
 }
 
 impl ServerTables {
-    /// Takes the image, while nobody changes anything.
+    /// Takes the image, while no request changes anything.
     pub(super) fn image(&self) -> Image<'_> {
         let rows = |table: &SparseTable| -> f32 { table.rate_scale() };
         let tables = self.tables.iter().map(|(id, table)| {

@@ -187,13 +187,14 @@ impl ServerReport {
     }
 }
 
-/// Whether a server works in a folder. A folder without a lock was copied here.
+/// Whether a server works in a folder.
 fn is_in_use(disk: &dyn Disk, folder: &Path) -> Result<bool> {
+    use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     let path = folder.join(LOCK);
     match disk.lock(&path) {
         Ok(held) => Ok(held.is_none()),
         // A folder that is only to be read.
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(false),
+        Err(error) if [PermissionDenied, ReadOnlyFilesystem].contains(&error.kind()) => Ok(false),
         Err(error) => Err(Error::io("lock", &path, &error)),
     }
 }

@@ -248,7 +248,8 @@ impl Log {
         self.state.sync(&*file, &path, written)
     }
 
-    /// Begins the next file, while nobody writes; returns its number, from 1. An empty one stays.
+    /// Begins the next file, while no request is written; returns its number, from 1. An empty one
+    /// stays.
     ///
     /// The old file is synced first: the next one must not outlive what stands before it.
     pub fn rotate(&self) -> Result<u64> {

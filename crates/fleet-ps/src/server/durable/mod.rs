@@ -1,10 +1,15 @@
-//! Servers that survive: a snapshot now and then, and a log of what came since.
+//! Servers whose tables outlive their process: snapshots, and logs of the requests since.
 //!
 //! A request that changes something is written to the log and then done; an acknowledged one is in
-//! the log. A snapshot cuts at one moment, for all tables and for the answers that may be asked for
-//! again, begins a new log, and writes its file while requests go on; then older files go. A server
-//! that is started again loads the last snapshot and does what the logs say, requests and answers
-//! alike, so that a push which its worker repeats is not applied twice.
+//! the log. A snapshot is cut at one moment, for all tables and for the answers that may be asked
+//! for again. It begins a new log and is written while requests continue; then older files are
+//! deleted. A server that starts again loads the last snapshot and replays the logs, requests and
+//! answers alike, so that a push which its worker repeats is not applied twice.
+//!
+//! `record.rs` has the bytes of a log, `log.rs` writes them, `reader.rs` reads them, `blocks.rs`
+//! and
+//! `image.rs` are the snapshot, `walk.rs` judges a folder, `recover.rs` starts a server from it,
+//! `inspect.rs` and `accept.rs` are for operators, and `epochs.rs` finds lost acknowledgements.
 
 mod accept;
 mod blocks;
@@ -210,7 +215,7 @@ impl ServerTables {
         Err(error)
     }
 
-    /// What this server goes on with, where an earlier process has left something.
+    /// What this server resumes with, if an earlier process has left something.
     pub fn recovered(&self) -> Option<Recovered> {
         self.keeper.as_ref().and_then(|keeper| keeper.recovered.clone())
     }

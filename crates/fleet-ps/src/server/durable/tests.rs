@@ -100,7 +100,7 @@ fn acknowledged(disk: &SimDisk) -> [u64; 3] {
 fn check_change(disk: &SimDisk, known: [u64; 3], what: &str, file: &str) -> &'static str {
     let report = look(&disk.handle(), &own("")).unwrap();
     let outcome = start_changed(disk, known, what, file);
-    // Who only looks sees the same.
+    // The inspection sees the same.
     assert_eq!(report.damage.is_some(), outcome == "refused", "{what}: {report:?}");
     if outcome != "whole" {
         accept_change(disk, known, what);
@@ -393,39 +393,49 @@ fn a_failed_truncation_ends_the_server() {
     assert_eq!(pushed(&open(&disk, Flush::Kernel).unwrap(), &[1, 2, 3, 4, 5]), [1, 0, 1, 0, 0]);
 }
 
-/// Logs that no snapshot has replaced count together: pushes are refused at the limit, whatever was
-/// tried.
+/// Logs that no snapshot has replaced count together, whatever was tried meanwhile.
 #[test]
 fn failed_snapshots_do_not_hide_how_long_logs_are() {
-    const BYTES_MAX: u64 = 4000;
-    // No file can be made; or logs can and snapshots cannot, so that every try begins a log.
-    let none = vec![Fault { call: Call::Create, first: 0, count: u64::MAX, errno: 28 }];
-    let second = |n: u64| Fault { call: Call::Rename, first: 2 * n + 1, count: 1, errno: 28 };
-    for faults in [none, (0..1000).map(second).collect()] {
-        let disk = SimDisk::new(1);
-        let durability = Durability { log_bytes_max: BYTES_MAX, ..options(Flush::Kernel) };
-        let server = ServerTables::durable_on(disk.handle(), &tables(), 0, durability).unwrap();
-        disk.set_faults(faults);
-        let mut refused = None;
-        for id in 1..200 {
-            if let Err(error) = push(&worker(&server, id), id) {
-                refused = Some(error.to_string());
-                break;
-            }
-            assert!(server.snapshot_now().is_err());
-        }
-        let refused = refused.expect("pushes are refused");
-        let words = "the log is full and no snapshot can be written";
-        assert!(refused.contains(words) && refused.contains("os error 28"), "{refused}");
+    let disk = SimDisk::new(1);
+    let server = open(&disk, Flush::Kernel).unwrap();
+    let log = &server.keeper.as_ref().unwrap().log;
+    for id in 1..10 {
+        push(&worker(&server, id), id).unwrap();
+        // What a snapshot does that cannot be written.
+        log.rotate().unwrap();
         let logs = files(&disk).into_iter().filter(|name| name.starts_with("log-"));
         let bytes: usize = logs.map(|name| content(&disk, &name).len()).sum();
-        let longest = BYTES_MAX * 2 + 1000;
-        assert!((BYTES_MAX..longest).contains(&(bytes as u64)), "{bytes} bytes");
-        disk.set_faults(None);
-        server.snapshot_now().unwrap();
-        push(&worker(&server, 301), 301).unwrap();
-        assert_eq!(files(&disk).len(), 3, "job, a snapshot, its log");
+        assert_eq!(log.len(), bytes as u64, "{id} rotations");
     }
+    server.snapshot_now().unwrap();
+    assert!(log.is_empty());
+    assert_eq!(files(&disk).len(), 3, "job, a snapshot, its log");
+}
+
+/// Pushes are refused at twice the limit of logs while no snapshot can be written.
+#[test]
+fn pushes_are_refused_when_logs_are_full() {
+    const BYTES_MAX: u64 = 4000;
+    let disk = SimDisk::new(1);
+    let durability = Durability { log_bytes_max: BYTES_MAX, ..options(Flush::Kernel) };
+    let server = ServerTables::durable_on(disk.handle(), &tables(), 0, durability).unwrap();
+    disk.set_faults(Some(Fault { call: Call::Create, first: 0, count: u64::MAX, errno: 28 }));
+    let mut refused = None;
+    for id in 1..200 {
+        if let Err(error) = push(&worker(&server, id), id) {
+            refused = Some(error.to_string());
+            break;
+        }
+        assert!(server.snapshot_now().is_err());
+    }
+    let refused = refused.expect("pushes are refused");
+    let words = "the log is full and no snapshot can be written";
+    assert!(refused.contains(words) && refused.contains("os error 28"), "{refused}");
+    let bytes = server.keeper.as_ref().unwrap().log.len();
+    assert!((BYTES_MAX..BYTES_MAX * 2 + 1000).contains(&bytes), "{bytes} bytes");
+    disk.set_faults(None);
+    server.snapshot_now().unwrap();
+    push(&worker(&server, 301), 301).unwrap();
 }
 
 /// What the steps of one seed have led to.
@@ -554,6 +564,7 @@ impl Run {
     fn check(&mut self, synced: u64) -> usize {
         let seed = self.seed;
         let server = open(&self.disk, self.flush).unwrap_or_else(|error| panic!("{seed}: {error}"));
+        assert!(files(&self.disk).iter().all(|name| !name.ends_with(".tmp")), "seed {seed}");
         let ids: Vec<u64> = (1..self.next_id).collect();
         let times = pushed(&server, &ids);
         assert!(times.iter().all(|times| *times <= 1), "seed {seed}: {times:?}");

@@ -226,7 +226,7 @@ impl Place<'_> {
             walk.damage = Some(Damage::new(earlier, before.good, what));
             return Ok(false);
         }
-        // A rotation that failed: the log before it went on, and this one stayed empty.
+        // A rotation that failed: the log before it grew, and this one stayed empty.
         let empty = reader::read(self.disk, path, &mut |_| Ok(()))?;
         let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
         if is_last && is_empty && !before.is_closed {
