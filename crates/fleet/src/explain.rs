@@ -4,7 +4,7 @@
 //! communicates. Nothing is compared while steps succeed. When the collectives of a step turn out to
 //! differ, each rank publishes what it fetched and what its step communicates, and compares.
 
-use crate::agree::{FirstDifference, Odd, digest, named};
+use crate::agree::{FirstDifference, Odd, WholeRings, digest, named};
 use crate::report::Reporter;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_comm::World;
@@ -22,6 +22,7 @@ pub(crate) struct StepPeers {
     pub prefix: String,
     pub rank: usize,
     pub rank_count: usize,
+    pub rings: WholeRings,
     pub fault: FirstFault,
     pub reporter: Reporter,
 }

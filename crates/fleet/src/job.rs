@@ -7,7 +7,7 @@
 //! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error on
 //! all others, which says who it was and what was waiting.
 
-use crate::agree::{self, NetworkText};
+use crate::agree::{self, NetworkText, WholeRings};
 use crate::explain::{FirstFault, StepPeers};
 use crate::fit::{Budget, fit};
 use crate::keeper::{self, Keeper};
@@ -210,9 +210,9 @@ impl Fleet {
             given => given,
         };
         let executor = Executor::new(ExecOptions { num_threads, ..options });
+        let rings = WholeRings::new(&job.plan.rings, self.worker_num());
         if let Some(link) = self.link.get() {
-            let (rings, main) = (&job.plan.rings, &programs.main);
-            let parts = agree::parts(&job.strategy, &job.network, rings, main);
+            let parts = agree::parts(&job.strategy, &job.network, &rings, &programs.main);
             agree::compare(&link.everyone, &parts)
                 .inspect_err(|error| self.reporter.failed(error))?;
         }
@@ -225,6 +225,7 @@ impl Fleet {
             prefix: format!("{}/steps/{}", self.topology.job().attempt(), steps.len()),
             rank: self.topology.rank(),
             rank_count: self.worker_num(),
+            rings,
             fault: link.fault.clone(),
             reporter: self.reporter.clone(),
         };
