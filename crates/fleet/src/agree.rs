@@ -1,9 +1,9 @@
-//! What must be the same on all ranks of a collective job: the strategy, the network, and what a step
-//! of the rewritten program communicates.
+//! What must be the same on all ranks of a collective job: the strategy, the network, and what a
+//! step of the rewritten program communicates.
 //!
 //! Ranks that differ would open groups that others never open, or train something that is nothing.
-//! They compare digests when a session opens; only where these differ do they exchange texts, to name
-//! the ranks and show the first line that differs.
+//! They compare digests when a session opens; only where these differ do they exchange texts, to
+//! name the ranks and show the first line that differs.
 
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
@@ -89,8 +89,8 @@ pub(crate) fn strategy_text(strategy: &DistributedStrategy) -> String {
     text.lines().filter(own).map(|line| format!("{line}\n")).collect()
 }
 
-/// The rings of a session that span all ranks. Of those that span some, each rank has others: a leader
-/// of its machine has more than the ranks behind it.
+/// The rings of a session that span all ranks. Of those that span some, each rank has others: a
+/// leader of its machine has more than the ranks behind it.
 #[derive(Clone, Debug)]
 pub(crate) struct WholeRings(Vec<i64>);
 
@@ -139,7 +139,8 @@ pub(crate) fn digest(text: &str) -> i64 {
 
 /// Ranks of which some have something else than most.
 pub(crate) struct Odd {
-    /// The first rank that has what most have; where as many have something else, what the first has.
+    /// The first rank that has what most have; where as many have something else, what the first
+    /// has.
     pub(crate) usual: usize,
     /// Ranks that have something else.
     pub(crate) ranks: Vec<usize>,

@@ -328,7 +328,8 @@ impl Link {
             }
         };
         let abort = Abort::new();
-        // Workers of parameter servers can do without each other: what they report is up to the mode.
+        // Workers of parameter servers can do without each other: what they report is up to the
+        // mode.
         let reporter = if is_one_by_one { Reporter::default() } else { reporter.clone() };
         let reports = reporter.clone();
         let reports = abort.on_fire(move |error| reports.failed(error));
