@@ -12,13 +12,13 @@
 //! standing only after [`BUSY_FACTOR`] times the span: waiting for a step or an evaluation is no deadlock,
 //! and a deadlock beside busy loaders is found all the same.
 //!
-//! Calls of the thread that trains need no such patience. While it is inside one call it makes no other:
-//! if the training thread of rank 0 waits in group A for rank 1, and that of rank 1 waits in group B for
-//! rank 0, no time helps, whatever else the processes do. Such a cycle is an error after
-//! [`QUICK_SPAN`]. Calls of other threads (loaders that exchange data) take no part in it, since the
-//! rank that is waited for would make the call from such a thread too, and that one may be reading. The
-//! calls of one training step go through several lanes at once; where a rank waits in one of them and is
-//! waited for in another, its process must have computed nothing meanwhile.
+//! Calls of the thread that trains need no such patience. While it is inside one call it makes no
+//! other: if the training thread of rank 0 waits in group A for rank 1, and that of rank 1 waits in
+//! group B for rank 0, no time helps, whatever else the processes do. Such a cycle is an error
+//! after [`QUICK_SPAN`]. Calls of other threads (loaders that exchange data) take no part in it,
+//! since the rank that is waited for would make the call from such a thread too, and that one may
+//! be reading. The calls of one training step go through several lanes at once; where a rank waits
+//! in one of them and is waited for in another, its process must have computed nothing meanwhile.
 
 use crate::call::{Kind, Signature};
 use crate::world::GroupOptions;
@@ -40,8 +40,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(15);
 const IDLE_PART: u32 = 10;
 /// How long training threads that wait for each other must stand: two looks.
 const QUICK_SPAN: Duration = Duration::from_secs(2);
-/// Pauses between two looks of the ranks of a small job. In larger ones each rank looks more rarely, so
-/// that the store has no more to do.
+/// Pauses between two looks of the ranks of a small job. In larger ones each rank looks more
+/// rarely, so that the store has no more to do.
 const QUICK_PAUSE: Duration = Duration::from_secs(1);
 /// The ranks of a small job.
 const QUICK_RANKS: u32 = 64;
@@ -341,8 +341,8 @@ impl Looks {
         }
     }
 
-    /// Nothing began or ended since the last look, and something is under way. What the process does
-    /// meanwhile is also measured over `long` spans.
+    /// Nothing began or ended since the last look, and something is under way. What the process
+    /// does meanwhile is also measured over `long` spans.
     fn stands_still(&mut self, groups: &[Arc<Progress>], long: Duration) -> bool {
         let (mut changes, mut flights) = (0, 0);
         for group in groups {
@@ -365,7 +365,8 @@ impl Looks {
         still
     }
 
-    /// `stood` is for how long nothing has begun or ended, and after which span that may be a deadlock.
+    /// `stood` is for how long nothing has begun or ended, and after which span that may be a
+    /// deadlock.
     fn look(
         &mut self,
         shared: &Shared,
@@ -660,8 +661,8 @@ fn split<T: std::str::FromStr>(text: &str) -> Option<Vec<T>> {
     text.split(',').map(|number| number.parse().ok()).collect()
 }
 
-/// The shortest way from `start` back to itself along who waits for whom; empty when there is none. A
-/// quick one leads through calls of training threads alone.
+/// The shortest way from `start` back to itself along who waits for whom; empty when there is none.
+/// A quick one leads through calls of training threads alone.
 fn find_cycle(
     start: usize,
     own: View,
@@ -714,8 +715,8 @@ fn find_cycle(
     Ok(Vec::new())
 }
 
-/// Whether no training thread of a cycle can make the call that it is waited for: one that waits in a
-/// step may make another call of the step, unless its process does nothing.
+/// Whether no training thread of a cycle can make the call that it is waited for: one that waits in
+/// a step may make another call of the step, unless its process does nothing.
 fn is_proof(cycle: &[Link]) -> bool {
     let count = cycle.len();
     let into = |index: usize| &cycle[(index + count - 1) % count];
@@ -833,8 +834,8 @@ mod tests {
         assert_eq!(cycle(&[Some(receives(1)), Some(receives(0))]).len(), 2);
     }
 
-    /// Whether a cycle of two ranks, each in a call of one group and waited for in the other's, is one of
-    /// training threads: flags of both groups, and whether the processes do nothing.
+    /// Whether a cycle of two ranks, each in a call of one group and waited for in the other's, is
+    /// one of training threads: flags of both groups, and whether the processes do nothing.
     fn is_quick(in_steps: [bool; 2], is_trainers: [bool; 2], idle: bool) -> bool {
         let of = |rank: usize| {
             let group = |index: usize, name: &str| {

@@ -126,8 +126,8 @@ impl World {
     }
 
     /// Says that the calling thread makes a training step, in which groups of
-    /// [`GroupOptions::in_steps`] are called. Deadlocks among the calls of the one thread that trains are
-    /// found within seconds; others take [`GroupOptions::deadlock`].
+    /// [`GroupOptions::in_steps`] are called. Deadlocks among the calls of the one thread that
+    /// trains are found within seconds; others take [`GroupOptions::deadlock`].
     pub fn makes_step(&self) {
         self.trainer.is_here(true);
     }

@@ -1,7 +1,8 @@
 //! Which of several workers that fail one after the other is the cause.
 //!
-//! A worker that waits for another one fails when that one does, and often ends first: the cause may
-//! still be printing its panic. Workers that use Fleet report whose failure theirs follows from.
+//! A worker that waits for another one fails when that one does, and often ends first: the cause
+//! may still be printing its panic. Workers that use Fleet report whose failure theirs follows
+//! from.
 
 use std::collections::BTreeSet;
 

@@ -68,7 +68,8 @@ impl Supervisor<'_> {
         match is_collective {
             // What it had not sent is lost, and servers wait for its goodbye.
             false => child.has_left = is_part,
-            // Whether the others still need it they know better. Who does not use Fleet needs nobody.
+            // Whether the others still need it they know better. Who does not use Fleet needs
+            // nobody.
             true if report != Some(WorkerReport::Finished) => {
                 self.tell(index);
                 if is_part {
@@ -79,8 +80,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Workers of parameter servers that exited with code 0 without taking part, as soon as others show
-    /// that the job uses Fleet: those wait for them.
+    /// Workers of parameter servers that exited with code 0 without taking part, as soon as others
+    /// show that the job uses Fleet: those wait for them.
     fn missed_at_the_start(&mut self) -> Vec<usize> {
         if self.rules.mode == Mode::Collective {
             return Vec::new();
@@ -108,7 +109,8 @@ impl Supervisor<'_> {
         is_worker && culprit(child).is_some_and(|culprit| culprit != child.process.rank)
     }
 
-    /// The cause, as soon as it is known, of the failure that was seen first and follows from another.
+    /// The cause, as soon as it is known, of the failure that was seen first and follows from
+    /// another.
     fn cause_of_first(&mut self) -> Option<Death> {
         let (since, first) = self.failed_first?;
         let waited = since.elapsed() >= CAUSE_TIME;
@@ -147,7 +149,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Says which workers have left a job that others still work at: these may not need them any more.
+    /// Says which workers have left a job that others still work at: these may not need them any
+    /// more.
     pub(crate) fn say_leavers(&mut self) {
         let due = |(since, _): &(Instant, usize)| since.elapsed() >= LEAVER_TIME;
         let (due, later) = std::mem::take(&mut self.leavers).into_iter().partition(due);
@@ -162,7 +165,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Processes that are stopped for too long: in a job whose workers need each other that is its end.
+    /// Processes that are stopped for too long: in a job whose workers need each other that is its
+    /// end.
     pub(crate) fn stopped(&mut self) -> Option<Death> {
         if self.stopped_seen.elapsed() < STOPPED_PERIOD {
             return None;
@@ -193,8 +197,8 @@ impl Supervisor<'_> {
         None
     }
 
-    /// Processes that are left over when their job is done: those that can do nothing for it any more.
-    /// Returns whether there are none but these, and they have had their time.
+    /// Processes that are left over when their job is done: those that can do nothing for it any
+    /// more. Returns whether there are none but these, and they have had their time.
     pub(crate) fn gives_up_left_over(&mut self) -> bool {
         let left: Vec<usize> =
             (0..self.children.len()).filter(|index| self.children[*index].is_running()).collect();
@@ -222,8 +226,8 @@ impl Supervisor<'_> {
         true
     }
 
-    /// Whether the others have done what there was to do: all servers have ended by themselves, or the
-    /// workers of a collective job have finished.
+    /// Whether the others have done what there was to do: all servers have ended by themselves, or
+    /// the workers of a collective job have finished.
     fn is_job_done(&self) -> bool {
         let ended_well = |child: &Child| child.ended.is_some() && !child.has_failed();
         let of = |role: Role| self.children.iter().filter(move |it| it.process.role == role);
@@ -234,8 +238,9 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Whether a server has said that it starts, has never said that it serves, and has ended by itself: what
-    /// it could not do it cannot do the next time either. Who does not use Fleet says nothing.
+    /// Whether a server has said that it starts, has never said that it serves, and has ended by
+    /// itself: what it could not do it cannot do the next time either. Who does not use Fleet says
+    /// nothing.
     fn failed_at_its_start(&self, child: &Child) -> bool {
         let is_own_end = child.ended.is_some_and(|status| status.code().is_some());
         let said = child.process.variable(names::FLEET_SERVES);
@@ -243,7 +248,8 @@ impl Supervisor<'_> {
         self.rules.max_restart.is_none() && is_own_end && said.as_deref() == Some(names::STARTS)
     }
 
-    /// Whether there are others who can go on without a process: what waits for it is the servers' business.
+    /// Whether there are others who can go on without a process: what waits for it is the servers'
+    /// business.
     fn is_expendable(&self, index: usize) -> bool {
         let env = &self.children[index].process.env;
         let file = env.iter().rev().find(|(name, _)| *name == names::FLEET_EXPENDABLE);

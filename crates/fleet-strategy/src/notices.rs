@@ -7,8 +7,8 @@ use std::io::Write;
 use std::ops::Deref;
 
 /// Notices of [`set`](crate::DistributedStrategy::set). Those that the caller does not look at are
-/// printed on the standard error when they are dropped, as the original prints them: `set(..)?` drops
-/// them.
+/// printed on the standard error when they are dropped, as the original prints them: `set(..)?`
+/// drops them.
 ///
 /// ```
 /// # use fleet_strategy::DistributedStrategy;

@@ -235,7 +235,7 @@ fn unknown_attribute(name: &str, shape: &Shape) -> Error {
 fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str) -> Result<()> {
     for name in path.split('.') {
         let Some(field) = field_of(shape, name) else {
-            let error = Error::invalid(format!("{written} has no field {name}"));
+            let error = Error::invalid(format!("key:{name} not in {written}"));
             let known = shape.fields.iter().map(|field| field.name);
             return match did_you_mean(name, known).strip_prefix("; ") {
                 Some(hint) => Err(error.help(hint)),

@@ -221,8 +221,8 @@ fn mpi_ranks(env: &Env) -> Result<Option<usize>> {
     }
 }
 
-/// Without a list of servers a process trains alone with a server of its own. One of several would do
-/// so beside the others, and they would write the same files.
+/// Without a list of servers a process trains alone with a server of its own. One of several would
+/// do so beside the others, and they would write the same files.
 fn refuse_alone(env: &Env) -> Result<()> {
     let servers = names::PADDLE_PSERVERS_IP_PORT_LIST;
     if let Some(role) = env.text(names::TRAINING_ROLE).filter(|role| *role != "TRAINER") {
@@ -254,19 +254,20 @@ fn refuse_strangers(env: &Env) -> Result<()> {
     for (name, launcher) in [(names::WORLD_SIZE, "torchrun"), (names::SLURM_NTASKS, "Slurm")] {
         let Some(count) = env.number::<usize>(name)?.filter(|count| *count > 1) else { continue };
         return Err(Error::invalid(format!(
-            "{launcher} has started this process as one of {count} ({name}={count}), and no variable \
-             says where the others are"
+            "{launcher} has started this process as one of {count} ({name}={count}), and no \
+             variable says where the others are"
         ))
         .expected(names::PADDLE_TRAINER_ENDPOINTS)
         .help(
-            "start the job with fleetrun on each machine; to train alone, set PADDLE_TRAINERS_NUM=1",
+            "start the job with fleetrun on each machine; to train alone, set \
+             PADDLE_TRAINERS_NUM=1",
         ));
     }
     Ok(())
 }
 
-/// Whether a launcher of Fleet's kind, or the user, has said what the job is: what others say does not
-/// count then. `fleetrun` itself sets `RANK` and `WORLD_SIZE`.
+/// Whether a launcher of Fleet's kind, or the user, has said what the job is: what others say does
+/// not count then. `fleetrun` itself sets `RANK` and `WORLD_SIZE`.
 fn is_spoken_for(env: &Env) -> bool {
     let names = [
         names::PADDLE_TRAINERS_NUM,

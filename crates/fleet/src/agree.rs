@@ -1,9 +1,9 @@
-//! What must be the same on all ranks of a collective job: the strategy, the network, and what a step
-//! of the rewritten program communicates.
+//! What must be the same on all ranks of a collective job: the strategy, the network, and what a
+//! step of the rewritten program communicates.
 //!
 //! Ranks that differ would open groups that others never open, or train something that is nothing.
-//! They compare digests when a session opens; only where these differ do they exchange texts, to name
-//! the ranks and show the first line that differs.
+//! They compare digests when a session opens; only where these differ do they exchange texts, to
+//! name the ranks and show the first line that differs.
 
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
@@ -51,11 +51,9 @@ pub(crate) struct Part {
 pub(crate) fn parts(
     strategy: &DistributedStrategy,
     network: &NetworkText,
-    rings: &[RingSpec],
+    rings: &WholeRings,
     main: &Program,
 ) -> Vec<Part> {
-    let ring = |ring: &RingSpec| format!("ring {} of {} ranks\n", ring.id, ring.nranks);
-    let rings: String = rings.iter().map(ring).collect();
     vec![
         Part {
             difference: "ranks have different strategies",
@@ -73,7 +71,7 @@ pub(crate) fn parts(
             difference: "the rewritten programs of ranks communicate differently",
             noun: "communication",
             help: "every rank must make the same calls in the same order",
-            text: rings + &communication(main),
+            text: format!("rings {:?}\n{}", rings.0, communication(main, rings)),
         },
     ]
 }
@@ -91,14 +89,29 @@ pub(crate) fn strategy_text(strategy: &DistributedStrategy) -> String {
     text.lines().filter(own).map(|line| format!("{line}\n")).collect()
 }
 
-/// What a program asks of other ranks, a line an op.
-pub(crate) fn communication(program: &Program) -> String {
+/// The rings of a session that span all ranks. Of those that span some, each rank has others: a
+/// leader of its machine has more than the ranks behind it.
+#[derive(Clone, Debug)]
+pub(crate) struct WholeRings(Vec<i64>);
+
+impl WholeRings {
+    pub(crate) fn new(rings: &[RingSpec], rank_count: usize) -> WholeRings {
+        let whole = rings.iter().filter(|ring| ring.nranks == rank_count);
+        WholeRings(whole.map(|ring| ring.id).collect())
+    }
+}
+
+/// What a program asks of all other ranks together, a line an op.
+pub(crate) fn communication(program: &Program, rings: &WholeRings) -> String {
     let mut text = String::new();
     for block in program.block_ids() {
         for (_, op) in program.block_ops(block) {
-            let Some(ring) = op.attr("ring_id") else { continue };
+            if op.attr("ring_id").is_none() || !rings.0.contains(&op.attr_int("ring_id")) {
+                continue;
+            }
+            let ring = op.attr_int("ring_id");
             let names: Vec<&str> = op.all_inputs().map(|id| program.var_name(id)).collect();
-            text += &format!("{} on ring {ring:?}: {}\n", op.name(), names.join(", "));
+            text += &format!("{} on ring {ring}: {}\n", op.name(), names.join(", "));
         }
     }
     text
@@ -126,7 +139,8 @@ pub(crate) fn digest(text: &str) -> i64 {
 
 /// Ranks of which some have something else than most.
 pub(crate) struct Odd {
-    /// The first rank that has what most have; where as many have something else, what the first has.
+    /// The first rank that has what most have; where as many have something else, what the first
+    /// has.
     pub(crate) usual: usize,
     /// Ranks that have something else.
     pub(crate) ranks: Vec<usize>,

@@ -217,21 +217,8 @@ pub fn run_from_dataset(
     dataset: &dyn Dataset,
     run: DatasetRun<'_>,
 ) -> Result<DatasetReport> {
-    run_counted(executor, program, scope, dataset, run, &mut |_| Ok(()))
-}
-
-/// The same, where something is done before each step.
-pub(crate) fn run_counted(
-    executor: &mut Executor,
-    program: &Program,
-    scope: &mut Scope,
-    dataset: &dyn Dataset,
-    run: DatasetRun<'_>,
-    before: &mut dyn FnMut(&mut Scope) -> Result<()>,
-) -> Result<DatasetReport> {
     check_inputs(program, dataset)?;
     run_steps(dataset, run, false, |batch, _, names, out| {
-        before(scope)?;
         executor.run_into(program, scope, &batch.feeds(), names, out)
     })
 }

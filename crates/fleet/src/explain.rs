@@ -1,10 +1,10 @@
 //! Why the collectives of a step did not fit each other, where what ranks fetch is the reason.
 //!
 //! What a rank fetches may change how the executor plans a step, and with it what the step
-//! communicates. Nothing is compared while steps succeed. When the collectives of a step turn out to
-//! differ, each rank publishes what it fetched and what its step communicates, and compares.
+//! communicates. Nothing is compared while steps succeed. When the collectives of a step turn out
+//! to differ, each rank publishes what it fetched and what its step communicates, and compares.
 
-use crate::agree::{FirstDifference, Odd, digest, named};
+use crate::agree::{FirstDifference, Odd, WholeRings, digest, named};
 use crate::report::Reporter;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_comm::World;
@@ -22,6 +22,7 @@ pub(crate) struct StepPeers {
     pub prefix: String,
     pub rank: usize,
     pub rank_count: usize,
+    pub rings: WholeRings,
     pub fault: FirstFault,
     pub reporter: Reporter,
 }
@@ -40,7 +41,8 @@ impl StepPeers {
         fault.as_ref().is_some_and(differs)
     }
 
-    /// The reason for `error`, where it is what ranks fetch or how they plan; else the error itself.
+    /// The reason for `error`, where it is what ranks fetch or how they plan; else the error
+    /// itself.
     pub(crate) fn explain(&self, error: Error, fetch: &[&str], communication: &str) -> Error {
         match self.difference(fetch, communication) {
             Ok(Some(reason)) => {

@@ -7,7 +7,7 @@
 //! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error on
 //! all others, which says who it was and what was waiting.
 
-use crate::agree::{self, NetworkText};
+use crate::agree::{self, NetworkText, WholeRings};
 use crate::explain::{FirstFault, StepPeers};
 use crate::fit::{Budget, fit};
 use crate::keeper::{self, Keeper};
@@ -211,9 +211,9 @@ impl Fleet {
             given => given,
         };
         let executor = Executor::new(ExecOptions { num_threads, ..options });
+        let rings = WholeRings::new(&job.plan.rings, self.worker_num());
         if let Some(link) = self.link.get() {
-            let (rings, main) = (&job.plan.rings, &programs.main);
-            let parts = agree::parts(&job.strategy, &job.network, rings, main);
+            let parts = agree::parts(&job.strategy, &job.network, &rings, &programs.main);
             agree::compare(&link.everyone, &parts)
                 .inspect_err(|error| self.reporter.failed(error))?;
         }
@@ -226,6 +226,7 @@ impl Fleet {
             prefix: format!("{}/steps/{}", self.topology.job().attempt(), steps.len()),
             rank: self.topology.rank(),
             rank_count: self.worker_num(),
+            rings,
             fault: link.fault.clone(),
             reporter: self.reporter.clone(),
         };
@@ -328,7 +329,8 @@ impl Link {
             }
         };
         let abort = Abort::new();
-        // Workers of parameter servers can do without each other: what they report is up to the mode.
+        // Workers of parameter servers can do without each other: what they report is up to the
+        // mode.
         let reporter = if is_one_by_one { Reporter::default() } else { reporter.clone() };
         let reports = reporter.clone();
         let reports = abort.on_fire(move |error| reports.failed(error));

@@ -1,7 +1,7 @@
 //! A session: a model's programs, the scope that they run on, and an executor.
 
 use crate::agree::communication;
-use crate::dataset_run::{DatasetReport, DatasetRun, run_counted, run_from_dataset};
+use crate::dataset_run::{DatasetReport, DatasetRun, check_inputs, run_from_dataset, run_steps};
 use crate::explain::StepPeers;
 use fleet_base::{Error, Result};
 use fleet_data::Dataset;
@@ -108,7 +108,10 @@ impl Session {
         let feeds: Vec<_> = feed.iter().map(|(name, t)| (*name, t.dtype(), *t.shape())).collect();
         let main = &self.programs.main;
         match self.executor.planned_program(main, &self.scope, &feeds, fetch) {
-            Ok(planned) => peers.explain(error, fetch, &communication(&planned)),
+            Ok(planned) => {
+                let communication = communication(&planned, &peers.rings);
+                peers.explain(error, fetch, &communication)
+            }
             Err(_) => error,
         }
     }
@@ -122,7 +125,8 @@ impl Session {
     ) -> Result<()> {
         self.begin_step();
         set_rates(&self.programs.host_rates, &mut self.scope)?;
-        self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out)
+        let ran = self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out);
+        ran.map_err(|error| self.explained(error, feed, fetch))
     }
 
     /// The forward part, as for inference.
@@ -141,15 +145,10 @@ impl Session {
         dataset: &dyn Dataset,
         run: DatasetRun<'_>,
     ) -> Result<DatasetReport> {
-        let Session { programs, scope, executor, steps, peers, .. } = self;
-        let before = &mut |scope: &mut Scope| {
-            steps.fetch_add(1, Relaxed);
-            if let Some(peers) = peers {
-                peers.world.makes_step();
-            }
-            set_rates(&programs.host_rates, scope)
-        };
-        run_counted(executor, &programs.main, scope, dataset, run, before)
+        check_inputs(&self.programs.main, dataset)?;
+        run_steps(dataset, run, false, |batch, _, fetch, out| {
+            self.run_into(&batch.feeds(), fetch, out)
+        })
     }
 
     /// Runs the forward part, as for inference, on one pass of a dataset: nothing is updated but what

@@ -1,11 +1,11 @@
 //! Table of faults: one worker of a job does something wrong, and the launcher's terminal must name
 //! that worker, the reason and the end of its log, in time; then the job must end as its mode says.
 //!
-//! `cargo test -p fleet-cli --test faults` runs some cases, `cargo xtask faults` all. Words after `--`
-//! choose cases by name: `cargo xtask faults collective kill`.
+//! `cargo test -p fleet-cli --test faults` runs some cases, `cargo xtask faults` all. Words choose
+//! cases by name: `cargo xtask faults collective kill`.
 //!
-//! The processes of a job are this binary again, without the harness of tests: a panic, an exit code
-//! and a log are those of a program.
+//! The processes of a job are this binary again, without the harness of tests: a panic, an exit
+//! code and a log are those of a program.
 
 mod job;
 
@@ -49,7 +49,8 @@ fn table() -> Vec<Case> {
     for &mode in MODES {
         for &fault in FAULTS {
             for &phase in phases(mode, fault) {
-                // Of two that differ nobody knows which one is wrong; of three the one that is alone.
+                // Of two that differ nobody knows which one is wrong; of three the one that is
+                // alone.
                 let is_difference =
                     matches!(fault, Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch);
                 let workers = if is_difference { 3 } else { 2 };

@@ -239,7 +239,7 @@ fn paths_reach_single_fields() {
     assert_eq!(refused("amp.x", 1), "amp has no fields");
     let mut strategy = DistributedStrategy::new();
     let error = strategy.set("gradient_merge_configs.k_step", 4).expect_err("no such field");
-    let text = "gradient_merge_configs has no field k_step\n  help: did you mean 'k_steps'?";
+    let text = "key:k_step not in gradient_merge_configs\n  help: did you mean 'k_steps'?";
     assert_eq!(error.to_string(), text);
     for path in ["amp.x", "x", "amp_configs.x", "localsgd_configs.k_steps.x"] {
         assert!(strategy.get(path).is_err(), "{path}");

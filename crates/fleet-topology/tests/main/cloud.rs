@@ -149,7 +149,8 @@ fn groups_per_host_local_ranks_and_the_job() {
     assert!(!format!("{made:?}").contains("0123456789abcdef"));
 }
 
-/// A process that is one of several and does not know the others trains alone, and so do the others.
+/// A process that is one of several and does not know the others trains alone, and so do the
+/// others.
 #[test]
 fn no_process_trains_alone_beside_others() {
     type Make = fn(&Env) -> fleet_base::Result<Topology>;

@@ -35,7 +35,8 @@ impl Published {
         Some(Published { store, prefix, worker })
     }
 
-    /// Compares with the others', after the workers have met: an error on those that differ from most.
+    /// Compares with the others', after the workers have met: an error on those that differ from
+    /// most.
     pub(super) fn compare(&self) -> Result<()> {
         let found = self.store.list(&self.prefix, &Limits::within(STORE_TIME)).unwrap_or_default();
         let worker = |key: &str| key[self.prefix.len()..].parse::<usize>().ok();

@@ -1,4 +1,5 @@
-//! The mark that the servers of a job have finished: a worker that comes later must not wait for them.
+//! The mark that the servers of a job have finished: a worker that comes later must not wait for
+//! them.
 
 use crate::Fleet;
 use fleet_net::{Limits, Store, StoreClient, Token, resolve};
