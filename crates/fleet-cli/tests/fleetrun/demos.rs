@@ -520,7 +520,11 @@ fn a_killed_server_goes_on_with_every_push() {
         assert!(said.out.contains(part) || said.err.contains(part), "'{part}': {}", said.out);
     }
     let log = place.read("log/serverlog.0");
-    assert!(log.contains("fleet: server 0: goes on with ") && log.contains(" of the log"), "{log}");
+    assert!(log.contains("fleet: server 0: resumes with ") && log.contains(" of the log"), "{log}");
+    // What is kept is of a job that is over: nobody waits for it.
+    place
+        .run("--server_num=1 --worker_num=2 demo:wide_deep --samples 51200 --durable kept")
+        .check(1, &["the job in kept has finished", "remove the folder or choose another"]);
     // Without servers there is nothing to keep.
     place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
 }

@@ -13,7 +13,8 @@ use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token, resolve};
 use fleet_nn::Programs;
 use fleet_ps::{
-    Durability, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer,
+    Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
+    TableServer, folder_state,
 };
 use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
@@ -21,6 +22,19 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The error of a folder whose job has ended well.
+fn refuse_finished(folder: &Path) -> Result<()> {
+    match folder_state(folder)? {
+        FolderState::Empty | FolderState::Unfinished => Ok(()),
+        FolderState::Finished => {
+            let folder = folder.display();
+            Err(Error::invalid(format!("the job in {folder} has finished"))
+                .expected("an empty folder, or one of a job that was interrupted")
+                .help("remove the folder or choose another; to train on, load what the job saved"))
+        }
+    }
+}
 
 impl Fleet {
     /// A process of whatever job the environment says: one with parameter servers where it names them
@@ -123,8 +137,10 @@ impl Fleet {
     }
 
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
-    /// `fleetrun` or by hand, goes on with every push that was acknowledged.
+    /// `fleetrun` or by hand, resumes with every push that was acknowledged. The folder of a job that has
+    /// ended well is refused: its workers would wait for a training that is over.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
+        refuse_finished(&durability.folder)?;
         self.serve(|server| {
             let tables = ServerTables::durable(&job.tables, server, durability)?;
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {

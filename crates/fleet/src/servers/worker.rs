@@ -412,10 +412,13 @@ fn can_come_back(job: &ServerJob) -> Result<()> {
         return Ok(());
     }
     Err(Error::unavailable(
-        "a worker of a job in sync mode cannot be started again alone: the others wait in the middle \
-         of a step of which a part may be applied",
+        "a worker cannot join the servers of a sync job that have begun to train: the step at which the \
+         job was interrupted may be applied in part",
     )
-    .help("start the whole job again from a save or a checkpoint"))
+    .help(
+        "start the whole job again, from a save or a checkpoint; a durable folder of a sync job is no \
+         place to resume from: remove it or choose another",
+    ))
 }
 
 pub(super) fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {
