@@ -190,7 +190,11 @@ impl ServerTables {
                 Ok(())
             }
             Method::GoOn => {
+                let before = self.marks.of(caller.worker).client;
                 let made = self.marks.goes_on(caller, head.complete);
+                if before != caller.client {
+                    self.ledger.retire(before);
+                }
                 self.presence.goes_on(caller, made);
                 Ok(())
             }

@@ -129,10 +129,10 @@ impl Fleet {
     }
 
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
-    /// `fleetrun` or by hand, goes on with every push that was acknowledged.
+    /// `fleetrun` or by hand, resumes with every push that was acknowledged.
     ///
-    /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When it has ended
-    /// well, the folder is refused: what it has learnt is in its saves.
+    /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When it has
+    /// ended well, the folder is refused: what it has learnt is in its saves.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
         refuse_finished(&durability.folder)?;
         self.serve(|server| {

@@ -447,8 +447,8 @@ fn can_come_back(job: &ServerJob) -> Result<()> {
         return Ok(());
     }
     Err(Error::unavailable(
-        "a worker of a job in sync mode cannot be started again alone: the others wait in the middle \
-         of a step of which a part may be applied",
+        "a worker of a sync job cannot be restarted alone: the others wait in the middle of a step that \
+         may be applied in part",
     )
     .help(
         "stop the whole job and restart it with fleetrun: with durable servers it resumes, else it starts \
