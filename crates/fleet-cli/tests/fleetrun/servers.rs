@@ -48,7 +48,7 @@ fn a_server_that_never_served_is_not_started_again() {
              --durable kept"
         )
     };
-    let told = "cannot create kept/server-000: Not a directory";
+    let told = "cannot list kept: Not a directory";
     let said = place.run(&line(""));
     said.check(1, &["error: server 0", told, "failed before it served", "--max_restart N"]);
     assert!(!said.err.contains("is started again"), "{}", said.err);

@@ -91,7 +91,7 @@ fn check(servers: &[Arc<ServerTables>], told: &str) {
     assert_eq!(reader.push_steps(STEPS, 0).unwrap(), STEP_COUNT, "{told}");
 }
 
-pub(super) struct Folder(pub PathBuf);
+struct Folder(PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
@@ -100,7 +100,7 @@ impl Drop for Folder {
 }
 
 /// Servers that were killed and started again, too, go on with what they knew.
-pub(super) fn servers_of(job: &JobTables, folder: Option<&Folder>) -> Vec<Arc<ServerTables>> {
+fn servers_of(job: &JobTables, folder: Option<&Folder>) -> Vec<Arc<ServerTables>> {
     let Some(folder) = folder else { return ServerTables::all(job).unwrap() };
     let start = |server| ServerTables::durable(job, server, Durability::in_folder(&folder.0));
     (0..job.server_count).map(|server| start(server).unwrap()).collect()

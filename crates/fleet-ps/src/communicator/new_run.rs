@@ -1,16 +1,17 @@
 //! Synchronous jobs that die as a whole, at any request, and are restarted on durable servers: they learn the same
 //! bits as one that never died.
 
-use super::comes_back::{Folder, servers_of};
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
 use crate::client::local::Local;
 use crate::client::{Client, Request, Transport};
 use crate::message::Method;
 use crate::server::Caller;
-use crate::{Arrival, JobTables, LocalServers, START_ROUNDS, ServerTables};
+use crate::{Arrival, Durability, JobTables, LocalServers, START_ROUNDS, ServerTables};
+use fleet_base::disk::{Disk, SimDisk};
 use fleet_base::rng::Sequence;
 use std::borrow::Cow;
+use std::path::Path;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -117,9 +118,11 @@ fn learnt(servers: &[Arc<ServerTables>]) -> Vec<u32> {
     rows.iter().chain(&dense).map(|value: &f32| value.to_bits()).collect()
 }
 
-fn folder(name: impl std::fmt::Display) -> Folder {
-    let name = format!("fleet-ps-run-{}-{name}", std::process::id());
-    Folder(std::env::temp_dir().join(name))
+/// Servers that resume with what is on a disk.
+fn servers_on(disk: &SimDisk, job: &JobTables) -> Vec<Arc<ServerTables>> {
+    let durability = || Durability::in_folder("kept");
+    let start = |server| ServerTables::durable_on(disk.handle(), job, server, durability());
+    (0..job.server_count).map(|server| start(server).unwrap()).collect()
 }
 
 #[test]
@@ -133,10 +136,10 @@ fn a_restarted_synchronous_job_learns_the_same_bits() {
     };
     for seed in 0..60u64 {
         let mut rng = Sequence::new(seed, 8);
-        let folder = folder(seed);
+        let disk = SimDisk::new(seed);
         let mut deaths = Vec::new();
         for number in 0..4 {
-            let servers = servers_of(&job, Some(&folder));
+            let servers = servers_on(&disk, &job);
             servers.iter().for_each(|server| server.begin_run().unwrap());
             let left = if number < 3 { rng.below(120) as i64 } else { i64::MAX };
             deaths.push(left);
@@ -156,15 +159,15 @@ fn a_restarted_synchronous_job_learns_the_same_bits() {
 #[test]
 fn folders_of_different_moments_are_refused() {
     let job = JobTables { sync: true, ..job(WORKERS, false) };
-    let (folder, other) = (folder("whole"), folder("other"));
+    let disk = SimDisk::new(0);
     let forever = Arc::new(AtomicI64::new(i64::MAX));
-    assert!(run(&servers_of(&job, Some(&folder)), &job, Run { number: 0, left: forever }));
-    drop(servers_of(&job, Some(&other)));
+    assert!(run(&servers_on(&disk, &job), &job, Run { number: 0, left: forever }));
     // Server 1 has lost its folder.
-    let (lost, fresh) = (folder.0.join("server-001"), other.0.join("server-001"));
-    std::fs::remove_dir_all(&lost).unwrap();
-    std::fs::rename(fresh, lost).unwrap();
-    let servers = servers_of(&job, Some(&folder));
+    let lost = Path::new("kept/server-001");
+    for name in disk.list(lost).unwrap() {
+        disk.remove(&lost.join(name)).unwrap();
+    }
+    let servers = servers_on(&disk, &job);
     servers.iter().for_each(|server| server.begin_run().unwrap());
     let error = LocalServers::new(&servers, 0).unwrap().settle().unwrap_err().to_string();
     assert!(error.contains("the servers' folders are of different moments"), "{error}");
