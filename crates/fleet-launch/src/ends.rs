@@ -243,9 +243,8 @@ impl Supervisor<'_> {
     /// nothing.
     fn failed_at_its_start(&self, child: &Child) -> bool {
         let is_own_end = child.ended.is_some_and(|status| status.code().is_some());
-        let said = child.process.variable(names::FLEET_SERVES);
-        let said = said.and_then(|path| std::fs::read_to_string(path).ok());
-        self.rules.max_restart.is_none() && is_own_end && said.as_deref() == Some(names::STARTS)
+        let is_starting = child.server_state().as_deref() == Some(names::STARTS);
+        self.rules.max_restart.is_none() && is_own_end && is_starting
     }
 
     /// Whether there are others who can go on without a process: what waits for it is the servers'

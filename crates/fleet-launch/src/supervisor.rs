@@ -375,6 +375,13 @@ impl<'a> Supervisor<'a> {
                 .debug("all workers exit, going to finish parameter server and heter_worker.");
             // Workers tell servers to stop, which then leave by themselves.
             self.await_all(LEAVE_TIME, &mut interrupted);
+            let leaves = |child: &Child| {
+                child.is_running() && child.server_state().as_deref() == Some(names::LEAVES)
+            };
+            if interrupted.is_none() && self.children.iter().any(leaves) {
+                // A last snapshot takes as long as the tables are large.
+                self.await_all(self.rules.leave_timeout, &mut interrupted);
+            }
         }
         let running = self.children.iter().filter(|child| child.is_running()).count();
         if running > 0 {
@@ -509,7 +516,8 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 const LINE_CHARS_MAX: usize = 500;
 /// More than a line.
 const PROGRESS_BYTES_MAX: u64 = 1 << 10;
-/// Servers end by themselves when workers have told them to; this long is waited for that.
+/// Grace period for servers to exit after the workers asked them to stop. One that says that it still
+/// writes its tables gets `--leave_timeout`.
 const LEAVE_TIME: Duration = Duration::from_millis(500);
 /// After SIGKILL only a process inside a broken driver is still there.
 const KILL_TIME: Duration = Duration::from_secs(5);

@@ -140,6 +140,8 @@ pub const FLEET_SILENCE_TIMEOUT: &str = "FLEET_SILENCE_TIMEOUT";
 pub const FLEET_SERVES: &str = "FLEET_SERVES";
 /// What a server writes into the file of [`FLEET_SERVES`] when it knows who it is.
 pub const STARTS: &str = "starts";
+/// What it writes when the job is done and it writes what it keeps.
+pub const LEAVES: &str = "leaves";
 /// What it writes when workers can reach it.
 pub const SERVES: &str = "serves";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";

@@ -93,3 +93,13 @@ fn heterogeneous_jobs_have_their_logs() {
     assert_eq!(place.read("log/serverlog.0"), "PSERVER stage none\n");
     assert!(place.path("log/heterlog.1").exists());
 }
+
+/// A server that says that it writes its tables is given time for it, not half a second.
+#[test]
+fn a_server_that_writes_its_tables_is_waited_for() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
+                  printf leaves > $FLEET_SERVES\ntouch leaves\nsleep 2; touch written";
+    let place = Place::new("leaves", script);
+    place.run("--server_num=1 --worker_num=1 job.py").check(0, &["fleetrun: done in"]);
+    assert!(place.path("written").exists());
+}

@@ -36,6 +36,10 @@ fn a_stranger_at_the_launchers_port_is_named() {
     let said = place.run("--token_file job.token job.py");
     said.check(0, &[]);
     assert!(!said.err.contains("secret"), "{}", said.err);
+
+    std::fs::write(&token, [0; 5000]).unwrap();
+    let said = place.run("--token_file job.token job.py");
+    said.check(2, &["the file of the job token is too long: expected at most 4096 bytes"]);
 }
 
 /// An address of documentation, which no machine has.

@@ -332,6 +332,10 @@ impl Server {
     /// Serves until the last worker has stopped. An error is that of a durable server whose log or
     /// last snapshot could not be written.
     pub fn run(self) -> Result<()> {
+        self.server.tables().wait();
+        if let Some(file) = Env::process().text(names::FLEET_SERVES) {
+            tell(Path::new(file), names::LEAVES)?;
+        }
         self.server.run()?;
         if let Some(over) = &self.over {
             over.set();
