@@ -58,7 +58,7 @@ pub fn train(steps: u64) -> Result<()> {
     let job =
         fleet.distributed_optimizer(Adam::new(1e-3), &strategy).minimize_on_servers(&net, loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run();
+        fleet.init_server(&job)?.run()?;
         return Ok(());
     }
     let loss = loss.name();

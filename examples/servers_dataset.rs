@@ -64,7 +64,7 @@ pub fn train_in(folder: &Path, passes: u64) -> Result<Option<f64>> {
     let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run();
+        fleet.init_server(&job)?.run()?;
         return Ok(None);
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;

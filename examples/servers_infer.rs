@@ -24,7 +24,7 @@ pub fn infer_in(folder: &Path) -> Result<()> {
     let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run();
+        fleet.init_server(&job)?.run()?;
         return Ok(());
     }
     let (programs, saved) = (net.build()?, folder.join("saved"));

@@ -3,6 +3,7 @@
 mod bench;
 #[path = "../../crates/fleet-comm/tests/cable.rs"]
 mod cable;
+mod deny;
 mod picture;
 mod terminal;
 mod tidy;
@@ -15,9 +16,11 @@ usage: cargo xtask COMMAND
 
   ci      everything that a change must pass: format, lints, tidy, tests
   tidy    the rules of the house that the compiler does not know (layers of crates)
+  deny    licences, bans, sources and advisories of dependencies (cargo install cargo-deny --locked)
   features  builds and tests what is behind features and brings many crates (some minutes)
   targets lints for ARM and for macOS (rustup target add aarch64-unknown-linux-gnu aarch64-apple-darwin)
   test    the tests (arguments are handed to cargo test)
+  faults  the whole table of faults on real jobs (some minutes); words choose cases by name
   bless   rewrites the expectations in tests/filetests from what the code does now
   bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
           [--peer torch|paddle|polars|gloo|mpi=PYTHON]; names may be prefixes (train, train/bert4)
@@ -37,7 +40,9 @@ fn main() -> ExitCode {
         "features" => features(),
         "targets" => targets(),
         "tidy" => tidy::run(&root()),
+        "deny" => deny::run(&root()),
         "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
+        "faults" => faults(rest),
         "bless" => bless(),
         "bench" => bench::run(&root(), rest),
         "picture" => picture::run(rest),
@@ -113,6 +118,13 @@ fn features() -> Outcome {
     let lints = [&["clippy", "--all-targets"], GRPC, &["--", "-D", "warnings"]].concat();
     cargo("lints of control over gRPC", &lints)?;
     cargo("tests of control over gRPC", &[&["test"], GRPC, &["--", "control::", "grpc::"]].concat())
+}
+
+/// All cases of `crates/fleet-cli/tests/faults`; the tests run some of them.
+fn faults(words: &[String]) -> Outcome {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root()).args(["test", "-p", "fleet-cli", "--test", "faults", "--"]);
+    succeeded("faults", command.args(words).env("FLEET_FAULTS", "all").status())
 }
 
 fn bless() -> Outcome {

@@ -49,6 +49,7 @@ struct Inner {
     got: Option<String>,
     help: Option<String>,
     places: Vec<String>,
+    culprit: Option<usize>,
 }
 
 impl Error {
@@ -60,6 +61,7 @@ impl Error {
             got: None,
             help: None,
             places: Vec::new(),
+            culprit: None,
         }))
     }
 
@@ -123,6 +125,23 @@ impl Error {
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.0.places.push(place.to_string());
         self
+    }
+
+    /// Names the rank of the job (or the worker) whose failure this error reports. Processes that
+    /// fail with such an error are not the cause of the job's end.
+    ///
+    /// ```
+    /// let error = fleet_base::Error::unavailable("rank 3 died").caused_by(3);
+    /// assert_eq!(error.at("all_reduce").culprit(), Some(3));
+    /// ```
+    pub fn caused_by(mut self, rank: usize) -> Self {
+        self.0.culprit = Some(rank);
+        self
+    }
+
+    /// The rank whose failure this error reports, where that is known.
+    pub fn culprit(&self) -> Option<usize> {
+        self.0.culprit
     }
 
     pub fn kind(&self) -> ErrorKind {

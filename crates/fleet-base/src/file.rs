@@ -1,14 +1,18 @@
 //! Files that appear whole or not at all.
 
+use crate::disk::{Disk, DiskFile, RealDisk, parent};
 use crate::{Error, Result};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::fs;
+use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A file being written beside its final name; [`AtomicFile::commit`] puts it there. Dropped without,
 /// it leaves nothing. A link stays a link: what it leads to is replaced.
 pub struct AtomicFile {
-    file: File,
+    disk: Arc<dyn Disk>,
+    file: Arc<dyn DiskFile>,
+    position: u64,
     temporary: PathBuf,
     target: PathBuf,
     committed: bool,
@@ -22,9 +26,6 @@ pub const TEMPORARY_SUFFIX: &str = ".tmp";
 
 impl AtomicFile {
     pub fn create(target: &Path) -> Result<AtomicFile> {
-        let Some(name) = target.file_name() else {
-            return Err(Error::invalid(format!("{} is not the name of a file", target.display())));
-        };
         if target.is_symlink()
             && let Ok(led_to) = fs::canonicalize(target)
         {
@@ -39,14 +40,24 @@ impl AtomicFile {
                     .got(kind));
             }
         }
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+        AtomicFile::create_on(&disk, target)
+    }
+
+    /// As [`AtomicFile::create`], on any disk; `target` is no link and no device.
+    pub fn create_on(disk: &Arc<dyn Disk>, target: &Path) -> Result<AtomicFile> {
+        let Some(name) = target.file_name() else {
+            return Err(Error::invalid(format!("{} is not the name of a file", target.display())));
+        };
         let (name, process) = (name.to_string_lossy(), std::process::id());
         for attempt in 0..ATTEMPTS_MAX {
             let hidden = format!(".{name}.{process}-{attempt}{TEMPORARY_SUFFIX}");
             let temporary = target.with_file_name(hidden);
-            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            match disk.create(&temporary) {
                 Ok(file) => {
-                    let target = target.to_path_buf();
-                    return Ok(AtomicFile { file, temporary, target, committed: false });
+                    let (disk, target) = (disk.clone(), target.to_path_buf());
+                    let (position, committed) = (0, false);
+                    return Ok(AtomicFile { disk, file, position, temporary, target, committed });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -60,12 +71,28 @@ impl AtomicFile {
             .got(format!("{ATTEMPTS_MAX} temporary files there")))
     }
 
+    /// Writes a whole file on any disk.
+    pub fn write_on(disk: &Arc<dyn Disk>, path: &Path, bytes: &[u8]) -> Result<()> {
+        let mut file = AtomicFile::create_on(disk, path)?;
+        file.write_all(bytes).map_err(|error| file.error("write", &error))?;
+        file.commit()
+    }
+
     /// Flushes the content to the disk and gives the file its name.
-    pub fn commit(mut self) -> Result<()> {
-        self.file.sync_all().map_err(|error| self.error("flush", &error))?;
-        fs::rename(&self.temporary, &self.target).map_err(|error| self.error("write", &error))?;
+    pub fn commit(self) -> Result<()> {
+        self.commit_open().map(drop)
+    }
+
+    /// As [`AtomicFile::commit`]; returns the file, still open.
+    pub fn commit_open(mut self) -> Result<Arc<dyn DiskFile>> {
+        self.file.sync().map_err(|error| self.error("flush", &error))?;
+        let renamed = self.disk.rename(&self.temporary, &self.target);
+        renamed.map_err(|error| self.error("write", &error))?;
         self.committed = true;
-        sync_folder(&self.target)
+        let folder = parent(&self.target);
+        let synced = self.disk.sync_folder(folder);
+        synced.map_err(|error| Error::io("flush", folder, &error))?;
+        Ok(self.file.clone())
     }
 
     /// An error of writing, with the file's final name.
@@ -76,17 +103,26 @@ impl AtomicFile {
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        self.file.write_at(self.position, &mut [IoSlice::new(bytes)])?;
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        Ok(())
     }
 }
 
 impl Seek for AtomicFile {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.file.seek(to)
+        let (from, by) = match to {
+            SeekFrom::Start(at) => (at, 0),
+            SeekFrom::Current(by) => (self.position, by),
+            SeekFrom::End(by) => (self.file.len()?, by),
+        };
+        let to = from.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput)?;
+        self.position = to;
+        Ok(to)
     }
 }
 
@@ -94,7 +130,7 @@ impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.committed {
             // The write has failed already; that the leftover stays too is not worth another error.
-            let _ = fs::remove_file(&self.temporary);
+            let _ = self.disk.remove(&self.temporary);
         }
     }
 }
@@ -104,24 +140,6 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes).map_err(|error| file.error("write", &error))?;
     file.commit()
-}
-
-/// Makes a rename in the folder of `path` last.
-#[cfg(unix)]
-fn sync_folder(path: &Path) -> Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| Error::io("flush", folder, &error))
-}
-
-/// Other systems have no such call, or none that is needed.
-#[cfg(not(unix))]
-fn sync_folder(_path: &Path) -> Result<()> {
-    Ok(())
 }
 
 #[cfg(test)]

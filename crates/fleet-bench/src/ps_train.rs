@@ -138,8 +138,8 @@ fn part(options: &Options, task: &Task) -> Result<()> {
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
     if fleet.is_server() {
         match std::env::var(LOG_IN) {
-            Ok(folder) => fleet.init_durable_server(&job, Durability::in_folder(folder))?.run(),
-            Err(_) => fleet.init_server(&job)?.run(),
+            Ok(folder) => fleet.init_durable_server(&job, Durability::in_folder(folder))?.run()?,
+            Err(_) => fleet.init_server(&job)?.run()?,
         }
         if options.profile {
             let (steps, warmup) = options.counts(STEPS, WARMUP);

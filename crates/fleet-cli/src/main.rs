@@ -7,6 +7,7 @@
 mod data;
 mod demo;
 mod doctor;
+mod durable;
 mod env;
 mod inspect;
 mod output;
@@ -65,6 +66,9 @@ enum Command {
     /// Generated data sets
     #[command(subcommand)]
     Data(data::DataCommand),
+    /// Looks into the folders of durable parameter servers
+    #[command(subcommand)]
+    Durable(durable::Command),
     /// Checks the machines of a job: names, reachability, clocks, latency and bandwidth
     ///
     /// Run the same command on every machine, within the time of --wait. The first one prints the
@@ -112,6 +116,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
         Command::Trace(args) => trace::run(&args, out),
         Command::Demo(args) => demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
+        Command::Durable(command) => durable::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),
         #[cfg(feature = "grpc")]
         Command::Ps(command) => ps::run(&command, out),

@@ -209,7 +209,7 @@ impl Changes {
             let notices = strategy
                 .set_strictly(key.trim(), Value::read(value))
                 .map_err(|error| error.at(place()))?;
-            tell(&all_in_one(notices)?);
+            tell(&all_in_one(notices.into_vec())?);
         }
         Ok(())
     }

@@ -260,3 +260,46 @@ fn data_sets_are_made() {
     let said = make(&["--length", "3"]);
     assert!(String::from_utf8_lossy(&said.stderr).contains("--length is of texts"));
 }
+
+/// A durable folder that is whole, damaged, and accepted as it is.
+#[test]
+fn durable_folders_are_inspected() {
+    use fleet::ps::{Durability, JobTables, LocalServers, ServerTables, Servers, TableConfig};
+    let folder = scratch("durable");
+    let _ = std::fs::remove_dir_all(&folder);
+    let tables = vec![TableConfig::GlobalStep { table_id: 0 }];
+    let job = JobTables { server_count: 1, worker_count: 2, sync: false, tables };
+    let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder)).unwrap();
+    let worker = LocalServers::new(std::slice::from_ref(&server), 1).unwrap();
+    (1..=5).for_each(|step| _ = worker.push_steps_of(step, 0, 1).unwrap());
+    drop((worker, server));
+    let inspect = ["durable", "inspect", path(&folder)];
+    let said = ok(&inspect);
+    for part in ["servers 1, workers 2", "0: requests 0 to 4, ", "1: step 5, on all servers"] {
+        assert!(said.contains(part), "'{part}': {said}");
+    }
+    let log = folder.join("server-000/log-0");
+    let mut bytes = std::fs::read(&log).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&log, bytes).unwrap();
+    let output = fleet(&inspect);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8_lossy(&output.stderr);
+    for part in
+        ["log-0 is damaged at byte ", "2 whole ones follow", "error: 1 of 1 servers", "help: "]
+    {
+        assert!(said.contains(part), "'{part}': {said}");
+    }
+    let said = ok(&["durable", "inspect", path(&folder), "--accept-loss"]);
+    for part in ["lost: 2 whole requests", "worker 1: had step 5, has step 2", "aside: log-0"] {
+        assert!(said.contains(part), "'{part}': {said}");
+    }
+    let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder)).unwrap();
+    let worker = LocalServers::new(std::slice::from_ref(&server), 1).unwrap();
+    assert_eq!(worker.push_steps(0, 0).unwrap(), 2);
+    assert!(ok(&inspect).contains("in use"));
+    // A folder of something else.
+    let output = fleet(&["durable", "inspect", GOLDEN]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("holds no durable server"));
+}

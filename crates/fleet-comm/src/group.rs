@@ -75,7 +75,7 @@ impl Group {
         watch: Option<Arc<Watch>>,
     ) -> Group {
         let size = ranks.len();
-        let progress = watch.as_ref().map(|watch| watch.add(name, ranks, &abort, options.deadlock));
+        let progress = watch.as_ref().map(|watch| watch.add(name, ranks, &abort, &options));
         Group(Arc::new(Shared {
             name: name.into(),
             rank,
@@ -652,6 +652,7 @@ impl Group {
             Some(Err(failed)) => error.at(format!("(no flight recorder: {failed})")),
         };
         core.fault = Some(error.clone());
+        self.0.world.tell_fault(&error);
         self.0.abort.fire(error.clone());
         error
     }

@@ -31,6 +31,9 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod backend;
 mod call;
 mod group;

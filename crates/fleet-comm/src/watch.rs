@@ -11,12 +11,23 @@
 //! ahead, and its thread of training stands. From outside these look the same, so such a rank counts as
 //! standing only after [`BUSY_FACTOR`] times the span: waiting for a step or an evaluation is no deadlock,
 //! and a deadlock beside busy loaders is found all the same.
+//!
+//! Calls of the thread that trains need no such patience. While it is inside one call it makes no
+//! other: if the training thread of rank 0 waits in group A for rank 1, and that of rank 1 waits in
+//! group B for rank 0, no time helps, whatever else the processes do. Such a cycle is an error
+//! after [`QUICK_SPAN`]. Calls of other threads (loaders that exchange data) take no part in it,
+//! since the rank that is waited for would make the call from such a thread too, and that one may
+//! be reading. The calls of one training step go through several lanes at once; where a rank waits
+//! in one of them and is waited for in another, its process must have computed nothing meanwhile.
 
 use crate::call::{Kind, Signature};
+use crate::world::GroupOptions;
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Limits, Member, Store};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +38,13 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 /// A process that uses less of a core than one part in this many does nothing.
 const IDLE_PART: u32 = 10;
+/// How long training threads that wait for each other must stand: two looks.
+const QUICK_SPAN: Duration = Duration::from_secs(2);
+/// Pauses between two looks of the ranks of a small job. In larger ones each rank looks more
+/// rarely, so that the store has no more to do.
+const QUICK_PAUSE: Duration = Duration::from_secs(1);
+/// The ranks of a small job.
+const QUICK_RANKS: u32 = 64;
 /// How many times as long a process must stand that does something else meanwhile.
 const BUSY_FACTOR: u32 = 5;
 /// Ranks that are followed at one look; a cycle is short.
@@ -39,6 +57,9 @@ const STORE_SPAN: Duration = Duration::from_secs(5);
 /// What one group of this rank is doing; written by its calls.
 pub(crate) struct Progress {
     name: String,
+    /// Training steps make its calls.
+    in_steps: bool,
+    trainer: Arc<Trainer>,
     /// Ranks of the job, by rank of the group.
     ranks: Vec<usize>,
     abort: Abort,
@@ -54,6 +75,8 @@ struct State {
     /// Begins and ends.
     changes: u64,
     flight: Option<Signature>,
+    /// The call under way is one of the training thread.
+    is_trainers: bool,
     /// The call under way is part of a deadlock, of which others may know already.
     verdict: Option<Error>,
 }
@@ -65,7 +88,9 @@ impl Progress {
     }
 
     pub fn begin(&self, signature: Signature) {
+        let is_trainers = self.trainer.makes_call(self.in_steps);
         let mut state = self.lock();
+        state.is_trainers = is_trainers;
         let peer = signature.root as usize;
         *match signature.kind {
             Kind::Send => &mut state.sent[peer],
@@ -92,6 +117,49 @@ impl Progress {
     }
 }
 
+/// Which thread of this rank trains, where it is one.
+#[derive(Default)]
+pub(crate) struct Trainer {
+    /// Its number; 0: not known.
+    thread: AtomicU64,
+    /// It has made a step, and did not only open the job.
+    has_stepped: AtomicBool,
+    /// Several threads make steps, of which none is the one that trains.
+    are_several: AtomicBool,
+}
+
+impl Trainer {
+    /// The calling thread has opened the job, or makes a step.
+    pub fn is_here(&self, makes_step: bool) {
+        let own = thread_number();
+        let known = self.thread.load(Relaxed);
+        if known != own {
+            if known != 0 && self.has_stepped.load(Relaxed) {
+                self.are_several.store(true, Relaxed);
+            }
+            self.thread.store(own, Relaxed);
+        }
+        if makes_step && !self.has_stepped.load(Relaxed) {
+            self.has_stepped.store(true, Relaxed);
+        }
+    }
+
+    /// Whether a call that this thread begins is one of the thread that trains.
+    fn makes_call(&self, in_step: bool) -> bool {
+        let is_it = in_step || self.thread.load(Relaxed) == thread_number();
+        is_it && !self.are_several.load(Relaxed)
+    }
+}
+
+/// A number that no other thread of the process has, from 1.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static OWN: u64 = NEXT.fetch_add(1, Relaxed);
+    }
+    OWN.with(|own| *own)
+}
+
 /// The thread that looks, as long as a group of this rank lives.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
@@ -100,6 +168,9 @@ pub(crate) struct Watch {
 
 struct Shared {
     rank: usize,
+    /// Between two looks.
+    pause: Duration,
+    trainer: Arc<Trainer>,
     store: Arc<dyn Store>,
     member: Box<dyn Fn(usize) -> Member + Send + Sync>,
     /// The shortest span that a group asked for, and the groups.
@@ -110,13 +181,16 @@ struct Shared {
 
 impl Watch {
     pub fn start(
-        rank: usize,
+        (rank, rank_count): (usize, usize),
+        trainer: Arc<Trainer>,
         store: Arc<dyn Store>,
         span: Duration,
         member: impl Fn(usize) -> Member + Send + Sync + 'static,
     ) -> Result<Watch> {
         let shared = Arc::new(Shared {
             rank,
+            pause: quick_pause(rank_count),
+            trainer,
             store,
             member: Box::new(member),
             groups: Mutex::new((span, Vec::new())),
@@ -136,17 +210,25 @@ impl Watch {
     }
 
     /// A group of this rank; its calls report to what is given back.
-    pub fn add(&self, name: &str, ranks: &[usize], abort: &Abort, span: Duration) -> Arc<Progress> {
+    pub fn add(
+        &self,
+        name: &str,
+        ranks: &[usize],
+        abort: &Abort,
+        options: &GroupOptions,
+    ) -> Arc<Progress> {
         let (sent, received) = (vec![0; ranks.len()], vec![0; ranks.len()]);
         let progress = Arc::new(Progress {
             // The form that is published is lines of fields.
             name: name.replace(char::is_control, " "),
+            in_steps: options.in_steps,
+            trainer: self.shared.trainer.clone(),
             ranks: ranks.to_vec(),
             abort: abort.clone(),
             state: Mutex::new(State { sent, received, ..State::default() }),
         });
         let mut groups = self.shared.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.0 = groups.0.min(span);
+        groups.0 = groups.0.min(options.deadlock);
         groups.1.retain(|group| group.strong_count() > 0);
         groups.1.push(Arc::downgrade(&progress));
         progress
@@ -192,11 +274,16 @@ struct Looks {
     nonce: u64,
     beat: u64,
     changes: u64,
-    /// Looks since the last change, and whether the process did something at one of them.
-    still: u32,
+    /// Since when nothing has begun or ended.
+    still_since: Option<Instant>,
+    /// Whether the process did something meanwhile, from one look to the next.
+    busy_now: bool,
+    /// The same, measured over longer spans, in which moments do not count.
     busy: bool,
     at: Instant,
     cpu: Option<Duration>,
+    at_long: Instant,
+    cpu_long: Option<Duration>,
     /// The cycle of the last look.
     last: Vec<Link>,
 }
@@ -206,6 +293,8 @@ struct Link {
     rank: usize,
     identity: (u64, u64),
     beat: u64,
+    in_steps: bool,
+    idle: bool,
     /// The group of the call that it is in, and the call.
     group: String,
     call: String,
@@ -217,28 +306,44 @@ impl Looks {
         let nonce = std::collections::hash_map::RandomState::new().hash_one(shared.rank);
         let cpu = crate::shm::cpu_time();
         let (at, last) = (Instant::now(), Vec::new());
-        Looks { nonce, beat: 0, changes: 0, still: 0, busy: false, at, cpu, last }
+        Looks {
+            nonce,
+            beat: 0,
+            changes: 0,
+            still_since: None,
+            busy_now: false,
+            busy: false,
+            at,
+            cpu,
+            at_long: at,
+            cpu_long: cpu,
+            last,
+        }
     }
 
     fn run(&mut self, shared: &Shared) {
         loop {
-            let pause = (shared.groups().0 / LOOKS).clamp(PAUSE_MIN, PAUSE_MAX);
+            let pause = (shared.groups().0 / LOOKS).min(shared.pause).clamp(PAUSE_MIN, PAUSE_MAX);
             if !shared.pause(pause) {
                 return;
             }
-            let (_, groups) = shared.groups();
-            if !self.stands_still(&groups) {
-                (self.still, self.busy, self.last) = (0, false, Vec::new());
+            let (span, groups) = shared.groups();
+            let before = self.at;
+            if !self.stands_still(&groups, (span / LOOKS).min(PAUSE_MAX)) {
+                (self.still_since, self.last) = (None, Vec::new());
+                (self.busy_now, self.busy) = (false, false);
+                (self.at_long, self.cpu_long) = (self.at, self.cpu);
                 continue;
             }
-            self.still += 1;
+            let since = *self.still_since.get_or_insert(before);
             // What cannot be asked or told now is asked and told at the next look.
-            let _ = self.look(shared, &groups);
+            let _ = self.look(shared, &groups, (self.at - since, span));
         }
     }
 
-    /// Nothing began or ended since the last look, and something is under way.
-    fn stands_still(&mut self, groups: &[Arc<Progress>]) -> bool {
+    /// Nothing began or ended since the last look, and something is under way. What the process
+    /// does meanwhile is also measured over `long` spans.
+    fn stands_still(&mut self, groups: &[Arc<Progress>], long: Duration) -> bool {
         let (mut changes, mut flights) = (0, 0);
         for group in groups {
             let state = group.lock();
@@ -246,23 +351,39 @@ impl Looks {
             flights += usize::from(state.flight.is_some());
         }
         let (now, cpu) = (Instant::now(), crate::shm::cpu_time());
-        let idle = match (cpu, self.cpu) {
-            (Some(cpu), Some(before)) => (cpu - before) * IDLE_PART < now - self.at,
+        let idle = |before: Option<Duration>, at: Instant| match (cpu, before) {
+            (Some(cpu), Some(before)) => (cpu - before) * IDLE_PART < now - at,
             _ => false,
         };
         let still = flights > 0 && changes == self.changes;
-        self.busy |= !idle;
+        self.busy_now |= !idle(self.cpu, self.at);
+        if now - self.at_long >= long {
+            self.busy |= !idle(self.cpu_long, self.at_long);
+            (self.at_long, self.cpu_long) = (now, cpu);
+        }
         (self.changes, self.at, self.cpu) = (changes, now, cpu);
         still
     }
 
-    fn look(&mut self, shared: &Shared, groups: &[Arc<Progress>]) -> Result<()> {
+    /// `stood` is for how long nothing has begun or ended, and after which span that may be a
+    /// deadlock.
+    fn look(
+        &mut self,
+        shared: &Shared,
+        groups: &[Arc<Progress>],
+        (stood, span): (Duration, Duration),
+    ) -> Result<()> {
         let limits = Limits::within(STORE_SPAN);
         self.beat += 1;
         let own = View {
             identity: (self.nonce, self.changes),
             beat: self.beat,
-            ripe: self.still >= if self.busy { BUSY_FACTOR * LOOKS } else { LOOKS },
+            ripe: match () {
+                () if stood >= if self.busy { span * BUSY_FACTOR } else { span } => Ripe::Fully,
+                () if stood >= QUICK_SPAN.min(span) => Ripe::Quick,
+                () => Ripe::No,
+            },
+            idle: !self.busy_now,
             groups: groups.iter().map(|group| Standing::of(group)).collect(),
         };
         shared.store.set(&Shared::key(shared.rank), own.encode().as_bytes(), &limits)?;
@@ -273,13 +394,22 @@ impl Looks {
             end(groups);
             return Ok(());
         }
-        if !own.ripe {
+        if own.ripe == Ripe::No {
             return Ok(());
         }
-        let cycle = find_cycle(shared.rank, own, |rank| {
-            let bytes = shared.store.get(&Shared::key(rank), &limits)?.unwrap_or_default();
-            Ok(View::decode(&String::from_utf8_lossy(&bytes)).filter(|view| view.ripe))
-        })?;
+        let mut known: HashMap<usize, Option<View>> = HashMap::new();
+        let mut ask = |rank: usize, least: Ripe| {
+            if let Entry::Vacant(unknown) = known.entry(rank) {
+                let bytes = shared.store.get(&Shared::key(rank), &limits)?.unwrap_or_default();
+                unknown.insert(View::decode(&String::from_utf8_lossy(&bytes)));
+            }
+            Ok(known[&rank].clone().filter(|view| view.ripe >= least))
+        };
+        let ripe = own.ripe;
+        let mut cycle = find_cycle(shared.rank, own.clone(), true, |rank| ask(rank, Ripe::Quick))?;
+        if cycle.is_empty() && ripe == Ripe::Fully {
+            cycle = find_cycle(shared.rank, own, false, |rank| ask(rank, Ripe::Fully))?;
+        }
         let stands = !cycle.is_empty()
             && cycle.len() == self.last.len()
             && cycle.iter().zip(&self.last).all(|(now, then)| {
@@ -369,19 +499,33 @@ fn end(groups: &[Arc<Progress>]) {
     }
 }
 
+/// Whether a rank has stood for long enough to be part of a deadlock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ripe {
+    No,
+    /// Of one among training threads.
+    Quick,
+    /// Of any.
+    Fully,
+}
+
 /// What a rank says of itself.
+#[derive(Clone)]
 struct View {
     /// Run, and begins and ends so far: equal where nothing has happened.
     identity: (u64, u64),
     beat: u64,
-    /// It has stood for long enough to be part of a deadlock.
-    ripe: bool,
+    ripe: Ripe,
+    /// The process has computed nothing since.
+    idle: bool,
     groups: Vec<Standing>,
 }
 
 /// How far a rank is in one group.
+#[derive(Clone)]
 struct Standing {
     name: String,
+    in_steps: bool,
     ranks: Vec<usize>,
     calls: u64,
     sent: Vec<u64>,
@@ -389,8 +533,10 @@ struct Standing {
     flight: Option<Flight>,
 }
 
+#[derive(Clone)]
 struct Flight {
     kind: Kind,
+    is_trainers: bool,
     root: usize,
     sequence: u64,
     text: String,
@@ -401,12 +547,14 @@ impl Standing {
         let state = group.lock();
         Standing {
             name: group.name.clone(),
+            in_steps: group.in_steps,
             ranks: group.ranks.clone(),
             calls: state.calls,
             sent: state.sent.clone(),
             received: state.received.clone(),
             flight: state.flight.map(|call| Flight {
                 kind: call.kind,
+                is_trainers: state.is_trainers,
                 root: call.root as usize,
                 sequence: call.sequence,
                 text: call.to_string().replace(char::is_control, " "),
@@ -436,19 +584,21 @@ impl Standing {
 }
 
 impl View {
-    /// Lines of fields: `run changes beat ripe`, then a line a group.
+    /// Lines of fields: `run changes beat ripe idle`, then a line a group.
     fn encode(&self) -> String {
         let (run, changes) = self.identity;
-        let mut text = format!("{run} {changes} {} {}\n", self.beat, u8::from(self.ripe));
+        let (ripe, idle) = (self.ripe as u8, u8::from(self.idle));
+        let mut text = format!("{run} {changes} {} {ripe} {idle}\n", self.beat);
         for group in &self.groups {
-            let (kind, root, sequence, call) = match &group.flight {
-                Some(flight) => (flight.kind as u8, flight.root, flight.sequence, &*flight.text),
-                None => (0, 0, 0, ""),
+            let (kind, is_trainers, root, sequence, call) = match &group.flight {
+                Some(it) => (it.kind as u8, it.is_trainers, it.root, it.sequence, &*it.text),
+                None => (0, false, 0, 0, ""),
             };
+            let flags = 2 * u8::from(group.in_steps) + u8::from(is_trainers);
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "{}\t{}\t{}\t{}\t{}\t{kind}\t{root}\t{sequence}\t{call}",
+                "{}\t{}\t{}\t{}\t{}\t{flags}\t{kind}\t{root}\t{sequence}\t{call}",
                 group.name,
                 joined(&group.ranks),
                 group.calls,
@@ -464,21 +614,28 @@ impl View {
         let mut lines = text.lines();
         let mut head = lines.next()?.split(' ').map(|word| word.parse::<u64>().ok());
         let (run, changes, beat) = (head.next()??, head.next()??, head.next()??);
-        let ripe = head.next()?? != 0;
+        let ripe = match head.next()?? {
+            0 => Ripe::No,
+            1 => Ripe::Quick,
+            _ => Ripe::Fully,
+        };
+        let idle = head.next()?? != 0;
         let groups = lines.map(decode_standing).collect::<Option<Vec<_>>>()?;
-        Some(View { identity: (run, changes), beat, ripe, groups })
+        Some(View { identity: (run, changes), beat, ripe, idle, groups })
     }
 }
 
 fn decode_standing(line: &str) -> Option<Standing> {
     let fields: Vec<&str> = line.split('\t').collect();
-    let [name, ranks, calls, sent, received, kind, root, sequence, call] = fields[..] else {
+    let [name, ranks, calls, sent, received, flags, kind, root, sequence, call] = fields[..] else {
         return None;
     };
+    let flags: u8 = flags.parse().ok()?;
     let flight = match kind.parse().ok()? {
         0 => None,
         number => Some(Flight {
             kind: Kind::numbered(number)?,
+            is_trainers: flags & 1 != 0,
             root: root.parse().ok()?,
             sequence: sequence.parse().ok()?,
             text: call.to_string(),
@@ -487,6 +644,7 @@ fn decode_standing(line: &str) -> Option<Standing> {
     let ranks: Vec<usize> = split(ranks)?;
     Some(Standing {
         name: name.to_string(),
+        in_steps: flags & 2 != 0,
         ranks,
         calls: calls.parse().ok()?,
         sent: split(sent)?,
@@ -504,9 +662,11 @@ fn split<T: std::str::FromStr>(text: &str) -> Option<Vec<T>> {
 }
 
 /// The shortest way from `start` back to itself along who waits for whom; empty when there is none.
+/// A quick one leads through calls of training threads alone.
 fn find_cycle(
     start: usize,
     own: View,
+    is_quick: bool,
     mut ask: impl FnMut(usize) -> Result<Option<View>>,
 ) -> Result<Vec<Link>> {
     let mut views: HashMap<usize, Option<View>> = HashMap::from([(start, Some(own))]);
@@ -518,7 +678,9 @@ fn find_cycle(
         let flights: Vec<(String, Vec<usize>)> = match &views[&rank] {
             None => Vec::new(),
             Some(view) => {
-                let under_way = view.groups.iter().filter(|group| group.flight.is_some());
+                let counts = |flight: &Flight| flight.is_trainers || !is_quick;
+                let under_way =
+                    view.groups.iter().filter(|group| group.flight.as_ref().is_some_and(counts));
                 under_way.map(|group| (group.name.clone(), group.ranks.clone())).collect()
             }
         };
@@ -542,7 +704,8 @@ fn find_cycle(
                     continue;
                 }
                 if *peer == start {
-                    return Ok(way_back(&met, next, &name, &views));
+                    let cycle = way_back(&met, next, &name, &views);
+                    return Ok(if is_quick && !is_proof(&cycle) { Vec::new() } else { cycle });
                 }
                 met.push((*peer, next, name.clone()));
             }
@@ -550,6 +713,20 @@ fn find_cycle(
         next += 1;
     }
     Ok(Vec::new())
+}
+
+/// Whether no training thread of a cycle can make the call that it is waited for: one that waits in
+/// a step may make another call of the step, unless its process does nothing.
+fn is_proof(cycle: &[Link]) -> bool {
+    let count = cycle.len();
+    let into = |index: usize| &cycle[(index + count - 1) % count];
+    (0..count).all(|at| cycle[at].idle || !cycle[at].in_steps || !into(at).in_steps)
+}
+
+/// Pauses between two looks: those of a job of many ranks are longer.
+fn quick_pause(rank_count: usize) -> Duration {
+    let ranks = u32::try_from(rank_count).unwrap_or(u32::MAX).max(QUICK_RANKS);
+    QUICK_PAUSE.saturating_mul(ranks) / QUICK_RANKS
 }
 
 /// From the start to the rank met at `last`, which waits for the start in `group`.
@@ -563,11 +740,12 @@ fn way_back(
     loop {
         let (rank, before, name) = &met[at];
         if let Some(Some(view)) = views.get(rank) {
-            let flight = view.groups.iter().find(|standing| standing.name == group);
-            let flight = flight.and_then(|standing| standing.flight.as_ref());
+            let standing = view.groups.iter().find(|standing| standing.name == group);
+            let flight = standing.and_then(|standing| standing.flight.as_ref());
             let call = flight.map(|flight| flight.text.clone()).unwrap_or_default();
-            let (identity, beat) = (view.identity, view.beat);
-            links.push(Link { rank: *rank, identity, beat, group, call });
+            let (identity, beat, idle) = (view.identity, view.beat, view.idle);
+            let in_steps = standing.is_some_and(|standing| standing.in_steps);
+            links.push(Link { rank: *rank, identity, beat, in_steps, idle, group, call });
         }
         if at == 0 {
             break;
@@ -585,15 +763,16 @@ mod tests {
     fn standing(name: &str, ranks: &[usize], calls: u64, flight: Option<Flight>) -> Standing {
         let none = vec![0; ranks.len()];
         let (name, ranks) = (name.to_string(), ranks.to_vec());
-        Standing { name, ranks, calls, sent: none.clone(), received: none, flight }
+        let in_steps = false;
+        Standing { name, in_steps, ranks, calls, sent: none.clone(), received: none, flight }
     }
 
     fn call(kind: Kind, root: usize) -> Option<Flight> {
-        Some(Flight { kind, root, sequence: 0, text: format!("{kind} #0") })
+        Some(Flight { kind, is_trainers: false, root, sequence: 0, text: format!("{kind} #0") })
     }
 
     fn view(rank: usize, groups: Vec<Standing>) -> View {
-        View { identity: (7, rank as u64), beat: 1, ripe: true, groups }
+        View { identity: (7, rank as u64), beat: 1, ripe: Ripe::Fully, idle: true, groups }
     }
 
     /// The ranks of the cycle that rank 0 finds; views travel as text.
@@ -604,7 +783,7 @@ mod tests {
             .map(|(rank, groups)| {
                 let again = |group: &Standing| {
                     let groups = vec![group.copy()];
-                    let line = View { identity: (0, 0), beat: 0, ripe: true, groups }.encode();
+                    let line = view(0, groups).encode();
                     decode_standing(line.lines().nth(1).expect("a line")).expect("a standing")
                 };
                 let groups = groups.as_ref()?;
@@ -613,7 +792,7 @@ mod tests {
             .collect();
         let get = |rank: usize| texts[rank].as_deref().and_then(View::decode);
         let own = get(0).expect("rank 0 says something");
-        let links = find_cycle(0, own, |rank| Ok(get(rank))).expect("nobody fails");
+        let links = find_cycle(0, own, false, |rank| Ok(get(rank))).expect("nobody fails");
         links.into_iter().map(|link| (link.rank, link.group)).collect()
     }
 
@@ -655,9 +834,64 @@ mod tests {
         assert_eq!(cycle(&[Some(receives(1)), Some(receives(0))]).len(), 2);
     }
 
+    /// Whether a cycle of two ranks, each in a call of one group and waited for in the other's, is
+    /// one of training threads: flags of both groups, and whether the processes do nothing.
+    fn is_quick(in_steps: [bool; 2], is_trainers: [bool; 2], idle: bool) -> bool {
+        let of = |rank: usize| {
+            let group = |index: usize, name: &str| {
+                let flight = call(Kind::AllReduce, 0).filter(|_| index == rank);
+                let is_trainers = is_trainers[rank];
+                let flight = flight.map(|flight| Flight { is_trainers, ..flight });
+                let calls = u64::from(index == rank);
+                Standing { in_steps: in_steps[index], ..standing(name, &[0, 1], calls, flight) }
+            };
+            let view =
+                View { idle, ripe: Ripe::Quick, ..view(rank, vec![group(0, "a"), group(1, "b")]) };
+            View::decode(&view.encode()).expect("a view")
+        };
+        let links = find_cycle(0, of(0), true, |rank| Ok(Some(of(rank)))).expect("nobody fails");
+        links.len() == 2
+    }
+
+    #[test]
+    fn training_threads_that_wait_for_each_other_need_no_patience() {
+        // A barrier that one rank calls alone, while the other one makes a step.
+        assert!(is_quick([false, true], [true, true], false));
+        // The call of a loader proves nothing: on the other rank a loader may be about to make it.
+        assert!(!is_quick([false, true], [false, true], true));
+        // Two lanes of one step: the one that is waited for may still compute.
+        assert!(!is_quick([true, true], [true, true], false));
+        assert!(is_quick([true, true], [true, true], true));
+    }
+
+    #[test]
+    fn one_thread_trains_or_none_is_known_to() {
+        let trainer = Trainer::default();
+        let elsewhere = |work: &(dyn Fn() -> bool + Sync)| {
+            std::thread::scope(|scope| scope.spawn(work).join().expect("no panic"))
+        };
+        trainer.is_here(false);
+        assert!(trainer.makes_call(false) && !elsewhere(&|| trainer.makes_call(false)));
+        assert!(elsewhere(&|| trainer.makes_call(true)), "lanes of a step are its thread's");
+        let steps = || {
+            trainer.is_here(true);
+            trainer.makes_call(false)
+        };
+        assert!(elsewhere(&steps), "the thread that opened the job need not train");
+        assert!(!trainer.makes_call(false));
+        assert!(!elsewhere(&steps) && !elsewhere(&|| trainer.makes_call(true)), "two that train");
+    }
+
+    #[test]
+    fn large_jobs_look_rarely() {
+        assert_eq!((quick_pause(2), quick_pause(64)), (QUICK_PAUSE, QUICK_PAUSE));
+        assert_eq!(quick_pause(640), QUICK_PAUSE * 10);
+    }
+
     #[test]
     fn words_of_others_are_not_trusted() {
-        for text in ["", "x", "1 2 3", "1 2 3 1\nline", "1 2 3 1\na\t0\t1\t0\t0\t99\t0\t0\tx"] {
+        let wrong_kind = "1 2 3 1 1\na\t0\t1\t0\t0\t3\t99\t0\t0\tx";
+        for text in ["", "x", "1 2 3", "1 2 3 1", "1 2 3 1 1\nline", wrong_kind] {
             assert!(View::decode(text).is_none(), "{text}");
         }
     }

@@ -6,7 +6,7 @@ use crate::mesh::choose::Algorithm;
 use crate::mesh::{Carrier, Hierarchical, OverMesh};
 use crate::recorder::Recorder;
 use crate::shm::{self, Local, Tuning};
-use crate::watch::Watch;
+use crate::watch::{Trainer, Watch};
 use fleet_base::{Error, Result};
 use fleet_net::{Abort, Deadline, Fabric, Limits, Member, MemoryStore, Store};
 use std::collections::BTreeSet;
@@ -27,7 +27,12 @@ pub struct World {
     carrier: Option<Arc<dyn Carrier>>,
     /// Lives as long as a group does.
     watch: Arc<Mutex<Weak<Watch>>>,
+    on_fault: Option<OnFault>,
+    trainer: Arc<Trainer>,
 }
+
+/// Is called with the error that ends a group.
+type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// What may be chosen for a group; the same on all its ranks.
 #[derive(Clone, Debug)]
@@ -42,6 +47,8 @@ pub struct GroupOptions {
     /// nothing, are an error; where a process does something beside its wait, for five times as long.
     /// Zero: nobody looks.
     pub deadlock: Duration,
+    /// The calls of the group are made by training steps: see [`World::makes_step`].
+    pub in_steps: bool,
     /// Whether ranks of a host share memory.
     pub shared_memory: bool,
     /// How long a wait looks for news before it sleeps; it sleeps sooner when others want its core.
@@ -77,6 +84,7 @@ impl Default for GroupOptions {
             timeout_open: Duration::from_secs(10 * 60),
             silence: Duration::from_secs(30),
             deadlock: Duration::from_secs(60),
+            in_steps: false,
             shared_memory: true,
             spin: None,
             slot_bytes: None,
@@ -92,7 +100,42 @@ impl World {
     /// `abort` ends everything that waits; heartbeats fire it when a peer is gone.
     pub fn new(fabric: Arc<dyn Fabric>, store: Arc<dyn Store>, abort: Abort) -> World {
         let (recorder, watch) = (Recorder::new(None), Arc::default());
-        World { fabric, store, abort, recorder, names: Arc::default(), carrier: None, watch }
+        let (names, carrier, on_fault) = (Arc::default(), None, None);
+        let trainer = Arc::<Trainer>::default();
+        trainer.is_here(false);
+        World { fabric, store, abort, recorder, names, carrier, watch, on_fault, trainer }
+    }
+
+    /// Calls `on_fault` with the error of every call that ends a group on this rank.
+    ///
+    /// ```
+    /// # use fleet_comm::World;
+    /// # use std::sync::{Arc, Mutex};
+    /// let seen = Arc::new(Mutex::new(Vec::new()));
+    /// let told = seen.clone();
+    /// let world = World::threads(1).remove(0);
+    /// let world = world.on_fault(move |error| told.lock().unwrap().push(error.to_string()));
+    /// let group = world.group("all", &[0], &Default::default())?;
+    /// assert!(group.broadcast("weights", &mut [0.0f32], 7).is_err());
+    /// assert!(seen.lock().unwrap()[0].starts_with("no such rank in the group"));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn on_fault(mut self, on_fault: impl Fn(&Error) + Send + Sync + 'static) -> World {
+        self.on_fault = Some(Arc::new(on_fault));
+        self
+    }
+
+    /// Says that the calling thread makes a training step, in which groups of
+    /// [`GroupOptions::in_steps`] are called. Deadlocks among the calls of the one thread that
+    /// trains are found within seconds; others take [`GroupOptions::deadlock`].
+    pub fn makes_step(&self) {
+        self.trainer.is_here(true);
+    }
+
+    pub(crate) fn tell_fault(&self, error: &Error) {
+        if let Some(on_fault) = &self.on_fault {
+            on_fault(error);
+        }
     }
 
     /// With meshes that a library carries, which has collectives of its own.
@@ -131,6 +174,11 @@ impl World {
 
     pub fn size(&self) -> usize {
         self.fabric.size()
+    }
+
+    /// Where the ranks of the job meet.
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
     }
 
     /// Fires when another rank is gone.
@@ -175,9 +223,11 @@ impl World {
         if let Some(running) = watch.upgrade() {
             return Ok(running);
         }
-        let fabric = self.fabric.clone();
-        let started =
-            Watch::start(self.rank(), self.store.clone(), span, move |rank| fabric.member(rank))?;
+        let (fabric, trainer) = (self.fabric.clone(), self.trainer.clone());
+        let ranks = (self.rank(), self.size());
+        let started = Watch::start(ranks, trainer, self.store.clone(), span, move |rank| {
+            fabric.member(rank)
+        })?;
         let started = Arc::new(started);
         *watch = Arc::downgrade(&started);
         Ok(started)

@@ -168,14 +168,26 @@ struct Piped {
     ended: bool,
 }
 
+/// A command without the job's secret: a program that reads data needs no access to the job.
+fn shell(command: &str, path: &Path) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command, "sh"]).arg(path);
+    for name in SECRETS {
+        shell.env_remove(name);
+    }
+    shell
+}
+
+/// The job's secret in the environment, and the file that it is in (`fleet_topology::names`).
+const SECRETS: [&str; 2] = ["FLEET_TOKEN", "FLEET_TOKEN_FILE"];
+
 impl Piped {
     fn start(input: Stdio, path: &Path, command: &str, role: &'static str) -> Result<Piped> {
         let unstarted = |error: std::io::Error| {
             Error::unavailable(format!("cannot start the {role} '{command}': {error}"))
                 .at(path.display())
         };
-        let mut shell = Command::new("sh");
-        shell.args(["-c", command, "sh"]).arg(path);
+        let mut shell = shell(command, path);
         // A group of its own, so that it can be ended with everything that it started.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut shell, 0);
@@ -323,3 +335,16 @@ const SIGPIPE: i32 = 13;
 const MAGIC_BYTES: u64 = 4;
 /// What an error shows of a command's standard error: a stack trace of a script.
 const STDERR_BYTES_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_do_not_get_the_secret_of_the_job() {
+        let shell = shell("cat", Path::new("part-0"));
+        for name in SECRETS {
+            assert!(shell.get_envs().any(|it| it == (name.as_ref(), None)), "{name}");
+        }
+    }
+}

@@ -3,9 +3,15 @@
 use crate::Scope;
 use crate::plan::{Place, Plan, ROWS_HEADER_BYTES, StepKind};
 use fleet_base::{Error, Result};
-use fleet_ops::Arg;
-use fleet_tensor::{Shape, Tensor};
+use fleet_ops::{Arg, Meta};
+use fleet_tensor::{Buffer, Shape, Tensor};
 use std::sync::Arc;
+
+/// The memory of temporaries and scratch.
+pub(crate) struct Block<'a> {
+    pub packed: *mut u8,
+    pub separate: &'a [Buffer],
+}
 
 /// The addresses that a plan was last bound to.
 #[derive(Default)]
@@ -25,12 +31,16 @@ impl Binding {
         &mut self,
         plan: &mut Plan,
         scope: &mut Scope,
-        arena: *mut u8,
+        block: &Block<'_>,
         feeds: &[&Tensor],
     ) -> Result<()> {
+        plan.feeds
+            .iter()
+            .zip(feeds)
+            .try_for_each(|(slot, feed)| check_fed(&slot.name, slot.meta, feed))?;
         let same_scope = self.scope.as_ref().is_some_and(|token| Arc::ptr_eq(token, scope.token()));
-        if !same_scope || self.arena != arena as usize {
-            self.bind_all(plan, scope, arena, feeds)?;
+        if !same_scope || self.arena != block.packed as usize {
+            self.bind_all(plan, scope, block, feeds)?;
         }
         for (index, feed) in feeds.iter().enumerate() {
             let address = feed.as_ptr() as usize;
@@ -57,7 +67,7 @@ impl Binding {
         &mut self,
         plan: &mut Plan,
         scope: &mut Scope,
-        arena: *mut u8,
+        block: &Block<'_>,
         feeds: &[&Tensor],
     ) -> Result<()> {
         self.scope = None;
@@ -69,7 +79,8 @@ impl Binding {
             addresses.push(scope.raw(&var.name)?.as_ptr());
         }
         let base = |place: &Place| match place {
-            Place::Arena { offset } => arena.wrapping_add(*offset),
+            Place::Arena { offset } => block.packed.wrapping_add(*offset),
+            Place::Separate { index } => block.separate[*index].as_ptr(),
             Place::Scope { index } => addresses[*index],
             Place::Feed { index } => feeds[*index].as_ptr(),
         };
@@ -84,6 +95,7 @@ impl Binding {
         self.feed_args = vec![Vec::new(); feeds.len()];
         for (at, step) in plan.steps.iter_mut().enumerate() {
             let StepKind::Run(instr) = &mut step.kind else { continue };
+            instr.scratch = base(&instr.scratch_place) as usize;
             for (index, (arg, places)) in instr.args.iter_mut().zip(&instr.arg_places).enumerate() {
                 point(arg, &self.bases, *places);
                 if let Place::Feed { index: feed } = plan.places[places.0] {
@@ -94,7 +106,7 @@ impl Binding {
         for fetch in &mut plan.fetches {
             point(&mut fetch.arg, &self.bases, fetch.places);
         }
-        self.arena = arena as usize;
+        self.arena = block.packed as usize;
         self.scope = Some(Arc::clone(scope.token()));
         Ok(())
     }
@@ -111,6 +123,17 @@ fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>))
         rows.count = bases[place] as *mut u64;
         rows.rows = (bases[place] + ROWS_HEADER_BYTES) as *mut i64;
     }
+}
+
+/// A fed tensor has the bytes that the plan counts on.
+pub(crate) fn check_fed(name: &str, planned: Meta, feed: &Tensor) -> Result<()> {
+    let row_major = feed.layout() == fleet_tensor::Layout::RowMajor;
+    if row_major && feed.as_bytes().len() == planned.bytes() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("the value fed for '{name}' does not fit"))
+        .expected(format!("{} {}", planned.describe(), fleet_tensor::Layout::RowMajor))
+        .got(format!("{}{} {}", feed.dtype(), feed.shape(), feed.layout())))
 }
 
 fn check_scope_var(scope: &Scope, var: &crate::plan::ScopeVar) -> Result<()> {

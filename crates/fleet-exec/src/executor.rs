@@ -1,6 +1,6 @@
 //! The executor: plans once, runs many.
 
-use crate::bind::{Binding, copy_out};
+use crate::bind::{Binding, Block, copy_out};
 use crate::lanes::{Lanes, RunContext};
 use crate::plan::{Plan, PlanRequest, PlanSummary, StepKind};
 use crate::spill::FileSpill;
@@ -75,6 +75,8 @@ pub struct Executor {
 struct Planned {
     plan: Plan,
     binding: Binding,
+    /// The allocations of [`Memory::Separate`](crate::Memory::Separate).
+    separate: Vec<Buffer>,
     /// For each fed tensor of the plan, its position among the feeds of the call.
     order: Vec<usize>,
     last_run: u64,
@@ -275,8 +277,8 @@ impl Executor {
             })
             .collect::<Result<_>>()?;
         let times = self.options.profile.then(|| Times::new(plan.steps.len()));
-        let (binding, last_run) = (Binding::default(), self.runs);
-        Ok(Planned { plan, binding, order, last_run, times, last_begin: 0 })
+        let (binding, separate, last_run) = (Binding::default(), Vec::new(), self.runs);
+        Ok(Planned { plan, binding, separate, order, last_run, times, last_begin: 0 })
     }
 
     /// Updates come with their sums where the ring's lane is as good as the compute lane, and where
@@ -299,16 +301,19 @@ impl Executor {
         let Some(planned) = self.plans.get_mut(&key) else {
             return Err(Error::internal("plan is gone"));
         };
-        let summary = &planned.plan.summary;
-        let wanted = summary.arena_bytes + summary.scratch_bytes;
+        let wanted = planned.plan.block_bytes;
         if self.arena.bytes() < wanted {
             self.arena = Buffer::empty();
             self.arena = Buffer::zeroed(wanted)?;
         }
+        if planned.separate.len() < planned.plan.separate_bytes.len() {
+            let bytes = planned.plan.separate_bytes.iter();
+            planned.separate = bytes.map(|bytes| Buffer::zeroed(*bytes)).collect::<Result<_>>()?;
+        }
         self.runs += 1;
         planned.last_run = self.runs;
         planned.last_begin = planned.times.as_ref().map_or(0, Times::now);
-        let arena = self.arena.as_ptr();
+        let block = Block { packed: self.arena.as_ptr(), separate: &planned.separate };
         let mut fed: [&Tensor; FEEDS_MAX];
         let ordered: &[&Tensor] = match feed.first() {
             None => &[],
@@ -320,9 +325,8 @@ impl Executor {
                 &fed[..planned.order.len()]
             }
         };
-        planned.binding.bind(&mut planned.plan, scope, arena, ordered)?;
+        planned.binding.bind(&mut planned.plan, scope, &block, ordered)?;
         let context = RunContext {
-            arena,
             pool: &self.pool,
             step: scope.step(),
             check_nan_inf: self.options.check_nan_inf,
@@ -383,7 +387,8 @@ fn fetchable(program: &Program, name: &str) -> Result<VarId> {
     program.var_named(name).map_err(|error| error.at("the fetch list"))
 }
 
-fn feedable(
+/// The variable that a value is fed for, with its type and shape.
+pub(crate) fn feedable(
     program: &Program,
     (name, dtype, shape): &(&str, DType, Shape),
 ) -> Result<(VarId, Meta)> {
@@ -413,7 +418,7 @@ fn check_row_major(program: &Program) -> Result<()> {
     }
 }
 
-fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
+pub(crate) fn check_no_double(feed: &[(&str, DType, Shape)]) -> Result<()> {
     if feed.len() > FEEDS_MAX {
         return Err(Error::exhausted("too many inputs are fed")
             .expected(FEEDS_MAX)

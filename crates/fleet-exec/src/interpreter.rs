@@ -3,9 +3,11 @@
 //! It exists to be obviously right; the executor is held to its results.
 
 use crate::Scope;
-use crate::bind::copy_out;
-use crate::flat::CONDITIONAL;
+use crate::bind::{check_fed, copy_out};
+use crate::executor::{check_no_double, feedable};
+use crate::flat::{self, CONDITIONAL, LaneChoice};
 use crate::lanes::first_non_finite;
+use crate::shapes::{Known, Shapes};
 use crate::spill::FileSpill;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
@@ -59,6 +61,7 @@ struct Value {
 
 struct Frame<'a> {
     program: &'a Program,
+    shapes: Shapes<'a>,
     scope: &'a mut Scope,
     values: HashMap<VarId, Value>,
     step: u64,
@@ -92,13 +95,19 @@ impl Interpreter {
         feed: &[(&str, &Tensor)],
         fetch: &[&str],
     ) -> Result<Vec<Tensor>> {
+        let metas: Vec<_> = feed.iter().map(|(name, t)| (*name, t.dtype(), *t.shape())).collect();
+        check_no_double(&metas)?;
+        let feeds = metas.iter().map(|fed| feedable(program, fed)).collect::<Result<Vec<_>>>()?;
+        let lanes = LaneChoice::of(program, self.registry, true)?;
+        let flat = flat::flatten(program, self.registry, &lanes)?;
+        let known = Known { feeds: &feeds, scope_meta: &|name| scope.meta(name) };
+        let shapes = Shapes::infer(program, &flat, &known)?;
         let step = scope.step();
-        let mut frame = Frame { program, scope, values: HashMap::new(), step };
-        for (name, tensor) in feed {
-            let id = program.var_named(name)?;
-            let meta = Meta::dense(tensor.dtype(), *tensor.shape());
-            let value = Value { meta, data: None, address: tensor.as_ptr(), rows: None };
-            frame.values.insert(id, value);
+        let mut frame = Frame { program, shapes, scope, values: HashMap::new(), step };
+        for ((id, meta), (name, tensor)) in feeds.iter().zip(feed) {
+            check_fed(name, *meta, tensor)?;
+            let value = Value { meta: *meta, data: None, address: tensor.as_ptr(), rows: None };
+            frame.values.insert(*id, value);
         }
         self.run_block(&mut frame, Program::ROOT)?;
         let out = fetch.iter().map(|name| frame.fetch(name)).collect();
@@ -130,29 +139,21 @@ impl Interpreter {
             slots.iter().map(|vars| vars.iter().map(|var| frame.arg(*var)).collect()).collect()
         };
         let inputs = arg_slots(frame, &op.inputs)?;
-        let metas: HashMap<VarId, Meta> =
-            op.all_inputs().map(|var| (var, frame.meta(var))).collect();
-        let made = def.shapes(op, |var| metas[&var])?;
-        for (vars, metas) in op.outputs.iter().zip(&made) {
-            for (var, meta) in vars.iter().zip(metas) {
-                // What is read and written is worked on where it is.
-                let held = frame.values.get(var).map(|value| value.meta);
-                if held != Some(*meta) || !op.all_inputs().any(|input| input == *var) {
-                    frame.make(*var, *meta)?;
-                }
+        for var in op.all_outputs() {
+            // What is read and written is worked on where it is.
+            let is_held = frame.values.contains_key(&var);
+            if !is_held || !op.all_inputs().any(|input| input == var) {
+                frame.make(var)?;
             }
         }
         let outputs = arg_slots(frame, &op.outputs)?;
-        let slot_metas = |slots: &[Vec<VarId>]| -> Vec<Vec<Meta>> {
-            slots.iter().map(|vars| vars.iter().map(|var| frame.meta(*var)).collect()).collect()
-        };
         let layouts = |slots: &[Vec<VarId>]| -> Vec<Vec<Layout>> {
             slots.iter().map(|vars| vec![Layout::RowMajor; vars.len()]).collect()
         };
         let kernel = (def.cpu)(&PrepareCtx {
             op,
-            inputs: &slot_metas(&op.inputs),
-            outputs: &slot_metas(&op.outputs),
+            inputs: &frame.shapes.of_slots(&op.inputs),
+            outputs: &frame.shapes.of_slots(&op.outputs),
             input_layouts: &layouts(&op.inputs),
             output_layouts: &layouts(&op.outputs),
             threads: 1,
@@ -186,10 +187,6 @@ impl Interpreter {
 }
 
 impl Frame<'_> {
-    fn meta(&self, var: VarId) -> Meta {
-        self.values[&var].meta
-    }
-
     /// The argument for a variable; what lives in the scope is looked up there first.
     fn arg(&mut self, id: VarId) -> Result<Arg> {
         let var = self.program.var(id);
@@ -219,22 +216,11 @@ impl Frame<'_> {
     }
 
     /// Fresh memory for an output, or the scope's for what lives there.
-    fn make(&mut self, id: VarId, meta: Meta) -> Result<()> {
-        let var = self.program.var(id);
-        if !meta.shape.is_known() {
-            return Err(
-                Error::invalid(format!("the shape of '{}' is not known", var.name)).got(meta.shape)
-            );
-        }
+    fn make(&mut self, id: VarId) -> Result<()> {
+        let (var, meta) = (self.program.var(id), self.shapes.of(id));
         if var.persistable {
-            match self.scope.meta(&var.name) {
-                Some(held) if held == (meta.dtype, meta.shape) => {}
-                Some((dtype, shape)) => {
-                    return Err(Error::invalid(format!("'{}' has another shape", var.name))
-                        .expected(format!("{dtype}{shape}"))
-                        .got(format!("{}{}", meta.dtype, meta.shape)));
-                }
-                None => self.scope.set(&var.name, Tensor::zeros(meta.dtype, meta.shape)?),
+            if !self.scope.contains(&var.name) {
+                self.scope.set(&var.name, Tensor::zeros(meta.dtype, meta.shape)?);
             }
             return Ok(());
         }

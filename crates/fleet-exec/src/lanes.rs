@@ -5,7 +5,7 @@
 //! spins briefly and then sleeps.
 
 use crate::bind::Binding;
-use crate::plan::{Instr, Plan, Step, StepKind};
+use crate::plan::{Instr, Plan, SLOTS_MAX, Step, StepKind};
 use crate::trace::Times;
 use fleet_base::{Error, Result};
 use fleet_kernels::pool::Pool;
@@ -16,9 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Slots that an op may have on one side; the planner's ops have fewer.
-const SLOTS_MAX: usize = 16;
-
 /// Tries before a waiting lane sleeps.
 const SPINS_BEFORE_SLEEP: u32 = 2000;
 
@@ -26,7 +23,6 @@ const SPINS_BEFORE_SLEEP: u32 = 2000;
 pub(crate) struct Run<'a> {
     pub plan: &'a Plan,
     pub binding: &'a Binding,
-    pub arena: *mut u8,
     pub step: u64,
     pub check_nan_inf: bool,
     /// Where times are wanted.
@@ -34,11 +30,6 @@ pub(crate) struct Run<'a> {
     services: &'a Services,
     progress: &'a Progress,
 }
-
-// SAFETY: the raw pointer is the arena, whose bytes the plan divides among lanes and steps.
-unsafe impl Send for Run<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Run<'_> {}
 
 /// How far each lane is.
 #[derive(Default)]
@@ -127,7 +118,6 @@ enum Mail {
 
 /// What a run needs besides the plan.
 pub(crate) struct RunContext<'a> {
-    pub arena: *mut u8,
     pub pool: &'a Pool,
     pub step: u64,
     pub check_nan_inf: bool,
@@ -142,9 +132,9 @@ impl Lanes {
         while self.threads.len() + 1 < plan.lanes.len() {
             self.threads.push(LaneThread::start(self.threads.len() + 1)?);
         }
-        let RunContext { arena, pool, step, check_nan_inf, times, services } = context;
+        let RunContext { pool, step, check_nan_inf, times, services } = context;
         let progress = &self.progress;
-        let run = Run { plan, binding, arena, step, check_nan_inf, times, services, progress };
+        let run = Run { plan, binding, step, check_nan_inf, times, services, progress };
         let sides = &self.threads[..plan.lanes.len() - 1];
         let address = &raw const run as usize;
         for (index, side) in sides.iter().enumerate() {
@@ -230,10 +220,10 @@ impl Run<'_> {
 
     /// Ends the run. Lanes and peers that wait for this rank are told, since it will not come.
     fn fail(&self, error: Error) {
-        let reason = if self.plan.talks { error.to_string() } else { String::new() };
+        let told = self.plan.talks.then(|| error.clone());
         self.progress.fail(error);
-        if self.plan.talks {
-            self.services.abort(&reason);
+        if let Some(error) = told {
+            self.services.abort(&error);
         }
     }
 
@@ -264,7 +254,6 @@ impl Run<'_> {
     }
 
     fn run_step(&self, at: usize, step: &Step, instr: &Instr, pool: &Pool) -> Result<()> {
-        let lane = &self.plan.lanes[step.lane];
         let mut inputs: [&[Arg]; SLOTS_MAX] = [&[]; SLOTS_MAX];
         let mut outputs: [&[Arg]; SLOTS_MAX] = [&[]; SLOTS_MAX];
         for (slot, range) in inputs.iter_mut().zip(&instr.inputs) {
@@ -276,7 +265,7 @@ impl Run<'_> {
         let ctx = KernelCtx {
             inputs: &inputs[..instr.inputs.len()],
             outputs: &outputs[..instr.outputs.len()],
-            scratch: self.arena.wrapping_add(lane.scratch_offset),
+            scratch: instr.scratch as *mut u8,
             scratch_bytes: instr.scratch_bytes,
             pool,
             step: self.step,

@@ -16,12 +16,13 @@ mod memory;
 mod options;
 mod plan;
 mod scope;
+mod shapes;
 mod spill;
 mod trace;
 
 pub use executor::Executor;
 pub use interpreter::Interpreter;
-pub use options::{Device, ExecOptions};
+pub use options::{Device, ExecOptions, Memory};
 pub use plan::PlanSummary;
 pub use scope::Scope;
 pub use trace::{Shares, Span, Trace};

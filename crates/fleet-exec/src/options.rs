@@ -23,7 +23,19 @@ pub struct ExecOptions {
     /// Where the file is that holds what leaves the arena (recompute with offload); none is the system's
     /// folder of temporary files.
     pub offload_folder: Option<PathBuf>,
+    pub memory: Memory,
     pub device: Device,
+}
+
+/// Where temporaries and scratch live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Memory {
+    /// In one block of memory, packed by lifetime.
+    #[default]
+    Packed,
+    /// Each in an allocation of its own. Slower and larger; AddressSanitizer and guard pages then
+    /// see every access outside of a variable.
+    Separate,
 }
 
 /// What a plan is made for.
@@ -45,6 +57,7 @@ impl Default for ExecOptions {
             check_nan_inf: false,
             profile: false,
             offload_folder: None,
+            memory: Memory::Packed,
             device: Device::Cpu,
         }
     }

@@ -11,7 +11,8 @@
 
 use crate::flat::{self, Flat, LaneChoice, LaneKey, only_talks};
 use crate::memory::{self, Block};
-use crate::options::{Device, ExecOptions};
+use crate::options::{Device, ExecOptions, Memory};
+use crate::shapes::{Known, Shapes};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{OpId, Program, VarId, VarKind};
 use fleet_ops::{
@@ -23,6 +24,9 @@ use std::ops::Range;
 
 /// Lanes that a plan may have; ops name theirs by a small number.
 pub(crate) const LANES_MAX: usize = 16;
+
+/// Slots that an op may have on one side; the ops of the registry have fewer.
+pub(crate) const SLOTS_MAX: usize = 16;
 
 /// Bytes of all variables of a plan together: as many as processors have addresses for.
 const PLANNED_BYTES_MAX: usize = 1 << 48;
@@ -59,6 +63,10 @@ pub(crate) struct Plan {
     pub scope_vars: Vec<ScopeVar>,
     pub fetches: Vec<Fetch>,
     pub lanes: Vec<LanePlan>,
+    /// Bytes of the one block that holds temporaries and scratch.
+    pub block_bytes: usize,
+    /// Bytes of each allocation of [`Memory::Separate`].
+    pub separate_bytes: Vec<usize>,
     pub summary: PlanSummary,
     pub program: Program,
     /// Other processes wait for what this plan does.
@@ -89,6 +97,9 @@ pub(crate) enum StepKind {
 pub(crate) struct Instr {
     pub run: KernelFn,
     pub scratch_bytes: usize,
+    pub scratch_place: Place,
+    /// The address of the scratch, filled in later.
+    pub scratch: usize,
     pub args: Vec<Arg>,
     /// The place of each argument's values, and of its row numbers.
     pub arg_places: Vec<(usize, Option<usize>)>,
@@ -99,9 +110,19 @@ pub(crate) struct Instr {
 /// Where a piece of memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    Arena { offset: usize },
-    Scope { index: usize },
-    Feed { index: usize },
+    Arena {
+        offset: usize,
+    },
+    /// An allocation of its own: one of [`Plan::separate_bytes`].
+    Separate {
+        index: usize,
+    },
+    Scope {
+        index: usize,
+    },
+    Feed {
+        index: usize,
+    },
 }
 
 pub(crate) struct FeedSlot {
@@ -127,8 +148,6 @@ pub(crate) struct Fetch {
 /// The steps of one lane, in order, as positions in [`Plan::steps`].
 pub(crate) struct LanePlan {
     pub steps: Vec<usize>,
-    /// Where the lane's scratch starts in the arena.
-    pub scratch_offset: usize,
 }
 
 /// What to plan.
@@ -145,22 +164,20 @@ pub(crate) struct PlanRequest<'a> {
 impl Plan {
     pub fn build(request: PlanRequest<'_>) -> Result<Plan> {
         let mut builder = Builder::new(&request)?;
-        builder.infer()?;
+        builder.check_fetches()?;
         builder.find_lifetimes();
+        builder.check_size()?;
         builder.join_places();
         builder.finish()
     }
 }
 
-type SlotMetas = Vec<Vec<Meta>>;
-
 struct Builder<'a> {
     request: &'a PlanRequest<'a>,
     program: &'a Program,
     flat: Vec<Flat>,
-    metas: HashMap<VarId, Meta>,
-    /// Inputs and outputs of each step, by slot.
-    op_metas: Vec<(SlotMetas, SlotMetas)>,
+    /// Memory, arguments and kernels are all made from these.
+    shapes: Shapes<'a>,
     /// First definition and last use, as positions in `flat`.
     life: HashMap<VarId, (usize, usize)>,
     /// Positions at which a variable is written.
@@ -176,39 +193,16 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     fn new(request: &'a PlanRequest<'a>) -> Result<Self> {
         let program = &request.program;
-        let mut metas: HashMap<VarId, Meta> = request.feeds.iter().copied().collect();
-        for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
-            if var.is_data {
-                return Err(Error::invalid(format!(
-                    "variable '{}' is both fed and kept between runs",
-                    var.name
-                )));
-            }
-            let meta = match (request.scope_meta)(&var.name) {
-                Some((dtype, shape)) => {
-                    if dtype != var.dtype || !shape.agrees(&var.shape) {
-                        return Err(Error::invalid(format!(
-                            "variable '{}' in the scope is not what the program states",
-                            var.name
-                        ))
-                        .expected(format!("{}{}", var.dtype, var.shape))
-                        .got(format!("{dtype}{shape}")));
-                    }
-                    Meta::dense(dtype, shape)
-                }
-                None => Meta::dense(var.dtype, var.shape),
-            };
-            metas.insert(id, meta);
-        }
         let one_lane = request.options.build.enable_sequential_execution;
         let lanes = LaneChoice::of(program, request.registry, one_lane)?;
         let flat = flat::flatten(program, request.registry, &lanes)?;
+        let known = Known { feeds: request.feeds, scope_meta: request.scope_meta };
+        let shapes = Shapes::infer(program, &flat, &known)?;
         Ok(Builder {
             request,
             program,
             flat,
-            metas,
-            op_metas: Vec::new(),
+            shapes,
             life: HashMap::new(),
             writes: HashMap::new(),
             parent: HashMap::new(),
@@ -218,58 +212,11 @@ impl<'a> Builder<'a> {
         })
     }
 
-    fn infer(&mut self) -> Result<()> {
-        for flat in &self.flat {
-            let Flat::Op(id, def) = flat else {
-                self.op_metas.push(Default::default());
-                continue;
-            };
-            let op = self.program.op(*id);
-            let place = |error: Error| error.at(self.program.describe_op(*id));
-            for var in op.all_inputs() {
-                self.check_known(var).map_err(place)?;
-            }
-            let outputs = def.shapes(op, |var| self.metas[&var]).map_err(place)?;
-            let mut planned = Vec::with_capacity(outputs.len());
-            for (vars, metas) in op.outputs.iter().zip(outputs) {
-                let mut slot = Vec::with_capacity(vars.len());
-                for (index, var) in vars.iter().enumerate() {
-                    let made = metas.get(index).copied().ok_or_else(|| {
-                        place(
-                            Error::internal("shape rule says nothing of an output")
-                                .got(self.program.var_name(*var)),
-                        )
-                    })?;
-                    slot.push(settle(self.program, &mut self.metas, *var, made).map_err(place)?);
-                }
-                planned.push(slot);
-            }
-            let inputs = op
-                .inputs
-                .iter()
-                .map(|slot| slot.iter().map(|var| self.metas[var]).collect())
-                .collect();
-            self.op_metas.push((inputs, planned));
-        }
+    fn check_fetches(&self) -> Result<()> {
         self.request.fetches.iter().try_for_each(|var| {
-            self.check_known(*var)?;
+            self.shapes.check_known(*var)?;
             self.check_always_written(*var)
         })
-    }
-
-    fn check_known(&self, id: VarId) -> Result<()> {
-        let var = self.program.var(id);
-        match self.metas.get(&id) {
-            Some(meta) if meta.shape.is_known() => Ok(()),
-            Some(meta) => Err(Error::invalid(format!("the shape of '{}' is not known", var.name))
-                .got(meta.shape)
-                .help("run the startup program, or load the variable, before this program")),
-            None if var.is_data => {
-                Err(Error::invalid(format!("no value was fed for '{}'", var.name))
-                    .expected(format!("{}{}", var.dtype, var.shape)))
-            }
-            None => Err(Error::invalid(format!("'{}' is read before it is written", var.name))),
-        }
     }
 
     /// What only conditional parts write has no value in steps in which they do not run: there is nothing to
@@ -413,8 +360,11 @@ impl<'a> Builder<'a> {
             }
             // An output takes over one input at most, and an input goes to one output.
             let mut taken: Vec<VarId> = Vec::new();
-            for (out, input) in def.traits.inplace {
+            let pairs = def.traits.inplace.iter().map(|pair| (pair, VarKind::Dense));
+            let rows = def.traits.inplace_rows.iter().map(|pair| (pair, VarKind::SparseRows));
+            for ((out, input), kind) in pairs.chain(rows) {
                 if let (Some(out), Some(input)) = (op.output(out).first(), op.input(input).first())
+                    && self.shapes.of(*out).kind == kind
                     && !taken.contains(&self.root(*input))
                     && !taken.contains(&self.root(*out))
                     && self.is_read_once(id, def, *input)
@@ -440,8 +390,9 @@ impl<'a> Builder<'a> {
     }
 
     fn may_view(&self, at: usize, out: VarId, input: VarId) -> bool {
-        let plain = |var: VarId| self.program.var(var).kind == VarKind::Dense;
-        if self.program.var(out).persistable || self.written_twice(out) || !plain(input) {
+        let plain = |var: VarId| self.shapes.of(var).kind == VarKind::Dense;
+        let fits = plain(input) && plain(out) && self.bytes(input) == self.bytes(out);
+        if !fits || self.program.var(out).persistable || self.written_twice(out) {
             return false;
         }
         // Nobody may write to the shared memory while either name is in use.
@@ -459,8 +410,8 @@ impl<'a> Builder<'a> {
         let root = self.root(input);
         let owner = self.program.var(root);
         let in_arena = !owner.persistable && !owner.is_data && !a.persistable;
-        let fits = b.kind == VarKind::Dense
-            && self.metas[&out].bytes() == self.metas[&input].bytes()
+        let fits = self.shapes.of(input).kind == VarKind::Dense
+            && self.bytes(out) == self.bytes(input)
             && a.layout == b.layout;
         let ends_here = self.group_end[&root] == at;
         in_arena && fits && ends_here && !self.written_twice(out)
@@ -485,7 +436,7 @@ impl<'a> Builder<'a> {
     }
 
     fn bytes(&self, var: VarId) -> usize {
-        let meta = self.metas[&var];
+        let meta = self.shapes.of(var);
         match meta.kind {
             VarKind::SparseRows => meta.bytes(),
             _ => self.layout(var).physical_len(&meta.shape) * meta.dtype.size(),
@@ -500,7 +451,6 @@ impl<'a> Builder<'a> {
         let mut feeds = Vec::new();
         let mut used: Vec<VarId> = self.life.keys().copied().collect();
         used.sort_unstable();
-        self.check_size(&used)?;
         let mut unshared = 0;
         for var in &used {
             let root = self.root(*var);
@@ -508,21 +458,21 @@ impl<'a> Builder<'a> {
             if !it.persistable && !it.is_data {
                 unshared += self.bytes(*var);
             }
-            if self.metas[var].kind == VarKind::SparseRows {
+            if self.shapes.of(*var).kind == VarKind::SparseRows {
                 let (start, _) = self.life[var];
-                let bytes = ROWS_HEADER_BYTES + self.metas[var].rows * size_of::<i64>();
-                let place = places.add_rows(*var);
+                let bytes = ROWS_HEADER_BYTES + self.shapes.of(*var).rows * size_of::<i64>();
+                let place = places.add_rows(*var, bytes);
                 blocks.push(Block { bytes, start, end: self.group_end[&root] });
                 block_place.push(place);
             }
             if root != *var {
                 continue;
             }
-            let place = places.add(root);
+            let place = places.add(root, self.bytes(root));
             if it.persistable {
-                let meta = self.metas[var];
+                let meta = self.shapes.of(*var);
                 if !meta.shape.is_known() {
-                    self.check_known(*var)?;
+                    self.shapes.check_known(*var)?;
                 }
                 places.list[place] = Place::Scope { index: scope_vars.len() };
                 scope_vars.push(ScopeVar {
@@ -534,18 +484,21 @@ impl<'a> Builder<'a> {
                 });
             } else if it.is_data {
                 places.list[place] = Place::Feed { index: feeds.len() };
-                feeds.push(FeedSlot { name: it.name.clone(), meta: self.metas[var] });
+                feeds.push(FeedSlot { name: it.name.clone(), meta: self.shapes.of(*var) });
             } else {
                 let members = &self.group_members[&root];
                 let start = members.iter().map(|m| self.life[m].0).min().unwrap_or(0);
-                let bytes = members.iter().map(|m| self.bytes(*m)).max().unwrap_or(0);
-                blocks.push(Block { bytes, start, end: self.group_end[&root] });
+                blocks.push(Block { bytes: self.bytes(root), start, end: self.group_end[&root] });
                 block_place.push(place);
             }
         }
         let (offsets, arena_bytes) = memory::pack(&blocks);
-        for (place, offset) in block_place.iter().zip(&offsets) {
-            places.list[*place] = Place::Arena { offset: *offset };
+        let mut separate_bytes = Vec::new();
+        for ((place, offset), block) in block_place.iter().zip(&offsets).zip(&blocks) {
+            places.list[*place] = match self.request.options.memory {
+                Memory::Packed => Place::Arena { offset: *offset },
+                Memory::Separate => separate(&mut separate_bytes, block.bytes),
+            };
         }
         let mut plan = Plan {
             steps: Vec::with_capacity(self.flat.len()),
@@ -554,6 +507,8 @@ impl<'a> Builder<'a> {
             scope_vars,
             fetches: Vec::new(),
             lanes: Vec::new(),
+            block_bytes: 0,
+            separate_bytes,
             summary: PlanSummary {
                 op_count: self.flat.len(),
                 arena_bytes,
@@ -566,13 +521,11 @@ impl<'a> Builder<'a> {
         };
         self.make_steps(&mut plan, &places)?;
         self.make_lanes(&mut plan, arena_bytes);
-        let extents: Vec<(VarId, usize)> =
-            used.iter().map(|var| (*var, self.bytes(*var))).collect();
-        make_waits(&mut plan, &places, &extents);
+        make_waits(&mut plan, &places);
         for var in self.request.fetches {
-            let arg = self.arg(*var);
-            let at = (places.of(self.root(*var)), places.rows.get(var).copied());
+            let (arg, at) = (self.arg(*var), self.places_of(&places, *var));
             let name = self.program.var(*var).name.clone();
+            places.check(&arg, at).map_err(|error| error.at(format!("fetching '{name}'")))?;
             plan.fetches.push(Fetch { name, arg, places: at });
         }
         plan.summary.persistable_bytes = plan
@@ -587,10 +540,12 @@ impl<'a> Builder<'a> {
     }
 
     /// From here on, sizes are added and multiplied without looking.
-    fn check_size(&self, used: &[VarId]) -> Result<()> {
+    fn check_size(&self) -> Result<()> {
+        let mut used: Vec<VarId> = self.life.keys().copied().collect();
+        used.sort_unstable();
         let mut total = 0usize;
         for var in used {
-            let meta = self.metas[var];
+            let meta = self.shapes.of(var);
             let dims = meta.shape.iter().map(|dim| dim.unsigned_abs().max(1) as usize);
             let bytes = dims.fold(meta.dtype.size(), usize::saturating_mul);
             total = total.saturating_add(bytes);
@@ -599,7 +554,7 @@ impl<'a> Builder<'a> {
                     .expected(format!("at most {}", text::bytes(PLANNED_BYTES_MAX as u64)))
                     .got(format!(
                         "more, from '{}' {}{} on",
-                        self.program.var(*var).name,
+                        self.program.var(var).name,
                         meta.dtype,
                         meta.shape
                     )));
@@ -625,16 +580,14 @@ impl<'a> Builder<'a> {
 
     fn make_steps(&self, plan: &mut Plan, places: &Places) -> Result<()> {
         let mut lane_of: HashMap<LaneKey, usize> = HashMap::from([(LaneKey::Compute, 0)]);
-        for (at, flat) in self.flat.iter().enumerate() {
+        for flat in &self.flat {
             let lane = self.lane(self.lane_key(flat), &mut lane_of)?;
             let (op, kind) = match flat {
                 Flat::Jump { op, condition, to, .. } => {
                     let condition = places.of(self.root(*condition));
                     (*op, StepKind::JumpUnless { condition, to: *to })
                 }
-                Flat::Op(id, def) => {
-                    (*id, StepKind::Run(self.make_instr(plan, places, at, *id, def)?))
-                }
+                Flat::Op(id, def) => (*id, StepKind::Run(self.make_instr(plan, places, *id, def)?)),
             };
             let talks = matches!(flat, Flat::Op(id, def) if only_talks(self.program.op(*id), def));
             plan.steps.push(Step { kind, op, lane, talks, waits: Vec::new() });
@@ -651,21 +604,23 @@ impl<'a> Builder<'a> {
         Ok(lane)
     }
 
-    fn make_instr(
-        &self,
-        plan: &mut Plan,
-        places: &Places,
-        at: usize,
-        id: OpId,
-        def: &OpDef,
-    ) -> Result<Instr> {
+    fn make_instr(&self, plan: &mut Plan, places: &Places, id: OpId, def: &OpDef) -> Result<Instr> {
         let op = self.program.op(id);
-        let (inputs, outputs) = &self.op_metas[at];
+        let (inputs, outputs) =
+            (self.shapes.of_slots(&op.inputs), self.shapes.of_slots(&op.outputs));
         let layouts = |slots: &[Vec<VarId>]| -> Vec<Vec<Layout>> {
             slots.iter().map(|vars| vars.iter().map(|var| self.layout(*var)).collect()).collect()
         };
         let (input_layouts, output_layouts) = (layouts(&op.inputs), layouts(&op.outputs));
-        let cost = (def.traits.cost)(&CostCtx { op, inputs, outputs });
+        self.check_layouts(id, def)?;
+        let slots = op.inputs.len().max(op.outputs.len());
+        if slots > SLOTS_MAX {
+            return Err(Error::unsupported("the op has too many slots")
+                .expected(format!("at most {SLOTS_MAX}"))
+                .got(slots)
+                .at(self.program.describe_op(id)));
+        }
+        let cost = (def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs });
         plan.summary.flops += cost.flops;
         plan.summary.bytes_moved += cost.bytes;
         if op.name() == OFFLOAD_STORE {
@@ -673,8 +628,8 @@ impl<'a> Builder<'a> {
         }
         let prepare = PrepareCtx {
             op,
-            inputs,
-            outputs,
+            inputs: &inputs,
+            outputs: &outputs,
             input_layouts: &input_layouts,
             output_layouts: &output_layouts,
             threads: self.request.options.thread_count(),
@@ -690,6 +645,8 @@ impl<'a> Builder<'a> {
         let mut instr = Instr {
             run: kernel.run,
             scratch_bytes: kernel.scratch_bytes,
+            scratch_place: Place::Arena { offset: 0 },
+            scratch: 0,
             args: Vec::new(),
             arg_places: Vec::new(),
             inputs: Vec::new(),
@@ -700,10 +657,12 @@ impl<'a> Builder<'a> {
             for vars in slots {
                 let start = instr.args.len();
                 for var in vars {
-                    instr.args.push(self.arg(*var));
-                    instr
-                        .arg_places
-                        .push((places.of(self.root(*var)), places.rows.get(var).copied()));
+                    let (arg, at) = (self.arg(*var), self.places_of(places, *var));
+                    places
+                        .check(&arg, at)
+                        .map_err(|error| error.at(self.program.var_name(*var)))?;
+                    instr.args.push(arg);
+                    instr.arg_places.push(at);
                 }
                 ranges.push(start..instr.args.len());
             }
@@ -711,9 +670,34 @@ impl<'a> Builder<'a> {
         Ok(instr)
     }
 
+    /// Kernels that work element by element go by the length of one operand, and layouts pad.
+    fn check_layouts(&self, id: OpId, def: &OpDef) -> Result<()> {
+        if !def.traits.elementwise {
+            return Ok(());
+        }
+        let op = self.program.op(id);
+        let mut of_shape: HashMap<Shape, Layout> = HashMap::new();
+        for var in op.all_inputs().chain(op.all_outputs()) {
+            let (shape, layout) = (self.shapes.of(var).shape, self.layout(var));
+            let first = *of_shape.entry(shape).or_insert(layout);
+            if first != layout {
+                return Err(Error::internal("operands of one shape have two layouts")
+                    .expected(first)
+                    .got(format!("{layout} of '{}'", self.program.var_name(var)))
+                    .at(self.program.describe_op(id)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the values of a variable are, and its row numbers.
+    fn places_of(&self, places: &Places, var: VarId) -> (usize, Option<usize>) {
+        (places.of(self.root(var)), places.rows.get(&var).copied())
+    }
+
     /// An argument whose addresses are filled in later.
     fn arg(&self, var: VarId) -> Arg {
-        let meta = self.metas[&var];
+        let meta = self.shapes.of(var);
         let rows = (meta.kind == VarKind::SparseRows).then_some(RowsArg {
             rows: std::ptr::null_mut(),
             count: std::ptr::null_mut(),
@@ -733,27 +717,35 @@ impl<'a> Builder<'a> {
         let count = plan.steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
         let mut offset = arena_bytes;
         for lane in 0..count {
-            let steps: Vec<usize> = plan
-                .steps
-                .iter()
-                .enumerate()
-                .filter(|(_, step)| step.lane == lane)
-                .map(|(position, _)| position)
-                .collect();
-            let scratch_bytes = steps
-                .iter()
-                .map(|position| match &plan.steps[*position].kind {
-                    StepKind::Run(instr) => instr.scratch_bytes,
-                    StepKind::JumpUnless { .. } => 0,
-                })
-                .max()
-                .unwrap_or(0)
-                .next_multiple_of(64);
-            plan.lanes.push(LanePlan { steps, scratch_offset: offset });
+            let mut positions = Vec::new();
+            let mut scratch_bytes = 0;
+            for (position, step) in plan.steps.iter_mut().enumerate() {
+                if step.lane != lane {
+                    continue;
+                }
+                positions.push(position);
+                let StepKind::Run(instr) = &mut step.kind else { continue };
+                scratch_bytes = scratch_bytes.max(instr.scratch_bytes.next_multiple_of(64));
+                instr.scratch_place = match self.request.options.memory {
+                    Memory::Packed => Place::Arena { offset },
+                    Memory::Separate => separate(&mut plan.separate_bytes, instr.scratch_bytes),
+                };
+            }
+            plan.lanes.push(LanePlan { steps: positions });
             plan.summary.scratch_bytes += scratch_bytes;
             offset += scratch_bytes;
         }
+        plan.block_bytes = match self.request.options.memory {
+            Memory::Packed => offset,
+            Memory::Separate => 0,
+        };
     }
+}
+
+/// A new allocation of so many bytes.
+fn separate(all: &mut Vec<usize>, bytes: usize) -> Place {
+    all.push(bytes);
+    Place::Separate { index: all.len() - 1 }
 }
 
 /// Sparse rows keep their count in front of the row numbers, on a cache line of its own.
@@ -762,19 +754,23 @@ pub(crate) const ROWS_HEADER_BYTES: usize = 64;
 #[derive(Default)]
 struct Places {
     list: Vec<Place>,
+    /// Of each place.
+    bytes: Vec<usize>,
     by_root: HashMap<VarId, usize>,
     rows: HashMap<VarId, usize>,
 }
 
 impl Places {
-    fn add(&mut self, root: VarId) -> usize {
+    fn add(&mut self, root: VarId, bytes: usize) -> usize {
         self.list.push(Place::Arena { offset: 0 });
+        self.bytes.push(bytes);
         self.by_root.insert(root, self.list.len() - 1);
         self.list.len() - 1
     }
 
-    fn add_rows(&mut self, var: VarId) -> usize {
+    fn add_rows(&mut self, var: VarId, bytes: usize) -> usize {
         self.list.push(Place::Arena { offset: 0 });
+        self.bytes.push(bytes);
         self.rows.insert(var, self.list.len() - 1);
         self.list.len() - 1
     }
@@ -782,64 +778,27 @@ impl Places {
     fn of(&self, root: VarId) -> usize {
         self.by_root[&root]
     }
-}
 
-/// Fits what a shape rule says of an output to what is known of the variable.
-fn settle(
-    program: &Program,
-    metas: &mut HashMap<VarId, Meta>,
-    id: VarId,
-    made: Meta,
-) -> Result<Meta> {
-    let var = program.var(id);
-    // The fed tensor is the caller's.
-    if var.is_data {
-        return Err(Error::invalid(format!("the op writes '{}', which is fed", var.name))
-            .help("let it write a variable of its own"));
-    }
-    let wrong = |held: Meta| {
-        Error::invalid(format!("output '{}' has another type or shape than stated", var.name))
-            .expected(format!("{}{}", held.dtype, held.shape))
-            .got(format!("{}{}", made.dtype, made.shape))
-    };
-    if var.dtype != made.dtype || !var.shape.agrees(&made.shape) {
-        return Err(wrong(Meta::dense(var.dtype, var.shape)));
-    }
-    if !made.shape.is_known() {
-        return Err(Error::invalid(format!("the shape of '{}' cannot be planned", var.name))
-            .expected("a shape that follows from what is fed")
-            .got(made.shape));
-    }
-    if var.persistable {
-        if let Some(held) = metas.get(&id)
-            && held.shape.is_known()
-            && held.shape != made.shape
-        {
-            return Err(wrong(*held));
+    /// Refuses an argument that its places cannot hold: kernels access all of an argument.
+    fn check(&self, arg: &Arg, (values, rows): (usize, Option<usize>)) -> Result<()> {
+        let wanted = arg.len() * arg.dtype.size();
+        let wanted_rows = arg.rows.map(|rows| ROWS_HEADER_BYTES + rows.capacity * size_of::<i64>());
+        if wanted <= self.bytes[values] && wanted_rows <= rows.map(|rows| self.bytes[rows]) {
+            return Ok(());
         }
-        let meta = Meta::dense(made.dtype, made.shape);
-        metas.insert(id, meta);
-        return Ok(meta);
+        Err(Error::internal("an argument is larger than its place in memory")
+            .expected(text::bytes(self.bytes[values] as u64))
+            .got(text::bytes(wanted as u64)))
     }
-    metas.insert(id, made);
-    Ok(made)
 }
 
 /// Waits between lanes: a step waits for every earlier step of another lane that touches the same
 /// bytes, if one of the two writes.
-fn make_waits(plan: &mut Plan, places: &Places, extents: &[(VarId, usize)]) {
+fn make_waits(plan: &mut Plan, places: &Places) {
     if plan.lanes.len() < 2 {
         return;
     }
-    let mut place_bytes = vec![0usize; places.list.len()];
-    for (var, bytes) in extents {
-        if let Some(place) = places.by_root.get(var) {
-            place_bytes[*place] = place_bytes[*place].max(*bytes);
-        }
-        if let Some(place) = places.rows.get(var) {
-            place_bytes[*place] = ROWS_HEADER_BYTES;
-        }
-    }
+    let place_bytes = &places.bytes;
     let touches: Vec<(Vec<usize>, Vec<usize>)> = plan.steps.iter().map(step_places).collect();
     let mut done_in_lane = vec![0usize; plan.lanes.len()];
     let mut position_in_lane = vec![0usize; plan.steps.len()];

@@ -113,10 +113,11 @@ impl Spill for FileSpill {
         let region = self.with(|opened| Ok(opened.slots.get(&slot).copied()))?;
         let region =
             region.filter(|region| region.bytes == bytes.len() as u64).ok_or_else(|| {
-                let held = region.map_or(0, |region| region.bytes);
-                Error::internal(format!("slot {slot} of the offload file holds another value"))
+                let held = region.map_or("nothing".into(), |it| format!("{} bytes", it.bytes));
+                Error::invalid(format!("slot {slot} of the offload file holds another value"))
                     .expected(format!("{} bytes", bytes.len()))
-                    .got(format!("{held} bytes"))
+                    .got(held)
+                    .help("store a value of that size in the slot before it is fetched")
             })?;
         self.with(|opened| opened.seek(region.offset)?.read_exact(bytes))
     }

@@ -4,7 +4,7 @@ use crate::checkpoint::{self, Checkpoint, Meta, load_tensors};
 use crate::source::Source;
 use fleet_base::Result;
 use fleet_base::file::write_file;
-use fleet_ir::{Dialect, Program};
+use fleet_ir::{Dialect, PROGRAM_BYTES_MAX, Program};
 use fleet_tensor::Tensor;
 use std::path::Path;
 
@@ -61,7 +61,7 @@ pub fn load_program(path: impl AsRef<Path>, dialect: &dyn Dialect) -> Result<(Pr
     if path.is_dir() {
         return Ok((load_model_program(path, dialect)?, Form::Binary));
     }
-    let bytes = Source::open(path)?.read_all(PROGRAM_BYTES_MAX)?;
+    let bytes = Source::open(path)?.read_all(PROGRAM_BYTES_MAX as u64)?;
     let program = Program::read(&bytes, dialect).map_err(|error| error.at(path.display()))?;
     Ok((program, if Program::is_text(&bytes) { Form::Text } else { Form::Binary }))
 }
@@ -93,10 +93,7 @@ pub fn load_model(
     Ok((program, load_tensors(folder)?))
 }
 
-/// Bytes of a program file that are read; the program's reader has its own limit below this.
-const PROGRAM_BYTES_MAX: u64 = 1 << 30;
-
 fn load_model_program(folder: &Path, dialect: &dyn Dialect) -> Result<Program> {
-    let (bytes, path) = checkpoint::read_program(folder, PROGRAM_BYTES_MAX)?;
+    let (bytes, path) = checkpoint::read_program(folder, PROGRAM_BYTES_MAX as u64)?;
     Program::from_bytes(&bytes, dialect).map_err(|error| error.at(path.display()))
 }

@@ -16,12 +16,14 @@ mod op;
 mod parse;
 mod program;
 mod proto;
+mod scan;
 mod spec;
 mod text;
 mod var;
 mod verify;
 
 pub use attr::{Attr, AttrKind};
+pub use limits::PROGRAM_BYTES_MAX;
 pub use op::{Op, OpBuilder, OpRole};
 pub use program::{Block, BlockId, OpId, Program, VarId};
 pub use spec::{

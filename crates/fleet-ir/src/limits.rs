@@ -2,12 +2,27 @@
 //! and the verifier hold to it.
 
 use crate::{BlockId, Program};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use std::collections::HashSet;
 
 /// Bytes of a program's text or protobuf form. A ResNet-50 training program has about 0.3 MB; this
-/// leaves room for a thousand times that, and keeps every count below `u32`.
-pub(crate) const PROGRAM_BYTES_MAX: usize = 256 << 20;
+/// is two hundred times that, and keeps every count below `u32`.
+pub const PROGRAM_BYTES_MAX: usize = 64 << 20;
+
+/// Ops of a program, in all its blocks. The largest models that we know have some 100,000; an op
+/// takes some 300 bytes of memory, and two bytes of a protobuf form can state one.
+pub(crate) const OPS_MAX: usize = 1 << 20;
+
+/// Blocks of a program: a conditional block for each of many parameters.
+pub(crate) const BLOCKS_MAX: usize = 1 << 16;
+
+/// Variables, slots, attributes and texts in lists of a program's protobuf form, all together. Each
+/// takes up to 200 bytes of memory, and two bytes of the form can state one.
+pub(crate) const PARTS_MAX: usize = 1 << 22;
+
+/// Slots that one op may name on one side, and attributes. No op has more than 20; readers compare
+/// each name with those before it.
+pub(crate) const SLOTS_MAX: usize = 64;
 
 /// Bytes that a name may have: far more than a generated one needs, few enough that a hostile file
 /// cannot make the search for the nearest name slow.
@@ -51,4 +66,22 @@ impl BlockOwners {
         }
         Ok(())
     }
+}
+
+/// Refuses more of something than a program may have.
+pub(crate) fn check_count(what: &str, count: usize, limit: usize) -> Result<()> {
+    if count <= limit {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("too many {what}")).expected(format!("at most {limit}")).got(count))
+}
+
+/// Refuses a program of too many bytes.
+pub(crate) fn check_bytes(bytes: usize) -> Result<()> {
+    if bytes <= PROGRAM_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid("the program is too large")
+        .expected(format!("at most {}", text::bytes(PROGRAM_BYTES_MAX as u64)))
+        .got(text::bytes(bytes as u64)))
 }

@@ -9,7 +9,10 @@
 //! [`Program::verify`].
 
 use crate::lex::{At, Lexer, Token, clipped};
-use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, PROGRAM_BYTES_MAX, depth};
+use crate::limits::{
+    BLOCK_DEPTH_MAX, BLOCKS_MAX, BlockOwners, NAME_BYTES_MAX, OPS_MAX, SLOTS_MAX, check_bytes,
+    check_count, depth,
+};
 use crate::text::{ROLES, VERSION, implied_stop_gradient};
 use crate::{
     Attr, AttrKind, BlockId, Dialect, Op, OpRole, Param, Program, Regularizer, Var, VarId, VarKind,
@@ -24,11 +27,7 @@ use std::sync::Arc;
 impl Program {
     /// Reads the text form. `dialect` knows the ops.
     pub fn parse(text: &str, dialect: &dyn Dialect) -> Result<Program> {
-        if text.len() > PROGRAM_BYTES_MAX {
-            return Err(Error::invalid("the text of a program is too long")
-                .expected(format!("at most {}", text::bytes(PROGRAM_BYTES_MAX as u64)))
-                .got(text::bytes(text.len() as u64)));
-        }
+        check_bytes(text.len())?;
         let mut parser = Parser::new(text, dialect)?;
         parser.header()?;
         while parser.token != Token::End {
@@ -110,6 +109,10 @@ impl<'t, 'd> Parser<'t, 'd> {
 
     fn placed(&self, at: At, error: Error) -> Error {
         error.at(at.place(self.text))
+    }
+
+    fn check_count(&self, at: At, what: &str, count: usize, limit: usize) -> Result<()> {
+        check_count(what, count, limit).map_err(|error| self.placed(at, error))
     }
 
     fn is_mark(&self, mark: char) -> bool {
@@ -219,6 +222,7 @@ impl<'t, 'd> Parser<'t, 'd> {
         let at = self.at;
         self.keyword(&format!("block{}", self.blocks_read))?;
         self.blocks_read += 1;
+        self.check_count(at, "blocks", self.blocks_read, BLOCKS_MAX)?;
         let id = if self.blocks_read == 1 {
             Program::ROOT
         } else {
@@ -437,7 +441,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             *target = Some(self.label()?);
         }
         self.ops.push(op);
-        Ok(())
+        self.check_count(at, "ops", self.ops.len(), OPS_MAX)
     }
 
     /// Slots up to the closing parenthesis: `X: %a, %b, Y: %c)`.
@@ -460,6 +464,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                     return Err(self.placed(at, error));
                 }
                 slots.push(Part { at, name, value: Vec::new() });
+                self.check_count(at, "slots on one side of an op", slots.len(), SLOTS_MAX)?;
                 continue;
             }
             if !self.is_mark(')') {
@@ -486,6 +491,7 @@ impl<'t, 'd> Parser<'t, 'd> {
             self.mark(':')?;
             let value = self.value()?;
             attrs.push(Part { at, name, value });
+            self.check_count(at, "attributes of an op", attrs.len(), SLOTS_MAX)?;
             if !self.is_mark('}') {
                 self.mark(',')?;
             }

@@ -5,7 +5,8 @@
 //! Reading trusts nothing: sizes are bounded by the bytes that are there, names and numbers are
 //! checked, ops go through the same builder as everywhere, and blocks are a tree.
 
-use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, PROGRAM_BYTES_MAX, depth};
+use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, check_bytes, depth};
+use crate::scan::check_counts;
 use crate::text::VERSION;
 use crate::{
     Attr, BlockId, Dialect, Op, OpRole, OpSpec, Param, Program, Regularizer, Var, VarId, VarKind,
@@ -40,15 +41,12 @@ impl Program {
 
     /// Reads the protobuf form. `dialect` knows the ops.
     pub fn from_bytes(bytes: &[u8], dialect: &dyn Dialect) -> Result<Program> {
-        if bytes.len() > PROGRAM_BYTES_MAX {
-            return Err(Error::invalid("the bytes of a program are too many")
-                .expected(format!("at most {}", text::bytes(PROGRAM_BYTES_MAX as u64)))
-                .got(text::bytes(bytes.len() as u64)));
-        }
+        check_bytes(bytes.len())?;
         if Program::is_text(bytes) {
             return Err(Error::invalid("these bytes are not a program")
                 .expected("'fleet program' or the protobuf form, which starts with its version"));
         }
+        check_counts(bytes)?;
         let message = pb::Program::decode(bytes).map_err(|error| {
             Error::invalid(format!("the protobuf form of the program is broken: {error}"))
         })?;
@@ -321,7 +319,8 @@ impl OpReader<'_> {
     }
 }
 
-/// Refuses a second slot or attribute of a name, and names that are too long to look for.
+/// Refuses a second slot or attribute of a name, and names that are too long to look for. An op has
+/// a bounded number of each (see `scan.rs`).
 fn once(seen: &mut Vec<String>, what: &str, name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("the name of an {what} is too long"))

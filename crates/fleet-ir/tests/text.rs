@@ -228,3 +228,40 @@ fn programs_that_print_the_same_are_equal() {
     assert_ne!(a, c);
     assert_eq!(Op::build(&SEND).finish().unwrap().name(), "send");
 }
+
+/// What a hostile file could ask for is bounded by more than its length.
+#[test]
+fn programs_have_limits() {
+    let check = |text: &str, part: &str| {
+        let error = Program::parse(text, &Words).expect_err("too much").to_string();
+        assert!(error.contains(part), "{} for {part}", &error[..error.len().min(300)]);
+    };
+    let in_block = |line: &str, part: &str| {
+        check(&format!("fleet program 1 block0 {{ %a: f32[2] %b: f32[2] {line} }}"), part);
+    };
+    // Every name is compared with those before it: without a bound, these would take minutes.
+    let names = |count: usize, form: &str| -> String {
+        (0..count).map(|i| form.replace('#', &i.to_string())).collect::<Vec<_>>().join(", ")
+    };
+    for count in [65, 300_000] {
+        let (slots, attrs) = (names(count, "s#: %a"), names(count, "a#: 1"));
+        let part = "too many slots on one side of an op: expected at most 64, got 65";
+        in_block(&format!("(Out: %b) = concat({slots})"), part);
+        in_block(&format!("({slots}) = concat(X: %a)"), part);
+        let part = "too many attributes of an op: expected at most 64, got 65";
+        in_block(&format!("(Out: %b) = concat(X: %a) {{{attrs}}}"), part);
+    }
+    // A slot may have any number of variables.
+    let many = vec!["%a"; 100_000].join(", ");
+    let text =
+        format!("fleet program 1 block0 {{ %a: f32[2] %b: f32[2] (Out: %b) = concat(X: {many}) }}");
+    assert!(Program::parse(&text, &Words).is_ok());
+    let ops = "() = data()\n".repeat((1 << 20) + 1);
+    in_block(&ops, "too many ops: expected at most 1048576, got 1048577");
+    let blocks: String = (1..=1 << 16).map(|i| format!("block{i} in block0 {{}}\n")).collect();
+    check(
+        &format!("fleet program 1 block0 {{}}\n{blocks}"),
+        "too many blocks: expected at most 65536, got 65537",
+    );
+    check(&"#".repeat(70 << 20), "the program is too large: expected at most 64 MiB, got 70 MiB");
+}

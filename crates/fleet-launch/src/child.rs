@@ -3,6 +3,8 @@
 use crate::cluster::Process;
 use crate::logs;
 use fleet_base::{Error, Result};
+use fleet_net::Member;
+use fleet_topology::{WorkerReport, names};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -23,6 +25,14 @@ pub struct Child {
     /// The evidence that it was killed because memory ran out.
     pub out_of_memory: Option<String>,
     pub restarts: u32,
+    /// It exited with code 0 before its part of the job was done.
+    pub has_left: bool,
+    /// Up to where its log has been shown in reports.
+    pub shown_to: Option<u64>,
+    /// Since when it is stopped, as far as that was looked at.
+    pub stopped_since: Option<Instant>,
+    /// That it is stopped has been said.
+    pub is_stop_said: bool,
     pid: u32,
 }
 
@@ -35,6 +45,10 @@ impl Child {
         is_new_log: bool,
         restarts: u32,
     ) -> Result<Child> {
+        if let Some(report) = process.variable(names::FLEET_REPORT) {
+            // Of an earlier start; without one there is nothing to remove.
+            let _ = std::fs::remove_file(report);
+        }
         let log = log_dir.join(&process.log);
         let file = logs::open(&log, is_new_log)?;
         let again = file.try_clone().map_err(|error| Error::io("write the log", &log, &error))?;
@@ -69,6 +83,10 @@ impl Child {
             ended: None,
             out_of_memory: None,
             restarts,
+            has_left: false,
+            shown_to: None,
+            stopped_since: None,
+            is_stop_said: false,
             pid: inner.id(),
         })
     }
@@ -77,8 +95,46 @@ impl Child {
         self.pid
     }
 
+    /// `worker 3 on node7 (pid 4711)`.
+    pub fn title(&self) -> String {
+        format!("{} on {} (pid {})", self.process.name(), self.process.host, self.pid)
+    }
+
+    /// The last word of a server in its file of [`names::FLEET_SERVES`]; none from a program without
+    /// Fleet.
+    pub fn server_state(&self) -> Option<String> {
+        let path = self.process.variable(names::FLEET_SERVES)?;
+        std::fs::read_to_string(path).ok()
+    }
+
     pub fn is_running(&self) -> bool {
         self.ended.is_none()
+    }
+
+    /// It has ended, and its part of the job was not done.
+    pub fn has_failed(&self) -> bool {
+        self.ended.is_some_and(|status| self.has_left || !status.success())
+    }
+
+    /// The exit code that counts for the job: leaving early is a failure.
+    pub fn code(&self) -> u8 {
+        match self.ended {
+            Some(_) if self.has_left => 1,
+            Some(status) => code(status),
+            None => HANG_CODE,
+        }
+    }
+
+    /// What it has reported of itself; `None` for a process that does not use Fleet.
+    pub fn report(&self) -> Option<WorkerReport> {
+        let text = std::fs::read_to_string(self.process.variable(names::FLEET_REPORT)?).ok()?;
+        WorkerReport::parse(&text)
+    }
+
+    /// Whether it is stopped now, by a signal or a debugger.
+    pub fn is_stopped(&self) -> bool {
+        let own = fleet_net::host::own_member(self.process.rank);
+        self.is_running() && fleet_net::host::is_stopped(&Member { pid: self.pid, ..own })
     }
 
     /// Signals the whole group; a group that is gone is fine.
@@ -92,6 +148,9 @@ impl Child {
         self.started.elapsed()
     }
 }
+
+/// What `timeout` exits with: the code of a process that has not ended by itself.
+pub const HANG_CODE: u8 = 124;
 
 /// The code of an ended process as shells count: 128 + n for signal n.
 pub fn code(status: ExitStatus) -> u8 {

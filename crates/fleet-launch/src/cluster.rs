@@ -11,6 +11,7 @@ use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, Role, names};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// One process: where it listens, which machine it is on, the devices that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub struct Run {
     pub mark: String,
     pub log_dir: String,
     pub scratch: String,
+    /// The folder that servers save in.
+    pub save_root: Option<String>,
     /// Where machines meet; the store, when nothing else was said.
     pub master: Option<Endpoint>,
     pub store: Option<Endpoint>,
@@ -59,6 +62,8 @@ pub struct Run {
     pub restarts: u32,
     /// A file in which the first worker may say how far it is.
     pub progress: Option<PathBuf>,
+    /// A process without a sign of life for this long is lost.
+    pub silence_timeout: Duration,
 }
 
 /// A process to start here.
@@ -112,6 +117,10 @@ impl Cluster {
                         let path = path.display().to_string();
                         process.env.push((names::FLEET_PROGRESS, Some(path)));
                     }
+                    if role == Role::Worker {
+                        let path = format!("{}/report.{}", run.scratch, process.rank);
+                        process.env.push((names::FLEET_REPORT, Some(path)));
+                    }
                     if role == Role::Worker && self.mode != Mode::Collective {
                         let path = format!("{}/expendable.{}", run.scratch, process.rank);
                         process.env.push((names::FLEET_EXPENDABLE, Some(path)));
@@ -119,6 +128,9 @@ impl Cluster {
                     if role == Role::Server {
                         let path = format!("{}/serves.{}", run.scratch, process.rank);
                         process.env.push((names::FLEET_SERVES, Some(path)));
+                        if let Some(root) = &run.save_root {
+                            process.env.push((names::FLEET_SAVE_ROOT, Some(root.clone())));
+                        }
                     }
                     made.push(process);
                     *local += 1;
@@ -222,6 +234,7 @@ impl Cluster {
             (names::FLEET_JOB_ID, run.job_id.clone()),
             (names::FLEET_LAUNCH, run.mark.clone()),
             (names::FLEET_RESTART_COUNT, run.restarts.to_string()),
+            (names::FLEET_SILENCE_TIMEOUT, run.silence_timeout.as_secs_f64().to_string()),
         ];
         if let Some(master) = run.master.as_ref().or(run.store.as_ref()) {
             env.push((names::PADDLE_MASTER, master.to_string()));
@@ -725,7 +738,9 @@ const PLACE_VARIABLES: &[&str] = &[
     names::FLEET_TOKEN_FILE,
     names::FLEET_PROGRESS,
     names::FLEET_EXPENDABLE,
+    names::FLEET_REPORT,
     names::FLEET_SERVES,
+    names::FLEET_SILENCE_TIMEOUT,
 ];
 
 /// The log of the first worker of a machine.

@@ -18,6 +18,8 @@ pub struct Console {
     has_prefixes: bool,
     /// The text of the token.
     secret: Vec<u8>,
+    /// Followed logs and messages go to one place, where each line needs to be shown once.
+    is_one_stream: bool,
     /// Columns of the status line that is on the screen.
     status_shown: Option<usize>,
     /// What was last written did not end a line.
@@ -35,6 +37,7 @@ impl Console {
             is_terminal: is_terminal && usable,
             has_colours: is_terminal && usable && env.text(names::NO_COLOR).is_none(),
             has_prefixes: follows_many,
+            is_one_stream: is_one_stream(),
             secret: token.map_or(Vec::new(), |token| token.to_text().into_bytes()),
             status_shown: None,
             is_mid_line: false,
@@ -45,6 +48,11 @@ impl Console {
     /// Whether somebody sees a status line.
     pub fn draws(&self) -> bool {
         self.is_terminal && self.verbosity >= Verbosity::Normal
+    }
+
+    /// Whether followed logs and messages go to one place: a terminal, a file, a pipe.
+    pub fn is_one_stream(&self) -> bool {
+        self.is_one_stream
     }
 
     /// What a followed process wrote.
@@ -169,6 +177,16 @@ impl Console {
             true => format!("\x1b[{code}m{text}\x1b[0m"),
             false => text.to_string(),
         }
+    }
+}
+
+fn is_one_stream() -> bool {
+    let (out, err) = (std::io::stdout(), std::io::stderr());
+    match (rustix::fs::fstat(&out), rustix::fs::fstat(&err)) {
+        (Ok(out), Ok(err)) => {
+            (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
+        }
+        _ => false,
     }
 }
 

@@ -101,6 +101,13 @@ pub const FLAGS: &[Flag] = &[
         "Barrier service: 0 nobody, 1 workers, 2 workers and servers",
     ),
     flag(
+        SERVERS,
+        "save_root",
+        "FOLDER",
+        None,
+        "Servers save to and load from folders in it alone (or FLEET_SAVE_ROOT); by default any",
+    ),
+    flag(
         MACHINES,
         "ips",
         "LIST",
@@ -213,6 +220,20 @@ pub const FLAGS: &[Flag] = &[
         "SECONDS",
         Some("10"),
         "Between SIGTERM and SIGKILL; time to save",
+    ),
+    flag(
+        FAILURES,
+        "silence_timeout",
+        "SECONDS",
+        Some("30"),
+        "A process that is stopped or gives no sign of life for this long is lost",
+    ),
+    flag(
+        FAILURES,
+        "leave_timeout",
+        "SECONDS",
+        Some("30"),
+        "How long a process may be left over when its job is done, before it is stopped",
     ),
     aliased(JOB, "job_id", &["rdzv_id"], "NAME", Some("default"), "The job's name"),
     flag(

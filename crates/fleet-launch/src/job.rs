@@ -10,13 +10,14 @@ use crate::machine::Machine;
 use crate::oom::OomWatch;
 use crate::options::{Follow, Mode, Options, Verbosity};
 use crate::ports::SystemPorts;
+use crate::scratch::Scratch;
 use crate::script::{Builtins, Program};
 use crate::several::{self, Members};
 use crate::supervisor::{Death, End, Ended, Event, Rules, Supervisor};
 use crate::tables;
 use crate::words::counted;
 use fleet_base::{Error, ErrorKind, Result};
-use fleet_net::{StoreServer, Token};
+use fleet_net::{Log, StoreServer, Token};
 use fleet_topology::{Endpoint, Env, Role};
 use std::io::Write;
 use std::path::Path;
@@ -80,18 +81,20 @@ impl Job {
         let members = several::members(&self.options, &self.env, &self.machine, &mut ports)?;
         let token = self.token(&members)?;
         logs::make_folder(&self.options.log_dir)?;
-        let scratch = Scratch::new()?;
+        let scratch = Scratch::new(&std::env::temp_dir())?;
         let mut run = Run {
             job_id: self.options.job_id.clone(),
             pod: random_hex(3)?,
             mark: random_hex(16)?,
             log_dir: absolute(&self.options.log_dir),
             scratch: scratch.path.display().to_string(),
+            save_root: self.options.save_root.as_deref().map(absolute),
             master: self.options.master.clone(),
             store: None,
             token: Some(token.clone()),
             restarts: 0,
             progress: None,
+            silence_timeout: self.options.silence_timeout,
         };
         let follows_many = self.options.follow == Follow::All;
         let console = Console::new(&self.options, &self.env, Some(token), follows_many);
@@ -111,6 +114,9 @@ impl Job {
             run,
             begun,
         };
+        for warning in &attempts.job.options.warnings {
+            attempts.console.warn(warning);
+        }
         let code = match members {
             Members::Alone(cluster) => attempts.alone(&cluster),
             Members::Several(meeting) => attempts.several(*meeting, sender),
@@ -127,6 +133,8 @@ impl Job {
             max_restart: options.max_restart,
             start_timeout: options.start_timeout,
             stop_timeout: options.stop_timeout,
+            silence_timeout: options.silence_timeout,
+            leave_timeout: options.leave_timeout,
             follow: options.follow,
             log_dir: options.log_dir.clone(),
             // As the original does: collective logs grow, the others begin anew.
@@ -210,8 +218,13 @@ impl Attempts<'_> {
         let token = self.run.token.as_ref().ok_or_else(|| Error::internal("no token"))?;
         let own = Endpoint::new("127.0.0.1", 0);
         let address = self.run.master.as_ref().unwrap_or(&own);
-        let listener = link::listen(address).map_err(|error| link::no_answer(address, &error))?;
-        link::serve(listener, token)
+        let log = Log::new(|line| {
+            // A terminal that is gone is no reason to stop a job.
+            let _ = writeln!(std::io::stderr(), "fleetrun: {line}");
+        });
+        let listener =
+            link::listen(address, &log).map_err(|error| link::no_answer(address, &error))?;
+        link::serve(listener, token, self.rules.silence_timeout, log)
     }
 
     /// The last words, and the exit code: that of the first worker which the job ended without.
@@ -388,30 +401,6 @@ fn become_reaper() {
 
 #[cfg(not(target_os = "linux"))]
 fn become_reaper() {}
-
-/// A folder of the job's own among temporary files, gone with the launcher.
-struct Scratch {
-    path: std::path::PathBuf,
-}
-
-impl Scratch {
-    fn new() -> Result<Scratch> {
-        use std::os::unix::fs::DirBuilderExt;
-        let path = std::env::temp_dir().join(format!("fleetrun-{}", random_hex(8)?));
-        std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
-            Error::io("make the folder", &path, &error)
-                .help("TMPDIR says where temporary files may be")
-        })?;
-        Ok(Scratch { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Temporary files are cleaned up by others if this fails.
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
-}
 
 fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()

@@ -36,6 +36,8 @@ pub struct LeaderRules {
     /// Nothing for this long, and a machine is lost.
     pub silence: Duration,
     pub stop_timeout: Duration,
+    /// Of processes, as their store is told.
+    pub process_silence: Duration,
     pub sort_ip: bool,
     /// The hosts of the job by number, where a list has said them.
     pub hosts: Vec<String>,
@@ -338,7 +340,10 @@ impl<'a> Leader<'a> {
     /// is waited for a moment. Who was killed explains the others; otherwise who was first.
     fn failed(&mut self, mut id: String) -> Option<Verdict> {
         let killed = |it: &&(usize, Value)| it.1["code"].as_u64().is_some_and(|code| code > 128);
-        let culprit = self.deaths.iter().find(killed).or(self.deaths.first()).cloned();
+        let caused = |it: &&(usize, Value)| it.1["follows"] != true;
+        let deaths = || self.deaths.iter();
+        let culprit = deaths().find(killed).or(deaths().find(caused)).or(self.deaths.first());
+        let culprit = culprit.cloned();
         let since = *self.failed_since.get_or_insert_with(Instant::now);
         let is_killed = culprit.as_ref().is_some_and(|it| killed(&it));
         if self.members.len() > 1 && !is_killed && since.elapsed() < SETTLE {
@@ -565,6 +570,7 @@ mod tests {
             elastic_timeout: Duration::ZERO,
             silence: Duration::from_secs(60),
             stop_timeout: Duration::ZERO,
+            process_silence: Duration::from_secs(30),
             sort_ip: false,
             hosts: Vec::new(),
             hands_over: false,

@@ -96,7 +96,8 @@ impl Link {
     pub fn join(join: Join, events: Sender<Event>) -> Result<Link> {
         let token = join.token.clone();
         let shared = Arc::new(Shared::default());
-        let server = host(&join, &token)?;
+        let log = said_log(&shared, &events);
+        let server = host(&join, &token, &log)?;
         let mut master = join.master.clone();
         if let Some(server) = &server {
             master.port = server.address().port();
@@ -175,7 +176,7 @@ impl Link {
     pub fn tell_ended(&self, generation: u64, ended: &Ended) {
         let member = member(ended);
         let value = json!({ "host": member.host, "host_id": member.host_id, "pid": member.pid,
-            "how": ended.how, "code": ended.code, "id": self.id });
+            "how": ended.how, "code": ended.code, "follows": ended.follows, "id": self.id });
         self.tell(&format!("ended/{generation}/{}", ended.rank), &value.to_string());
     }
 
@@ -248,11 +249,11 @@ pub(crate) fn no_answer(master: &Endpoint, error: &std::io::Error) -> Error {
 }
 
 /// The store of the job, when this machine is the one that answers.
-fn host(join: &Join, token: &Token) -> Result<Option<StoreServer>> {
+fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
     if join.hosting == Hosting::Never {
         return Ok(None);
     }
-    let listener = match (listen(&join.master), join.hosting) {
+    let listener = match (listen(&join.master, log), join.hosting) {
         (Ok(listener), _) => listener,
         // Somebody was here first.
         (Err(error), Hosting::IfFirst) if error.kind() == std::io::ErrorKind::AddrInUse => {
@@ -260,22 +261,52 @@ fn host(join: &Join, token: &Token) -> Result<Option<StoreServer>> {
         }
         (Err(error), _) => return Err(no_answer(&join.master, &error)),
     };
-    serve(listener, token).map(Some)
+    serve(listener, token, join.rules.process_silence, log.clone()).map(Some)
 }
 
-/// Where the name is of this machine and the address is not (translated addresses, containers), on all.
-pub(crate) fn listen(at: &Endpoint) -> std::io::Result<TcpListener> {
+/// Listens at an endpoint. Where its address is not one of this machine's (translated addresses,
+/// containers), listens on all addresses and says so: a network may reach more of them than was meant.
+pub(crate) fn listen(at: &Endpoint, log: &Log) -> std::io::Result<TcpListener> {
     match TcpListener::bind((at.host.as_str(), at.port)) {
         Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, at.port))
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, at.port))?;
+            log.line(format!(
+                "{} is not an address of this machine: listening on all of its addresses, port {}",
+                at.host,
+                listener.local_addr()?.port()
+            ));
+            Ok(listener)
         }
         done => done,
     }
 }
 
-pub(crate) fn serve(listener: TcpListener, token: &Token) -> Result<StoreServer> {
-    StoreServer::start(listener, token, Vigilance::default(), Log::silent())
+/// A store whose members are lost after `silence` without a sign of life. Its log has the connections that
+/// it refuses. Of deaths the launcher itself reports.
+pub(crate) fn serve(
+    listener: TcpListener,
+    token: &Token,
+    silence: Duration,
+    log: Log,
+) -> Result<StoreServer> {
+    let usual = Vigilance::default();
+    let beat = usual.beat.min(silence / BEATS_IN_SILENCE);
+    let vigilance = Vigilance { silence, beat, ..usual };
+    StoreServer::start_logging(listener, token, vigilance, (log, Log::silent()))
 }
+
+/// A log whose lines the console shows.
+fn said_log(shared: &Arc<Shared>, events: &Sender<Event>) -> Log {
+    let (shared, events) = (shared.clone(), Mutex::new(events.clone()));
+    Log::new(move |line| {
+        shared.lock().said.push(line.to_string());
+        // A launcher that ends looks at no more news.
+        let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(Event::News);
+    })
+}
+
+/// Signs of life in the silence after which a process is lost: several may be late.
+const BEATS_IN_SILENCE: u32 = 5;
 
 /// The leader, in a thread of its own beside the store.
 fn lead(
@@ -288,6 +319,8 @@ fn lead(
     let (rules, own, host) = (join.rules.clone(), join.id.clone(), join.host.clone());
     let job_id = join.job_id.clone();
     let (token, shared, events) = (token.clone(), shared.clone(), events.clone());
+    let log = said_log(&shared, &events);
+    let silence = rules.process_silence;
     spawn("leader", move || {
         let said = |line: String| {
             shared.lock().said.push(line);
@@ -306,7 +339,8 @@ fn lead(
         let mut new_store = || {
             drop(job_store.take());
             let any = Endpoint::new(&host, 0);
-            let server = serve(listen(&any).map_err(|error| no_answer(&any, &error))?, &token)?;
+            let listener = listen(&any, &log).map_err(|error| no_answer(&any, &error))?;
+            let server = serve(listener, &token, silence, log.clone())?;
             let endpoint = Endpoint::new(host.clone(), server.address().port());
             job_store.replace(Some(server));
             Ok(endpoint.to_string())

@@ -79,7 +79,21 @@ pub fn last_lines(path: &Path, offset: u64, count: usize) -> Vec<String> {
     }
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(count)..].iter().map(|line| printable(line)).collect()
+    ending(&lines, count).into_iter().map(printable).collect()
+}
+
+/// The last lines. Where they are the backtrace of a panic, what the panic says comes first.
+fn ending<'a>(lines: &[&'a str], count: usize) -> Vec<&'a str> {
+    let from = lines.len().saturating_sub(count);
+    let panics = |line: &&str| line.starts_with("thread '") && line.contains(" panicked at ");
+    let Some(at) = lines.iter().rposition(panics).filter(|at| *at < from) else {
+        return lines[from..].to_vec();
+    };
+    let says = lines[at..from].iter().take_while(|line| !line.starts_with("stack backtrace:"));
+    let mut shown: Vec<&str> = says.take(PANIC_LINES_MAX).copied().collect();
+    shown.push("..");
+    shown.extend(&lines[(from + shown.len()).min(lines.len())..]);
+    shown
 }
 
 /// Without what would move the cursor. Of a bar that was drawn over, the last state.
@@ -97,5 +111,24 @@ fn printable(line: &str) -> String {
 const MORE_BYTES_MAX: u64 = 256 << 10;
 /// Looked at for the last lines of a log.
 const TAIL_BYTES_MAX: u64 = 64 << 10;
+/// Of what a panic says before its backtrace.
+const PANIC_LINES_MAX: usize = 8;
 /// A line of a report; longer ones are dumps.
 const LINE_CHARS_MAX: usize = 400;
+
+#[cfg(test)]
+mod tests {
+    use super::ending;
+
+    #[test]
+    fn what_a_panic_says_comes_before_its_backtrace() {
+        let mut lines = vec!["step 1", "thread 'main' (7) panicked at a.rs:1:", "the data ended"];
+        lines.push("stack backtrace:");
+        lines.extend(["frame"; 30]);
+        let shown = ending(&lines, 10);
+        assert_eq!(&shown[..4], [lines[1], lines[2], "..", "frame"]);
+        assert_eq!(shown.len(), 10);
+        assert_eq!(ending(&lines[..3], 10), lines[..3], "all of a short log");
+        assert_eq!(ending(&["a", "b", "c"], 2), ["b", "c"]);
+    }
+}

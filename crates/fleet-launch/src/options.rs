@@ -5,6 +5,8 @@ use crate::words;
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, names};
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -125,6 +127,9 @@ pub struct Options {
     pub node_rank: Option<usize>,
     pub host: Option<String>,
     pub sort_ip: bool,
+    pub save_root: Option<PathBuf>,
+    /// What the user should know before the job starts.
+    pub warnings: Vec<String>,
     pub token: Option<Token>,
     pub join_timeout: Duration,
     pub start_port: Option<u16>,
@@ -134,6 +139,10 @@ pub struct Options {
     pub elastic_timeout: Duration,
     pub start_timeout: Option<Duration>,
     pub stop_timeout: Duration,
+    /// A process without a sign of life for this long is lost.
+    pub silence_timeout: Duration,
+    /// How long a process may be left over when its job is done.
+    pub leave_timeout: Duration,
 
     pub log_dir: PathBuf,
     pub log_overwrite: bool,
@@ -191,6 +200,7 @@ impl Options {
                 )));
         }
         let log_dir = PathBuf::from(given.text("log_dir").unwrap_or("log"));
+        let (token, warnings) = token(given, env)?;
         Ok(Options {
             mode,
             is_mode_default,
@@ -211,7 +221,9 @@ impl Options {
             node_rank,
             host: given.text("host").map(str::to_string),
             sort_ip: given.is_on("sort_ip"),
-            token: token(given, env)?,
+            save_root: given.text("save_root").map(PathBuf::from),
+            token,
+            warnings,
             join_timeout: seconds(given, "join_timeout")?,
             start_port: match given.number("start_port")? {
                 Some(port) => Some(port),
@@ -228,6 +240,8 @@ impl Options {
             },
             start_timeout: Some(seconds(given, "start_timeout")?).filter(|time| !time.is_zero()),
             stop_timeout: seconds(given, "stop_timeout")?,
+            silence_timeout: seconds(given, "silence_timeout")?.max(SILENCE_MIN),
+            leave_timeout: seconds(given, "leave_timeout")?,
             log_dir,
             log_overwrite: given.is_on("log_overwrite"),
             follow: follow(given)?,
@@ -240,6 +254,9 @@ impl Options {
         self.elastic_level > ElasticLevel::Off
     }
 }
+
+/// Signs of life are given every second or more often; several must fit.
+const SILENCE_MIN: Duration = Duration::from_millis(500);
 
 const NNODES_VARIABLES: &[&str] = &[names::PADDLE_NNODES, names::PADDLE_ELASTIC_NP];
 
@@ -569,16 +586,37 @@ fn with_gloo(given: &Given, env: &Env) -> Result<String> {
     }
 }
 
-fn token(given: &Given, env: &Env) -> Result<Option<Token>> {
+/// The job's secret, and a warning where other users can read it.
+fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
     let file = given.text("token_file").or(env.text(names::FLEET_TOKEN_FILE));
     let Some(file) = file else {
-        return env.text(names::FLEET_TOKEN).map(Token::from_text).transpose();
+        return Ok((env.text(names::FLEET_TOKEN).map(Token::from_text).transpose()?, Vec::new()));
     };
     let path = std::path::Path::new(file);
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Error::io("read the job token from", path, &error))?;
-    Token::from_text(&text).map(Some).map_err(|error| error.at(file))
+    let cannot = |error| Error::io("read the job token from", path, &error);
+    let mut text = String::new();
+    let opened = std::fs::File::open(path).map_err(cannot)?;
+    opened.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text).map_err(cannot)?;
+    if text.len() as u64 > TOKEN_BYTES_MAX {
+        return Err(Error::invalid("the file of the job token is too long")
+            .expected(format!("at most {TOKEN_BYTES_MAX} bytes"))
+            .at(file)
+            .help("make one with `openssl rand -hex 32`"));
+    }
+    let token = Token::from_text(&text).map_err(|error| error.at(file))?;
+    let mode = path.metadata().map_err(cannot)?.permissions().mode();
+    let is_open = mode & OTHERS_READ != 0;
+    let warning = is_open
+        .then(|| format!("every user of this machine can read the job's secret: chmod 600 {file}"));
+    Ok((Some(token), warning.into_iter().collect()))
 }
+
+/// A secret has some 64 characters; a larger file is another one.
+const TOKEN_BYTES_MAX: u64 = 4096;
+
+/// The bit of a file's mode by which every user may read it. Mounted secrets of Kubernetes have it, in
+/// containers without other users, so this is no error.
+const OTHERS_READ: u32 = 0o004;
 
 fn seconds(given: &Given, name: &str) -> Result<Duration> {
     let text = given.text(name).unwrap_or("0");

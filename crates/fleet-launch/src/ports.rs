@@ -7,8 +7,8 @@
 //! looked at once, so that a taken one is an error with a name before anything starts.
 
 use fleet_base::{Error, Result};
-use rustix::io::{Errno, FdFlags};
-use rustix::net::{self, AddressFamily, SocketType};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily};
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 
@@ -66,8 +66,7 @@ impl Ports for SystemPorts {
 /// A socket that has a port (0: any) and does not listen.
 fn bound(host: &str, port: u16) -> Result<(OwnedFd, u16)> {
     let bind = || {
-        let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
-        rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+        let socket = fleet_net::tcp_socket(AddressFamily::INET)?;
         net::sockopt::set_socket_reuseaddr(&socket, true)?;
         match net::bind(&socket, &SocketAddrV4::new(local_address(host), port)) {
             // The name is of this machine, the address is not (translated addresses, containers).

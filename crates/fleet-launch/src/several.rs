@@ -349,6 +349,7 @@ impl Attempts<'_> {
             elastic_timeout: options.elastic_timeout,
             silence: seconds.map_or(SILENCE, Duration::from_secs).max(SILENCE_MIN),
             stop_timeout: options.stop_timeout,
+            process_silence: options.silence_timeout,
             sort_ip: options.sort_ip,
             hosts: Vec::new(),
             hands_over: false,

@@ -4,7 +4,7 @@
 //! One thread, woken by signals, by the other machines and by a tick. Whatever it decides it decides
 //! in [`Supervisor::run`]; what it does to children is in the functions below.
 
-use crate::child::{self, Child};
+use crate::child::Child;
 use crate::cluster::{FIRST_LOG, Process};
 use crate::console::Console;
 use crate::guard::{self, Guard};
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::SIGCHLD;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -68,6 +68,8 @@ pub struct Ended {
     pub how: String,
     /// As shells count.
     pub code: u8,
+    /// It reports that it failed because another worker did.
+    pub follows: bool,
 }
 
 /// What the supervisor keeps to.
@@ -77,6 +79,8 @@ pub struct Rules {
     pub max_restart: Option<u32>,
     pub start_timeout: Option<Duration>,
     pub stop_timeout: Duration,
+    pub silence_timeout: Duration,
+    pub leave_timeout: Duration,
     pub follow: Follow,
     pub log_dir: PathBuf,
     pub new_logs: bool,
@@ -96,14 +100,22 @@ pub struct Supervisor<'a> {
     pub link: Option<(&'a Link, u64)>,
     /// Tells the workers of the job, at once, that one of them has ended.
     pub tell_ended: &'a dyn Fn(&Ended),
-    children: Vec<Child>,
-    followers: Vec<(Role, usize, Follower)>,
+    pub(crate) children: Vec<Child>,
+    pub(crate) followers: Vec<(Role, usize, Follower)>,
     /// Workers that died and that the others go on without.
-    lost: Vec<Death>,
+    pub(crate) lost: Vec<Death>,
     /// The leader knows that the workers of this machine are done.
     has_reported: bool,
     /// Deaths whose process is to be started again.
-    due: Vec<(Instant, usize)>,
+    pub(crate) due: Vec<(Instant, usize)>,
+    /// The first worker whose failure follows from another's, and when it was seen.
+    pub(crate) failed_first: Option<(Instant, usize)>,
+    /// Workers of a collective job that exited with code 0 without having finished.
+    pub(crate) leavers: Vec<(Instant, usize)>,
+    /// When it was looked last which processes are stopped.
+    pub(crate) stopped_seen: Instant,
+    /// Since when the job is done, as far as processes are left over.
+    pub(crate) done_since: Option<Instant>,
     begun: Instant,
     status_shown: Instant,
     disk_seen: Instant,
@@ -138,6 +150,10 @@ impl<'a> Supervisor<'a> {
             lost: Vec::new(),
             has_reported: false,
             due: Vec::new(),
+            failed_first: None,
+            leavers: Vec::new(),
+            stopped_seen: now,
+            done_since: None,
             begun: now,
             status_shown: now,
             disk_seen: now,
@@ -210,11 +226,12 @@ impl<'a> Supervisor<'a> {
             if let Some(death) = self.judge(ended) {
                 return Ok(End::Failed(death));
             }
-            if let Some(death) = self.silent() {
+            if let Some(death) = self.silent().or_else(|| self.stopped()) {
                 return Ok(End::Failed(death));
             }
+            self.say_leavers();
             self.restart_due()?;
-            if self.is_finished() {
+            if self.is_finished() || self.gives_up_left_over() {
                 return Ok(End::Finished(std::mem::take(&mut self.lost)));
             }
             self.report_workers();
@@ -288,119 +305,6 @@ impl<'a> Supervisor<'a> {
         ended
     }
 
-    /// What the ends mean: nothing, another start, or the end of the job.
-    fn judge(&mut self, mut ended: Vec<usize>) -> Option<Death> {
-        ended.retain(|index| self.children[*index].ended.is_some_and(|status| !status.success()));
-        for index in &ended {
-            let child = &mut self.children[*index];
-            if child.ended.is_some_and(|status| child::code(status) == KILLED_CODE) {
-                child.out_of_memory = self.oom.evidence(child.pid());
-            }
-            if self.rules.mode == Mode::Collective {
-                // They stand or fall together.
-                self.tell(*index);
-            }
-        }
-        // Of several at once, one that was killed explains those that then failed.
-        ended.sort_by_key(|index| {
-            self.children[*index].ended.and_then(|status| status.code()).is_some()
-        });
-        let mut fatal = None;
-        for index in ended {
-            let child = &self.children[index];
-            let allowed = self.restarts_allowed(child.process.role);
-            let is_hopeless = self.failed_at_its_start(child);
-            if child.restarts < allowed && !is_hopeless {
-                self.announce_restart(index, allowed);
-                self.due
-                    .push((Instant::now() + restart_delay(self.children[index].restarts), index));
-            } else if self.is_expendable(index) {
-                self.lose(index);
-            } else if fatal.is_none() {
-                let mut death = self.death(index);
-                if is_hopeless {
-                    death.report += "\n  it failed before it served, and would again: it is not started \
-                                     again (--max_restart N does it all the same)";
-                }
-                fatal = Some(death);
-            }
-        }
-        fatal
-    }
-
-    /// Whether a server has said that it starts, has never said that it serves, and has ended by itself: what
-    /// it could not do it cannot do the next time either. Who does not use Fleet says nothing.
-    fn failed_at_its_start(&self, child: &Child) -> bool {
-        let is_own_end = child.ended.is_some_and(|status| status.code().is_some());
-        let said = child.process.variable(names::FLEET_SERVES);
-        let said = said.and_then(|path| std::fs::read_to_string(path).ok());
-        self.rules.max_restart.is_none() && is_own_end && said.as_deref() == Some(names::STARTS)
-    }
-
-    /// Whether there are others who can go on without a process: what waits for it is the servers' business.
-    fn is_expendable(&self, index: usize) -> bool {
-        let env = &self.children[index].process.env;
-        let file = env.iter().rev().find(|(name, _)| *name == names::FLEET_EXPENDABLE);
-        let has_said =
-            file.and_then(|(_, path)| path.as_ref()).is_some_and(|it| Path::new(it).exists());
-        let goes_on = |(at, child): (usize, &Child)| {
-            let is_well = child.ended.is_none_or(|status| status.success());
-            at != index && child.process.role == Role::Worker && is_well
-        };
-        let on_other_machines = self.link.is_some();
-        let any = on_other_machines || self.children.iter().enumerate().any(goes_on);
-        has_said && any
-    }
-
-    fn lose(&mut self, index: usize) {
-        self.tell(index);
-        let death = self.death(index);
-        self.show_logs();
-        self.console.flush_partial();
-        self.console.error(&death.report);
-        let name = self.children[index].process.name();
-        self.console.warn(&format!("the other workers go on without {name}"));
-        self.lost.push(death);
-    }
-
-    /// Tells the other workers, who know each other by rank.
-    fn tell(&self, index: usize) {
-        let child = &self.children[index];
-        let Some(status) = child.ended.filter(|_| child.process.role == Role::Worker) else {
-            return;
-        };
-        let said = child::describe(status);
-        let mut how = said.strip_prefix("was ").unwrap_or(&said).to_string();
-        if let Some(evidence) = &child.out_of_memory {
-            how += &format!(", likely out of memory ({evidence})");
-        }
-        let code = child::code(status);
-        (self.tell_ended)(&Ended { rank: child.process.rank, pid: child.pid(), how, code });
-    }
-
-    /// Processes of a collective job are started again together, by the job.
-    fn restarts_allowed(&self, role: Role) -> u32 {
-        match (self.rules.mode, role) {
-            (Mode::Collective, _) => 0,
-            (_, Role::Server) => self.rules.max_restart.unwrap_or(SERVER_RESTARTS),
-            _ => self.rules.max_restart.unwrap_or(0),
-        }
-    }
-
-    fn announce_restart(&mut self, index: usize, allowed: u32) {
-        let death = self.death(index);
-        let again = self.children[index].restarts + 1;
-        self.console.warn(&death.report);
-        let memory = match death.role {
-            Role::Server => "; of its tables it has what was kept by durability, or saved",
-            _ => "",
-        };
-        self.console.warn(&format!(
-            "{} {} is started again ({again} of {allowed}){memory}",
-            death.role, death.rank
-        ));
-    }
-
     fn restart_due(&mut self) -> Result<()> {
         let now = Instant::now();
         let (due, later) =
@@ -421,36 +325,6 @@ impl<'a> Supervisor<'a> {
             self.watch_memory();
         }
         Ok(())
-    }
-
-    /// A process that has written nothing in the time allowed.
-    fn silent(&mut self) -> Option<Death> {
-        let allowed = self.rules.start_timeout?;
-        for index in 0..self.children.len() {
-            let child = &mut self.children[index];
-            if child.is_alive_seen || !child.is_running() {
-                continue;
-            }
-            let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
-            child.is_alive_seen = length > child.log_from;
-            if !child.is_alive_seen && child.lived() >= allowed {
-                let report = format!(
-                    "{} on {} (pid {}) hangs at its start: it wrote nothing to {} in {}",
-                    child.process.name(),
-                    child.process.host,
-                    child.pid(),
-                    child.log.display(),
-                    words::seconds(allowed),
-                );
-                return Some(Death {
-                    role: child.process.role,
-                    rank: child.process.rank,
-                    report,
-                    code: HANG_CODE,
-                });
-            }
-        }
-        None
     }
 
     /// A parameter-server job is done when its workers are. Workers of other machines may still need the
@@ -491,44 +365,6 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn death(&self, index: usize) -> Death {
-        let child = &self.children[index];
-        let (what, code) = match child.ended {
-            Some(status) => (child::describe(status), child::code(status)),
-            None => ("ended".to_string(), 1),
-        };
-        let mut report = format!(
-            "{} on {} (pid {}) {what} after {:.1} s",
-            child.process.name(),
-            child.process.host,
-            child.pid(),
-            child.lived().as_secs_f64(),
-        );
-        if code == KILLED_CODE {
-            report += &match &child.out_of_memory {
-                Some(evidence) => format!(", likely out of memory ({evidence})"),
-                None => "; the kernel says nothing of memory, so that it was a user or a program"
-                    .to_string(),
-            };
-        }
-        if logs::is_disk_full(&self.rules.log_dir) {
-            report += &format!(
-                "\n  the disk of {} is full: what it wrote last may be lost",
-                self.rules.log_dir.display()
-            );
-        }
-        let lines = logs::last_lines(&child.log, child.log_from, LAST_LINES);
-        match lines.is_empty() {
-            true => report += &format!("\n  it wrote nothing to {}", child.log.display()),
-            false => report += &format!("\n  the end of {}:", child.log.display()),
-        }
-        for line in lines {
-            report += &format!("\n  | {line}");
-        }
-        let process = &child.process;
-        Death { role: process.role, rank: process.rank, report, code }
-    }
-
     /// SIGTERM, time to save, SIGKILL; then whatever still carries the mark. Gives the signal of an
     /// impatient user.
     fn stop(&mut self, is_finished: bool) -> Option<i32> {
@@ -539,6 +375,13 @@ impl<'a> Supervisor<'a> {
                 .debug("all workers exit, going to finish parameter server and heter_worker.");
             // Workers tell servers to stop, which then leave by themselves.
             self.await_all(LEAVE_TIME, &mut interrupted);
+            let leaves = |child: &Child| {
+                child.is_running() && child.server_state().as_deref() == Some(names::LEAVES)
+            };
+            if interrupted.is_none() && self.children.iter().any(leaves) {
+                // A last snapshot takes as long as the tables are large.
+                self.await_all(self.rules.leave_timeout, &mut interrupted);
+            }
         }
         let running = self.children.iter().filter(|child| child.is_running()).count();
         if running > 0 {
@@ -608,10 +451,15 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn show_logs(&mut self) {
+    pub(crate) fn show_logs(&mut self) {
         for (role, rank, follower) in &mut self.followers {
-            let bytes = follower.more();
-            self.console.follow(*role, *rank, &bytes);
+            for _ in 0..FOLLOWED_AT_ONCE {
+                let bytes = follower.more();
+                if bytes.is_empty() {
+                    break;
+                }
+                self.console.follow(*role, *rank, &bytes);
+            }
         }
     }
 
@@ -655,28 +503,21 @@ fn one_line(text: &str) -> Option<String> {
     (!line.trim().is_empty()).then_some(line)
 }
 
-/// A crash at once is likely to happen again: each start waits longer.
-fn restart_delay(restarts: u32) -> Duration {
-    RESTART_DELAY * 2u32.pow(restarts.min(5))
-}
-
 /// How often logs and children are looked at when nothing wakes us.
 const TICK: Duration = Duration::from_millis(50);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
 /// How often it is looked whether logs have room.
 const DISK_PERIOD: Duration = Duration::from_millis(500);
+/// Pieces of a log that are shown at once; the rest is shown at the next tick.
+const FOLLOWED_AT_ONCE: usize = 64;
 /// How often the line of the first worker is drawn.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// Longer than any terminal is wide.
 const LINE_CHARS_MAX: usize = 500;
 /// More than a line.
 const PROGRESS_BYTES_MAX: u64 = 1 << 10;
-/// Lines of a log in a report.
-const LAST_LINES: usize = 20;
-/// Restarts of a server when nothing was said.
-const SERVER_RESTARTS: u32 = 3;
-const RESTART_DELAY: Duration = Duration::from_millis(250);
-/// Servers end by themselves when workers have told them to; this long is waited for that.
+/// Grace period for servers to exit after the workers asked them to stop. One that says that it still
+/// writes its tables gets `--leave_timeout`.
 const LEAVE_TIME: Duration = Duration::from_millis(500);
 /// After SIGKILL only a process inside a broken driver is still there.
 const KILL_TIME: Duration = Duration::from_secs(5);
@@ -686,10 +527,6 @@ const LOST_STATUS: i32 = 1 << 8;
 const REAPED_MAX: usize = 10_000;
 /// How long the others of a collective job may take to say what they wait for, before they are stopped.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(300);
-/// Of a process that SIGKILL ended.
-const KILLED_CODE: u8 = 128 + signal_hook::consts::SIGKILL as u8;
-/// What `timeout` exits with.
-const HANG_CODE: u8 = 124;
 
 #[cfg(test)]
 mod tests {

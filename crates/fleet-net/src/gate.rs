@@ -2,8 +2,10 @@
 //! job, and hands over those that do.
 //!
 //! Strangers get [`HANDSHAKE_SPAN`] and a few hundred bytes, are dropped, and are logged with their
-//! address. However many there are they hold at most [`PENDING_MAX`] sockets.
+//! address. They hold at most [`PENDING_MAX`] sockets, and at most 1/16 of the descriptors that the
+//! process may open. The last descriptors are kept for files: see `descriptors.rs`.
 
+use crate::descriptors::Descriptors;
 use crate::handshake::{
     CODE_BYTES, HEADER_BYTES, HELLO_BYTES_MAX, Header, Hello, REFUSAL, TLS_REFUSAL, answer,
     check_header, new_header, verify_client,
@@ -15,7 +17,7 @@ use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::io::{ErrorKind as Io, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -23,8 +25,11 @@ use std::time::Duration;
 
 /// A handshake is two round trips; who needs longer is no member of the job.
 pub const HANDSHAKE_SPAN: Duration = Duration::from_secs(5);
-/// Connections in the middle of a handshake; beyond, the oldest is dropped.
+/// Connections in the middle of a handshake; beyond, the oldest is dropped. Processes with a low
+/// limit on open files hold fewer.
 pub const PENDING_MAX: usize = 512;
+/// Connections accepted in a row: handshakes that are under way want their turn, too.
+const ACCEPTS_MAX: usize = 64;
 
 /// Who decides what becomes of a connection that has proved itself.
 pub(crate) trait Host: Send + Sync + 'static {
@@ -54,7 +59,8 @@ impl Gate {
         listener.set_nonblocking(true).map_err(cannot)?;
         let stop = Arc::new((AtomicBool::new(false), Bell::new()?));
         let shared = stop.clone();
-        let door = Door { listener, token, log, host, pending: VecDeque::new() };
+        let descriptors = Descriptors::raise();
+        let door = Door { listener, token, log, host, descriptors, pending: VecDeque::new() };
         let thread = std::thread::Builder::new()
             .name("fleet-gate".to_string())
             .spawn(move || door.run(&shared.0, &shared.1))
@@ -83,6 +89,7 @@ struct Door {
     token: Token,
     log: Log,
     host: Arc<dyn Host>,
+    descriptors: Descriptors,
     pending: VecDeque<Visitor>,
 }
 
@@ -149,41 +156,56 @@ impl Door {
         }
     }
 
-    /// True unless accepting failed.
+    /// Accepts some of the connections that wait; false if accepting failed.
     fn accept(&mut self) -> bool {
-        loop {
-            let (stream, peer) = match self.listener.accept() {
-                Ok(accepted) => accepted,
+        for _ in 0..ACCEPTS_MAX {
+            match self.listener.accept() {
+                Ok((stream, peer)) => self.receive(stream, peer),
                 Err(error) => match error.kind() {
                     Io::WouldBlock => return true,
-                    Io::Interrupted | Io::ConnectionAborted => continue,
+                    Io::Interrupted | Io::ConnectionAborted => {}
                     _ => {
+                        // Without a descriptor nobody can be accepted: the oldest gives its own.
+                        self.drop_oldest("the process has no descriptor left");
                         self.log.line(format!("cannot accept connections for now: {error}"));
                         return false;
                     }
                 },
-            };
-            if tune(&stream).is_err() {
-                continue;
             }
-            if self.pending.len() >= PENDING_MAX
-                && let Some(oldest) = self.pending.pop_front()
-            {
-                let error = Error::exhausted("too many connections in the middle of a handshake");
-                self.drop_logged(&oldest, &error);
-            }
-            let stream = match self.token.received(stream) {
-                Ok(stream) => stream,
-                Err(error) => {
-                    self.log.line(format!("cannot accept a connection from {peer}: {error}"));
-                    continue;
-                }
-            };
-            let deadline = Deadline::within(HANDSHAKE_SPAN);
-            let (got, shaken) = (Vec::new(), false);
-            let visitor = Visitor { stream, peer, deadline, shaken, got, headers: None };
-            self.pending.push_back(visitor);
         }
+        true
+    }
+
+    /// Begins the handshake of a connection.
+    fn receive(&mut self, stream: TcpStream, peer: SocketAddr) {
+        if tune(&stream).is_err() {
+            return;
+        }
+        if self.pending.len() >= self.descriptors.share(PENDING_MAX) {
+            self.drop_oldest("too many connections in the middle of a handshake");
+        }
+        if self.descriptors.is_reserved(&stream) && !self.drop_oldest(FEW_DESCRIPTORS) {
+            let help = "raise the limit on open files (ulimit -n)";
+            self.log.line(format!("refused a connection from {peer}: {FEW_DESCRIPTORS}; {help}"));
+            return;
+        }
+        let stream = match self.token.received(stream) {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.log.line(format!("cannot accept a connection from {peer}: {error}"));
+                return;
+            }
+        };
+        let deadline = Deadline::within(HANDSHAKE_SPAN);
+        let (got, shaken) = (Vec::new(), false);
+        self.pending.push_back(Visitor { stream, peer, deadline, shaken, got, headers: None });
+    }
+
+    /// Drops the oldest connection in the middle of a handshake, if there is any.
+    fn drop_oldest(&mut self, why: &str) -> bool {
+        let Some(oldest) = self.pending.pop_front() else { return false };
+        self.drop_logged(&oldest, &Error::exhausted(why));
+        true
     }
 
     fn drop_logged(&self, visitor: &Visitor, error: &Error) {
@@ -288,6 +310,7 @@ impl Door {
     }
 }
 
+const FEW_DESCRIPTORS: &str = "the last descriptors of the process are kept for its files";
 /// How long the door stays shut after a failed accept.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 

@@ -10,9 +10,13 @@
 //! It knows nothing of tensors, of programs or of environment variables: what it needs comes in as
 //! arguments.
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod abort;
 pub mod calls;
 mod credential;
+mod descriptors;
 mod frame;
 mod gate;
 mod handshake;
@@ -42,7 +46,7 @@ pub use log::Log;
 pub use membership::Membership;
 pub use mesh::{Fabric, Member, Mesh, Transfer};
 pub use registry::{Cause, Notice, Vigilance};
-pub use socket::resolve;
+pub use socket::{resolve, tcp_socket};
 pub use store::{Change, Changes, MemoryStore, Store, StoreClient, StoreServer, Swap};
 pub use tcp::{STREAMS_MAX, TcpFabric, TcpOptions};
 pub use time::{Deadline, Limits, Time};

@@ -58,6 +58,13 @@ pub struct Notice {
 impl Notice {
     /// The notice as an error: what an [`crate::Abort`] is fired with.
     pub fn error(&self) -> Error {
+        match self.cause {
+            Cause::StoreLost => self.described(),
+            Cause::Died | Cause::Silent => self.described().caused_by(self.member.rank),
+        }
+    }
+
+    fn described(&self) -> Error {
         let ago = self.last_heartbeat.as_secs_f64();
         match self.cause {
             Cause::Died => {

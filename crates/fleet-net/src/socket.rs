@@ -4,10 +4,12 @@ use crate::stream::Stream;
 use crate::{Abort, Limits, Time};
 use fleet_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
+#[cfg(target_os = "linux")]
+use rustix::net::SocketFlags;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io::{ErrorKind as Io, IoSlice, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 /// Waits until a descriptor is ready or `span` is over (`None`: for ever). True when one is ready.
@@ -40,6 +42,19 @@ pub(crate) fn wait(socket: &impl AsFd, flags: PollFlags, limits: &Limits) -> Res
     }
 }
 
+/// A socket that no process started from now on inherits. The flag is set as the socket is made, where
+/// the system can: another thread may be starting a process at this moment.
+pub fn tcp_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
+    #[cfg(target_os = "linux")]
+    return rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+        Ok(socket)
+    }
+}
+
 /// Connects, non-blocking and without Nagle's delay.
 pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream> {
     let cannot = |error: &dyn std::fmt::Display| {
@@ -49,10 +64,8 @@ pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream>
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let socket =
-        rustix::net::socket(family, SocketType::STREAM, None).map_err(|error| cannot(&error))?;
-    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)
-        .and_then(|()| rustix::io::ioctl_fionbio(&socket, true))
+    let socket = tcp_socket(family)
+        .and_then(|socket| rustix::io::ioctl_fionbio(&socket, true).map(|()| socket))
         .map_err(|error| cannot(&error))?;
     let stream = TcpStream::from(socket);
     match rustix::net::connect(&stream, &address) {

@@ -30,7 +30,9 @@ use std::sync::Arc;
 /// What is encrypted before any of it is written: some records, which stay in the cache.
 const HELD_BYTES_MAX: usize = 256 << 10;
 /// What is taken from a socket at once: some records.
-const INBOX_BYTES: usize = 128 << 10;
+const INBOX_BYTES_MAX: usize = 128 << 10;
+/// A session begins with this, and doubles it when a read fills it: memory grows with what has come.
+const INBOX_BYTES_MIN: usize = 1 << 10;
 /// Of the secret that binds the handshake to the connection.
 const BINDING_BYTES: usize = 32;
 
@@ -143,6 +145,8 @@ pub(crate) struct Session {
     /// Records that have come, as they are, and which part of it: TLS itself would read 4 KB at a time.
     inbox: Vec<u8>,
     inbox_part: Range<usize>,
+    /// The last read took as much as `inbox` holds.
+    was_filled: bool,
     /// Bytes of the writer that were encrypted, and of which it was not told yet, since their records
     /// have not left.
     taken: usize,
@@ -151,7 +155,8 @@ pub(crate) struct Session {
 impl Session {
     fn new(mut connection: Connection) -> Session {
         connection.set_buffer_limit(Some(HELD_BYTES_MAX));
-        Session { connection, inbox: Vec::new(), inbox_part: 0..0, taken: 0 }
+        let inbox = Vec::new();
+        Session { connection, inbox, inbox_part: 0..0, was_filled: false, taken: 0 }
     }
 
     pub(crate) fn shake(&mut self, socket: &TcpStream) -> IoResult<bool> {
@@ -252,8 +257,15 @@ impl Session {
     /// Reads from the socket and decrypts; 0 at the end of the stream.
     fn fetch(&mut self, mut socket: &TcpStream) -> IoResult<usize> {
         if self.inbox_part.is_empty() {
-            self.inbox.resize(INBOX_BYTES, 0);
-            self.inbox_part = 0..socket.read(&mut self.inbox)?;
+            if self.was_filled && self.inbox.len() < INBOX_BYTES_MAX {
+                self.inbox.resize(self.inbox.len() * 2, 0);
+            }
+            if self.inbox.is_empty() {
+                self.inbox.resize(INBOX_BYTES_MIN, 0);
+            }
+            let count = socket.read(&mut self.inbox)?;
+            self.inbox_part = 0..count;
+            self.was_filled = count == self.inbox.len();
         }
         let mut rest = &self.inbox[self.inbox_part.clone()];
         let count = self.connection.read_tls(&mut rest)?;
@@ -324,6 +336,20 @@ mod tests {
         // The straight way is open.
         let store = StoreClient::connect(real, &token, &limits).unwrap();
         store.set("a", b"b", &limits).unwrap();
+    }
+
+    /// A stranger's bytes cost memory in proportion to their number.
+    #[test]
+    fn memory_grows_with_what_has_come() {
+        let tls = Tls::generate().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (near, _) = listener.accept().unwrap();
+        stranger.write_all(&[0x16, 3, 1, 2, 0, 1]).unwrap();
+        drop(stranger);
+        let mut session = tls.server().unwrap();
+        assert!(session.shake(&near).is_err());
+        assert!(session.inbox.capacity() <= 4096, "{} bytes", session.inbox.capacity());
     }
 
     /// A write that was refused is told of when its records have left, and nothing is lost or doubled.

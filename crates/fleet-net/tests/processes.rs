@@ -39,6 +39,7 @@ fn child() {
                 .unwrap();
         }
         Ok("leaks") => leaks(),
+        Ok("door") => crate::strangers::door_under_a_low_limit(),
         Ok(other) => panic!("unknown role {other}"),
         Err(absent) => assert_eq!(*absent, std::env::VarError::NotPresent),
     }
@@ -133,7 +134,7 @@ impl Drop for Job {
     }
 }
 
-fn spawn(role: &str) -> Command {
+pub fn spawn(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "processes::child", "--nocapture"])

@@ -5,8 +5,11 @@ use fleet_base::rng::Sequence;
 use fleet_net::{
     HANDSHAKE_SPAN, Limits, Log, PENDING_MAX, Store, StoreClient, StoreServer, Token, Vigilance,
 };
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 fn long() -> Limits {
@@ -119,6 +122,61 @@ fn slow_strangers_hold_nothing_up() {
     last.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(last.read(&mut [0; 1]).unwrap_or(0), 0, "dropped");
     assert!(start.elapsed() < HANDSHAKE_SPAN * 4);
+}
+
+/// The child of the next test: hosts a store with few descriptors, and opens the files of a save when
+/// told to.
+pub fn door_under_a_low_limit() {
+    const FILES: usize = 30;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(300) }).unwrap();
+    let token = Token::from_text(&std::env::var("TOKEN").unwrap()).unwrap();
+    let server = server(&token, Log::silent());
+    println!("address {}", server.address());
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let files: Result<Vec<File>, _> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+    let open = std::fs::read_dir("/proc/self/fd").map(|fds| fds.count());
+    println!("save {:?} {:?}", files.map(|files| files.len()), open);
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+/// 400 strangers at a process that may open 300 descriptors: members get in, files can be opened.
+#[test]
+fn strangers_leave_descriptors_for_saves() {
+    let token = Token::generate().unwrap();
+    let mut child = crate::processes::spawn("door")
+        .env("TOKEN", token.to_text())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    let mut next = |what: &str| loop {
+        let mut line = String::new();
+        assert!(said.read_line(&mut line).unwrap() > 0, "the child ended before '{what}'");
+        if let Some(at) = line.find(what) {
+            return line[at + what.len()..].trim().to_string();
+        }
+    };
+    let address: SocketAddr = next("address ").parse().unwrap();
+    let strangers: Vec<TcpStream> = (0..400)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            // It may be dropped already.
+            let _ = stream.write_all(b"FLEET");
+            stream
+        })
+        .collect();
+    let client = StoreClient::connect(address, &token, &long()).unwrap();
+    client.set("a", b"", &long()).unwrap();
+    let mut told = child.stdin.take().unwrap();
+    writeln!(told, "save").unwrap();
+    let saved = next("save ");
+    let open = saved.strip_prefix("Ok(30) Ok(").and_then(|rest| rest.strip_suffix(')'));
+    let open: usize = open.expect(&saved).parse().unwrap();
+    assert!(open < 100, "{open} descriptors are open");
+    drop((strangers, told));
+    assert!(child.wait().unwrap().success());
 }
 
 /// A client that meets something else than a server of its job.

@@ -2,9 +2,10 @@
 
 use crate::{Services, gradient_check};
 use fleet_base::{Error, Result};
-use fleet_ir::{Op, OpSpec, SlotSpec, VarId, VarKind};
+use fleet_ir::{Op, OpSpec, VarId, VarKind};
 use fleet_kernels::pool::Pool;
 use fleet_tensor::{DType, Element, Layout, Shape};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -36,29 +37,35 @@ impl OpDef {
 impl OpDef {
     /// Kernels see their operands apart, but for those that they may write over.
     fn check_overlap(&self, op: &Op) -> Result<()> {
-        let slots = |specs: &'static [SlotSpec], vars: &[Vec<VarId>]| -> Vec<(&str, VarId)> {
-            let slots = specs.iter().zip(vars);
-            slots.flat_map(|(slot, vars)| vars.iter().map(|var| (slot.name, *var))).collect()
-        };
-        let (inputs, outputs) =
-            (slots(op.spec.inputs, &op.inputs), slots(op.spec.outputs, &op.outputs));
-        for (index, (out, var)) in outputs.iter().enumerate() {
-            let twice = outputs[..index].iter().any(|(_, other)| other == var);
-            let read =
-                inputs.iter().find(|(slot, of)| of == var && !self.may_write_over(out, slot));
-            if let Some((slot, _)) = read {
-                return Err(Error::invalid(format!(
-                    "output '{out}' of {} is also its input '{slot}'",
-                    op.name()
-                ))
-                .expected("a variable of its own"));
+        // By variable, since a program may give an op any number of them.
+        let mut read: HashMap<VarId, Vec<&str>> = HashMap::new();
+        for (slot, vars) in op.spec.inputs.iter().zip(&op.inputs) {
+            for var in vars {
+                let slots = read.entry(*var).or_default();
+                if slots.last() != Some(&slot.name) {
+                    slots.push(slot.name);
+                }
             }
-            if twice {
-                return Err(Error::invalid(format!(
-                    "two outputs of {} are one variable",
-                    op.name()
-                ))
-                .got(format!("'{out}' again")));
+        }
+        let mut written = HashSet::new();
+        for (out, vars) in op.spec.outputs.iter().zip(&op.outputs) {
+            for var in vars {
+                let slots = read.get(var).map_or(&[][..], Vec::as_slice);
+                if let Some(slot) = slots.iter().find(|slot| !self.may_write_over(out.name, slot)) {
+                    return Err(Error::invalid(format!(
+                        "output '{}' of {} is also its input '{slot}'",
+                        out.name,
+                        op.name()
+                    ))
+                    .expected("a variable of its own"));
+                }
+                if !written.insert(*var) {
+                    return Err(Error::invalid(format!(
+                        "two outputs of {} are one variable",
+                        op.name()
+                    ))
+                    .got(format!("'{}' again", out.name)));
+                }
             }
         }
         Ok(())
@@ -104,6 +111,8 @@ pub struct OpTraits {
     /// (output slot, input slot): the output may take over the input's memory when the input is not
     /// needed afterwards; the kernel then sees the same pointer twice.
     pub inplace: &'static [(&'static str, &'static str)],
+    /// As `inplace`, where the output holds sparse rows: their values may lie over a dense input.
+    pub inplace_rows: &'static [(&'static str, &'static str)],
     /// (output slot, input slot): the output is the input's bytes under another shape. The planner
     /// lets the two share memory always, and the kernel copies only when they could not.
     pub view: Option<(&'static str, &'static str)>,
@@ -159,6 +168,7 @@ impl OpTraits {
         OpTraits {
             amp: AmpClass::Unlisted,
             inplace: &[],
+            inplace_rows: &[],
             view: None,
             shape_only: &[],
             sparse: &[],
@@ -228,6 +238,17 @@ impl Meta {
 
     pub fn bytes(&self) -> usize {
         self.numel().saturating_mul(self.dtype.size())
+    }
+
+    /// For messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, room for 7)`.
+    pub fn describe(&self) -> String {
+        let Meta { dtype, shape, rows, .. } = self;
+        match self.kind {
+            VarKind::Dense => format!("{dtype}{shape}"),
+            VarKind::SparseRows if *rows == 0 => format!("{dtype}{shape} (sparse rows)"),
+            VarKind::SparseRows => format!("{dtype}{shape} (sparse rows, room for {rows})"),
+            VarKind::TensorArray => format!("{dtype}{shape} (tensor array)"),
+        }
     }
 }
 
@@ -554,6 +575,17 @@ impl Arg {
     /// Elements of one row.
     pub fn row_len(&self) -> usize {
         self.shape.product(1..self.shape.rank())
+    }
+
+    /// The address of the first element, for kernels that take pointers: a slice of `len` elements
+    /// that may be written through two arguments.
+    ///
+    /// # Panics
+    /// If the argument holds another type, or fewer elements than the kernel was made for.
+    pub fn start<T: Element>(&self, len: usize) -> *mut T {
+        assert!(T::reads(self.dtype), "kernel takes {} as {}", self.dtype, T::DTYPE);
+        assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
+        self.ptr.cast()
     }
 
     pub fn slice<'a, T: Element>(&self) -> &'a [T] {

@@ -71,7 +71,7 @@ pub trait Ring: Send + Sync {
     fn barrier(&self, label: &str) -> Result<()>;
     /// This rank has failed and will make no further call: whoever waits, here or elsewhere, is to be
     /// told at once.
-    fn abort(&self, reason: &str);
+    fn abort(&self, error: &Error);
 }
 
 /// Where values wait that have left the arena: numbered slots, each holding what was written last.
@@ -152,8 +152,8 @@ impl Services {
     }
 
     /// Tells every ring that this rank has failed.
-    pub fn abort(&self, reason: &str) {
-        self.rings.values().for_each(|ring| ring.abort(reason));
+    pub fn abort(&self, error: &Error) {
+        self.rings.values().for_each(|ring| ring.abort(error));
     }
 }
 
@@ -224,5 +224,5 @@ impl Ring for Solo {
         Ok(())
     }
 
-    fn abort(&self, _: &str) {}
+    fn abort(&self, _: &Error) {}
 }

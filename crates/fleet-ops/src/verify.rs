@@ -5,10 +5,13 @@
 //! 3. Every op's shape rule, run again over the declared types and shapes of its inputs, accepts them
 //!    and makes what its outputs are declared to be: element type, dense or sparse, and a shape that
 //!    agrees (an unknown dimension agrees with any).
+//! 4. In the order in which ops run, every write of a variable has the size of the first one, as
+//!    far as sizes are known: memory and kernels are planned for one size of a variable.
 
 use crate::{Meta, Registry, meta};
 use fleet_base::{Error, Result};
-use fleet_ir::{Op, OpId, Program};
+use fleet_ir::{BlockId, Op, OpId, Program, VarId};
+use std::collections::HashMap;
 
 /// Everything that is wrong with a program.
 pub fn errors(program: &Program, registry: &Registry) -> Vec<Error> {
@@ -19,6 +22,10 @@ pub fn errors(program: &Program, registry: &Registry) -> Vec<Error> {
                 check_op(program, registry, id, op, &mut errors);
             }
         }
+    }
+    if errors.is_empty() {
+        let mut sizes = Sizes { program, registry, first: HashMap::new(), errors: &mut errors };
+        sizes.walk(Program::ROOT);
     }
     errors
 }
@@ -54,6 +61,66 @@ fn infer(program: &Program, registry: &Registry, op: &Op) -> Result<Vec<Vec<Meta
     def.shapes(op, |var| meta(program, var))
 }
 
+/// What is known of the size of each variable, op by op.
+struct Sizes<'a> {
+    program: &'a Program,
+    registry: &'a Registry,
+    /// By variable: what is known of all writes so far, and the op that wrote it first.
+    first: HashMap<VarId, (Meta, OpId)>,
+    errors: &'a mut Vec<Error>,
+}
+
+impl Sizes<'_> {
+    fn walk(&mut self, block: BlockId) {
+        for (id, op) in self.program.block_ops(block) {
+            if let Some(inner) = op.sub_block() {
+                self.walk(inner);
+            }
+            self.add(id, op);
+        }
+    }
+
+    fn add(&mut self, id: OpId, op: &Op) {
+        let Some(def) = self.registry.find(op.name()) else { return };
+        let declared = |var| meta(self.program, var);
+        let known = |var| self.first.get(&var).map_or_else(|| declared(var), |(held, _)| *held);
+        // What is known may be more than a rule accepts; planning says so then.
+        let made = def.shapes(op, known).or_else(|_| def.shapes(op, declared));
+        for (vars, metas) in op.outputs.iter().zip(made.unwrap_or_default()) {
+            for (var, made) in vars.iter().zip(metas) {
+                self.write(*var, made, id);
+            }
+        }
+    }
+
+    fn write(&mut self, var: VarId, made: Meta, id: OpId) {
+        let Some((held, first)) = self.first.get_mut(&var) else {
+            self.first.insert(var, (made, id));
+            return;
+        };
+        let same_rows = held.rows == made.rows || held.rows == 0 || made.rows == 0;
+        if held.shape.agrees(&made.shape) && same_rows {
+            let pairs = held.shape.dims_mut().iter_mut().zip(made.shape.iter());
+            pairs.filter(|(held, _)| **held < 0).for_each(|(held, made)| *held = *made);
+            held.rows = held.rows.max(made.rows);
+            return;
+        }
+        let error = two_sizes(self.program, var, (*held, *first), made);
+        self.errors.push(error.at(self.program.describe_op(id)));
+    }
+}
+
+/// A variable is written a second time, with another size than the first op made.
+pub fn two_sizes(program: &Program, var: VarId, (held, first): (Meta, OpId), made: Meta) -> Error {
+    Error::invalid(format!("'{}' is written twice, in two sizes", program.var_name(var)))
+        .expected(held.describe())
+        .got(made.describe())
+        .help(format!(
+            "give each result a variable of its own; the first is written by {}",
+            program.describe_op(first)
+        ))
+}
+
 fn check_slot(program: &Program, op: &Op, slot: usize, made: &[Meta], errors: &mut Vec<Error>) {
     let (given, name) = (&op.outputs[slot], op.spec.outputs[slot].name);
     if given.len() > made.len() {
@@ -69,17 +136,9 @@ fn check_slot(program: &Program, op: &Op, slot: usize, made: &[Meta], errors: &m
             let var = program.var_name(*var);
             errors.push(
                 Error::invalid(format!("output '{name}' makes '{var}' other than declared"))
-                    .expected(shown(&declared))
-                    .got(shown(made)),
+                    .expected(declared.describe())
+                    .got(made.describe()),
             );
         }
-    }
-}
-
-/// `f32[2, 3]`, or `f32[2, 3] (SparseRows)`.
-fn shown(meta: &Meta) -> String {
-    match meta.kind {
-        fleet_ir::VarKind::Dense => format!("{}{}", meta.dtype, meta.shape),
-        kind => format!("{}{} ({kind:?})", meta.dtype, meta.shape),
     }
 }

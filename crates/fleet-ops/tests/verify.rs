@@ -33,7 +33,7 @@ fn outputs_are_what_ops_make() {
     );
     check(
         &format!("{vars} %y: f32[-1, 4] sparse_rows (Out: %y) = scale(X: %x) at=\"m.rs:1\""),
-        &["output 'Out' makes 'y' other than declared: expected f32[-1, 4] (SparseRows), \
+        &["output 'Out' makes 'y' other than declared: expected f32[-1, 4] (sparse rows), \
            got f32[-1, 4]\n  at op 0 scale(X: %x) at m.rs:1"],
     );
 }
@@ -87,6 +87,91 @@ fn sparse_rows_go_where_they_are_known() {
         };
         let call = format!("{head} (Out: %y) = {op}(X: %g) {{{attrs}}}");
         check(&call, &[&refused(op, "X")]);
+    }
+}
+
+/// Memory and kernels are planned for one size of a variable: a second one would be written outside
+/// of its memory.
+#[test]
+fn a_variable_written_in_two_sizes_is_refused() {
+    let head = "%a: f32[1000] data %b: f32[2] data %c: bool[1] data %x: f32[-1] %y: f32[-1]";
+    let help = "\n  help: give each result a variable of its own; the first is written by op 0 \
+                relu(X: %a)";
+    let refused = |sizes: &str, place: &str, help: &str| {
+        format!("'x' is written twice, in two sizes: {sizes}\n  at {place}{help}")
+    };
+    check(
+        &format!("{head} (Out: %x) = relu(X: %a) (Out: %x) = tanh(X: %b) at=\"m.rs:7\""),
+        &[&refused("expected f32[1000], got f32[2]", "op 1 tanh(X: %b) at m.rs:7", help)],
+    );
+    // The size of %y is not declared and follows.
+    check(
+        &format!("{head} (Out: %x) = relu(X: %a) (Out: %y) = relu(X: %b) (Out: %x) = relu(X: %y)"),
+        &[&refused("expected f32[1000], got f32[2]", "op 2 relu(X: %y)", help)],
+    );
+    let inner = |input: &str| {
+        format!(
+            "{head} (Out: %x) = relu(X: %a)
+             () = conditional_block(Cond: %c) {{sub_block: block1}} }}
+             block1 in block0 {{ (Out: %x) = relu(X: {input})"
+        )
+    };
+    check(
+        &inner("%b"),
+        &[&refused("expected f32[1000], got f32[2]", "block1 op 0 relu(X: %b)", help)],
+    );
+    check(&inner("%a"), &[]);
+    let rows = "%i: i64[3] data %j: i64[5] data %g: f32[3, 2] data %h: f32[5, 2] data
+        %w: f32[9, 2] data %s: f32[9, 2] sparse_rows";
+    let grad = |ids: &str, dy: &str| {
+        format!(
+            "(W@GRAD: %s) = lookup_table_v2_grad(W: %w, Ids: {ids}, Out@GRAD: {dy}) \
+             {{is_sparse: true}}"
+        )
+    };
+    let first = "\n  help: give each result a variable of its own; the first is written by op 0 \
+                 lookup_table_v2_grad(W: %w, Ids: %i, Out@GRAD: %g)";
+    check(
+        &format!("{rows} {} {}", grad("%i", "%g"), grad("%j", "%h")),
+        &[&refused(
+            "expected f32[9, 2] (sparse rows, room for 3), got f32[9, 2] (sparse rows, room for 5)",
+            "op 1 lookup_table_v2_grad(W: %w, Ids: %j, Out@GRAD: %h)",
+            first,
+        )
+        .replace("'x'", "'s'")],
+    );
+    check(&format!("{rows} {} {}", grad("%i", "%g"), grad("%i", "%g")), &[]);
+    // Unknown sizes may be equal; planning knows them.
+    check(
+        "%a: f32[-1] data %b: f32[-1] data %x: f32[-1]
+         (Out: %x) = relu(X: %a) (Out: %x) = relu(X: %b)",
+        &[],
+    );
+}
+
+/// Each variable of an op was compared with every other: for these, in minutes.
+#[test]
+fn an_op_may_have_any_number_of_variables() {
+    const COUNT: usize = 60_000;
+    let vars: String = (0..COUNT).map(|i| format!("%v{i}: f32[1]\n")).collect();
+    let list: Vec<String> = (0..COUNT).map(|i| format!("%v{i}")).collect();
+    let list = list.join(", ");
+    check(
+        &format!(
+            "%x: f32[{COUNT}] data %y: f32[{COUNT}] {vars}
+             (Out: {list}) = split(X: %x) {{num: {COUNT}}} (Out: %y) = concat(X: {list})"
+        ),
+        &[],
+    );
+}
+
+/// Readers bound the slots and attributes of an op.
+#[test]
+fn ops_have_fewer_parts_than_readers_allow() {
+    for def in OPS {
+        let spec = &def.spec;
+        assert!(spec.inputs.len() <= 16 && spec.outputs.len() <= 16, "slots of {}", spec.name);
+        assert!(spec.attrs.len() <= 64, "attributes of {}", spec.name);
     }
 }
 

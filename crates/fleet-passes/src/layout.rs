@@ -173,17 +173,23 @@ fn rewrite(
     let mut out = Vec::with_capacity(ops.len());
     for id in ops {
         let op = program.op(id).clone();
-        let moved: Vec<VarId> = if is_nchw_op(&op) {
-            image_vars(&op).into_iter().filter(|var| twins.contains_key(var)).collect()
+        let has_twin = |var: &VarId| twins.contains_key(var);
+        let moved: Vec<VarId> = if is_nchw_op(&op) && takes_twins(&op, has_twin) {
+            image_vars(&op)
         } else if treats_alike(program, registry, &op)
-            && op.all_inputs().chain(op.all_outputs()).all(|var| twins.contains_key(&var))
+            && op.all_inputs().chain(op.all_outputs()).all(|var| has_twin(&var))
         {
             op.all_inputs().chain(op.all_outputs()).collect()
         } else {
             Vec::new()
         };
         let written = touched(id, program, twins, Program::writes_of);
-        for var in touched(id, program, twins, Program::reads_of) {
+        let mut wanted = touched(id, program, twins, Program::reads_of);
+        if op.sub_block().is_some() {
+            // A conditional part that does not run leaves what was there.
+            wanted.extend(&written);
+        }
+        for var in wanted {
             let wants_twin = moved.contains(&var);
             convert(program, registry, &op, var, twins[&var], wants_twin, &mut valid, &mut out)?;
         }
@@ -202,6 +208,14 @@ fn rewrite(
     }
     program.set_block_ops(Program::ROOT, out);
     Ok(())
+}
+
+/// Whether all images of an op have twins, since one format holds for all of them, and none of them
+/// is also something else to the op: its filter, say.
+fn takes_twins(op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
+    let images = image_vars(op);
+    let uses = op.all_inputs().chain(op.all_outputs()).filter(|var| images.contains(var)).count();
+    images.iter().all(has_twin) && uses == images.len()
 }
 
 /// Images that an op reads or writes; of a conditional part, those that its ops do, which stay as they are.
@@ -336,7 +350,10 @@ fn packable_group(
                     && op.attr_str("data_format") == "NHWC"
                     && op.attr_int("groups") == 1;
                 let slots = [op.input("Filter"), op.output("Filter@GRAD")];
-                if is_conv && slots.iter().any(|slot| slot.contains(&var)) {
+                let of = |vars: &mut dyn Iterator<Item = VarId>| vars.filter(|v| *v == var).count();
+                let uses = of(&mut op.all_inputs().chain(op.all_outputs()));
+                // Nothing but the filter: it could also be the image.
+                if is_conv && of(&mut slots.into_iter().flatten().copied()) == uses {
                     add_new(&mut group, slots.into_iter().flatten().copied());
                     continue;
                 }
@@ -345,11 +362,17 @@ fn packable_group(
                 if is_conv || !fine || block != Program::ROOT {
                     return None;
                 }
-                let alike = op
-                    .all_inputs()
-                    .chain(op.all_outputs())
-                    .filter(|other| program.var(*other).shape == shape);
-                add_new(&mut group, alike);
+                let repeats = op.name().starts_with("elementwise_");
+                for other in op.all_inputs().chain(op.all_outputs()) {
+                    let found = program.var(other).shape;
+                    if found == shape {
+                        add_new(&mut group, [other].into_iter());
+                    } else if repeats || found.agrees(&shape) {
+                        // It is repeated along the filter, or as long as the filter without
+                        // saying so.
+                        return None;
+                    }
+                }
             }
         }
     }

@@ -7,6 +7,9 @@
 //! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files.
 //! [`Servers`] is all of it as a worker sees it. Nothing here knows programs or devices.
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod client;
 mod communicator;
 #[cfg(feature = "grpc")]
@@ -15,6 +18,7 @@ mod dense;
 mod entry;
 mod finite;
 mod geo;
+mod hash_key;
 mod init;
 mod merge;
 mod message;
@@ -28,7 +32,7 @@ mod sparse;
 mod stats;
 mod sync;
 
-pub use client::{Client, LocalServers, RemoteOptions, RemoteServers};
+pub use client::{Client, IsOver, LocalServers, RemoteOptions, RemoteServers};
 pub use communicator::{
     Communicator, CommunicatorMode, CommunicatorOptions, CommunicatorStats, GeoCommunicator,
     POLL_SPAN, RateOf, Rates,
@@ -39,13 +43,18 @@ pub use dense::{
 pub use entry::Entry;
 pub use finite::NonFinite;
 pub use geo::GeoTable;
+pub use hash_key::HashKey;
 pub use init::Initializer;
 pub use merge::Merger;
 pub use progress::Progress;
 pub use rule::Rule;
 pub use save::{SaveFormat, SaveOptions, Saved, load_sparse, save_sparse};
 pub use seen::WorkerSeen;
-pub use server::{Durability, Flush, Recovered, ServerTables, TableServer};
+pub use server::{
+    Damage, Durability, Flush, FolderReport, FolderState, LogReport, Loss, Recovered, ServerReport,
+    ServerTables, SnapshotReport, TableServer, Tail, WorkerReport, accept_loss, folder_state,
+    inspect,
+};
 pub use servers::{DenseOptions, JobTables, START_ROUNDS, Servers, TableConfig};
 pub use sparse::{
     Accessor, CtrAccessor, PullMode, Push, Record, SaveMode, Snapshot, SparseConfig, SparseTable,

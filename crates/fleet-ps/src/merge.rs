@@ -3,7 +3,7 @@
 //! Workers do it before they send, tables before they apply: a rule that is not linear must see the sum
 //! of an id's gradients once, not each of them.
 
-use crate::{Accessor, Push, SparseConfig};
+use crate::{Accessor, HashKey, Push, SparseConfig};
 use fleet_base::{Error, Result};
 use fleet_kernels::kernel;
 use std::borrow::Cow;
@@ -19,8 +19,9 @@ use std::borrow::Cow;
 /// assert!(merger.sum_rows(&[1.0], 2).is_err());
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Merger {
+    key: HashKey,
     ids: Vec<u64>,
     to_row: Vec<u32>,
     /// Open addressing: a row of `ids` plus one, or 0.
@@ -37,17 +38,29 @@ pub(crate) struct Said<'a> {
 /// Ids to a slot of the table: sparse enough that most ids are found at once.
 const SLOTS_PER_ID: usize = 2;
 
+impl Default for Merger {
+    /// A merger with a random key.
+    fn default() -> Merger {
+        Merger::new(HashKey::random())
+    }
+}
+
 impl Merger {
+    /// A merger whose hash table uses this key.
+    pub fn new(key: HashKey) -> Merger {
+        Merger { key, ids: Vec::new(), to_row: Vec::new(), slots: Vec::new() }
+    }
+
     /// Looks at a batch; returns whether any id comes twice.
     pub fn merge(&mut self, ids: &[u64]) -> bool {
         let slot_count = (ids.len() * SLOTS_PER_ID).next_power_of_two();
-        let (mask, shift) = (slot_count - 1, 64 - slot_count.trailing_zeros().max(1));
+        let (key, mask) = (self.key, slot_count - 1);
         self.slots.clear();
         self.slots.resize(slot_count, 0);
         self.ids.clear();
         self.to_row.clear();
         for id in ids {
-            let mut slot = (id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> shift) as usize & mask;
+            let mut slot = key.hash(*id) as usize & mask;
             let row = loop {
                 match self.slots[slot] {
                     0 => {
@@ -192,6 +205,29 @@ mod tests {
     use super::*;
     use fleet_base::rng::Sequence;
     use std::collections::HashMap;
+
+    /// Ids that are chosen to meet under a hash without a key cost what random ids cost.
+    #[test]
+    fn crafted_ids_are_merged_as_soon_as_random_ones() {
+        const COUNT: u64 = 50_000;
+        /// Makes 1 of the constant that the hash once multiplied by.
+        const INVERSE: u64 = 0xF1DE_83E1_9937_733D;
+        assert_eq!(INVERSE.wrapping_mul(0x9E37_79B9_7F4A_7C15), 1);
+        let key = HashKey::new(0x0123_4567_89AB_CDEF, 0xD134_2543_DE82_EF95);
+        let cost = |ids: Vec<u64>| {
+            let mut merger = Merger::new(key);
+            merger.merge(&ids);
+            let mask = merger.slots.len() - 1;
+            let probes = ids.iter().zip(1..).map(|(id, row)| {
+                let home = key.hash(*id) as usize;
+                1 + (0..=mask).find(|at| merger.slots[(home + at) & mask] == row).unwrap()
+            });
+            probes.sum::<usize>() as f64 / COUNT as f64
+        };
+        let random = cost((0..COUNT).map(|at| Sequence::new(1, at).next_u64()).collect());
+        let crafted = cost((0..COUNT).map(|at| (5 << 47 | at).wrapping_mul(INVERSE)).collect());
+        assert!(crafted < 1.5 * random, "{crafted} probes, random ids {random}");
+    }
 
     #[test]
     fn sums_are_those_of_a_map() {

@@ -22,7 +22,8 @@ pub(crate) const COMPARE_HEAD_BYTES: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Method {
-    /// Before anything else on a connection: the client's text of the job, to be the server's.
+    /// Before anything else on a connection: the client's text of the job, to be the server's, and what
+    /// this server has acknowledged to it (`server/durable/epochs.rs`): life, epoch, sequence number.
     Compare = 1,
     /// word: [`PullMode`](crate::PullMode); ids. Answer: rows.
     PullSparse,
@@ -76,7 +77,15 @@ pub(crate) enum Method {
     TakeOver,
     /// It goes on there: their steps are its own.
     GoOn,
+    /// Never sent: a server logs it when all processes of a synchronous job are new.
+    NewRun,
+    /// count: steps that some server has applied; all servers come to that step.
+    Settle,
 }
+
+/// Behind an answer to what changes something: the epoch of the server, and the number below which its
+/// requests are kept.
+pub(crate) const ACKNOWLEDGEMENT_BYTES: usize = 16;
 
 pub(crate) const SHOWS: u32 = 1;
 pub(crate) const CLICKS: u32 = 2;
@@ -85,7 +94,7 @@ pub(crate) const DAYS_DEFAULT: u32 = u32::MAX;
 pub(crate) const BINARY: u32 = 1 << 8;
 pub(crate) const ONE: u32 = 1 << 9;
 
-const METHODS: [Method; 27] = [
+const METHODS: [Method; 29] = [
     Method::Compare,
     Method::PullSparse,
     Method::PushSparse,
@@ -113,6 +122,8 @@ const METHODS: [Method; 27] = [
     Method::Begin,
     Method::TakeOver,
     Method::GoOn,
+    Method::NewRun,
+    Method::Settle,
 ];
 
 impl Method {

@@ -42,6 +42,11 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// All servers have the same steps, and no part of a later one.
+    pub fn of_steps(base: u64, complete: u64) -> Progress {
+        Progress { base, complete, applied: Vec::new() }
+    }
+
     /// The newest step of which any server has a part.
     pub(crate) fn newest(&self) -> u64 {
         self.applied.iter().flat_map(BTreeMap::values).copied().max().unwrap_or(0)

@@ -72,7 +72,7 @@ impl TableConfig {
 }
 
 /// Changes when a worker of one version cannot talk to a server of another.
-const MESSAGES_VERSION: &str = "messages of version 5";
+const MESSAGES_VERSION: &str = "messages of version 6";
 /// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are there, when
 /// worker 0 has brought the parameters, and when all have them. A worker that comes to servers where
 /// they have met so often was started again.
@@ -195,6 +195,9 @@ pub trait Servers: Send + Sync {
     /// Goes on where they came to: the steps behind `complete` are made again, with the same data, and no server is
     /// sent gradients that it has.
     fn go_on(&self, progress: &Progress) -> Result<()>;
+    /// In a synchronous job that all its processes resume: brings all servers to the last step that any of
+    /// them has applied, and returns how many there were. Worker 0 calls it while the others wait.
+    fn settle(&self) -> Result<u64>;
     /// What servers know of every worker of the job.
     fn workers(&self) -> Result<Vec<WorkerSeen>>;
 

@@ -154,6 +154,18 @@ impl BarrierTable {
         self.changed.notify_all();
     }
 
+    /// All trainers are new processes, which meet from the start. Rounds of sent gradients stay counted.
+    pub(crate) fn begin_run(&self) {
+        let mut points = self.lock();
+        let sent = Point { arrived: BTreeSet::new(), round: points.sent.round };
+        *points = Points { sent, ..Points::default() };
+    }
+
+    /// Gradients of so many rounds are applied.
+    pub(crate) fn set_sent_rounds(&self, rounds: u64) {
+        self.lock().sent.round = rounds;
+    }
+
     /// A trainer is heard of.
     pub(crate) fn find(&self, trainer: usize) {
         if let Ok(trainer) = u32::try_from(trainer) {
@@ -163,6 +175,10 @@ impl BarrierTable {
 
     pub(crate) fn has_finished(&self, trainer: u32) -> bool {
         self.lock().finished.contains(&trainer)
+    }
+
+    pub(crate) fn all_finished(&self) -> bool {
+        self.lock().finished.len() as u32 == self.trainer_count
     }
 
     pub(crate) fn any_finished(&self) -> bool {

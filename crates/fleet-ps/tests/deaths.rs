@@ -134,7 +134,7 @@ fn servers_end_when_the_others_are_lost() {
     // Whether the servers know of the death by now or not, nobody stops them.
     worker.finish().unwrap();
     drop(worker);
-    fleet.servers.into_iter().for_each(fleet_ps::TableServer::run);
+    fleet.servers.into_iter().for_each(|server| server.run().unwrap());
 }
 
 #[test]

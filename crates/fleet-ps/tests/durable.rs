@@ -66,6 +66,11 @@ fn a_server_that_is_started_again_has_everything() {
             // With and without a snapshot, and pushes behind it.
             if start % 2 == 0 {
                 server.snapshot_now().unwrap();
+                let names: Vec<_> = std::fs::read_dir(own_folder(&folder))
+                    .unwrap()
+                    .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                    .collect();
+                assert_eq!(names.len(), 4, "lock, job, the snapshot and its log: {names:?}");
                 train(&worker, steps);
                 steps += 1;
             }
@@ -74,40 +79,49 @@ fn a_server_that_is_started_again_has_everything() {
         let (ids, rows) = other.pull_geo(GEO).unwrap();
         assert_eq!(ids.len() as u64, steps + 1, "what the other worker changed, and no more");
         assert_eq!(rows[rows.len() - 2..], [1.0 + steps as f32; 2], "id 1000");
-        let names: Vec<_> = std::fs::read_dir(own_folder(&folder))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        assert_eq!(names.len(), 4, "lock, job, the last snapshot and its log: {names:?}");
     }
 }
 
-/// A log that breaks off at any byte loses the request that it breaks off in, and nothing else.
+/// A log that breaks off at any byte loses the request that it breaks off in, and nothing else. One that
+/// breaks off in its header was not left by any crash.
 #[test]
 fn a_torn_log_loses_what_was_not_acknowledged() {
+    const HEADER: usize = 64;
     let (folder, job) = (Folder::new("torn"), job(1, 1, false));
     {
         let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
         (0..3).for_each(|_| worker.push_dense(DENSE, &[2.0; 5]).unwrap());
     }
-    let path = own_folder(&folder).join("log-0");
-    let bytes = std::fs::read(&path).unwrap();
-    let record = bytes.len() / 3;
+    let (own, torn) = (own_folder(&folder), Folder::new("torn-copy"));
+    let bytes = std::fs::read(own.join("log-0")).unwrap();
+    let record = (bytes.len() - HEADER) / 3;
     for length in 0..=bytes.len() {
-        std::fs::write(&path, &bytes[..length]).unwrap();
-        let server = start(&job, &folder);
-        let recovered = server.recovered().map(|found| (found.snapshot, found.request_count));
-        let requests = (length / record) as u64;
-        assert_eq!(recovered, Some((None, requests)).filter(|_| requests > 0));
+        let copy = own_folder(&torn);
+        std::fs::remove_dir_all(&torn.0).unwrap();
+        std::fs::create_dir_all(&copy).unwrap();
+        std::fs::copy(own.join("job"), copy.join("job")).unwrap();
+        std::fs::write(copy.join("log-0"), &bytes[..length]).unwrap();
+        if length < HEADER {
+            let error = ServerTables::durable(&job, 0, Durability::in_folder(&torn.0));
+            let error = error.map(drop).unwrap_err().to_string();
+            assert!(error.contains("log-0 is damaged at byte"), "{error}");
+            continue;
+        }
+        let (server, whole) = (start(&job, &torn), (length - HEADER) / record);
+        let left = ((length - HEADER) % record) as u64;
+        let recovered = server.recovered().unwrap_or_default();
+        assert_eq!((recovered.snapshot, recovered.request_count), (None, whole as u64));
+        assert_eq!(recovered.cut.map_or(0, |cut| cut.bytes), left);
+        assert_eq!(copy.join("aside").exists(), left > 0, "what is cut off is kept");
         let worker = LocalServers::new(&[server], 0).unwrap();
         let mut values = [0.0; 5];
         worker.pull_dense(DENSE, &mut values).unwrap();
-        assert_eq!(values, [-((length / record) as f32); 5]);
+        assert_eq!(values, [-(whole as f32); 5]);
         worker.push_dense(DENSE, &[2.0; 5]).unwrap();
         drop(worker);
-        let worker = LocalServers::new(&[start(&job, &folder)], 0).unwrap();
+        let worker = LocalServers::new(&[start(&job, &torn)], 0).unwrap();
         worker.pull_dense(DENSE, &mut values).unwrap();
-        assert_eq!(values, [-((length / record) as f32) - 1.0; 5], "what follows is read again");
+        assert_eq!(values, [-(whole as f32) - 1.0; 5], "what follows is read again");
     }
 }
 
@@ -180,14 +194,6 @@ fn what_a_load_brought_survives_and_another_job_is_refused() {
     let error = ServerTables::durable(&other, 0, Durability::in_folder(&folder.0)).map(drop);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("a server's folder is of another job"), "{error}");
-    let snapshot = own_folder(&folder).join("snapshot-1");
-    let mut bytes = std::fs::read(&snapshot).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::write(&snapshot, bytes).unwrap();
-    let error = ServerTables::durable(&job, 0, Durability::in_folder(&folder.0)).map(drop);
-    let error = error.unwrap_err().to_string();
-    assert!(error.contains("snapshot-1 is damaged"), "{error}");
 }
 
 /// A log that may hold little: snapshots keep it short, and pushes go on.
@@ -232,7 +238,7 @@ fn child() {
     let options = CallOptions::default();
     let server = TableServer::bind("127.0.0.1:0", tables, &token, options, Log::silent()).unwrap();
     println!("\naddress {}", server.address());
-    server.run();
+    server.run().unwrap();
 }
 
 /// A server process, killed when it is dropped.
@@ -318,4 +324,50 @@ fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
     let lines = lines().join("\n");
     assert!(lines.contains("waits for server 0") && lines.contains("is back after"), "{lines}");
     workers[0].stop().unwrap();
+}
+
+/// A log loses its last records, as a bad disk would: the server starts, its worker knows better, and then
+/// nothing is served until an operator has accepted the loss.
+#[test]
+fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
+    let (folder, job, token) =
+        (Folder::new("behind"), job(1, 1, false), Token::generate().unwrap());
+    let serve = || {
+        let tables = start(&job, &folder);
+        let options = CallOptions::default();
+        TableServer::bind("127.0.0.1:0", tables, &token, options, Log::silent()).unwrap()
+    };
+    let server = serve();
+    let current = Arc::new(Mutex::new(server.address()));
+    let resolve = {
+        let current = current.clone();
+        move |_| Ok::<_, Error>(*current.lock().unwrap())
+    };
+    let worker = RemoteServers::connect_with(&job, 0, resolve, &token, options()).unwrap();
+    (0..4).for_each(|_| worker.push_dense(DENSE, &[0.5; 5]).unwrap());
+    drop(server);
+    let path = own_folder(&folder).join("log-0");
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 7).unwrap();
+
+    let server = serve();
+    let cut = server.tables().recovered().unwrap();
+    assert_eq!((cut.request_count, cut.cut.map(|cut| cut.request_count)), (3, Some(0)));
+    *current.lock().unwrap() = server.address();
+    let error = worker.push_dense(DENSE, &[0.5; 5]).unwrap_err().to_string();
+    let words = "worker 0 was acknowledged 4 requests, and 3 of them are left";
+    assert!(error.contains("lost acknowledged pushes") && error.contains(words), "{error}");
+    let ended = server.run().unwrap_err().to_string();
+    assert!(ended.contains(words) && ended.contains("--accept-loss"), "{ended}");
+    let error = ServerTables::durable(&job, 0, Durability::in_folder(&folder.0)).map(drop);
+    assert!(error.unwrap_err().to_string().contains(words), "also after a restart");
+    assert_eq!(fleet_ps::inspect(&folder.0).unwrap().servers[0].behind.as_deref(), Some(words));
+
+    let losses = fleet_ps::accept_loss(&folder.0).unwrap();
+    assert_eq!(losses[0].behind.as_deref(), Some(words));
+    assert!(fleet_ps::accept_loss(&folder.0).unwrap().is_empty(), "accepted once");
+    let server = serve();
+    *current.lock().unwrap() = server.address();
+    worker.push_dense(DENSE, &[0.5; 5]).unwrap();
+    assert_eq!(crate::common::dense(&worker), [-1.0; 5], "three, and the one since");
 }

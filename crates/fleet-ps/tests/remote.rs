@@ -8,7 +8,7 @@ use fleet_net::calls::{CallClient, CallOptions, CallServer, Conversation};
 use fleet_net::{Limits, Log};
 use fleet_ps::{
     Arrival, JobTables, LocalServers, NonFinite, PullMode, Push, RemoteOptions, RemoteServers,
-    SaveFormat, SaveMode, ServerTables, Servers, SparseConfig, TableConfig,
+    SaveFormat, SaveMode, ServerTables, Servers, SparseConfig, TableConfig, TableServer,
 };
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -149,7 +149,7 @@ fn a_synchronous_job_and_its_end() {
             });
         }
     });
-    fleet.servers.into_iter().for_each(fleet_ps::TableServer::run);
+    fleet.servers.into_iter().for_each(|server| server.run().unwrap());
 }
 
 /// Each mistake is told in its words, and the server serves on.
@@ -242,7 +242,7 @@ fn senseless_requests_are_refused() {
     let old = b"messages of version 1\n";
     let length = (old.len() as u64).to_le_bytes();
     let error = connect(&hello).call(1, &[&[0; 32], &length, old], &limits).unwrap_err();
-    let words = "expected messages of version 5, got messages of version 1";
+    let words = "expected messages of version 6, got messages of version 1";
     assert!(error.to_string().contains(words), "{error}");
     let mut rng = fleet_base::rng::Sequence::new(8, 0);
     let mut client = connect(&hello);
@@ -280,4 +280,39 @@ fn a_server_that_lost_its_tables_is_told_from_one_that_was_away() {
         RemoteServers::connect(&job, 0, &addresses, &fleet.token, brief).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains(&format!("server 0 at {address}")), "{error}");
+}
+
+/// A server that takes short frames, and saves in one folder.
+#[test]
+fn what_a_server_refuses_before_it_begins() {
+    let folder = Folder::new("root");
+    let tables = vec![TableConfig::Sparse(SparseConfig::plain(SPARSE, 8))];
+    let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
+    let (token, tables) = (Token::generate().unwrap(), ServerTables::all(&job).unwrap().remove(0));
+    let within = CallOptions { frame_bytes_max: 64 << 10, ..CallOptions::default() };
+    let within = (within, Some(folder.0.join("root")));
+    let server =
+        TableServer::bind_within("127.0.0.1:0", tables, &token, within, Log::silent()).unwrap();
+    let worker = RemoteServers::connect(&job, 0, &[server.address()], &token, options()).unwrap();
+    // A request of 40 KB whose answer would have 160 KB: refused without a row made.
+    let ids: Vec<u64> = (0..5000).collect();
+    let mut rows = vec![0.0; 5000 * 8];
+    let error = worker.pull_sparse(SPARSE, &ids, &mut rows, PullMode::Train).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    assert!(error.to_string().contains("expected up to 65536 bytes, got 160000"), "{error}");
+    assert_eq!(worker.stats(SPARSE).unwrap().row_count, 0);
+
+    let root = folder.0.join("root");
+    std::fs::create_dir_all(&root).unwrap();
+    let save = |dir: &std::path::Path| worker.save(dir, SaveMode::All, SaveFormat::Binary);
+    save(&root.join("new")).unwrap();
+    worker.load(&root.join("new")).unwrap();
+    for outside in [folder.0.join("other"), root.join("../other")] {
+        for result in [save(&outside).map(drop), worker.load(&outside).map(drop)] {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert!(error.to_string().contains("outside of the servers' save root"), "{error}");
+        }
+    }
+    assert!(!folder.0.join("other").exists());
 }

@@ -199,6 +199,14 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     check("001/part-001 is torn");
     std::fs::write(&part, &bytes).unwrap();
     assert!(new.load(&folder.0).is_ok());
+    // What a killed server has left goes with the next save; others' files stay.
+    let temporary =
+        ["001/.part-001.7-0.tmp", "004/.manifest-000.3.7-0.tmp", ".saved-000.2.7-0.tmp"];
+    let others = ["001/.part-002.7-0.tmp", "001/.part-0011.7-0.tmp", "001/part-001.tmp"];
+    temporary.iter().chain(&others).for_each(|it| std::fs::write(folder.0.join(it), "x").unwrap());
+    old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
+    assert!(temporary.iter().all(|it| !folder.0.join(it).exists()));
+    others.iter().for_each(|it| std::fs::remove_file(folder.0.join(it)).unwrap());
     // Over an older save there is one again.
     for _ in 1..4 {
         old.save(&folder.0, SaveMode::All, SaveFormat::Binary).unwrap();
@@ -207,4 +215,68 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     assert_eq!(files, 5 + 2, "five tables, two marks");
     let files = std::fs::read_dir(folder.0.join("001")).unwrap().count();
     assert_eq!(files, 4, "two parts, two manifests");
+}
+
+/// Every byte flipped, every truncation and every deletion of the files of a small save but its marks: a
+/// load that succeeds has what was saved, and one that fails names the file, says what to do, and leaves the
+/// tables as they were.
+#[test]
+fn a_save_with_any_byte_changed_is_refused_by_name() {
+    for format in [SaveFormat::Text, SaveFormat::Binary] {
+        let folder = Folder::new("bytes");
+        let plain = || {
+            let servers = ServerTables::all(&job(1, 1, false)).unwrap();
+            LocalServers::new(&servers, 0).unwrap()
+        };
+        let old = plain();
+        old.push_sparse(SPARSE, Push::new(&[1, 2], &[0.5; 4])).unwrap();
+        old.push_dense(DENSE, &[0.5; 5]).unwrap();
+        old.push_steps(STEPS, 3).unwrap();
+        old.save(&folder.0, SaveMode::All, format).unwrap();
+        let see = |servers: &LocalServers| {
+            let (mut rows, mut dense) = ([0.0; 4], [0.0; 5]);
+            servers.pull_sparse(SPARSE, &[1, 2], &mut rows, PullMode::Infer).unwrap();
+            servers.pull_dense(DENSE, &mut dense).unwrap();
+            (rows, dense, servers.push_steps(STEPS, 0).unwrap())
+        };
+        let (new, saved, empty) = (plain(), see(&old), see(&plain()));
+        let mut refused = 0;
+        let mut check = |path: &PathBuf, what: &str| match new.load(&folder.0) {
+            Ok(_) => {
+                assert_eq!(see(&new), saved, "{what}");
+                (0..4).for_each(|table| _ = new.clear(table).unwrap());
+            }
+            Err(error) => {
+                let text = error.to_string();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                assert!(text.contains(name) && text.contains("help: "), "{what}: {text}");
+                assert_eq!(see(&new), empty, "{what}");
+                refused += 1;
+            }
+        };
+        let mut files = Vec::new();
+        for table in 0..4 {
+            let entries = std::fs::read_dir(folder.0.join(format!("{table:03}"))).unwrap();
+            files.extend(entries.map(|entry| entry.unwrap().path()));
+        }
+        let mut count = 0;
+        for path in &files {
+            let bytes = std::fs::read(path).unwrap();
+            for at in 0..bytes.len() {
+                let mut flipped = bytes.clone();
+                flipped[at] ^= 1 << (at % 8);
+                std::fs::write(path, flipped).unwrap();
+                check(path, &format!("{}, byte {at}", path.display()));
+                std::fs::write(path, &bytes[..at]).unwrap();
+                check(path, &format!("{} cut to {at}", path.display()));
+                count += 2;
+            }
+            std::fs::remove_file(path).unwrap();
+            check(path, &format!("{} deleted", path.display()));
+            std::fs::write(path, &bytes).unwrap();
+            count += 1;
+        }
+        assert!(refused > count * 9 / 10, "{refused} of {count}");
+        new.load(&folder.0).unwrap();
+    }
 }

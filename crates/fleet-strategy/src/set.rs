@@ -3,6 +3,7 @@
 
 use crate::compat;
 use crate::form::document::join;
+use crate::notices::Notices;
 use crate::problem::Problem;
 use crate::reflect::{Field, Item, Kind, Reflect, Shape};
 use crate::schema::{BuildStrategy, DistributedStrategy, ExecutionStrategy};
@@ -21,7 +22,7 @@ impl DistributedStrategy {
     /// `execution_strategy` are assigned as whole objects. A path such as `amp_configs.decr_ratio`
     /// assigns one field of a message. Nothing changes if there is an error. What comes back are
     /// notices: a switch or number of the wrong type is ignored with one, and names of the 1.x
-    /// interface are mapped with one.
+    /// interface are mapped with one. Notices that the caller does not look at are printed.
     ///
     /// ```
     /// # use fleet_strategy::{DistributedStrategy, Value};
@@ -35,16 +36,16 @@ impl DistributedStrategy {
     /// assert_eq!(error.message(), "key:decr_ration not in amp_configs");
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
-    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<Vec<Problem>> {
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
         let mut changed = self.clone();
         let mut notices = Vec::new();
         changed.assign(key, value.into(), &mut notices)?;
         *self = changed;
-        Ok(notices)
+        Ok(Notices::new(notices))
     }
 
     /// As [`set`](Self::set), but a value of the wrong type is an error and not ignored.
-    pub fn set_strictly(&mut self, key: &str, value: impl Into<Value>) -> Result<Vec<Problem>> {
+    pub fn set_strictly(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
         let mut changed = self.clone();
         let notices = changed.set(key, value)?;
         if let Some(notice) = notices.iter().find(|notice| notice.why.ends_with(IGNORED)) {
@@ -99,9 +100,10 @@ impl DistributedStrategy {
             return self.renamed(key, name, rest, value, notices);
         };
         if let Some(rest) = rest {
-            if !matches!(field.kind, Kind::Message(_)) {
+            let Kind::Message(shape) = field.kind else {
                 return Err(Error::invalid(format!("{name} has no fields")).got(key));
-            }
+            };
+            check_path(shape(), name, rest)?;
             return self.configs(field, nested(rest, value));
         }
         match (field.kind, name) {
@@ -227,6 +229,27 @@ fn unknown_attribute(name: &str, shape: &Shape) -> Error {
         Some(hint) => error.help(hint),
         None => error,
     }
+}
+
+/// Names of a path that no field has: the error says them as they were written.
+fn check_path<'a>(mut shape: &'static Shape, mut written: &'a str, path: &'a str) -> Result<()> {
+    for name in path.split('.') {
+        let Some(field) = field_of(shape, name) else {
+            let error = Error::invalid(format!("key:{name} not in {written}"));
+            let known = shape.fields.iter().map(|field| field.name);
+            return match did_you_mean(name, known).strip_prefix("; ") {
+                Some(hint) => Err(error.help(hint)),
+                None => Err(error),
+            };
+        };
+        written = name;
+        match field.kind {
+            Kind::Message(nested) => shape = nested(),
+            // What follows is refused where the value is put.
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
 }
 
 /// Keys that no field has, also in messages inside.

@@ -306,8 +306,8 @@ impl Ring for LocalRing {
         self.exchange(label, Vec::new()).map(|_| ())
     }
 
-    fn abort(&self, reason: &str) {
-        self.shared.abort(&format!("rank {}: {reason}", self.rank));
+    fn abort(&self, error: &Error) {
+        self.shared.abort(&format!("rank {}: {error}", self.rank));
     }
 }
 

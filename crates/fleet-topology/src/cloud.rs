@@ -5,6 +5,7 @@
 
 use crate::{Endpoint, Env, Gloo, HeterStage, Job, Local, Mode, Role, Secret, Topology, names};
 use fleet_base::{Error, Result};
+use std::time::Duration;
 
 impl Topology {
     /// The place in a collective job, `fleet.init(is_collective=True)`. Without
@@ -13,6 +14,9 @@ impl Topology {
         refuse_server(env)?;
         let endpoints = list(env, names::PADDLE_TRAINER_ENDPOINTS)?;
         let distributed = !endpoints.is_empty();
+        if !distributed && mpi_ranks(env)?.is_none_or(|ranks| ranks <= 1) {
+            refuse_strangers(env)?;
+        }
         let workers = match distributed {
             true => endpoints,
             false => vec![Endpoint::new(ALONE_HOST, ALONE_PORT)],
@@ -45,10 +49,11 @@ impl Topology {
     }
 
     /// The place in a parameter-server job, `fleet.init()`. Without `PADDLE_PSERVERS_IP_PORT_LIST`
-    /// the process is worker 0 of 1.
+    /// the process is worker 0 of 1, unless another variable says that there are several.
     pub fn parameter_server(env: &Env) -> Result<Topology> {
         let servers = list(env, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
         if servers.is_empty() {
+            refuse_alone(env)?;
             return Ok(Topology { job: job(env)?, ..Topology::alone(Mode::ParameterServer) });
         }
         no_duplicates(&servers, names::PADDLE_PSERVERS_IP_PORT_LIST)?;
@@ -209,6 +214,70 @@ fn refuse_server(env: &Env) -> Result<()> {
     }
 }
 
+fn mpi_ranks(env: &Env) -> Result<Option<usize>> {
+    match env.number(names::OMPI_COMM_WORLD_SIZE)? {
+        Some(ranks) => Ok(Some(ranks)),
+        None => env.number(names::PMI_SIZE),
+    }
+}
+
+/// Without a list of servers a process trains alone with a server of its own. One of several would
+/// do so beside the others, and they would write the same files.
+fn refuse_alone(env: &Env) -> Result<()> {
+    let servers = names::PADDLE_PSERVERS_IP_PORT_LIST;
+    if let Some(role) = env.text(names::TRAINING_ROLE).filter(|role| *role != "TRAINER") {
+        return Err(not_found(servers)
+            .expected("the endpoints of all parameter servers")
+            .got(format!("none, with TRAINING_ROLE={role}")));
+    }
+    let listed = list(env, names::PADDLE_TRAINER_ENDPOINTS)?.len();
+    let workers = env.number(names::PADDLE_TRAINERS_NUM)?.unwrap_or(listed).max(listed);
+    if workers > 1 {
+        return Err(Error::invalid(format!("a job of {workers} workers has no parameter servers"))
+            .expected(format!("{servers}, or a collective job (Fleet::collective)"))
+            .help("start it with fleetrun --server_num N --worker_num M"));
+    }
+    if let Some(ranks) = mpi_ranks(env)?.filter(|ranks| *ranks > 1 && !is_spoken_for(env)) {
+        return Err(Error::invalid(format!(
+            "mpirun has started this process as one of {ranks}, and there are no parameter servers"
+        ))
+        .help("start the job with fleetrun --server_num N --worker_num M"));
+    }
+    refuse_strangers(env)
+}
+
+/// A process that another launcher has started as one of several would train alone, unnoticed.
+fn refuse_strangers(env: &Env) -> Result<()> {
+    if is_spoken_for(env) {
+        return Ok(());
+    }
+    for (name, launcher) in [(names::WORLD_SIZE, "torchrun"), (names::SLURM_NTASKS, "Slurm")] {
+        let Some(count) = env.number::<usize>(name)?.filter(|count| *count > 1) else { continue };
+        return Err(Error::invalid(format!(
+            "{launcher} has started this process as one of {count} ({name}={count}), and no \
+             variable says where the others are"
+        ))
+        .expected(names::PADDLE_TRAINER_ENDPOINTS)
+        .help(
+            "start the job with fleetrun on each machine; to train alone, set \
+             PADDLE_TRAINERS_NUM=1",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a launcher of Fleet's kind, or the user, has said what the job is: what others say does
+/// not count then. `fleetrun` itself sets `RANK` and `WORLD_SIZE`.
+fn is_spoken_for(env: &Env) -> bool {
+    let names = [
+        names::PADDLE_TRAINERS_NUM,
+        names::PADDLE_TRAINER_ENDPOINTS,
+        names::FLEET_LAUNCH,
+        names::FLEET_STORE,
+    ];
+    names.iter().any(|name| env.text(name).is_some())
+}
+
 /// The own endpoint of a collective worker: what was said must be what the list says.
 fn own_of(env: &Env, workers: &[Endpoint], rank: usize) -> Result<Endpoint> {
     let listed = workers[rank].clone();
@@ -249,13 +318,21 @@ fn job(env: &Env) -> Result<Job> {
         token: env.text(names::FLEET_TOKEN).map(Secret::new).transpose()?,
         restarts: env.number(names::FLEET_RESTART_COUNT)?.unwrap_or(0),
         shared_memory: env.switch(names::FLEET_SHARED_MEMORY)?,
-        mpi_ranks: match env.number(names::OMPI_COMM_WORLD_SIZE)? {
-            Some(ranks) => Some(ranks),
-            None => env.number(names::PMI_SIZE)?,
-        },
+        mpi_ranks: mpi_ranks(env)?,
         mpi_library: env.text(names::FLEET_MPI_LIBRARY).map(str::to_string),
         nccl: env.switch(names::FLEET_NCCL)?.unwrap_or(false),
         nccl_library: env.text(names::FLEET_NCCL_LIBRARY).map(str::to_string),
+        report: env.text(names::FLEET_REPORT).map(str::to_string),
+        silence: silence(env)?,
+    })
+}
+
+fn silence(env: &Env) -> Result<Option<Duration>> {
+    let Some(seconds) = env.number::<f64>(names::FLEET_SILENCE_TIMEOUT)? else { return Ok(None) };
+    Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
+        Error::invalid("FLEET_SILENCE_TIMEOUT is not a span of time")
+            .expected("seconds, 0 or more")
+            .got(seconds)
     })
 }
 

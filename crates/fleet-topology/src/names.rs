@@ -132,14 +132,20 @@ pub const FLEET_NCCL: &str = "FLEET_NCCL";
 pub const FLEET_NCCL_LIBRARY: &str = "FLEET_NCCL_LIBRARY";
 pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
 pub const PMI_SIZE: &str = "PMI_SIZE";
+pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
 pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
+pub const FLEET_REPORT: &str = "FLEET_REPORT";
+pub const FLEET_SILENCE_TIMEOUT: &str = "FLEET_SILENCE_TIMEOUT";
 pub const FLEET_SERVES: &str = "FLEET_SERVES";
 /// What a server writes into the file of [`FLEET_SERVES`] when it knows who it is.
 pub const STARTS: &str = "starts";
+/// What it writes when the job is done and it writes what it keeps.
+pub const LEAVES: &str = "leaves";
 /// What it writes when workers can reach it.
 pub const SERVES: &str = "serves";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
+pub const FLEET_SAVE_ROOT: &str = "FLEET_SAVE_ROOT";
 pub const FLEET_GRPC_PORT: &str = "FLEET_GRPC_PORT";
 pub const FLEET_GRPC_CERT: &str = "FLEET_GRPC_CERT";
 pub const FLEET_GRPC_KEY: &str = "FLEET_GRPC_KEY";
@@ -319,7 +325,12 @@ pub const VARIABLES: &[Variable] = &[
     row(PADDLE_GLOBAL_RANK, "", "The process's number in the job", &[Reader::Script]),
     row(PADDLE_LOCAL_RANK, "", "The process's number on this machine", &[Reader::Script]),
     row(RANK, "", "PADDLE_TRAINER_ID, for scripts of torch", &[Reader::Script]),
-    row(WORLD_SIZE, "", "PADDLE_TRAINERS_NUM, for scripts of torch", &[Reader::Script]),
+    row(
+        WORLD_SIZE,
+        "",
+        "PADDLE_TRAINERS_NUM, for scripts of torch; of torchrun: above 1 no process trains alone",
+        &[Reader::Script, Reader::RoleMaker],
+    ),
     row(LOCAL_RANK, "", "PADDLE_LOCAL_RANK, for scripts of torch", &[Reader::Script]),
     row(LOCAL_WORLD_SIZE, "", "PADDLE_LOCAL_SIZE, for scripts of torch", &[Reader::Script]),
     row(GROUP_RANK, "", "The number of this machine, for scripts of torch", &[Reader::Script]),
@@ -425,6 +436,12 @@ pub const VARIABLES: &[Variable] = &[
         &[Reader::RoleMaker],
     ),
     row(
+        SLURM_NTASKS,
+        "",
+        "How many processes Slurm has started: above 1 no process trains alone",
+        &[Reader::RoleMaker],
+    ),
+    row(
         FLEET_PROGRESS,
         "",
         "A file for one line about how far the job is, which the launcher shows below the log",
@@ -437,12 +454,30 @@ pub const VARIABLES: &[Variable] = &[
         &[Reader::Worker, Reader::Launcher],
     ),
     row(
+        FLEET_REPORT,
+        "",
+        "A file in which a worker reports that it takes part, has finished, or has failed and why",
+        &[Reader::Worker, Reader::Launcher],
+    ),
+    row(
+        FLEET_SILENCE_TIMEOUT,
+        "30",
+        "Seconds without a sign of life after which a process is lost (fleetrun --silence_timeout)",
+        &[Reader::RoleMaker],
+    ),
+    row(
         FLEET_SERVES,
         "",
         "A file in which a parameter server says that it `starts`, and then that it `serves`",
         &[Reader::Server, Reader::Launcher],
     ),
     row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Worker]),
+    row(
+        FLEET_SAVE_ROOT,
+        "",
+        "Servers save to and load from folders in this one alone; by default any; as --save_root",
+        &[Reader::Server],
+    ),
     row(
         FLEET_GRPC_PORT,
         "",

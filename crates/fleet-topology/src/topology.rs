@@ -3,6 +3,7 @@
 use crate::{Endpoint, Gloo, Secret};
 use fleet_base::Result;
 use std::fmt;
+use std::time::Duration;
 
 /// How the processes of a job work together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,10 @@ pub struct Job {
     pub nccl: bool,
     /// The library of NCCL, or its folder, where somebody has said so.
     pub nccl_library: Option<String>,
+    /// The file in which a worker reports to its launcher.
+    pub report: Option<String>,
+    /// A process without a sign of life for this long is lost, where somebody has said so.
+    pub silence: Option<Duration>,
 }
 
 impl Job {

@@ -7,6 +7,7 @@
 
 use crate::Fleet;
 use crate::numbers::shown;
+use crate::terminal::Printer;
 use fleet_base::{Error, Result};
 use fleet_comm::ReduceOp;
 use fleet_data::{Batch, BatchSource, Dataset, Prefetch, Skipped};
@@ -91,13 +92,14 @@ pub struct DatasetReport {
 
 impl Default for DatasetRun<'_> {
     fn default() -> Self {
+        let mut printer = Printer::stdout();
         DatasetRun {
             threads: 0,
             ahead: DOUBLE_BUFFER,
             behind: 0,
             fetch: Vec::new(),
             print_period: PRINT_PERIOD,
-            print: Box::new(|line| println!("{line}")),
+            print: Box::new(move |line| printer.line(line)),
             debug: false,
             handler: None,
             workers: None,
@@ -215,21 +217,8 @@ pub fn run_from_dataset(
     dataset: &dyn Dataset,
     run: DatasetRun<'_>,
 ) -> Result<DatasetReport> {
-    run_counted(executor, program, scope, dataset, run, &mut |_| Ok(()))
-}
-
-/// The same, where something is done before each step.
-pub(crate) fn run_counted(
-    executor: &mut Executor,
-    program: &Program,
-    scope: &mut Scope,
-    dataset: &dyn Dataset,
-    run: DatasetRun<'_>,
-    before: &mut dyn FnMut(&mut Scope) -> Result<()>,
-) -> Result<DatasetReport> {
     check_inputs(program, dataset)?;
     run_steps(dataset, run, false, |batch, _, names, out| {
-        before(scope)?;
         executor.run_into(program, scope, &batch.feeds(), names, out)
     })
 }

@@ -7,10 +7,14 @@
 //! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error on
 //! all others, which says who it was and what was waiting.
 
+use crate::agree::{self, NetworkText, WholeRings};
+use crate::explain::{FirstFault, StepPeers};
 use crate::fit::{Budget, fit};
 use crate::keeper::{self, Keeper};
+use crate::report::Reporter;
 use crate::rings::GroupRing;
 use crate::servers::{Place, ServerJob};
+use crate::terminal::{Printer, note};
 use crate::{CheckpointPolicy, Checkpoints, Session, exec_options};
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, GroupOptions, ReduceOp, World};
@@ -66,6 +70,7 @@ pub struct Fleet {
     /// Ranks of a collective job connect at once, workers of parameter servers when they first need it.
     link: OnceLock<Link>,
     connecting: Mutex<()>,
+    reporter: Reporter,
 }
 
 /// The way to the other ranks.
@@ -79,6 +84,8 @@ struct Link {
     /// Training steps of each session.
     steps: Mutex<Vec<Arc<AtomicU64>>>,
     keeper: Keeper,
+    fault: FirstFault,
+    reporter: Reporter,
     finished: AtomicBool,
 }
 
@@ -103,17 +110,24 @@ impl Fleet {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn init(topology: Topology) -> Result<Fleet> {
+        let (connecting, reporter) = (Mutex::default(), Reporter::new(&topology));
         if keeper::is_of_mpi(&topology) {
             let (topology, world, keeper) = keeper::start_mpi(topology)?;
-            let link = OnceLock::from(Link::over(world, &topology, keeper)?);
-            return Ok(Fleet { topology, link, connecting: Mutex::default() });
+            let link = Link::over(world, &topology, keeper, reporter.clone());
+            let link = OnceLock::from(link?);
+            return Ok(Fleet { topology, link, connecting, reporter });
         }
-        let fleet = Fleet { topology, link: OnceLock::new(), connecting: Mutex::default() };
+        let fleet = Fleet { topology, link: OnceLock::new(), connecting, reporter };
         // Workers of parameter servers meet at their servers.
-        if fleet.topology.mode() != Mode::ParameterServer {
-            fleet.group()?;
+        if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
+            fleet.reporter.joined();
+            fleet.group().inspect_err(|error| fleet.reporter.failed(error))?;
         }
         Ok(fleet)
+    }
+
+    pub(crate) fn reporter(&self) -> &Reporter {
+        &self.reporter
     }
 
     pub fn topology(&self) -> &Topology {
@@ -147,7 +161,7 @@ impl Fleet {
         }
         let _one = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
         if self.link.get().is_none() {
-            let link = Link::connect(&self.topology).map_err(|error| {
+            let link = Link::connect(&self.topology, &self.reporter).map_err(|error| {
                 error.at(format!("rank {} of {}", self.topology.rank(), self.worker_num()))
             })?;
             return Ok(Some(self.link.get_or_init(|| link)));
@@ -197,12 +211,27 @@ impl Fleet {
             given => given,
         };
         let executor = Executor::new(ExecOptions { num_threads, ..options });
+        let rings = WholeRings::new(&job.plan.rings, self.worker_num());
+        if let Some(link) = self.link.get() {
+            let parts = agree::parts(&job.strategy, &job.network, &rings, &programs.main);
+            agree::compare(&link.everyone, &parts)
+                .inspect_err(|error| self.reporter.failed(error))?;
+        }
         let executor = executor.services(self.services(&job.plan.rings)?);
         let session = Session::with_executor(programs, executor)?;
-        if let Some(link) = self.link.get() {
-            link.steps.lock().unwrap_or_else(PoisonError::into_inner).push(session.step_count());
-        }
-        Ok(session)
+        let Some(link) = self.link.get() else { return Ok(session) };
+        let mut steps = link.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = StepPeers {
+            world: link.world.clone(),
+            prefix: format!("{}/steps/{}", self.topology.job().attempt(), steps.len()),
+            rank: self.topology.rank(),
+            rank_count: self.worker_num(),
+            rings,
+            fault: link.fault.clone(),
+            reporter: self.reporter.clone(),
+        };
+        steps.push(session.step_count());
+        Ok(session.among(peers))
     }
 
     /// This rank's share of the cores of its machine.
@@ -266,6 +295,9 @@ impl Fleet {
         link.finish_rings()?;
         link.compare_steps()?;
         link.finished.store(true, SeqCst);
+        if self.topology.mode() != Mode::ParameterServer {
+            self.reporter.finished();
+        }
         link.keeper.end()
     }
 
@@ -282,7 +314,7 @@ impl Fleet {
 }
 
 impl Link {
-    fn connect(topology: &Topology) -> Result<Link> {
+    fn connect(topology: &Topology, reporter: &Reporter) -> Result<Link> {
         let job = topology.job();
         // Workers of parameter servers are started again one by one: they look for those of the first start.
         let is_one_by_one = topology.mode() == Mode::ParameterServer;
@@ -297,6 +329,11 @@ impl Link {
             }
         };
         let abort = Abort::new();
+        // Workers of parameter servers can do without each other: what they report is up to the
+        // mode.
+        let reporter = if is_one_by_one { Reporter::default() } else { reporter.clone() };
+        let reports = reporter.clone();
+        let reports = abort.on_fire(move |error| reports.failed(error));
         let limits = Limits::new(Deadline::within(MEET_SPAN), &abort);
         // Without a launcher rank 0 hosts the store at its endpoint.
         let endpoint = job.store.as_ref().or(topology.worker_endpoints().first());
@@ -337,19 +374,32 @@ impl Link {
             let how = format!("it cannot go over NCCL: {}", error.message());
             membership.report_end(&host::own_member(topology.rank()), &how);
         })?;
-        Link::over(world, topology, Keeper::Store { membership, _server: server })
+        Link::over(
+            world,
+            topology,
+            Keeper::Store { membership, _reports: reports, _server: server },
+            reporter,
+        )
     }
 
-    fn over(world: World, topology: &Topology, keeper: Keeper) -> Result<Link> {
+    fn over(world: World, topology: &Topology, keeper: Keeper, reporter: Reporter) -> Result<Link> {
+        let fault = FirstFault::default();
+        let (first, reports) = (fault.clone(), reporter.clone());
+        let world = world.on_fault(move |error| {
+            let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert_with(|| error.clone());
+            reports.failed(error);
+        });
         let all: Vec<usize> = (0..topology.worker_num()).collect();
         let shared_memory = topology.job().shared_memory.unwrap_or(true);
-        let options = GroupOptions { shared_memory, ..GroupOptions::default() };
+        let mut options = GroupOptions { shared_memory, ..GroupOptions::default() };
+        options.silence = topology.job().silence.unwrap_or(options.silence);
         let everyone = world.group("everyone", &all, &options).inspect_err(|error| {
             let how = format!("it has not met the others: {}", error.message());
             keeper.report_end(world.rank(), &how);
         })?;
         let (opened, steps, finished) = Default::default();
-        Ok(Link { world, options, everyone, opened, steps, keeper, finished })
+        Ok(Link { world, options, everyone, opened, steps, keeper, fault, reporter, finished })
     }
 
     /// Over every ring that programs use: there a rank that still trains finds out. All at once, since
@@ -397,7 +447,8 @@ impl Link {
         if let Some(group) = opened.get(&name) {
             return Ok(group.clone());
         }
-        let group = self.world.group(&name, members, &self.options)?;
+        let options = GroupOptions { in_steps: true, ..self.options.clone() };
+        let group = self.world.group(&name, members, &options)?;
         opened.insert(name, group.clone());
         Ok(group)
     }
@@ -421,12 +472,17 @@ fn come_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) ->
     }
 }
 
+/// How a rank ends that others still need.
+const LEFT_EARLY: &str = "it left the job without Fleet::finish";
+
 impl Drop for Link {
     /// Leaving early is no death, but the others must not wait.
     fn drop(&mut self) {
         let finished = self.finished.load(SeqCst);
         if !finished && !self.world.abort().is_fired() {
-            self.keeper.report_end(self.world.rank(), "it left the job without Fleet::finish");
+            // Before the others know: their failure follows from this, not this from theirs.
+            self.reporter.failed(&Error::unavailable(LEFT_EARLY));
+            self.keeper.report_end(self.world.rank(), LEFT_EARLY);
         }
     }
 }
@@ -532,8 +588,10 @@ impl DistributedOptimizer<'_> {
             let s = |count: usize| if count == 1 { "" } else { "s" };
             let (of_workers, of_servers) = (s(workers), s(servers));
             let chain = job.plan.chain_text();
-            eprintln!("fleet: {workers} worker{of_workers}, {servers} server{of_servers}, {chain}");
-            job.plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
+            note(format_args!(
+                "{workers} worker{of_workers}, {servers} server{of_servers}, {chain}"
+            ));
+            job.plan.notes.iter().for_each(note);
         }
         Ok(job)
     }
@@ -590,8 +648,12 @@ impl DistributedOptimizer<'_> {
         };
         let loss = loss.id();
         let mut strategy = self.strategy.clone();
+        let mut network = NetworkText::default();
         let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             let optimizer = &self.optimizer;
+            if ranks.count > 1 {
+                network = NetworkText::new(programs, optimizer);
+            }
             let mut note = None;
             if let Some(budget) = budget {
                 let asked = (optimizer, &self.strategy);
@@ -611,29 +673,29 @@ impl DistributedOptimizer<'_> {
         if self.fleet.is_first_worker() {
             report(&plan, &ranks, self.source.as_ref());
         }
-        Ok(Distributed { plan, strategy })
+        Ok(Distributed { plan, strategy, network })
     }
 }
 
 /// What the user should know of a plan; one process has nothing to hear of rings.
 fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
     for warning in &plan.warnings {
-        eprintln!("fleet: {warning}");
+        note(warning);
     }
     for decision in &plan.decisions {
         match (decision.strategy, decision.verdict) {
-            ("Auto", _) => eprintln!("fleet: auto: {}", decision.reason),
+            ("Auto", _) => note(format_args!("auto: {}", decision.reason)),
             (name, Verdict::Dropped) => {
                 let place = source.map(|it| format!("{}: ", it.place_of(&decision.field)));
                 let place = place.unwrap_or_default();
-                eprintln!("fleet: {place}warning: {name} is left out: {}", decision.reason);
+                note(format_args!("{place}warning: {name} is left out: {}", decision.reason));
             }
             _ => {}
         }
     }
     if ranks.count > 1 {
-        eprintln!("fleet: {} ranks, {}", ranks.count, plan.chain_text());
-        plan.notes.iter().for_each(|note| eprintln!("fleet: {note}"));
+        note(format_args!("{} ranks, {}", ranks.count, plan.chain_text()));
+        plan.notes.iter().for_each(note);
     }
 }
 
@@ -655,6 +717,7 @@ pub struct Distributed {
     /// Which strategies were applied and why, and what the programs talk over.
     pub plan: Plan,
     pub strategy: DistributedStrategy,
+    network: NetworkText,
 }
 
 /// Small services between workers, as `fleet.util`.
@@ -705,10 +768,10 @@ impl Util<'_> {
         fleet_data::file_shard(files, self.0.worker_index(), self.0.worker_num())
     }
 
-    /// Prints on one rank only.
+    /// Prints on one rank only. A standard output that cannot be written to is reported, not an error.
     pub fn print_on_rank(&self, message: impl std::fmt::Display, rank: usize) {
         if self.0.worker_index() == rank {
-            println!("{message}");
+            Printer::stdout().line(message);
         }
     }
 }

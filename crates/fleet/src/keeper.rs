@@ -2,13 +2,15 @@
 
 use fleet_base::{Error, Result};
 use fleet_comm::World;
-use fleet_net::{Membership, StoreServer, host};
+use fleet_net::{Hook, Membership, StoreServer, host};
 use fleet_topology::{Mode, Topology};
 
 /// Knows of ranks that are gone, and ends with the job.
 pub(crate) enum Keeper {
     Store {
         membership: Membership,
+        /// Reports to the launcher that another rank has failed.
+        _reports: Hook,
         /// Where no launcher hosts the store, rank 0 does.
         _server: Option<StoreServer>,
     },

@@ -24,9 +24,14 @@
 //! # Ok::<(), fleet::Error>(())
 //! ```
 
+// They panic where the disk of a log is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+mod agree;
 mod checkpoints;
 mod dataset_run;
 mod exchange;
+mod explain;
 mod feed_layout;
 mod fit;
 mod job;
@@ -37,10 +42,12 @@ mod nccl;
 mod numbers;
 mod options;
 mod probe;
+mod report;
 mod rings;
 mod save;
 pub mod servers;
 mod session;
+mod terminal;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
 pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_from_dataset};

@@ -111,7 +111,10 @@ impl Ring for GroupRing {
         self.0.barrier(label)
     }
 
-    fn abort(&self, reason: &str) {
-        self.0.abort(Error::unavailable(format!("rank {} has failed: {reason}", self.0.rank())));
+    fn abort(&self, error: &Error) {
+        let own = self.0.ranks()[self.0.rank()];
+        let told = Error::unavailable(format!("rank {} has failed: {error}", self.0.rank()));
+        // A step that failed because of another rank passes that rank on.
+        self.0.abort(told.caused_by(error.culprit().unwrap_or(own)));
     }
 }

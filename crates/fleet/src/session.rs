@@ -1,6 +1,8 @@
 //! A session: a model's programs, the scope that they run on, and an executor.
 
-use crate::dataset_run::{DatasetReport, DatasetRun, run_counted, run_from_dataset};
+use crate::agree::communication;
+use crate::dataset_run::{DatasetReport, DatasetRun, check_inputs, run_from_dataset, run_steps};
+use crate::explain::StepPeers;
 use fleet_base::{Error, Result};
 use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor, Scope};
@@ -21,6 +23,8 @@ pub struct Session {
     test: Program,
     /// Training steps, for the job that this session is part of.
     steps: Arc<AtomicU64>,
+    /// The sessions of the other ranks.
+    peers: Option<StepPeers>,
 }
 
 impl Session {
@@ -52,7 +56,7 @@ impl Session {
         executor: Executor,
     ) -> Result<Session> {
         let test = programs.for_test()?;
-        Ok(Session { programs, scope, executor, test, steps: Arc::default() })
+        Ok(Session { programs, scope, executor, test, steps: Arc::default(), peers: None })
     }
 
     /// The same session, whose programs from now on have a way out.
@@ -78,9 +82,38 @@ impl Session {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
-        self.steps.fetch_add(1, Relaxed);
+        self.begin_step();
         set_rates(&self.programs.host_rates, &mut self.scope)?;
-        self.executor.run(&self.programs.main, &mut self.scope, feed, fetch)
+        let out = self.executor.run(&self.programs.main, &mut self.scope, feed, fetch);
+        out.map_err(|error| self.explained(error, feed, fetch))
+    }
+
+    fn begin_step(&self) {
+        self.steps.fetch_add(1, Relaxed);
+        if let Some(peers) = &self.peers {
+            peers.world.makes_step();
+        }
+    }
+
+    /// Makes this a session among those of other ranks.
+    pub(crate) fn among(self, peers: StepPeers) -> Session {
+        Session { peers: Some(peers), ..self }
+    }
+
+    /// The reason for an error of a step, where the other ranks know it.
+    fn explained(&mut self, error: Error, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Error {
+        let Some(peers) = self.peers.as_ref().filter(|peers| peers.disagree()) else {
+            return error;
+        };
+        let feeds: Vec<_> = feed.iter().map(|(name, t)| (*name, t.dtype(), *t.shape())).collect();
+        let main = &self.programs.main;
+        match self.executor.planned_program(main, &self.scope, &feeds, fetch) {
+            Ok(planned) => {
+                let communication = communication(&planned, &peers.rings);
+                peers.explain(error, fetch, &communication)
+            }
+            Err(_) => error,
+        }
     }
 
     /// A training step into tensors that are there already.
@@ -90,9 +123,10 @@ impl Session {
         fetch: &[&str],
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
-        self.steps.fetch_add(1, Relaxed);
+        self.begin_step();
         set_rates(&self.programs.host_rates, &mut self.scope)?;
-        self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out)
+        let ran = self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out);
+        ran.map_err(|error| self.explained(error, feed, fetch))
     }
 
     /// The forward part, as for inference.
@@ -111,12 +145,10 @@ impl Session {
         dataset: &dyn Dataset,
         run: DatasetRun<'_>,
     ) -> Result<DatasetReport> {
-        let Session { programs, scope, executor, steps, .. } = self;
-        let before = &mut |scope: &mut Scope| {
-            steps.fetch_add(1, Relaxed);
-            set_rates(&programs.host_rates, scope)
-        };
-        run_counted(executor, &programs.main, scope, dataset, run, before)
+        check_inputs(&self.programs.main, dataset)?;
+        run_steps(dataset, run, false, |batch, _, fetch, out| {
+            self.run_into(&batch.feeds(), fetch, out)
+        })
     }
 
     /// Runs the forward part, as for inference, on one pass of a dataset: nothing is updated but what

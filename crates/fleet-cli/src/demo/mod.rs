@@ -6,6 +6,7 @@
 //! `cargo xtask bench` is one.
 
 mod bert;
+mod done;
 mod lenet;
 mod producer;
 mod progress;

@@ -11,6 +11,10 @@ pub struct Closing {
     pub planned: f64,
     /// Samples of an earlier run.
     pub before: f64,
+    /// Steps that all workers had made when this process began to train: those of the processes
+    /// before it, where it was started again, and those that durable servers had kept.
+    pub steps_at_begin: u64,
+    /// Since this process began to train.
     pub seconds: f64,
     pub seen: Vec<WorkerSeen>,
 }
@@ -46,9 +50,21 @@ impl Closing {
         self.seen.iter().map(|seen| self.samples_of(seen)).sum()
     }
 
+    /// Samples of all workers since this process began to train.
+    fn samples_here(&self) -> f64 {
+        self.samples() - self.steps_at_begin as f64 * self.rows as f64
+    }
+
     fn amount(&self) -> String {
         let samples = self.samples();
-        let mut said = format!("{} samples in {:.1} s", text::count(samples), self.seconds);
+        let mut said = format!("{} samples", text::count(samples));
+        said += &match self.steps_at_begin {
+            0 => format!(" in {:.1} s", self.seconds),
+            _ => {
+                let here = text::count(self.samples_here());
+                format!(", {here} of them in the {:.1} s of this process", self.seconds)
+            }
+        };
         if (samples - self.planned).abs() >= 1.0 {
             said += &format!(", planned were {}", text::count(self.planned));
         }
@@ -59,7 +75,11 @@ impl Closing {
     }
 
     fn speed(&self) -> String {
-        let rate = text::count(self.samples() / self.seconds.max(1e-9));
+        let here = self.samples_here();
+        if here <= 0.0 {
+            return "not measured: no step was made after this process began".to_string();
+        }
+        let rate = text::count(here / self.seconds.max(1e-9));
         let lost = self.seen.iter().filter(|seen| seen.is_lost()).count();
         let over = match (self.seen.len(), lost) {
             (1, _) => String::new(),

@@ -3,11 +3,11 @@
 //! A checkpoint is a folder, `step-<number>`, in which servers and the first worker save, and at last a file
 //! that says what it is of: a folder without one is of a job that died meanwhile, and is passed over.
 
+use super::done::{DONE_FILE, Done};
 use crate::output::{Output, Stop};
 use fleet::ps::{Arrival, START_ROUNDS, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker};
 use fleet::{Error, ErrorKind, Result};
-use fleet_base::file::write_file;
 use std::path::{Path, PathBuf};
 
 /// Where checkpoints are, and when they are due; and when workers meet. A worker that was started again does not wait
@@ -25,8 +25,6 @@ pub struct Saves {
     pub done: u64,
 }
 
-/// Ends a checkpoint.
-const DONE_FILE: &str = "done";
 /// What [`DONE_FILE`] is called in a checkpoint that could not be loaded.
 const DAMAGED_FILE: &str = "damaged";
 /// Checkpoints that are kept.
@@ -67,7 +65,7 @@ impl Saves {
         self.meet(worker, 1)?;
         if let Some((step, path)) = checkpoints(&folder)?.pop() {
             worker.flush()?;
-            let all = steps_in(&path, worker)?;
+            let all = Done::read(&path, step)?.steps_of(worker.servers().tables().worker_count)?;
             let own = all.get(worker.servers().worker()).copied().unwrap_or(step);
             worker.set_own_steps_done(step, own)?;
             (self.before, self.done) = (step, own);
@@ -77,9 +75,9 @@ impl Saves {
         Ok(self.meet(worker, 2)?)
     }
 
-    /// Whether the others train already: who finds that was started again.
+    /// Whether this worker joins a training that has begun, or resumes one.
     pub fn have_begun(&self, worker: &Worker) -> Result<bool> {
-        self.is_past(worker, self.opening())
+        Ok(worker.resumes() || self.is_past(worker, self.opening())?)
     }
 
     /// Meetings before the first step.
@@ -129,9 +127,20 @@ impl Saves {
     ) -> Result<(), Stop> {
         let mut all = checkpoints(folder)?;
         let mut damaged: Vec<(PathBuf, Error)> = Vec::new();
-        while let Some((_, path)) = all.pop() {
-            same_samples(&path, self.samples)?;
-            let Err(error) = worker.load_persistables(&path) else { break };
+        let mut newest = None;
+        while let Some((step, path)) = all.pop() {
+            let loaded = match Done::read(&path, step) {
+                Ok(done) => {
+                    same_samples(&path, &done, self.samples)?;
+                    done.steps_of(worker.servers().tables().worker_count)?;
+                    worker.load_persistables(&path).map(|_| ())
+                }
+                Err(error) => Err(error),
+            };
+            let Err(error) = loaded else {
+                newest = Some(step);
+                break;
+            };
             let is_last = all.is_empty() || error.kind() != ErrorKind::Invalid;
             damaged.push((path, error));
             if is_last {
@@ -147,6 +156,12 @@ impl Saves {
             std::fs::rename(&done, path.join(DAMAGED_FILE))
                 .map_err(|error| Error::io("rename", &done, &error))?;
             out.line(format!("passed over a checkpoint that is not whole: {error}"))?;
+        }
+        for path in unfinished(folder, newest)? {
+            out.line(format!(
+                "passed over {}: it has no file `{DONE_FILE}`, so the save was not finished",
+                path.display()
+            ))?;
         }
         Ok(())
     }
@@ -187,8 +202,7 @@ impl Saves {
         worker.save_persistables(&path, SaveMode::All, SaveFormat::Binary)?;
         // It may be in place of one that could not be loaded.
         let _ = std::fs::remove_file(path.join(DAMAGED_FILE));
-        let text = format!("samples {}\n{}", self.samples, steps_of_all(worker)?);
-        write_file(&path.join(DONE_FILE), text.as_bytes())?;
+        Done { step, samples: self.samples, steps: steps_of_all(worker)? }.write(&path)?;
         let mut all = checkpoints(folder)?;
         all.truncate(all.len().saturating_sub(KEEP));
         for (_, old) in all {
@@ -202,47 +216,43 @@ impl Saves {
 
 /// Complete checkpoints of a folder, by step.
 fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Error::io("list", folder, &error)),
-    };
-    let mut all: Vec<(u64, PathBuf)> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.join(DONE_FILE).is_file())
-        .filter_map(|path| Some((step_of(&path)?, path)))
-        .collect();
-    all.sort_unstable();
+    let mut all = folders(folder)?;
+    all.retain(|(_, path)| path.join(DONE_FILE).is_file());
     for (_, path) in &mut all {
         *path = std::path::absolute(&*path).map_err(|error| Error::io("find", path, &error))?;
     }
     Ok(all)
 }
 
-/// Begins the line of [`DONE_FILE`] that says how many steps of each worker are in the tables.
-const STEPS: &str = "steps";
-
-/// That line. Workers who are lost lag behind the others, and a job that goes on makes their steps then.
-fn steps_of_all(worker: &Worker) -> Result<String> {
-    if worker.job().plan.exchange == Exchange::Sync {
-        return Ok(String::new());
-    }
-    let steps: Vec<String> =
-        worker.workers()?.iter().map(|seen| seen.complete.to_string()).collect();
-    Ok(format!("{STEPS} {}\n", steps.join(" ")))
+/// Checkpoints behind this step that no [`DONE_FILE`] ends, and that nobody was told of yet.
+fn unfinished(folder: &Path, newest: Option<u64>) -> Result<Vec<PathBuf>> {
+    let ends = |path: &Path| [DONE_FILE, DAMAGED_FILE].iter().any(|name| path.join(name).is_file());
+    let all = folders(folder)?.into_iter();
+    let later = all.filter(|(step, path)| Some(*step) > newest && !ends(path));
+    Ok(later.map(|(_, path)| path).collect())
 }
 
-/// How many steps of each worker are in a checkpoint: as it says, or all those of its number.
-fn steps_in(path: &Path, worker: &Worker) -> Result<Vec<u64>> {
-    let text = read_done(path)?;
-    let line = text.lines().find_map(|line| line.strip_prefix(STEPS)).unwrap_or_default();
-    let steps: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
-    let workers = worker.servers().tables().worker_count;
-    Ok(match steps.len() == workers {
-        true => steps,
-        false => vec![step_of(path).unwrap_or(0); workers],
-    })
+/// Checkpoints of a folder, complete or not, by step.
+fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::io("list", folder, &error)),
+    };
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut all: Vec<(u64, PathBuf)> =
+        paths.filter_map(|path| Some((step_of(&path)?, path))).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+/// Steps of each worker. Workers that are lost lag behind, and a job that resumes makes their steps
+/// then. None in sync jobs, whose workers are all at one step.
+fn steps_of_all(worker: &Worker) -> Result<Vec<u64>> {
+    if worker.job().plan.exchange == Exchange::Sync {
+        return Ok(Vec::new());
+    }
+    Ok(worker.workers()?.iter().map(|seen| seen.complete).collect())
 }
 
 /// The number in a checkpoint's name.
@@ -250,21 +260,13 @@ fn step_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 
-fn read_done(path: &Path) -> Result<String> {
-    let file = path.join(DONE_FILE);
-    std::fs::read_to_string(&file).map_err(|error| Error::io("read", &file, &error))
-}
-
-fn same_samples(path: &Path, samples: usize) -> Result<()> {
-    let text = read_done(path)?;
-    let saved = text.lines().next().and_then(|line| line.strip_prefix("samples "));
-    let saved = saved.unwrap_or("another number");
-    if saved == samples.to_string() {
+fn same_samples(path: &Path, done: &Done, samples: usize) -> Result<()> {
+    if done.samples == samples {
         return Ok(());
     }
     Err(Error::invalid("the checkpoints are of a training with other steps")
         .expected(format!("{samples} samples in a step of all workers"))
-        .got(saved)
+        .got(done.samples)
         .at(path.display())
         .help("give another --checkpoint folder, or the number of workers of before"))
 }

@@ -48,8 +48,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
         let (address, exchange) = (server.address(), plan.exchange.name());
         out.line(format!("serves {} at {address}, {exchange}", counted(count, "table")))?;
         out.flush()?;
-        server.run();
-        return Ok(());
+        return Ok(server.run()?);
     }
     let first = fleet.is_first_worker();
     writable(args.output.as_deref().filter(|_| first))?;
@@ -150,6 +149,11 @@ fn train(
     let mut progress = Progress::new(done, work.steps, work.samples, score, workers, live);
     // What this worker has found: workers that wait for nobody have nobody to ask.
     let mean = |values: &[f64]| Ok(values.to_vec());
+    let seen = worker.workers()?;
+    // Others may be a step ahead of a worker that has made none.
+    let is_first_process = seen.get(fleet.worker_index()).is_none_or(|own| own.steps == 0);
+    let steps_at_begin =
+        if is_first_process { 0 } else { seen.iter().map(|seen| seen.steps).sum() };
     let begin = Instant::now();
     let mut looked = begin;
     let mut step = |number_of: u64, batch: &Batch, worker: &mut Worker, out: &mut Output| {
@@ -176,7 +180,8 @@ fn train(
     let samples = |steps: u64| work.samples as f64 / workers as f64 * steps as f64;
     let before = samples(saves.before_of_all);
     let planned = (samples(work.steps * workers as u64) - before).max(0.0);
-    Ok(Closing { rows: work.share.rows, planned, before, seconds, seen: worker.workers()? })
+    let (rows, seen) = (work.share.rows, worker.workers()?);
+    Ok(Closing { rows, planned, before, steps_at_begin, seconds, seen })
 }
 
 /// How often it is asked who is still there.

@@ -47,7 +47,7 @@ fn infer(folder: &Path, servers_load: bool) -> Result<()> {
             true => fleet.init_server_from(&job, &dir, None)?,
             false => fleet.init_server(&job)?,
         };
-        server.run();
+        server.run()?;
         return Ok(());
     }
     let (load, options) = ((!servers_load).then_some(dir.as_path()), ExecOptions::threads(1));

@@ -214,7 +214,7 @@ fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
         .half_async(mode == Mode::HalfAsync)
         .minimize_on_servers(&net, loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run();
+        fleet.init_server(&job)?.run()?;
         return Ok(());
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::threads(1))?;

@@ -352,11 +352,13 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         let all = count(&told, "trained   ");
         assert!((share - 32_768.0).abs() < 10.0, "{name}: {told}");
         assert!((all - 65_536.0).abs() < 10.0 && !told.contains("planned were"), "{name}: {told}");
+        // Its speed is that of the process that tells it, not of all that was ever trained.
+        assert_eq!(told.contains(" of them in the "), killed == 0, "{name}: {told}");
         // Checkpoints are of one step of both.
         for entry in std::fs::read_dir(place.path("saves")).into_iter().flatten().flatten() {
             let step = entry.file_name().to_string_lossy()["step-".len()..].parse::<u64>().unwrap();
             let done = std::fs::read_to_string(entry.path().join("done")).unwrap();
-            assert!(done.ends_with(&format!("\nsteps {step} {step}\n")), "{name}: {done}");
+            assert!(done.contains(&format!("\nsteps {step} {step}\n")), "{name}: {done}");
         }
     }
 }
@@ -482,6 +484,16 @@ fn a_damaged_checkpoint_is_passed_over() {
         assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
     }
     assert!(place.read("log/workerlog.1").contains("resumed after step 4 of 10"));
+    // One bit of the file that ends the checkpoint of step 8, which was saved again.
+    let done = place.path(&format!("{newest}/done"));
+    let text = std::fs::read_to_string(&done).unwrap();
+    assert!(text.contains("\nsteps 8 8\n"), "{text}");
+    std::fs::write(&done, text.replace("steps 8 8", "steps 8 0")).unwrap();
+    let said = place.run(&line(20_480));
+    said.check(0, &[]);
+    for words in ["/done is damaged: its checksum is wrong", "resumed after step 4 of 10"] {
+        assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
+    }
     // Of step 8, which was saved again, and of step 4 a part is lost.
     for step in ["saves/step-000000000004", newest] {
         let parts = std::fs::read_dir(place.path(&format!("{step}/000"))).unwrap().flatten();
@@ -508,7 +520,38 @@ fn a_killed_server_goes_on_with_every_push() {
         assert!(said.out.contains(part) || said.err.contains(part), "'{part}': {}", said.out);
     }
     let log = place.read("log/serverlog.0");
-    assert!(log.contains("fleet: server 0: goes on with ") && log.contains(" of the log"), "{log}");
+    assert!(log.contains("fleet: server 0: resumes with ") && log.contains(" of the log"), "{log}");
     // Without servers there is nothing to keep.
     place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
+}
+
+/// Workers of a synchronous job begin where the servers' folder is, and learn what one run would have.
+#[test]
+fn a_stopped_synchronous_job_resumes_on_durable_servers() {
+    let place = Place::new("demo_durable_sync", "");
+    std::fs::write(place.path("job.prototxt"), "a_sync: false").unwrap();
+    let line = |folder: &str| {
+        format!(
+            "--server_num=2 --worker_num=2 --log_overwrite demo:wide_deep --samples 51200 \
+             --strategy job.prototxt --threads 1 {folder}"
+        )
+    };
+    let score = |said: &Said| {
+        said.out.lines().find(|line| line.starts_with("AUC  ")).expect("a score").to_string()
+    };
+    let durable = line("--durable kept");
+    let child = place.start(&durable);
+    until("a step", || is_at_work(&place));
+    signal(child.id(), "INT");
+    child.wait_with_output().unwrap();
+
+    let resumed = place.run(&durable);
+    resumed.check(0, &[]);
+    assert!(resumed.out.contains("begins its share after step "), "{}", resumed.out);
+    // The folder of a job that has ended well is of no use to another one, and stops it at once.
+    let said = place.run(&durable);
+    said.check(1, &["the job in kept has finished", "help: remove the folder"]);
+    let whole = place.run(&line(""));
+    whole.check(0, &[]);
+    assert_eq!(score(&resumed), score(&whole));
 }

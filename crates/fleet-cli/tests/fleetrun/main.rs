@@ -19,6 +19,7 @@ mod rejoin;
 mod servers;
 mod servers_apart;
 mod shown;
+mod strangers;
 mod strategies;
 #[path = "../../../../xtask/src/terminal.rs"]
 mod terminal;

@@ -48,7 +48,7 @@ fn a_server_that_never_served_is_not_started_again() {
              --durable kept"
         )
     };
-    let told = "cannot create kept/server-000: Not a directory";
+    let told = "cannot list kept: Not a directory";
     let said = place.run(&line(""));
     said.check(1, &["error: server 0", told, "failed before it served", "--max_restart N"]);
     assert!(!said.err.contains("is started again"), "{}", said.err);
@@ -92,4 +92,14 @@ fn heterogeneous_jobs_have_their_logs() {
     assert_eq!(place.read("log/workerlog.0"), "TRAINER stage 1\n");
     assert_eq!(place.read("log/serverlog.0"), "PSERVER stage none\n");
     assert!(place.path("log/heterlog.1").exists());
+}
+
+/// A server that says that it writes its tables is given time for it, not half a second.
+#[test]
+fn a_server_that_writes_its_tables_is_waited_for() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
+                  printf leaves > $FLEET_SERVES\ntouch leaves\nsleep 2; touch written";
+    let place = Place::new("leaves", script);
+    place.run("--server_num=1 --worker_num=1 job.py").check(0, &["fleetrun: done in"]);
+    assert!(place.path("written").exists());
 }

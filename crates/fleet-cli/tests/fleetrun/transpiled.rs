@@ -78,7 +78,7 @@ fn take_part(job: &str, saved: &str) -> Result<()> {
         false => transpiler.transpile(&net, loss, Momentum::new(RATE, 0.9), &who)?,
     };
     if fleet.is_server() {
-        fleet.init_server(&made.job)?.run();
+        fleet.init_server(&made.job)?.run()?;
         return Ok(());
     }
     let options = ExecOptions::threads(1);

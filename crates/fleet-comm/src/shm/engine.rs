@@ -215,7 +215,8 @@ impl Engine {
         }
         if let Some((rank, how)) = gone {
             let who = self.describe(rank);
-            return Err(Error::unavailable(format!("{who} {how}")).at(waiting()));
+            let error = Error::unavailable(format!("{who} {how}"));
+            return Err(error.caused_by(self.members[rank].rank).at(waiting()));
         }
         if waited >= self.tuning.silence && self.processes[peer].is_stopped() {
             let who = self.describe(peer);
@@ -223,6 +224,7 @@ impl Engine {
                 "{who} is stopped (SIGSTOP or a debugger) and was silent for {} s",
                 waited.as_secs()
             ))
+            .caused_by(self.members[peer].rank)
             .help(format!("kill -CONT {} if it was meant to go on", self.members[peer].pid))
             .at(waiting()));
         }

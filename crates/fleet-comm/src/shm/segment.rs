@@ -41,6 +41,10 @@ const PAGE: usize = 4096;
 const HEAD_BYTES: usize = PAGE;
 const FAULT_TEXT_MAX: usize = 2048;
 const FAULT_TEXT_AT: usize = 1024;
+/// The fault's kind, the bytes of its text, and the rank that caused it plus one.
+const FAULT_KIND_AT: usize = FAULT_TEXT_AT - 8;
+const FAULT_LEN_AT: usize = FAULT_TEXT_AT - 4;
+const FAULT_CULPRIT_AT: usize = FAULT_TEXT_AT - 12;
 /// filled, consumed, their waiters, left.
 const FLAG_LINES: usize = 5;
 const RANK_BYTES: usize = (FLAG_LINES * LINE + SIGNATURES * SIGNATURE_BYTES).next_multiple_of(PAGE);
@@ -49,7 +53,7 @@ const PAIR_HEAD_BYTES: usize =
     (PAIR_FLAG_LINES * LINE + PAIR_SLOTS * SIGNATURE_BYTES).next_multiple_of(PAGE);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fleetshm");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Layout {
     fn slots_at(&self) -> usize {
@@ -253,8 +257,10 @@ impl Segment {
             let text = fault_text(error);
             // SAFETY: text and its length fit in the head; only the writer that won gets here.
             unsafe {
-                self.at(FAULT_TEXT_AT - 8).cast::<u32>().write(kind_number(error.kind()));
-                self.at(FAULT_TEXT_AT - 4).cast::<u32>().write(text.len() as u32);
+                self.at(FAULT_KIND_AT).cast::<u32>().write(kind_number(error.kind()));
+                self.at(FAULT_LEN_AT).cast::<u32>().write(text.len() as u32);
+                let culprit = error.culprit().map_or(0, |rank| rank as u32 + 1);
+                self.at(FAULT_CULPRIT_AT).cast::<u32>().write(culprit);
                 std::ptr::copy_nonoverlapping(text.as_ptr(), self.at(FAULT_TEXT_AT), text.len());
             }
             state.store(SET, Ordering::SeqCst);
@@ -267,16 +273,21 @@ impl Segment {
         if self.fault_state().load(Ordering::Acquire) != SET {
             return None;
         }
-        // SAFETY: text, kind and length are whole since the state says so.
-        let (kind, text) = unsafe {
-            let len = self.at(FAULT_TEXT_AT - 4).cast::<u32>().read() as usize;
+        // SAFETY: text, kind, length and culprit are whole since the state says so.
+        let (kind, culprit, text) = unsafe {
+            let len = self.at(FAULT_LEN_AT).cast::<u32>().read() as usize;
             let bytes = std::slice::from_raw_parts(self.at(FAULT_TEXT_AT), len.min(FAULT_TEXT_MAX));
             (
-                self.at(FAULT_TEXT_AT - 8).cast::<u32>().read(),
+                self.at(FAULT_KIND_AT).cast::<u32>().read(),
+                self.at(FAULT_CULPRIT_AT).cast::<u32>().read(),
                 String::from_utf8_lossy(bytes).into_owned(),
             )
         };
-        Some(fault_of(kind_of(kind), &text))
+        let fault = fault_of(kind_of(kind), &text);
+        Some(match culprit.checked_sub(1) {
+            Some(rank) => fault.caused_by(rank as usize),
+            None => fault,
+        })
     }
 
     fn wake_all(&self) {
@@ -404,6 +415,7 @@ mod tests {
         let (segment, _file) = Segment::create(LAYOUT, 7, false).expect("memory");
         assert!(segment.fault().is_none());
         let error = Error::unavailable("rank 3 died").at("all_reduce").at("group").help("start it");
+        let error = error.caused_by(3);
         segment.poison(&error);
         segment.poison(&Error::invalid("later"));
         assert_eq!(segment.fault(), Some(error));

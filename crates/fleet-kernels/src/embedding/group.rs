@@ -208,9 +208,11 @@ fn sort<'s, T: Item>(
             counters[bucket_of(id)] += 1;
             largest = largest.max(id as u64);
         }
-        if bound != usize::MAX && largest >= bound as u64 {
-            let first = ids[span(index)].iter().position(|&id| id as u64 >= bound as u64);
-            bad.fetch_min(index * block + first.unwrap_or(0), Relaxed);
+        if bound != usize::MAX
+            && largest >= bound as u64
+            && let Some(first) = ids[span(index)].iter().position(|&id| id as u64 >= bound as u64)
+        {
+            bad.fetch_min(index * block + first, Relaxed);
         }
     });
     report(&bad, ids, bound)?;

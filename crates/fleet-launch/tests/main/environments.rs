@@ -38,7 +38,9 @@ const BESIDES: &[&str] = &[
     "FLEET_JOB_ID",
     "FLEET_LAUNCH",
     "FLEET_RESTART_COUNT",
+    "FLEET_REPORT",
     "FLEET_SERVES",
+    "FLEET_SILENCE_TIMEOUT",
     "FLEET_STORE",
     "FLEET_TOKEN",
 ];

@@ -14,6 +14,7 @@ use fleet_launch::options::Options;
 use fleet_launch::ports::Ports;
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env};
+use std::time::Duration;
 
 /// Ports that count up, taken from nobody.
 struct Counted {
@@ -61,11 +62,13 @@ fn run() -> Run {
         mark: "<mark>".into(),
         log_dir: "<tmp>".into(),
         scratch: "<tmp>".into(),
+        save_root: None,
         master: None,
         store: Some(Endpoint::new("127.0.0.1", 52224)),
         token: Some(Token::from_text("0123456789abcdef").unwrap()),
         restarts: 0,
         progress: None,
+        silence_timeout: Duration::from_secs(30),
     }
 }
 

@@ -97,6 +97,17 @@ impl StoreServer {
         vigilance: Vigilance,
         log: Log,
     ) -> Result<StoreServer> {
+        StoreServer::start_logging(listener, token, vigilance, (log.clone(), log))
+    }
+
+    /// As [`StoreServer::start`], with a log of connections that are refused, and one of members and
+    /// requests.
+    pub fn start_logging(
+        listener: TcpListener,
+        token: &Token,
+        vigilance: Vigilance,
+        (door_log, log): (Log, Log),
+    ) -> Result<StoreServer> {
         let shared = Arc::new(Shared {
             vigilance,
             incarnation: u64::from_le_bytes(random()?),
@@ -106,7 +117,7 @@ impl StoreServer {
             stop: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         });
-        let gate = Gate::start(listener, token.clone(), log.clone(), shared.clone())?;
+        let gate = Gate::start(listener, token.clone(), door_log, shared.clone())?;
         let address = gate.address();
         let desk = Desk::new(shared.clone(), log);
         let thread = std::thread::Builder::new()
@@ -302,29 +313,12 @@ impl Desk {
             .collect()
     }
 
+    /// Takes a connection in, or takes it off the count of connections.
     fn arrive(&mut self, stream: Stream, hello: &Hello, peer: SocketAddr) {
-        // `admit` has read the same bytes.
-        let role = match hello.purpose {
-            Purpose::Member => {
-                let Ok(hello) = MemberHello::decode(&hello.body) else { return };
-                let seat = (hello.group.clone(), hello.member.rank);
-                let mut registry = lock(&self.shared.registry);
-                // Its old connection may have been found broken since it was let in.
-                if registry.join(seat.clone(), hello.member, hello.session, Time::now()).is_err() {
-                    return;
-                }
-                let missed = registry.notices(&hello.group);
-                Some((
-                    Role::Member { seat, session: hello.session, beat_next: Time::now() },
-                    missed,
-                ))
-            }
-            _ => {
-                let Ok(id) = Reader::new(&hello.body).u64() else { return };
-                Some((Role::Client { id }, Vec::new()))
-            }
+        let Some((role, missed)) = self.role(hello) else {
+            self.shared.connections.fetch_sub(1, Ordering::SeqCst);
+            return;
         };
-        let Some((role, missed)) = role else { return };
         let bytes_max = match role {
             Role::Client { .. } => REQUEST_BYTES_MAX,
             Role::Member { .. } => MEMBER_BYTES_MAX,
@@ -344,6 +338,21 @@ impl Desk {
         }
         self.connections.insert(self.connection_next, connection);
         self.connection_next += 1;
+    }
+
+    /// What a connection is for, and the notices that it has missed. `admit` has read the same bytes.
+    fn role(&self, hello: &Hello) -> Option<(Role, Vec<Notice>)> {
+        if hello.purpose != Purpose::Member {
+            let id = Reader::new(&hello.body).u64().ok()?;
+            return Some((Role::Client { id }, Vec::new()));
+        }
+        let hello = MemberHello::decode(&hello.body).ok()?;
+        let seat = (hello.group.clone(), hello.member.rank);
+        let mut registry = lock(&self.shared.registry);
+        // Its old connection may have been found broken since it was let in.
+        registry.join(seat.clone(), hello.member, hello.session, Time::now()).ok()?;
+        let missed = registry.notices(&hello.group);
+        Some((Role::Member { seat, session: hello.session, beat_next: Time::now() }, missed))
     }
 
     /// Takes what a connection has for us.
@@ -565,4 +574,27 @@ fn span(span_ms: u64) -> Deadline {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is under these locks is whole between statements, whoever panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// A connection that cannot be taken in gives its place back.
+    #[test]
+    fn connections_that_are_not_taken_in_are_not_counted() {
+        let token = Token::generate().unwrap();
+        let vigilance = Vigilance::default();
+        let server = StoreServer::bind("127.0.0.1:0", &token, vigilance, Log::silent()).unwrap();
+        let peer = server.address();
+        let stream = Stream::plain(std::net::TcpStream::connect(peer).unwrap());
+        let hello = Hello { purpose: Purpose::Member, body: Vec::new() };
+        server.shared.clone().welcome(stream, hello, peer);
+        let start = Instant::now();
+        while server.shared.connections.load(Ordering::SeqCst) > 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "the connection is still counted");
+            std::thread::yield_now();
+        }
+    }
 }

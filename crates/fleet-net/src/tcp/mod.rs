@@ -337,7 +337,11 @@ impl TcpMesh {
             true => format!("{member} is gone: its connection {words}"),
             false => format!("{member}: {error}"),
         };
-        Error::new(error.kind(), text)
+        let error = Error::new(error.kind(), text);
+        match error.kind() {
+            fleet_base::ErrorKind::Unavailable => error.caused_by(member.rank),
+            _ => error,
+        }
     }
 
     /// All streams with a peer: the higher rank dials, the other one waits for it.

@@ -125,5 +125,5 @@ pub static GRAD: OpDef = OpDef {
 fn prepare(p: &PrepareCtx<'_>) -> (f32, usize) {
     let sigma = p.op.attr_float("sigma") as f32;
     let shape = p.input("X").shape;
-    (sigma * sigma, shape.product(1..shape.rank()).max(1))
+    (sigma * sigma, shape.product(1..shape.rank()))
 }

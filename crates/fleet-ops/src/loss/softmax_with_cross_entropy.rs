@@ -51,8 +51,10 @@ pub static GRAD: OpDef = OpDef {
     },
     infer: |i| {
         let loss = check(i, "Softmax")?;
-        i.check_shape("Loss@GRAD", loss)?;
         let softmax = i.input("Softmax")?;
+        i.check_dtype("Softmax", FLOATS)?;
+        i.check_dtype("Loss@GRAD", &[softmax.dtype])?;
+        i.check_shape("Loss@GRAD", loss)?;
         i.set("Logits@GRAD", softmax.dtype, softmax.shape);
         Ok(())
     },

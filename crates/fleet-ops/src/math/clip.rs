@@ -77,7 +77,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         embedding::merge_rows(k.pool, &groups, &source, dim, sums);
         let ids = groups.ids();
         // SAFETY: both hold a row for each id, and scratch is no operand's.
-        unsafe { unary_raw(k.pool, op, sums.as_ptr(), out.ptr.cast(), ids.len() * dim) };
+        unsafe {
+            unary_raw(k.pool, op, sums.as_ptr(), out.start(ids.len() * dim), ids.len() * dim)
+        };
         out.row_ids_mut()[..ids.len()].copy_from_slice(ids);
         out.set_row_count(ids.len());
         Ok(())

@@ -11,6 +11,7 @@ use crate::widen::{has_half, through_f32};
 use fleet_kernels::binary::{
     Binary, Broadcast, Number, binary_grad, binary_grad_scratch_len, binary_raw,
 };
+use fleet_tensor::Element;
 
 const X: usize = 0;
 const Y: usize = 1;
@@ -143,18 +144,25 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return through_f32(p, cpu);
     }
     let (op, plan) = (binary_of(p.op.name())?, plan(p)?);
+    let out = p.output("Out").physical_len(p.output_layouts[0][0]);
+    let lens = [physical_len(p, X), physical_len(p, Y), out];
     match p.input("X").dtype {
-        DType::F32 => Ok(typed::<f32>(op, plan)),
-        DType::F64 => Ok(typed::<f64>(op, plan)),
-        DType::I32 => Ok(typed::<i32>(op, plan)),
-        DType::I64 => Ok(typed::<i64>(op, plan)),
+        DType::F32 => Ok(typed::<f32>(op, plan, lens)),
+        DType::F64 => Ok(typed::<f64>(op, plan, lens)),
+        DType::I32 => Ok(typed::<i32>(op, plan, lens)),
+        DType::I64 => Ok(typed::<i64>(op, plan, lens)),
         dtype => Err(p.no_kernel(dtype)),
     }
 }
 
-fn typed<T: Number>(op: Binary, plan: Broadcast) -> Kernel {
+fn typed<T: Number + Element>(
+    op: Binary,
+    plan: Broadcast,
+    [x_len, y_len, out_len]: [usize; 3],
+) -> Kernel {
     Kernel::new(move |k| {
-        let (x, y, out) = (k.arg(X).ptr.cast(), k.arg(Y).ptr.cast(), k.out_arg(0).ptr.cast());
+        let (x, y) = (k.arg(X).start::<T>(x_len), k.arg(Y).start::<T>(y_len));
+        let out = k.out_arg(0).start::<T>(out_len);
         // SAFETY: the arguments have the shapes of the plan; the planner lets Out share memory with
         // an operand of its size only, which is then not repeated.
         unsafe { binary_raw::<T>(k.pool, op, &plan, x, y, out) };

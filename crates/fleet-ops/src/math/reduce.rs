@@ -44,6 +44,10 @@ macro_rules! reductions {
             },
             infer: |i| {
                 let x = i.input("X")?;
+                let reads_shapes_only: &[&str] = $only;
+                if reads_shapes_only.is_empty() {
+                    i.input("Out")?;
+                }
                 i.set("X@GRAD", x.dtype, x.shape);
                 Ok(())
             },

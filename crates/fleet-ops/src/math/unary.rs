@@ -164,7 +164,7 @@ pub(super) fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (op, len) = (unary_of(p.op)?, physical_len(p, 0));
     match p.input("X").dtype {
         DType::F32 => Ok(Kernel::new(move |k| {
-            let (x, y) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+            let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
             // SAFETY: both hold `len` floats, and are equal or disjoint.
             unsafe { unary_raw(k.pool, op, x, y, len) };
             Ok(())
@@ -196,7 +196,7 @@ where
     };
     let (low, high) = (low as i128, high as i128);
     Ok(Kernel::new(move |k| {
-        let (x, y): (*const T, *mut T) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+        let (x, y): (*const T, *mut T) = (k.arg(0).start(len), k.out_arg(0).start(len));
         for i in 0..len {
             // SAFETY: both hold `len` elements; equal pointers are read before they are written. A
             // result that does not fit wraps to the element's zero, as squares may.
@@ -244,9 +244,9 @@ pub(super) fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         )));
     }
     Ok(Kernel::new(move |k| {
-        let (saved, dy) = (k.arg(saved).ptr.cast(), k.arg(2).ptr.cast());
+        let (saved, dy) = (k.arg(saved).start(len), k.arg(2).start(len));
         // SAFETY: all hold `len` floats; the output is equal to or disjoint from each input.
-        unsafe { unary_grad_raw(k.pool, op, saved, dy, k.out_arg(0).ptr.cast(), len) };
+        unsafe { unary_grad_raw(k.pool, op, saved, dy, k.out_arg(0).start(len), len) };
         Ok(())
     }))
 }

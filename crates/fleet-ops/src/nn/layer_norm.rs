@@ -186,6 +186,9 @@ fn sizes(p: &PrepareCtx<'_>) -> Result<(usize, usize)> {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (rows, len) = sizes(p)?;
     let epsilon = p.op.attr_float("epsilon") as f32;
+    // A sum that is not asked for still has to go somewhere.
+    let has_residual = p.optional("Residual").is_some();
+    let spare = if has_residual && p.optional_output("Sum").is_none() { rows * len } else { 0 };
     Ok(Kernel::new(move |k| {
         let (y, mean, inv_std) = (k.output(0), k.output(1), k.output(2));
         if len == 0 {
@@ -196,10 +199,12 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             return Ok(());
         }
         let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: k.optional(BIAS) };
-        let residual = k.optional(RESIDUAL).map(|addend| Residual { addend, sum: k.output(3) });
+        let sum = || k.optional_output(3).unwrap_or_else(|| k.scratch());
+        let residual = k.optional(RESIDUAL).map(|addend| Residual { addend, sum: sum() });
         layer_norm(k.pool, norm, k.input(X), residual, y, mean, inv_std);
         Ok(())
-    }))
+    })
+    .scratch::<f32>(spare))
 }
 
 fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
@@ -221,10 +226,10 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         }
         let norm = LayerNorm { len, epsilon, gamma: k.optional(SCALE), beta: None };
         let dx = match k.has_output(0) {
-            true => k.out_arg(0).ptr.cast(),
+            true => k.out_arg(0).start(rows * len),
             false => rest.as_mut_ptr(),
         };
-        let read = |slot: usize| k.arg(slot).ptr.cast_const().cast::<f32>();
+        let read = |slot: usize| k.arg(slot).start::<f32>(rows * len).cast_const();
         let skip = k.has_input(SKIP).then(|| read(SKIP));
         let (mean, inv_std) = (k.input(MEAN), k.input(INV_STD));
         // SAFETY: all hold `rows` rows; the planner lets the result equal an operand or be disjoint.

@@ -48,7 +48,7 @@ pub static GRAD: OpDef = OpDef {
     grad: Grad::None,
     cpu: cpu_grad,
     traits: OpTraits {
-        inplace: &[("W@GRAD", "Out@GRAD")],
+        inplace_rows: &[("W@GRAD", "Out@GRAD")],
         shape_only: &["W"],
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Black)
@@ -80,7 +80,7 @@ pub static OLD_GRAD: OpDef = OpDef {
     grad: Grad::None,
     cpu: cpu_grad,
     traits: OpTraits {
-        inplace: &[("W@GRAD", "Out@GRAD")],
+        inplace_rows: &[("W@GRAD", "Out@GRAD")],
         shape_only: &["W"],
         cost: cost_grad,
         ..OpTraits::amp(AmpClass::Black)

@@ -128,7 +128,7 @@ fn kind(op: &Op) -> Result<Kind> {
 /// any size, and the type may not depend on whether that is known yet.
 fn mask_type(op: &Op) -> Result<DType> {
     match kind(op)? {
-        Kind::Windows([h, w]) if h * w <= 256 => Ok(DType::U8),
+        Kind::Windows([h, w]) if h.saturating_mul(w) <= 256 => Ok(DType::U8),
         _ => Ok(DType::I32),
     }
 }
@@ -222,7 +222,7 @@ fn cost(c: &CostCtx<'_>) -> Cost {
     let out = c.output("Out").map_or(0, Meta::numel) as f64;
     let x = c.input("X").map_or(0, Meta::numel) as f64;
     let flops = match kind(c.op) {
-        Ok(Kind::Windows([h, w])) => out * (h * w) as f64,
+        Ok(Kind::Windows([h, w])) => out * h as f64 * w as f64,
         _ => x,
     };
     Cost { flops, bytes: c.bytes() }

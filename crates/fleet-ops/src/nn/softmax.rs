@@ -59,6 +59,7 @@ pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> 
 }
 
 pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
+    i.check_dtype("Out", FLOATS)?;
     let out = i.input("Out")?;
     i.check_dtype("Out@GRAD", &[out.dtype])?;
     i.check_shape("Out@GRAD", out.shape)?;
@@ -71,7 +72,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if split.is_last() || split.is_empty() {
         return Ok(Kernel::new(move |k| {
             if !split.is_empty() {
-                let (x, y) = (k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast());
+                let len = split.len();
+                let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
                 // SAFETY: both hold as many floats as the shape says, and are equal or disjoint.
                 unsafe { softmax::softmax_raw(k.pool, x, y, split.rows(), split.classes) };
             }
@@ -93,8 +95,9 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if split.is_last() || split.is_empty() {
         return Ok(Kernel::new(move |k| {
             if !split.is_empty() {
-                let (y, dy) = (k.arg(0).ptr.cast_const().cast(), k.arg(1).ptr.cast_const().cast());
-                let (dx, rows, len) = (k.out_arg(0).ptr.cast(), split.rows(), split.classes);
+                let all = split.len();
+                let (y, dy) = (k.arg(0).start(all), k.arg(1).start(all));
+                let (dx, rows, len) = (k.out_arg(0).start(all), split.rows(), split.classes);
                 // SAFETY: all hold as many floats as the shape says; the result is equal to or
                 // disjoint from the others.
                 unsafe { softmax::softmax_grad_raw(k.pool, y, dy, dx, rows, len) };

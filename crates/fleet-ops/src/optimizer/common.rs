@@ -207,6 +207,24 @@ impl Plan {
             Sparse::new(index, &params[index], p.inputs[GRAD][index].rows, extra.moves_all_rows)
         });
         let states = slots.full.iter().filter(|(slot, _)| p.optional(slot).is_some());
+        let found = states.clone().count();
+        if found < rule.state_count() {
+            return Err(Error::invalid(format!("{} misses a state input", p.op.name()))
+                .expected(format!("{} state inputs", rule.state_count()))
+                .got(found));
+        }
+        // State that is given goes on, so it needs an output.
+        for (slot, made) in states.clone() {
+            let (given, wanted) = (out(made).map_or(0, |at| p.outputs[at].len()), params.len());
+            if given != wanted {
+                return Err(Error::invalid(format!(
+                    "{} has input '{slot}' and not the output '{made}' for it",
+                    p.op.name()
+                ))
+                .expected(wanted)
+                .got(given));
+            }
+        }
         Ok(Plan {
             rule,
             regularizer,
@@ -274,10 +292,11 @@ impl Plan {
     pub(super) fn bind(&self, k: &KernelCtx<'_>, index: usize, segment: &mut Segment) {
         let param = &k.outputs[0][index];
         assert_eq!(param.len(), segment.len, "a parameter changed its length");
-        segment.param = param.ptr.cast();
-        segment.grad = k.inputs[GRAD][index].ptr.cast_const().cast();
+        let len = segment.len;
+        segment.param = param.start(len);
+        segment.grad = k.inputs[GRAD][index].start(len);
         for (to, slot) in segment.state.iter_mut().zip(&self.states) {
-            *to = k.outputs[*slot][index].ptr.cast();
+            *to = k.outputs[*slot][index].start(len);
         }
         segment.powers = self.powers_of(k, index);
     }

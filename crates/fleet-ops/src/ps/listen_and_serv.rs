@@ -28,7 +28,7 @@ pub static DEF: OpDef = OpDef {
     cpu: |p| {
         Err(Error::unsupported("a server's program is not run by an executor")
             .got(format!("listen_and_serv at {}", p.op.attr_str("endpoint")))
-            .help("fleet.init_server(&job)?.run() serves the same parameters by the same rules"))
+            .help("fleet.init_server(&job)?.run()? serves the same parameters by the same rules"))
     },
     traits: TRAITS,
 };

@@ -104,7 +104,8 @@ impl Voice {
         let (mut connection, address) = match self.connection.take() {
             Some(connection) => connection,
             None => {
-                let (connection, life, address) = door.connect(server, &limits, REACH_SPAN)?;
+                let (connection, life, address) =
+                    door.connect((server, lane), &limits, REACH_SPAN)?;
                 if !lane.knows(life) {
                     return Err(Error::unavailable("it was started again and has lost its tables"));
                 }

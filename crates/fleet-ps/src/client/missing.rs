@@ -34,7 +34,8 @@ impl Missing {
             1 => String::new(),
             _ => format!("; missing are {}", self.names()),
         };
-        Some(Error::unavailable(format!("worker {worker} {}{others}", sign.text())).help(
+        let error = Error::unavailable(format!("worker {worker} {}{others}", sign.text()));
+        Some(error.caused_by(*worker as usize).help(
             "the end of its log says why; workers of a synchronous job stand or fall together",
         ))
     }

@@ -10,10 +10,10 @@ mod missing;
 mod place;
 mod remote;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use local::LocalServers;
-pub use remote::{RemoteOptions, RemoteServers};
+pub use remote::{IsOver, RemoteOptions, RemoteServers};
 
 use crate::message::{
     BINARY, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, copy_f32s,
@@ -401,6 +401,12 @@ impl<T: Transport> Client<T> {
     }
 
     /// Waits until all servers have opened a barrier.
+    /// How often all workers have met, as each server counts.
+    fn rounds_of_each(&self, at: Arrival) -> Result<Vec<u64>> {
+        let head = Head { word: at as u32, ..Head::default() };
+        self.ask_all(Method::Rounds, head, &[])?.iter().map(|answer| number(answer)).collect()
+    }
+
     fn try_arrive(&self, at: Arrival) -> Result<()> {
         let head = Head { word: at as u32, ..self.head_of_steps() };
         let rounds = self.ask_all(Method::Arrive, head, &[])?;
@@ -574,6 +580,15 @@ impl<T: Transport> Servers for Client<T> {
         answers.map(drop).map_err(|error| self.place(error))
     }
 
+    fn settle(&self) -> Result<u64> {
+        let settle = || -> Result<u64> {
+            let steps = self.rounds_of_each(Arrival::Sent)?.into_iter().max().unwrap_or(0);
+            self.ask_all(Method::Settle, Head { count: steps, ..Head::default() }, &[])?;
+            Ok(steps)
+        };
+        settle().map_err(|error| self.place(error))
+    }
+
     fn workers(&self) -> Result<Vec<WorkerSeen>> {
         let answers = self.ask_all(Method::Workers, Head::default(), &[]);
         answers
@@ -586,13 +601,8 @@ impl<T: Transport> Servers for Client<T> {
     }
 
     fn rounds(&self, at: Arrival) -> Result<u64> {
-        let head = Head { word: at as u32, ..Head::default() };
-        let rounds = || -> Result<u64> {
-            let answers = self.ask_all(Method::Rounds, head, &[])?;
-            let rounds: Result<Vec<u64>> = answers.iter().map(|answer| number(answer)).collect();
-            Ok(rounds?.into_iter().min().unwrap_or(0))
-        };
-        rounds().map_err(|error| self.place(error))
+        let rounds = self.rounds_of_each(at).map_err(|error| self.place(error))?;
+        Ok(rounds.into_iter().min().unwrap_or(0))
     }
 
     fn finish(&self) -> Result<bool> {

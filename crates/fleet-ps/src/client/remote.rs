@@ -8,7 +8,7 @@
 use super::alive::Alive;
 use super::{Client, Request, Transport};
 use crate::JobTables;
-use crate::message::{Body, COMPARE_HEAD_BYTES, Head, Method};
+use crate::message::{ACKNOWLEDGEMENT_BYTES, Body, COMPARE_HEAD_BYTES, Head, Method, bytes_of};
 use crate::server::{Caller, OPERATOR, SILENT_AFTER, hello};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::calls::{CallClient, CallOptions};
@@ -36,6 +36,24 @@ pub struct RemoteOptions {
     pub log: Log,
     /// Ends every wait.
     pub abort: Abort,
+    /// Asked while a server is not reached.
+    pub is_over: Option<IsOver>,
+}
+
+/// Tells whether the job is over: its servers have finished and do not come back.
+#[derive(Clone)]
+pub struct IsOver(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl IsOver {
+    pub fn new(is_over: impl Fn() -> bool + Send + Sync + 'static) -> IsOver {
+        IsOver(Arc::new(is_over))
+    }
+}
+
+impl std::fmt::Debug for IsOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("IsOver")
+    }
 }
 
 impl Default for RemoteOptions {
@@ -47,6 +65,7 @@ impl Default for RemoteOptions {
             connections_max: 16,
             log: Log::stderr(),
             abort: Abort::new(),
+            is_over: None,
         }
     }
 }
@@ -81,6 +100,8 @@ pub(super) struct Lane {
     freed: Condvar,
     /// The server's life as it was at first: its tables are those that we know.
     life: OnceLock<u64>,
+    /// The last epoch of the server that answered, and what it has acknowledged.
+    acknowledged: Mutex<[u64; 2]>,
 }
 
 #[derive(Default)]
@@ -98,6 +119,8 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries of a request, doubled from the least to the most.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Between two questions whether the job is over, while a server is not reached.
+const OVER_PERIOD: Duration = Duration::from_millis(500);
 /// Signs of life in the span after which a worker counts as silent: several may be lost, and a server that was
 /// started again hears soon who is there.
 const SIGNS_IN_SILENCE: u32 = 15;
@@ -214,7 +237,7 @@ impl Transport for Remote {
                 let answer = connection.receive(&limits).map(|(_, answer)| answer);
                 let (answer, connection) = self.keep(request.server, answer, connection)?;
                 self.give_back(request.server, connection);
-                Ok(answer)
+                Ok(self.acknowledged(request, answer))
             })
             .collect();
         let outcome = |(request, first): (&Request<'_>, Result<Result<Vec<u8>>>)| {
@@ -226,6 +249,7 @@ impl Transport for Remote {
                 send(connection, request, &limits)?;
                 connection.receive(&limits).map(|(_, answer)| answer)
             });
+            let answer = answer.map(|answer| self.acknowledged(request, answer));
             match answer {
                 // Whoever is not there does not serve.
                 Err(error) if stops && error.kind() == ErrorKind::Unavailable => Ok(Vec::new()),
@@ -255,6 +279,20 @@ impl Remote {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes what a server acknowledges off its answer.
+    fn acknowledged(&self, request: &Request<'_>, answer: Result<Vec<u8>>) -> Result<Vec<u8>> {
+        let mut answer = answer?;
+        if request.method.changes() {
+            let at = answer.len().checked_sub(ACKNOWLEDGEMENT_BYTES).ok_or_else(|| {
+                Error::internal("a server's answer has no acknowledgement").got(answer.len())
+            })?;
+            let mut body = Body(&answer[at..]);
+            self.lanes[request.server].acknowledge([body.u64()?, body.u64()?]);
+            answer.truncate(at);
+        }
+        Ok(answer)
+    }
+
     fn limits(&self) -> Limits {
         Limits::new(Deadline::within(self.options.deadline), &self.options.abort)
     }
@@ -268,6 +306,7 @@ impl Remote {
         talk: impl Fn(&mut CallClient) -> Result<R>,
     ) -> Result<R> {
         let mut pause = PAUSE_MIN;
+        let mut asked = Time::now();
         loop {
             if let Some(error) = error.take() {
                 limits.abort.check()?;
@@ -280,6 +319,13 @@ impl Remote {
                     return Err(error.at(format!("{}, tried for {span:?}", self.name(server))));
                 }
                 self.says_down(server, &error);
+                // A server that is started again is reached sooner, without asking.
+                if Time::now().since(asked) >= OVER_PERIOD {
+                    asked = Time::now();
+                    if self.options.is_over.as_ref().is_some_and(|it| (it.0)()) {
+                        return Err(job_over().at(self.name(server)));
+                    }
+                }
                 limits.abort.sleep(pause)?;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
@@ -323,8 +369,8 @@ impl Remote {
 
     /// Connects to a server that still has what we know.
     fn connect(&self, server: usize, limits: &Limits, span: Duration) -> Result<CallClient> {
-        let (connection, life, address) = self.door.connect(server, limits, span)?;
         let lane = &self.lanes[server];
+        let (connection, life, address) = self.door.connect((server, lane), limits, span)?;
         if !lane.knows(life) {
             return Err(Error::invalid("a server was started again and has lost its tables").help(
                 "start the job again from a save; servers that keep their tables on disk go on \
@@ -377,7 +423,7 @@ impl Door {
     /// Connects, and makes sure that the server means the same job; with the life of its tables.
     pub fn connect(
         &self,
-        server: usize,
+        (server, lane): (usize, &Lane),
         limits: &Limits,
         span: Duration,
     ) -> Result<(CallClient, u64, SocketAddr)> {
@@ -385,7 +431,11 @@ impl Door {
         let soon = limits.at_most(span);
         let (greeting, options) = (hello(self.caller), self.options);
         let mut connection = CallClient::connect(address, &self.token, &greeting, options, &soon)?;
-        let parts: [&[u8]; 2] = [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job];
+        let [epoch, kept] = lane.last_acknowledged();
+        let known = [lane.life.get().copied().unwrap_or(0), epoch, kept];
+        let known = bytes_of(&known);
+        let parts: [&[u8]; 3] =
+            [&Head::default().encode()[..COMPARE_HEAD_BYTES], &self.job, &known];
         let answer = connection.call(Method::Compare as u8, &parts, limits)?;
         let mut body = Body(&answer);
         let (number, life) = (body.u64()?, body.u64()?);
@@ -421,6 +471,16 @@ impl Lane {
         *self.life.get_or_init(|| life) == life
     }
 
+    fn last_acknowledged(&self) -> [u64; 2] {
+        *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers the newest acknowledgement: epochs grow, and so do numbers of one.
+    fn acknowledge(&self, [epoch, kept]: [u64; 2]) {
+        let mut known = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = (*known).max([epoch, kept]);
+    }
+
     /// Nobody has reached the server since then; whether that is news.
     pub fn goes_down(&self, since: Time) -> bool {
         let mut pool = self.lock();
@@ -435,6 +495,14 @@ impl Lane {
         let (span, caller) = (Time::now().since(since).as_secs_f64(), door.caller);
         log.line(format!("{caller}: server {server} at {address} is back after {span:.1} s"));
     }
+}
+
+/// The error of a worker that comes too late.
+fn job_over() -> Error {
+    Error::invalid("the job is over: its servers have finished without this worker").help(
+        "the others go on without a worker that gives no sign of life: it was stopped, or its host \
+         could not be reached",
+    )
 }
 
 fn send(connection: &mut CallClient, request: &Request<'_>, limits: &Limits) -> Result<()> {

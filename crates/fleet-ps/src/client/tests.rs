@@ -6,7 +6,7 @@ use crate::{
 };
 
 use plain::sparse;
-pub(super) use plain::{DENSE, GEO, SPARSE, STEPS};
+pub(crate) use plain::{DENSE, GEO, SPARSE, STEPS};
 
 #[path = "../../tests/job.rs"]
 mod plain;
@@ -25,7 +25,7 @@ fn click() -> SparseConfig {
     }
 }
 
-pub(super) fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
+pub(crate) fn job(server_count: usize, worker_count: usize, sync: bool) -> JobTables {
     let mut job = plain::job(server_count, worker_count, sync);
     job.tables.push(TableConfig::Sparse(click()));
     job

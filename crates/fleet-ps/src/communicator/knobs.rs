@@ -139,6 +139,10 @@ impl Servers for Watched {
         self.servers.go_on(progress)
     }
 
+    fn settle(&self) -> Result<u64> {
+        self.servers.settle()
+    }
+
     fn count_step(&self) {
         self.servers.count_step();
     }

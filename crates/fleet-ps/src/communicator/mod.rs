@@ -22,6 +22,8 @@ mod half_async;
 #[cfg(test)]
 mod knobs;
 mod look_ahead;
+#[cfg(test)]
+mod new_run;
 mod outbox;
 mod schedule;
 mod synchronous;

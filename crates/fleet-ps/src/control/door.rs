@@ -1,26 +1,25 @@
 //! Who may come in: connections in number and in time, and calls that show a credential.
 
-use fleet_net::{HANDSHAKE_SPAN, Log, Time, Verifier};
+use super::seats::{SEATS_MAX, Seat, Seats, WAITING_MAX};
+use fleet_net::{Log, Time, Verifier};
 use std::io::Result as IoResult;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
+#[cfg(feature = "tls")]
+use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Request, Status};
 
-/// Operators and probes are few.
-const CONNECTIONS_MAX: usize = 64;
 /// How long nobody is let in after a failed accept.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// What a connection under HTTP/2 begins with.
-const PREFACE_BYTES: usize = 24;
 /// What a client says who wants a challenge, and what a challenge begins with.
 pub(super) const SCHEME: &str = "Fleet";
 pub(super) const CHALLENGE_KEY: &str = "www-authenticate";
@@ -28,14 +27,14 @@ pub(super) const CHALLENGE_KEY: &str = "www-authenticate";
 /// Connections as they come.
 pub(super) struct Door {
     listener: TcpListener,
-    seats: Arc<Semaphore>,
+    seats: Arc<Seats>,
     rest: Option<Pin<Box<Sleep>>>,
     log: Log,
 }
 
 impl Door {
     pub fn new(listener: TcpListener, log: Log) -> Door {
-        Door { listener, seats: Arc::new(Semaphore::new(CONNECTIONS_MAX)), rest: None, log }
+        Door { listener, seats: Arc::default(), rest: None, log }
     }
 }
 
@@ -49,16 +48,16 @@ impl Stream for Door {
                 self.rest = None;
             }
             match ready!(self.listener.poll_accept(cx)) {
-                Ok((socket, peer)) => match self.seats.clone().try_acquire_owned() {
-                    Ok(seat) => {
-                        let patience = Some(Box::pin(sleep(HANDSHAKE_SPAN)));
-                        return Poll::Ready(Some(Ok(Guest { socket, seat, patience, seen: 0 })));
+                Ok((socket, peer)) => {
+                    let (seat, evicts) = Seats::take(&self.seats);
+                    if evicts {
+                        self.log.line(format!(
+                            "dropped the oldest connection for control over gRPC that has shown no \
+                             credential: {WAITING_MAX} of them is the limit, and {peer} connected"
+                        ));
                     }
-                    Err(_) => self.log.line(format!(
-                        "{peer} was turned away: {CONNECTIONS_MAX} connections are open for control \
-                         over gRPC, which is the limit"
-                    )),
-                },
+                    return Poll::Ready(Some(Ok(Guest::new(socket, peer, seat))));
+                }
                 Err(error) => {
                     self.log.line(format!("cannot accept a connection over gRPC: {error}"));
                     self.rest = Some(Box::pin(sleep(ACCEPT_REST)));
@@ -68,13 +67,36 @@ impl Stream for Door {
     }
 }
 
-/// A connection, and its place among the few. One that does not begin is closed.
+/// A connection. It fails when its seat is over.
 pub(super) struct Guest {
     socket: TcpStream,
-    #[expect(dead_code, reason = "held, not used")]
-    seat: OwnedSemaphorePermit,
-    patience: Option<Pin<Box<Sleep>>>,
-    seen: usize,
+    info: GuestInfo,
+    over: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// What calls know of their connection.
+#[derive(Clone)]
+pub(super) struct GuestInfo {
+    peer: SocketAddr,
+    seat: Arc<Seat>,
+}
+
+impl Guest {
+    fn new(socket: TcpStream, peer: SocketAddr, seat: Arc<Seat>) -> Guest {
+        Guest { socket, over: Box::pin(seat.clone().is_over()), info: GuestInfo { peer, seat } }
+    }
+
+    /// Polled before every read and write: a peer that does not read is closed, too.
+    fn check(&mut self, cx: &mut Context<'_>) -> IoResult<()> {
+        match self.over.as_mut().poll(cx) {
+            Poll::Ready(()) => {
+                // The future is over; the seat is asked no more.
+                self.over = Box::pin(std::future::ready(()));
+                Err(std::io::ErrorKind::TimedOut.into())
+            }
+            Poll::Pending => Ok(()),
+        }
+    }
 }
 
 impl AsyncRead for Guest {
@@ -83,18 +105,8 @@ impl AsyncRead for Guest {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<IoResult<()>> {
-        if let Some(patience) = &mut self.patience
-            && patience.as_mut().poll(cx).is_ready()
-        {
-            return Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()));
-        }
-        let before = into.filled().len();
-        ready!(Pin::new(&mut self.socket).poll_read(cx, into))?;
-        self.seen = self.seen.saturating_add(into.filled().len() - before);
-        if self.seen >= PREFACE_BYTES {
-            self.patience = None;
-        }
-        Poll::Ready(Ok(()))
+        self.check(cx)?;
+        Pin::new(&mut self.socket).poll_read(cx, into)
     }
 }
 
@@ -104,10 +116,12 @@ impl AsyncWrite for Guest {
         cx: &mut Context<'_>,
         from: &[u8],
     ) -> Poll<IoResult<usize>> {
+        self.check(cx)?;
         Pin::new(&mut self.socket).poll_write(cx, from)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<IoResult<()>> {
+        self.check(cx)?;
         Pin::new(&mut self.socket).poll_flush(cx)
     }
 
@@ -117,11 +131,20 @@ impl AsyncWrite for Guest {
 }
 
 impl Connected for Guest {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = GuestInfo;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.socket.connect_info()
+    fn connect_info(&self) -> GuestInfo {
+        self.info.clone()
     }
+}
+
+/// The connection of a call.
+fn guest(request: &Request<()>) -> Option<&GuestInfo> {
+    #[cfg(feature = "tls")]
+    if let Some(info) = request.extensions().get::<TlsConnectInfo<GuestInfo>>() {
+        return Some(info.get_ref());
+    }
+    request.extensions().get()
 }
 
 /// Lets calls through that show a credential; others get a challenge to make one from.
@@ -155,15 +178,25 @@ impl tonic::service::Interceptor for Guard {
             Some(Ok(text)) => match text.strip_prefix("Bearer ") {
                 None => "expected 'authorization: Bearer CREDENTIAL'".to_string(),
                 Some(credential) => match self.verifier.verify(credential, Time::now()) {
-                    Ok(()) => return Ok(request),
+                    Ok(()) => return admitted(request),
                     Err(error) => error.to_string(),
                 },
             },
             Some(Err(_)) => "the credential is no text".to_string(),
         };
-        let peer = request.remote_addr().map_or("somebody".to_string(), |peer| peer.to_string());
+        let peer = guest(&request).map_or("a peer".to_string(), |guest| guest.peer.to_string());
         self.log.line(format!("{peer} was refused control over gRPC: {refused}"));
         Err(self
             .refusal(&format!("{refused}; `fleet ps credential` makes one from the job's token")))
+    }
+}
+
+/// A call with a valid credential, whose connection gets a seat.
+fn admitted(request: Request<()>) -> Result<Request<()>, Status> {
+    match guest(&request).is_none_or(|guest| guest.seat.prove()) {
+        true => Ok(request),
+        false => Err(Status::resource_exhausted(format!(
+            "all {SEATS_MAX} seats are taken: connections for control over gRPC"
+        ))),
     }
 }

@@ -9,6 +9,7 @@ mod desk;
 mod door;
 pub mod message;
 mod schema;
+mod seats;
 mod tls;
 
 pub use client::ControlClient;

@@ -254,6 +254,18 @@ impl DenseTable {
         count
     }
 
+    /// Drops the pushes since the last pour.
+    pub(crate) fn discard(&self) {
+        let mut inner = self.lock();
+        inner.sum.fill(0.0);
+        inner.push_count = 0;
+    }
+
+    /// Pushes that wait for a pour.
+    pub(crate) fn queued(&self) -> u64 {
+        self.lock().push_count
+    }
+
     /// Parameters, optimizer and what waits become what they were when the table was made; the rate stays.
     pub fn clear(&self) {
         let mut inner = self.lock();
@@ -333,12 +345,6 @@ impl DenseTable {
             staleness_max: inner.staleness_max,
             ..TableStats::default()
         }
-    }
-
-    /// Pushes that wait for a pour.
-    #[cfg(feature = "grpc")]
-    pub(crate) fn queued(&self) -> u64 {
-        self.lock().push_count
     }
 
     /// Gradients that were NaN or infinite.

@@ -3,11 +3,16 @@
 
 use super::load::latest;
 use super::manifest;
-use fleet_base::file::write_file;
-use fleet_base::{Error, Result};
+use fleet_base::Result;
+use fleet_base::sealed::{Kind, Read};
 use std::path::Path;
 
 const PREFIX: &str = "saved-";
+const MARK: Kind = Kind {
+    name: "fleet saved tables",
+    version: 1,
+    help: "load another save, or restore this file from where it was copied",
+};
 
 fn file_name(server: u32, save_id: u64) -> String {
     format!("{PREFIX}{server:03}.{save_id}")
@@ -21,21 +26,48 @@ pub(crate) fn last_id(dir: &Path) -> Result<u64> {
 /// The latest save that all servers have finished.
 pub(crate) fn latest_complete(dir: &Path) -> Result<u64> {
     latest(dir, manifest::numbered(dir, PREFIX)?, |dir, server, save_id| {
-        let path = dir.join(file_name(server, save_id));
-        let text =
-            std::fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
-        let count = text.trim().strip_prefix("server_count ").and_then(|n| n.parse().ok());
-        count.ok_or_else(|| {
-            Error::invalid(format!("{} is malformed", path.display()))
-                .expected("server_count and a number")
-        })
+        read_mark(&dir.join(file_name(server, save_id)), server, save_id)
     })
+}
+
+/// How many servers made the save that a mark belongs to.
+fn read_mark(path: &Path, server: u32, save_id: u64) -> Result<u32> {
+    let (count, text) = match MARK.read(path)? {
+        Read::Body(text) => (text.strip_prefix(&head(server, save_id)).and_then(count), text),
+        // Earlier builds wrote no checksum. What follows is checked: manifests say the same number.
+        Read::Unsealed(text) => (count(&text), text),
+    };
+    count.ok_or_else(|| {
+        MARK.damaged(path, "it is not a mark of this server and save")
+            .expected(
+                format!("{}server_count and a number", head(server, save_id)).replace('\n', ", "),
+            )
+            .got(format!("{text:?}"))
+    })
+}
+
+/// What a mark says of its own name, so that a renamed one is found out.
+fn head(server: u32, save_id: u64) -> String {
+    format!("server {server}\nsave_id {save_id}\n")
+}
+
+fn count(text: &str) -> Option<u32> {
+    let number = text.strip_prefix("server_count ")?.strip_suffix('\n')?;
+    number.parse().ok()
+}
+
+/// A server begins a save: temporary files of one that was killed go.
+pub(crate) fn begin(dir: &Path, tables: &[u32], server: u32) {
+    manifest::remove_temporary(dir, server);
+    for table in tables {
+        manifest::remove_temporary(&super::table_folder(dir, *table), server);
+    }
 }
 
 /// All tables of a server are written.
 pub(crate) fn mark(dir: &Path, server: u32, server_count: u32, save_id: u64) -> Result<()> {
-    let text = format!("server_count {server_count}\n");
-    write_file(&dir.join(file_name(server, save_id)), text.as_bytes())
+    let text = format!("{}server_count {server_count}\n", head(server, save_id));
+    MARK.write(&dir.join(file_name(server, save_id)), &text)
 }
 
 /// All servers are done with a save: a server's older ones go.

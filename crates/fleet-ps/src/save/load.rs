@@ -85,9 +85,16 @@ pub(super) fn latest(
     let mut saves: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     files.into_iter().for_each(|(server, save)| saves.entry(save).or_default().push(server));
     let mut first = None;
-    for (save, servers) in saves.iter().rev() {
-        let count = server_count(folder, servers[0], *save)?;
-        let missing: Vec<u32> = (0..count).filter(|server| !servers.contains(server)).collect();
+    for (save, servers) in saves.iter_mut().rev() {
+        servers.sort_unstable();
+        let mut count = None;
+        for server in &*servers {
+            let found = server_count(folder, *server, *save)?;
+            check_count(folder, *save, *count.get_or_insert(found), found)?;
+        }
+        let count = count.unwrap_or(0);
+        let is_missing = |server: &u32| servers.binary_search(server).is_err();
+        let missing: Vec<u32> = (0..count).filter(is_missing).take(MISSING_SHOWN).collect();
         if missing.is_empty() {
             return Ok(*save);
         }
@@ -103,6 +110,26 @@ pub(super) fn latest(
             .expected("a folder that save_persistables or save_sparse wrote")
     }))
 }
+
+/// The parts of a save agree on the number of servers, and it is one that can be.
+fn check_count(folder: &Path, save: u64, first: u32, found: u32) -> Result<()> {
+    if first == found && (1..=SERVERS_MAX).contains(&found) {
+        return Ok(());
+    }
+    let what = format!("the number of servers of save {save} in {} is wrong", folder.display());
+    Err(Error::invalid(what)
+        .expected(match first == found {
+            true => format!("1 to {SERVERS_MAX}"),
+            false => format!("{first}, as another part of it says"),
+        })
+        .got(found)
+        .help("load another save, or restore this one from where it was copied"))
+}
+
+/// Servers of a job, far above what a cluster has: a number in a file makes no larger list.
+const SERVERS_MAX: u32 = 1 << 16;
+/// Missing servers that an error names.
+const MISSING_SHOWN: usize = 16;
 
 fn count_of(folder: &Path, server: u32, save_id: u64) -> Result<u32> {
     Ok(manifest::read(&folder.join(manifest::file_name(server, save_id)))?.server_count)

@@ -1,7 +1,7 @@
 //! What a server wrote: a text file of a line a fact, the last one a checksum over the others.
 
 use super::{COMPRESSED, SaveFormat};
-use fleet_base::file::write_file;
+use fleet_base::file::{TEMPORARY_SUFFIX, write_file};
 use fleet_base::{Error, Result};
 use std::fmt::Write;
 use std::ops::Range;
@@ -88,6 +88,22 @@ pub(super) fn remove(folder: &Path, server: u32, save_id: u64) {
     let _ = std::fs::remove_file(&path);
     for part in manifest.iter().flat_map(|manifest| &manifest.parts) {
         let _ = std::fs::remove_file(folder.join(&part.name));
+    }
+}
+
+/// Deletes what a process of this server left that died while it wrote a save. No other one writes files
+/// of these names: a folder has one job.
+pub(super) fn remove_temporary(folder: &Path, server: u32) {
+    let own = ["part", "manifest", "saved"].map(|what| format!(".{what}-{server:03}"));
+    let is_own = |name: &str| {
+        let rest = own.iter().find_map(|prefix| name.strip_prefix(&prefix[..]));
+        rest.is_some_and(|rest| rest.starts_with(['-', '.'])) && name.ends_with(TEMPORARY_SUFFIX)
+    };
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_own) {
+            // What cannot be deleted harms nobody.
+            let _ = std::fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -284,3 +284,41 @@ fn a_small_file_that_unpacks_to_a_large_one() {
 fn plain_form(config: &SparseConfig) -> SparseConfig {
     SparseConfig { compress_in_save: false, ..config.clone() }
 }
+
+/// Marks of a job's save: every bit of every byte, every truncation, every file deleted.
+#[test]
+fn a_changed_mark_is_refused() {
+    let folder = Folder::new("marks");
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let check = |what: &str| {
+        let error = job::latest_complete(&folder.0).expect_err(what).to_string();
+        assert!(error.contains("saved-001.7") || error.contains("save 7"), "{what}: {error}");
+        assert!(error.contains("help: "), "{what}: {error}");
+    };
+    (0..3).for_each(|server| job::mark(&folder.0, server, 3, 7).unwrap());
+    assert_eq!(job::latest_complete(&folder.0).unwrap(), 7);
+    let path = folder.0.join("saved-001.7");
+    let bytes = std::fs::read(&path).unwrap();
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            std::fs::write(&path, changed).unwrap();
+            check(&format!("bit {bit} of byte {at}"));
+        }
+        std::fs::write(&path, &bytes[..at]).unwrap();
+        check(&format!("{at} bytes"));
+    }
+    std::fs::remove_file(&path).unwrap();
+    check("deleted");
+    std::fs::copy(folder.0.join("saved-000.7"), &path).unwrap();
+    check("the mark of another server");
+    // Earlier builds wrote the count alone; it must agree with the others, and be one that can be.
+    std::fs::write(&path, "server_count 3\n").unwrap();
+    assert_eq!(job::latest_complete(&folder.0).unwrap(), 7);
+    (0..3).for_each(|server| {
+        let path = folder.0.join(format!("saved-{server:03}.7"));
+        std::fs::write(path, format!("server_count {}\n", u32::MAX)).unwrap();
+    });
+    check("a count that no cluster has");
+}

@@ -1,6 +1,6 @@
 //! What every method does.
 
-use super::{Caller, SILENT_AFTER, ServerTables, Sign, SignKind, Table, lock};
+use super::{Caller, ServerTables, Sign, SignKind, Table, lock};
 use crate::message::{
     BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, fill_f32s,
 };
@@ -81,6 +81,7 @@ impl ServerTables {
             }
             Method::Compare => {
                 self.compare(body.text()?)?;
+                self.check_acknowledged(caller, [body.u64()?, body.u64()?, body.u64()?])?;
                 answer.extend(bytes_of(&[self.server as u64, self.life]).iter());
                 Ok(())
             }
@@ -189,10 +190,19 @@ impl ServerTables {
                 Ok(())
             }
             Method::GoOn => {
+                let before = self.marks.of(caller.worker).client;
                 let made = self.marks.goes_on(caller, head.complete);
+                if before != caller.client {
+                    self.ledger.retire(before);
+                }
                 self.presence.goes_on(caller, made);
                 Ok(())
             }
+            Method::NewRun => {
+                self.barrier.begin_run();
+                Ok(())
+            }
+            Method::Settle => self.settle(head.count),
             Method::EndSave => self.end_save(caller, head.count, head.word == 1),
             Method::Load => {
                 let tables = self.named(head)?;
@@ -256,7 +266,8 @@ impl ServerTables {
         if self.is_again.load(Relaxed) && sign.kind == SignKind::NeverCame {
             sign = Sign { kind: SignKind::NotBack, ..sign };
         }
-        (sign, has_begun && !self.job.sync && sign.is_lost(SILENT_AFTER))
+        let silent_after = self.presence.silent_after();
+        (sign, has_begun && !self.job.sync && sign.is_lost(silent_after))
     }
 
     /// Whether some workers have finished and all are gone: nobody will stop the servers.
@@ -266,7 +277,7 @@ impl ServerTables {
     }
 
     /// All workers have sent: what they pushed is applied.
-    fn pour(&self, at: Arrival, workers: u32) -> Result<()> {
+    pub(super) fn pour(&self, at: Arrival, workers: u32) -> Result<()> {
         if !(self.job.sync && at == Arrival::Sent) {
             return Ok(());
         }
@@ -329,6 +340,11 @@ impl ServerTables {
             let known: Vec<u32> = self.tables.keys().copied().collect();
             Error::invalid("no such table").expected(format!("one of {known:?}")).got(table)
         })
+    }
+
+    /// Numbers that a pull of an id answers; 0 where the table has no rows.
+    pub(super) fn pull_width(&self, table: u32) -> usize {
+        self.rows(table).map_or(0, SparseTable::pull_width)
     }
 
     fn rows(&self, table: u32) -> Result<&SparseTable> {

@@ -58,6 +58,8 @@ enum Entry {
     Done(Result<Vec<u8>>),
 }
 
+/// [`Page::done`] of a client that asks no more.
+const RETIRED: u64 = u64::MAX;
 /// Answers of one client that are kept; a client has far fewer threads.
 const ENTRIES_MAX: usize = 1024;
 /// Clients that are remembered: those of many starts of many workers.
@@ -113,6 +115,10 @@ impl Ledger {
         let client = self.client(caller)?;
         let mut page = client.lock();
         page.forget(done);
+        if page.done == RETIRED {
+            return Err(Error::invalid("another process has taken this worker's place")
+                .help("end this one: what it computes is computed by the other"));
+        }
         if seq < page.done {
             return Err(Error::invalid("a request came again after its answer had been received")
                 .expected(format!("a number from {} on", page.done))
@@ -140,6 +146,14 @@ impl Ledger {
         let result = change(answer);
         run.result = Some(result.clone().map(|()| answer.clone()));
         result
+    }
+
+    /// Another process is this worker from now on: answers to this one go, and it is refused.
+    pub fn retire(&self, client: u64) {
+        let clients = self.clients.lock().unwrap_or_else(|poison| poison.into_inner());
+        if let Some(client) = clients.get(&client) {
+            client.lock().forget(RETIRED);
+        }
     }
 
     fn client(&self, caller: Caller) -> Result<Arc<Client>> {
@@ -218,6 +232,21 @@ mod tests {
         assert!(ask(3, 1).is_err(), "it was answered for good");
         assert_eq!(ask(5, 4).unwrap(), 5);
         assert_eq!(runs.load(SeqCst), 5);
+    }
+
+    #[test]
+    fn answers_of_a_retired_client_go() {
+        let ledger = Ledger::default();
+        let ask = || ledger.once(CALLER, (7, 0), &mut Vec::new(), |_| Ok(()));
+        ask().unwrap();
+        assert_eq!(ledger.image().pages[0].answers.len(), 1);
+        ledger.retire(CALLER.client);
+        assert!(ledger.image().pages[0].answers.is_empty());
+        let error = ask().unwrap_err();
+        assert!(error.message().contains("taken this worker's place"), "{error}");
+        let restored = Ledger::default();
+        restored.restore(ledger.image());
+        restored.once(CALLER, (8, 0), &mut Vec::new(), |_| Ok(())).unwrap_err();
     }
 
     #[test]

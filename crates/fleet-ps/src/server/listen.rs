@@ -1,12 +1,14 @@
 //! A server that listens: a conversation for every connection.
 
+use super::bounds::Bounds;
 use super::{Caller, ServerTables};
-use crate::message::{Body, Method};
+use crate::message::{Body, Method, bytes_of};
 use crate::{Arrival, START_ROUNDS};
 use fleet_base::{Error, Result};
 use fleet_net::calls::{CallOptions, CallServer, Conversation};
 use fleet_net::{Log, Token};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,7 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// let worker = RemoteServers::connect(&job, 0, &addresses, &token, RemoteOptions::default())?;
 /// assert!(worker.finish()?, "the last one");
 /// worker.stop()?;
-/// server.run(); // until somebody stops it
+/// server.run()?; // until somebody stops it
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct TableServer {
@@ -40,6 +42,18 @@ impl TableServer {
         options: CallOptions,
         log: Log,
     ) -> Result<TableServer> {
+        TableServer::bind_within(address, tables, token, (options, None), log)
+    }
+
+    /// As [`TableServer::bind`]; saves and loads stay in the folder `save_root`, if there is one.
+    pub fn bind_within(
+        address: impl ToSocketAddrs + std::fmt::Debug,
+        tables: Arc<ServerTables>,
+        token: &Token,
+        (options, save_root): (CallOptions, Option<PathBuf>),
+        log: Log,
+    ) -> Result<TableServer> {
+        let bounds = Bounds { answer_bytes_max: options.frame_bytes_max, save_root };
         let served = tables.clone();
         tables.listens();
         let open = move |hello: &[u8], _peer: SocketAddr| {
@@ -47,7 +61,8 @@ impl TableServer {
             if let Ok(caller) = &caller {
                 served.meets(caller.worker);
             }
-            let talk = Talk { tables: served.clone(), caller, agreed: false };
+            let (tables, bounds) = (served.clone(), bounds.clone());
+            let talk = Talk { tables, bounds, caller, agreed: false };
             Ok(Box::new(talk) as Box<dyn Conversation>)
         };
         let calls = CallServer::bind(address, token, options, log, open)?;
@@ -67,9 +82,9 @@ impl TableServer {
         &self.tables
     }
 
-    /// Serves until a worker stops the servers.
-    pub fn run(self) {
-        self.tables.wait();
+    /// Serves until a worker stops the servers; see [`ServerTables::serve`].
+    pub fn run(self) -> Result<()> {
+        self.tables.serve()
     }
 }
 
@@ -90,6 +105,7 @@ fn read_hello(bytes: &[u8]) -> Result<Caller> {
 /// One connection.
 struct Talk {
     tables: Arc<ServerTables>,
+    bounds: Bounds,
     caller: Result<Caller>,
     /// The client means the same job.
     agreed: bool,
@@ -102,7 +118,11 @@ impl Conversation for Talk {
         if !self.agreed && method != Method::Compare as u8 {
             return Err(Error::invalid("a client asks before it has said which job it means"));
         }
+        self.bounds.check(&self.tables, method, request)?;
         self.tables.call(caller, method, request, answer)?;
+        if Method::parse(method)?.changes() {
+            answer.extend(bytes_of(&self.tables.acknowledgement()).iter());
+        }
         self.agreed = true;
         Ok(())
     }

@@ -5,24 +5,25 @@
 //! change something carry a number and run once (`ledger.rs`).
 
 mod answer;
+mod bounds;
 mod durable;
-mod image;
 mod ledger;
 mod listen;
-mod log;
 mod marks;
+mod new_run;
 mod pending;
 mod presence;
 mod save;
 #[cfg(feature = "grpc")]
 mod statistics;
-mod trail;
 
-pub use durable::{Durability, Recovered};
+pub use durable::{
+    Damage, Durability, Flush, FolderReport, FolderState, LogReport, Loss, Recovered, ServerReport,
+    SnapshotReport, Tail, WorkerReport, accept_loss, folder_state, inspect,
+};
 pub(crate) use ledger::{Caller, OPERATOR};
 pub use listen::TableServer;
 pub(crate) use listen::hello;
-pub use log::Flush;
 pub(crate) use presence::{SILENT_AFTER, Sign, SignKind};
 
 use crate::message::{Body, Head, Method};
@@ -30,6 +31,7 @@ use crate::{
     BarrierTable, DenseConfig, DenseTable, Entry, GeoTable, GlobalStep, JobTables, PullMode,
     SparseTable, TableConfig, Update,
 };
+use fleet_base::disk::DiskLock;
 use fleet_base::{Error, Result};
 use ledger::Ledger;
 use marks::Marks;
@@ -70,7 +72,7 @@ pub struct ServerTables {
     gate: RwLock<()>,
     keeper: Option<Arc<durable::Keeper>>,
     /// No other process works in the folder while it is locked.
-    folder_lock: Option<std::fs::File>,
+    folder_lock: Option<DiskLock>,
     /// One save, load, shrink or snapshot at a time.
     keeping: Mutex<()>,
     saving: Mutex<Option<save::Saving>>,
@@ -128,6 +130,11 @@ impl ServerTables {
         self.server
     }
 
+    /// Sets how long a worker may give no sign of life before the others go on without it.
+    pub fn set_silent_after(&self, span: Duration) {
+        self.presence.set_silent_after(span);
+    }
+
     pub fn job(&self) -> &JobTables {
         &self.job
     }
@@ -136,10 +143,32 @@ impl ServerTables {
     /// have finished, others are lost, and none is connected.
     pub fn wait(&self) {
         let mut stopped = lock(&self.stopped);
-        while !*stopped && !self.is_left_alone() {
+        while !*stopped && !self.is_left_alone() && self.check_kept().is_ok() {
             let waited = self.stop.wait_timeout(stopped, LOOK_PERIOD);
             stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Waits as [`ServerTables::wait`]. If the job has ended well, marks its folder as finished and
+    /// replaces the logs by a last snapshot. The error is why a durable server could not keep its
+    /// tables any more.
+    pub fn serve(&self) -> Result<()> {
+        self.wait();
+        self.check_kept()?;
+        match &self.keeper {
+            Some(keeper) if self.barrier.all_finished() => self.conclude(keeper),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a server acknowledges with an answer; zeros where nothing is kept.
+    fn acknowledgement(&self) -> [u64; 2] {
+        self.keeper.as_ref().map_or([0, 0], |keeper| keeper.acknowledgement())
+    }
+
+    /// Why a durable server must end, if it must.
+    fn check_kept(&self) -> Result<()> {
+        self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.check())
     }
 
     pub fn stop(&self) {
@@ -177,6 +206,21 @@ impl ServerTables {
                 .expected("statistics, a save, a load or shrinking")
                 .got(format!("{method:?}")));
         }
+        if method == Method::NewRun {
+            return Err(Error::invalid("a client asks what only a server decides")
+                .got(format!("{method:?}")));
+        }
+        self.do_request(caller, method, request, answer)
+    }
+
+    /// Does a request of somebody who may make it.
+    fn do_request(
+        &self,
+        caller: Caller,
+        method: Method,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<()> {
         let (head, body) = Head::decode(method, request)?;
         let walks = matches!(method, Method::Shrink | Method::Clear);
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_logged(method, head)) else {
@@ -192,7 +236,10 @@ impl ServerTables {
             self.run(caller, method, (head, body), answer, append)
         };
         drop(alone);
-        keeper.commit()?;
+        if let Err(error) = keeper.commit() {
+            self.stop();
+            return Err(error);
+        }
         result
     }
 
@@ -207,12 +254,12 @@ impl ServerTables {
     ) -> Result<()> {
         if !method.changes() {
             first()?;
-            return self.read(caller, method, head, body, answer);
+            return guarded(|| self.read(caller, method, head, body, answer));
         }
         self.ledger.once(caller, (head.seq, head.done), answer, |answer| {
             let turn = self.marks.enter(caller, method)?;
             first()?;
-            self.change(caller, method, head, body, answer)?;
+            guarded(|| self.change(caller, method, head, body, answer))?;
             if method.is_push() {
                 self.marks.applied(caller, head.table, head.step, head.complete);
             }
@@ -231,11 +278,21 @@ impl ServerTables {
         }
     }
 
-    /// Does what a log says.
-    fn replay(&self, record: &log::Record) -> Result<()> {
-        let method = Method::parse(record.method)?;
-        let parts = Head::decode(method, &record.request)?;
-        self.run(record.caller, method, parts, &mut Vec::new(), || Ok(()))
+    /// Does what a log says. A request that was refused when it was made is refused again: false. One
+    /// that does not get so far was not made by a server, and the log is not to be trusted.
+    fn replay(&self, caller: Caller, method: u8, request: &[u8]) -> Result<bool> {
+        let method = Method::parse(method)?;
+        let parts = Head::decode(method, request)?;
+        let mut is_reached = false;
+        let reached = || {
+            is_reached = true;
+            Ok(())
+        };
+        match self.run(caller, method, parts, &mut Vec::new(), reached) {
+            _ if !is_reached => Err(Error::invalid("a log has a request that was done before")
+                .help("the folder mixes files of several servers or times")),
+            result => Ok(result.is_ok()),
+        }
     }
 
     /// Whether a server that is started again must hear of a request: files are in no log, and a pull
@@ -263,10 +320,7 @@ impl Drop for ServerTables {
         if let Some(keeper) = &self.keeper {
             keeper.close();
         }
-        if let Some(lock) = self.folder_lock.take() {
-            // The next server may begin, even if a process that was forked meanwhile has the file too.
-            let _ = lock.unlock();
-        }
+        self.folder_lock = None;
     }
 }
 
@@ -301,6 +355,16 @@ impl Table {
             Table::Dense(_) | Table::GlobalStep(_) => None,
         }
     }
+}
+
+/// Runs a request. One that panics is refused, also when it comes again or a log is replayed.
+fn guarded<R>(run: impl FnOnce() -> Result<R>) -> Result<R> {
+    // Tables are whole between statements, and their locks pass over a panic.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(Error::internal("a request panicked").got(text.unwrap_or("no message")))
+    })
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,6 +2,7 @@
 
 use crate::{Accessor, Push, SparseTable};
 use fleet_base::{Error, Result};
+use std::collections::BTreeSet;
 
 /// Pushes since the last pour.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,6 +45,12 @@ impl Pending {
             slots: push.slots.map(<[u32]>::to_vec),
         });
         Ok(())
+    }
+
+    /// Workers whose pushes wait.
+    pub fn worker_count(&self) -> usize {
+        let workers: BTreeSet<u64> = self.pushes.iter().map(|held| held.worker).collect();
+        workers.len()
     }
 
     /// Applies what waits, once for every id: sums over the pushes, divided by `workers` in a plain

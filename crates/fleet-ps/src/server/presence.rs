@@ -38,6 +38,8 @@ pub(crate) enum SignKind {
 pub(crate) struct Presence {
     /// Nanoseconds of the clock.
     began: AtomicU64,
+    /// Nanoseconds without a sign of life after which a worker is lost.
+    silent_after: AtomicU64,
     workers: Vec<Seen>,
 }
 
@@ -56,7 +58,17 @@ const LIVES_MAX: usize = 256;
 impl Presence {
     pub fn new(worker_count: usize) -> Presence {
         let workers = (0..worker_count).map(|_| Seen::default()).collect();
-        Presence { began: AtomicU64::new(Time::now().nanos()), workers }
+        let silent_after = AtomicU64::new(SILENT_AFTER.as_nanos() as u64);
+        Presence { began: AtomicU64::new(Time::now().nanos()), silent_after, workers }
+    }
+
+    pub fn set_silent_after(&self, span: Duration) {
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        self.silent_after.store(nanos, SeqCst);
+    }
+
+    pub fn silent_after(&self) -> Duration {
+        Duration::from_nanos(self.silent_after.load(SeqCst))
     }
 
     /// The server listens from now on: what it had to load first is nobody's absence.

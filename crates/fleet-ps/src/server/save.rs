@@ -101,6 +101,7 @@ impl ServerTables {
         }
         self.give_up(lock(&self.saving).take());
         let (server, server_count) = (self.server as u32, self.job.server_count as u32);
+        job::begin(dir, &self.table_ids(), server);
         let options = SaveOptions { mode, format, server, server_count, save_id };
         let (taken, written) = (Vec::new(), Time::now());
         let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken, by, written };

@@ -9,6 +9,7 @@
 //! Memory: 64 / 5 bytes an entry over a fill of 0.85 is 15 bytes an id at most.
 
 use super::arena::Arena;
+use crate::HashKey;
 use fleet_base::Result;
 use std::ptr::NonNull;
 
@@ -157,7 +158,7 @@ impl<'a> Ahead<'a> {
 
     #[inline(always)]
     fn ask(&mut self, index: &Index, at: usize) {
-        let home = index.home(hash(self.ids[at]));
+        let home = index.home(self.ids[at]);
         home.prefetch();
         self.homes[at % HOMES_AHEAD] = home;
     }
@@ -193,6 +194,7 @@ struct Segment {
 }
 
 pub(crate) struct Index {
+    key: HashKey,
     directory: Vec<u32>,
     depth: u32,
     segments: Vec<Segment>,
@@ -204,8 +206,8 @@ pub(crate) struct Index {
 // SAFETY: the pages belong to the index.
 unsafe impl Send for Index {}
 
-/// Spreads ids over 64 bits; every id has its own value. The upper half chooses shard (high bits) and
-/// segment (low bits), the lower half the bucket.
+/// Spreads ids over 64 bits; every id has its own value. The upper half chooses shard (high bits)
+/// and segment (low bits); [`HashKey::hash`] chooses the bucket in the segment.
 #[inline]
 pub(crate) fn hash(id: u64) -> u64 {
     let mut x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -214,16 +216,15 @@ pub(crate) fn hash(id: u64) -> u64 {
     x ^ (x >> 32)
 }
 
-impl Default for Index {
-    fn default() -> Self {
-        Index::new()
-    }
-}
-
 impl Index {
-    pub fn new() -> Index {
+    pub fn new(key: HashKey) -> Index {
         let segment = Segment { pages: Vec::new(), len: 0, depth: 0 };
-        Index { directory: vec![0], depth: 0, segments: vec![segment], len: 0, moves: 0 }
+        Index { key, directory: vec![0], depth: 0, segments: vec![segment], len: 0, moves: 0 }
+    }
+
+    /// An empty index with the same key.
+    pub fn empty_like(&self) -> Index {
+        Index::new(self.key)
     }
 
     /// Ids in the index, those without a row too.
@@ -246,13 +247,13 @@ impl Index {
 
     /// Where a search for the id begins.
     #[inline(always)]
-    fn home(&self, hash: u64) -> Home {
-        let segment = self.segment(hash);
+    fn home(&self, id: u64) -> Home {
+        let segment = self.segment(id);
         let count = segment.bucket_count();
         if count == 0 {
             return Home::NONE;
         }
-        let at = segment.home(hash);
+        let at = segment.home(self.key, id);
         let first = segment.bucket(at);
         let is_last = at % PAGE_BUCKETS == PAGE_BUCKETS - 1;
         let next = match is_last {
@@ -280,7 +281,7 @@ impl Index {
     #[cold]
     #[inline(never)]
     fn find_beyond(&self, id: u64) -> Option<Entry> {
-        self.find(hash(id), id)
+        self.find(id)
     }
 
     /// Asks for the lists of pages.
@@ -292,30 +293,30 @@ impl Index {
     }
 
     #[inline]
-    fn segment(&self, hash: u64) -> &Segment {
-        &self.segments[self.directory[directory_slot(hash, self.depth)] as usize]
+    fn segment(&self, id: u64) -> &Segment {
+        &self.segments[self.directory[directory_slot(id, self.depth)] as usize]
     }
 
     #[inline(always)]
-    pub fn find(&self, hash: u64, id: u64) -> Option<Entry> {
-        self.segment(hash).find(hash, id)
+    pub fn find(&self, id: u64) -> Option<Entry> {
+        self.segment(id).find(self.key, id)
     }
 
     /// Adds an id that is not there.
-    pub fn insert(&mut self, arena: &Arena, hash: u64, id: u64, place: Place) -> Result<Entry> {
-        let mut at = self.directory[directory_slot(hash, self.depth)] as usize;
+    pub fn insert(&mut self, arena: &Arena, id: u64, place: Place) -> Result<Entry> {
+        let mut at = self.directory[directory_slot(id, self.depth)] as usize;
         if self.segments[at].full() {
             self.moves += 1;
             if self.segments[at].pages.len() >= SEGMENT_PAGES_MAX
                 && self.segments[at].depth < DEPTH_MAX
             {
                 self.split(arena, at)?;
-                at = self.directory[directory_slot(hash, self.depth)] as usize;
+                at = self.directory[directory_slot(id, self.depth)] as usize;
             } else {
-                self.segments[at].grow(arena)?;
+                self.segments[at].grow(arena, self.key)?;
             }
         }
-        let entry = self.segments[at].put(hash, id, place.0, 0);
+        let entry = self.segments[at].put(self.key, id, place.0, 0);
         self.len += 1;
         Ok(entry)
     }
@@ -327,14 +328,14 @@ impl Index {
         let half = Segment::capable(arena, len.div_ceil(2).max(1), pages)?;
         let mut halves = [half, Segment::capable(arena, len.div_ceil(2).max(1), pages)?];
         let mut result = Ok(());
+        let key = self.key;
         self.segments[at].each_entry(|id, place, days| {
-            let hash = hash(id);
-            let half = &mut halves[((hash >> 32 >> bit) & 1) as usize];
+            let half = &mut halves[((hash(id) >> 32 >> bit) & 1) as usize];
             if half.full() && result.is_ok() {
-                result = half.grow(arena);
+                result = half.grow(arena, key);
             }
             if result.is_ok() {
-                half.put(hash, id, place, days);
+                half.put(key, id, place, days);
             }
         });
         if let Err(error) = result {
@@ -358,8 +359,16 @@ impl Index {
         Ok(())
     }
 
-    /// Calls `visit` for every entry of a segment.
-    pub fn visit_segment(&self, segment: usize, mut visit: impl FnMut(u64, Entry)) {
+    /// The entries of a segment in ascending order of their ids, which the key has no part in.
+    pub fn sorted_segment(&self, segment: usize) -> Vec<(u64, Entry)> {
+        let mut entries = Vec::with_capacity(self.segments[segment].len);
+        self.visit_segment(segment, |id, entry| entries.push((id, entry)));
+        entries.sort_unstable_by_key(|(id, _)| *id);
+        entries
+    }
+
+    /// Calls `visit` for every entry of a segment, in an order that depends on the key.
+    fn visit_segment(&self, segment: usize, mut visit: impl FnMut(u64, Entry)) {
         let segment = &self.segments[segment];
         for bucket in segment.buckets() {
             // SAFETY: buckets of pages are initialised, and nobody else touches this shard.
@@ -395,7 +404,7 @@ impl Index {
         self.moves += 1;
         fresh.depth = self.segments[segment].depth;
         for (id, place, days) in kept {
-            fresh.put(hash(id), id, place, days);
+            fresh.put(self.key, id, place, days);
         }
         std::mem::replace(&mut self.segments[segment], fresh).free(arena);
         self.len -= gone;
@@ -404,8 +413,8 @@ impl Index {
 }
 
 #[inline]
-fn directory_slot(hash: u64, depth: u32) -> usize {
-    (hash >> 32) as usize & ((1 << depth) - 1)
+fn directory_slot(id: u64, depth: u32) -> usize {
+    (hash(id) >> 32) as usize & ((1 << depth) - 1)
 }
 
 impl Segment {
@@ -451,20 +460,20 @@ impl Segment {
         self.len >= self.capacity()
     }
 
-    fn grow(&mut self, arena: &Arena) -> Result<()> {
+    fn grow(&mut self, arena: &Arena, key: HashKey) -> Result<()> {
         let old = self.pages.len();
         let mut grown = Segment { pages: Vec::new(), len: 0, depth: self.depth };
         grown.add_pages(arena, old + (old / GROWTH_DIVISOR).max(1))?;
         self.each_entry(|id, place, days| {
-            grown.put(hash(id), id, place, days);
+            grown.put(key, id, place, days);
         });
         std::mem::replace(self, grown).free(arena);
         Ok(())
     }
 
     #[inline]
-    fn home(&self, hash: u64) -> usize {
-        (((hash & 0xFFFF_FFFF) * self.bucket_count() as u64) >> 32) as usize
+    fn home(&self, key: HashKey, id: u64) -> usize {
+        (((key.hash(id) & 0xFFFF_FFFF) * self.bucket_count() as u64) >> 32) as usize
     }
 
     #[inline]
@@ -492,9 +501,9 @@ impl Segment {
 
     /// The entry of an id.
     #[inline(always)]
-    fn find(&self, hash: u64, id: u64) -> Option<Entry> {
+    fn find(&self, key: HashKey, id: u64) -> Option<Entry> {
         let count = self.bucket_count();
-        let mut at = self.home(hash);
+        let mut at = self.home(key, id);
         // A segment is never full, so a bucket with an empty entry ends every search.
         for _ in 0..count {
             let bucket = self.bucket(at);
@@ -512,9 +521,9 @@ impl Segment {
     }
 
     /// Writes an entry for an id that has none; there is room.
-    fn put(&mut self, hash: u64, id: u64, place: u32, days: u8) -> Entry {
+    fn put(&mut self, key: HashKey, id: u64, place: u32, days: u8) -> Entry {
         let count = self.bucket_count();
-        let mut at = self.home(hash);
+        let mut at = self.home(key, id);
         let mut bucket = self.bucket(at);
         loop {
             // SAFETY: as above.
@@ -582,10 +591,51 @@ mod tests {
     use fleet_base::rng::Sequence;
     use std::collections::HashMap;
 
+    const KEY: HashKey = HashKey::new(0x0123_4567_89AB_CDEF, 0xD134_2543_DE82_EF95);
+
+    /// Buckets that a search for the id looks into.
+    fn probes(index: &Index, id: u64) -> usize {
+        let segment = index.segment(id);
+        let (home, count) = (segment.home(KEY, id), segment.bucket_count());
+        // SAFETY: the test has the index to itself.
+        let holds = |at: usize| unsafe { look(segment.bucket((home + at) % count), id) }.is_some();
+        1 + (0..count).find(|at| holds(*at)).unwrap()
+    }
+
+    /// The id with this [`hash`]: both its steps can be turned around.
+    fn id_of(hash: u64) -> u64 {
+        let inverse = |odd: u64| {
+            (0..6).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
+        };
+        let mut x = hash ^ (hash >> 32);
+        x = x.wrapping_mul(inverse(0xD6E8_FEB8_6659_FD93));
+        x ^= x >> 32;
+        x.wrapping_mul(inverse(0x9E37_79B9_7F4A_7C15))
+    }
+
+    /// Ids that are chosen to meet under a hash without a key cost what random ids cost.
+    #[test]
+    fn crafted_ids_are_found_as_soon_as_random_ones() {
+        const COUNT: u64 = 60_000;
+        assert_eq!(hash(id_of(0x1234_5678_0000_0007)), 0x1234_5678_0000_0007);
+        let cost = |id: &dyn Fn(u64) -> u64| {
+            let (arena, mut index) = (Arena::new(PAGE_BYTES), Index::new(KEY));
+            for at in 0..COUNT {
+                index.insert(&arena, id(at), Place::row(0, false)).unwrap();
+            }
+            (0..COUNT).map(|at| probes(&index, id(at))).sum::<usize>() as f64 / COUNT as f64
+        };
+        let random = cost(&|at| fleet_base::rng::Sequence::new(1, at).next_u64());
+        for (name, shift) in [("one lower half", 32), ("one segment, too", 48)] {
+            let crafted = cost(&|at| id_of(at << shift | 7));
+            assert!(crafted < 1.5 * random, "{name}: {crafted} probes, random ids {random}");
+        }
+    }
+
     #[test]
     fn homes_hold_while_buckets_move() {
         let arena = Arena::new(PAGE_BYTES);
-        let (mut index, mut known) = (Index::new(), HashMap::new());
+        let (mut index, mut known) = (Index::new(KEY), HashMap::new());
         let mut rng = Sequence::new(5, 6);
         let ids: Vec<u64> = (0..200_000).map(|_| rng.below(60_000) << 20).collect();
         let mut ahead = Ahead::new(&index, &ids);
@@ -594,7 +644,7 @@ mod tests {
             assert_eq!(found, known.get(id).copied(), "id {id} at {at}");
             if found.is_none() {
                 let slot = at as u32;
-                index.insert(&arena, hash(*id), *id, Place::row(slot, false)).unwrap();
+                index.insert(&arena, *id, Place::row(slot, false)).unwrap();
                 known.insert(*id, slot);
             }
         }
@@ -604,7 +654,7 @@ mod tests {
     #[test]
     fn agrees_with_a_hash_map() {
         let arena = Arena::new(PAGE_BYTES);
-        let (mut index, mut known) = (Index::new(), HashMap::new());
+        let (mut index, mut known) = (Index::new(KEY), HashMap::new());
         let mut rng = Sequence::new(3, 4);
         for round in 0..300_000u32 {
             // Small ids, huge ids, and ids that differ in high bits only.
@@ -613,8 +663,7 @@ mod tests {
                 1 => rng.next_u64(),
                 _ => rng.below(50_000) << 44,
             };
-            let hash = hash(id);
-            match index.find(hash, id) {
+            match index.find(id) {
                 Some(mut entry) => {
                     let (slot, days) = known[&id];
                     assert_eq!((entry.place().slot(), entry.unseen_days()), (Some(slot), days));
@@ -625,7 +674,7 @@ mod tests {
                 None => {
                     assert!(!known.contains_key(&id));
                     let place = Place::row(round, round % 2 == 0);
-                    index.insert(&arena, hash, id, place).unwrap();
+                    index.insert(&arena, id, place).unwrap();
                     known.insert(id, (round, 0));
                 }
             }
@@ -638,18 +687,18 @@ mod tests {
         known.retain(|id, _| id % 3 == 0);
         assert_eq!(index.len(), known.len());
         for (id, (slot, days)) in &known {
-            let entry = index.find(hash(*id), *id).unwrap();
+            let entry = index.find(*id).unwrap();
             assert_eq!((entry.place().slot(), entry.unseen_days()), (Some(*slot), *days));
         }
-        assert!(index.find(hash(1), 1).is_none());
+        assert!(index.find(1).is_none());
     }
 
     #[test]
     fn stays_full() {
         let arena = Arena::new(PAGE_BYTES);
-        let mut index = Index::new();
+        let mut index = Index::new(KEY);
         for id in 0..400_000u64 {
-            index.insert(&arena, hash(id), id, Place::row(0, false)).unwrap();
+            index.insert(&arena, id, Place::row(0, false)).unwrap();
             if id > 40_000 && id % 4099 == 0 {
                 let entries: usize =
                     index.segments.iter().map(|s| s.bucket_count() * BUCKET_ENTRIES).sum();

@@ -30,7 +30,7 @@ pub(crate) use snapshot::Taken;
 pub use snapshot::{Record, SaveMode, Snapshot};
 
 use crate::rule::How;
-use crate::{Merger, TableStats};
+use crate::{HashKey, Merger, TableStats};
 use arena::Arena;
 use fleet_base::{Error, Result};
 use group::Groups;
@@ -124,11 +124,17 @@ const BATCH_IDS_MAX: usize = 1 << 26;
 const SCRATCH_COUNT_MAX: usize = 64;
 
 impl SparseTable {
+    /// An empty table whose hash tables have a random key.
     pub fn new(config: SparseConfig) -> Result<SparseTable> {
+        SparseTable::with_key(config, HashKey::random())
+    }
+
+    /// An empty table; nothing that it returns or saves depends on the key.
+    pub fn with_key(config: SparseConfig, key: HashKey) -> Result<SparseTable> {
         config.check()?;
         let layout = Layout::new(&config);
         let slab_rows = shard::slab_rows(&layout);
-        let shards = (0..config.shard_count).map(|_| Mutex::new(Shard::new())).collect();
+        let shards = (0..config.shard_count).map(|_| Mutex::new(Shard::new(key))).collect();
         let core = Core {
             slab_shift: slab_rows.trailing_zeros(),
             index_arena: Arena::new(index::PAGE_BYTES),

@@ -2,7 +2,7 @@
 
 use super::SparseTable;
 use super::group::shard_of;
-use super::index::{Place, UNSEEN_DAYS_MAX, hash};
+use super::index::{Place, UNSEEN_DAYS_MAX};
 use super::snapshot::Record;
 use fleet_base::{Error, Result};
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,7 +29,7 @@ impl SparseTable {
         let _open = self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut shard = self.lock(shard_of(id, self.shards.len()));
         let mark = core.mark.load(Relaxed);
-        let found = shard.index.find(hash(id), id);
+        let found = shard.index.find(id);
         let slot = found.and_then(|entry| entry.place().slot());
         let (mut entry, slot) = match (found, slot) {
             (Some(entry), Some(slot)) => (entry, slot),
@@ -42,7 +42,7 @@ impl SparseTable {
             (None, _) => {
                 let slot = shard.create(core, id)?;
                 let place = Place::row(slot, mark);
-                match shard.index.insert(&core.index_arena, hash(id), id, place) {
+                match shard.index.insert(&core.index_arena, id, place) {
                     Ok(entry) => (entry, slot),
                     Err(error) => {
                         shard.release(core, slot);
@@ -60,13 +60,13 @@ impl SparseTable {
     fn restore_waiting(&self, id: u64, count: u32) -> Result<()> {
         let core = &self.core;
         let mut shard = self.lock(shard_of(id, self.shards.len()));
-        match shard.index.find(hash(id), id) {
+        match shard.index.find(id) {
             Some(mut entry) if entry.place().slot().is_none() => {
                 entry.set_place(Place::pending(count));
             }
             Some(_) => {}
             None => {
-                shard.index.insert(&core.index_arena, hash(id), id, Place::pending(count))?;
+                shard.index.insert(&core.index_arena, id, Place::pending(count))?;
                 core.pending_count.fetch_add(1, Relaxed);
             }
         }

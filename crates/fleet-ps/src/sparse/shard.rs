@@ -1,9 +1,10 @@
 //! A shard: an index, and the rows that it points to.
 
 use super::Core;
-use super::index::{Ahead, Entry, Index, Place, SLOT_COUNT_MAX, hash};
+use super::index::{Ahead, Entry, Index, Place, SLOT_COUNT_MAX};
 use super::layout::Layout;
 use crate::Entry as Policy;
+use crate::HashKey;
 use crate::init::RowSeed;
 use fleet_base::{Error, Result};
 use std::ptr::NonNull;
@@ -36,9 +37,9 @@ pub(crate) fn slab_rows(layout: &Layout) -> usize {
 }
 
 impl Shard {
-    pub fn new() -> Shard {
+    pub fn new(key: HashKey) -> Shard {
         Shard {
-            index: Index::new(),
+            index: Index::new(key),
             slabs: Vec::new(),
             used: 0,
             free: Vec::new(),
@@ -75,7 +76,7 @@ impl Shard {
     /// The row of an id, if it has one.
     #[inline(always)]
     pub fn find(&self, core: &Core, id: u64) -> Option<Found> {
-        let entry = self.index.find(hash(id), id)?;
+        let entry = self.index.find(id)?;
         let row = self.row(core, entry.place().slot()?);
         Some(Found { entry, row })
     }
@@ -92,7 +93,7 @@ impl Shard {
     #[cold]
     #[inline(never)]
     pub fn admit(&mut self, core: &Core, id: u64, pulled: bool) -> Result<Option<Found>> {
-        match self.index.find(hash(id), id) {
+        match self.index.find(id) {
             Some(entry) => self.pending(core, id, entry, pulled),
             None => self.newcomer(core, id, pulled),
         }
@@ -131,14 +132,14 @@ impl Shard {
         };
         if !admitted {
             if pulled && matches!(core.config.entry, Policy::CountFilter(_)) {
-                self.index.insert(&core.index_arena, hash(id), id, Place::pending(1))?;
+                self.index.insert(&core.index_arena, id, Place::pending(1))?;
                 core.pending_count.fetch_add(1, Relaxed);
             }
             return Ok(None);
         }
         let slot = self.create(core, id)?;
         let place = Place::row(slot, core.mark.load(Relaxed));
-        match self.index.insert(&core.index_arena, hash(id), id, place) {
+        match self.index.insert(&core.index_arena, id, place) {
             Ok(entry) => Ok(Some(Found { entry, row: self.row(core, slot) })),
             Err(error) => {
                 self.release(core, slot);

@@ -63,7 +63,10 @@ impl SparseTable {
             return Ok(None);
         }
         let (mut rows, mut waiting) = (Vec::new(), 0);
-        let mut index = std::mem::take(&mut shard.index);
+        let mut index = {
+            let empty = shard.index.empty_like();
+            std::mem::replace(&mut shard.index, empty)
+        };
         let result = index.retain_segment(&core.index_arena, segment, |_, entry| {
             let Some(slot) = entry.place().slot() else {
                 let stays = keep(entry.unseen_days(), None);

@@ -235,22 +235,24 @@ impl Snapshot<'_> {
             return more;
         }
         let Shard { index, .. } = &*shard;
-        index.visit_segment(segment, |id, mut entry| match entry.place().slot() {
-            Some(slot) if entry.place().mark() != self.capture.mark => {
-                let row = core.slice(shard.row(core, slot));
-                self.capture.entry(core, id, &mut entry, row, &mut batch.rows);
-            }
-            Some(_) => {}
-            None => {
-                if matches!(self.capture.mode, SaveMode::All | SaveMode::AllAndAge) {
-                    batch.waiting.push((id, entry.place().count().unwrap_or(0)));
+        for (id, mut entry) in index.sorted_segment(segment) {
+            match entry.place().slot() {
+                Some(slot) if entry.place().mark() != self.capture.mark => {
+                    let row = core.slice(shard.row(core, slot));
+                    self.capture.entry(core, id, &mut entry, row, &mut batch.rows);
                 }
-                if self.capture.mode == SaveMode::AllAndAge {
-                    let days = entry.unseen_days() + 1;
-                    entry.set_unseen_days(days.min(super::index::UNSEEN_DAYS_MAX));
+                Some(_) => {}
+                None => {
+                    if matches!(self.capture.mode, SaveMode::All | SaveMode::AllAndAge) {
+                        batch.waiting.push((id, entry.place().count().unwrap_or(0)));
+                    }
+                    if self.capture.mode == SaveMode::AllAndAge {
+                        let days = entry.unseen_days() + 1;
+                        entry.set_unseen_days(days.min(super::index::UNSEEN_DAYS_MAX));
+                    }
                 }
             }
-        });
+        }
         true
     }
 }

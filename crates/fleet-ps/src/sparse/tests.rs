@@ -6,6 +6,7 @@ use crate::{Entry, Initializer, NonFinite};
 use fleet_base::ErrorKind;
 use fleet_base::rng::Sequence;
 use std::collections::HashMap;
+use std::convert::Infallible;
 
 fn ones(dim: usize) -> SparseConfig {
     SparseConfig {
@@ -87,6 +88,29 @@ fn rows_are_the_same_on_any_number_of_shards() {
         })
         .to_vec();
     assert!(rows[0] == rows[1] && rows[1] == rows[2]);
+}
+
+/// The key of the hashes changes neither rows nor the order in which a save has them.
+#[test]
+fn saves_do_not_depend_on_the_key() {
+    let config = || SparseConfig { entry: Entry::CountFilter(2), shard_count: 3, ..ones(2) };
+    let saved = [(1, 3), (u64::MAX / 3, 0x9E37_79B9_7F4A_7C15)].map(|(mask, multiplier)| {
+        let table = SparseTable::with_key(config(), HashKey::new(mask, multiplier)).unwrap();
+        let ids: Vec<u64> = (0..90_000).map(|at| at * at).collect();
+        pull(&table, &ids, PullMode::Train);
+        pull(&table, &ids[..80_000], PullMode::Train);
+        table.push(Push::new(&ids, &vec![0.5; 180_000])).unwrap();
+        let (mut snapshot, ()) = table.snapshot(SaveMode::All, || ());
+        let mut saved = Vec::new();
+        let mut visit = |record: Record<'_>| {
+            saved.push(format!("{record:?}"));
+            Ok::<(), Infallible>(())
+        };
+        while snapshot.next_shard(&mut visit).unwrap() {}
+        saved
+    });
+    assert_eq!(saved[0].len(), 90_000);
+    assert!(saved[0] == saved[1], "rows come in another order");
 }
 
 #[test]

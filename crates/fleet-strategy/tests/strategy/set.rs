@@ -7,7 +7,7 @@ const RECORDED_TABLES: &str = include_str!("../vectors/fleet-desc-configs-2.6.2.
 fn set(key: &str, value: impl Into<Value>) -> (DistributedStrategy, Vec<Problem>) {
     let mut strategy = DistributedStrategy::new();
     let notices = strategy.set(key, value).unwrap_or_else(|error| panic!("{error}"));
-    (strategy, notices)
+    (strategy, notices.into_vec())
 }
 
 /// The message of the error, which must leave the strategy as it was.
@@ -237,6 +237,10 @@ fn paths_reach_single_fields() {
     let Value::Map(all) = strategy.get("localsgd_configs").unwrap() else { panic!("a map") };
     assert_eq!(all, [("k_steps".to_string(), 1.into()), ("begin_step".to_string(), 1.into())]);
     assert_eq!(refused("amp.x", 1), "amp has no fields");
+    let mut strategy = DistributedStrategy::new();
+    let error = strategy.set("gradient_merge_configs.k_step", 4).expect_err("no such field");
+    let text = "key:k_step not in gradient_merge_configs\n  help: did you mean 'k_steps'?";
+    assert_eq!(error.to_string(), text);
     for path in ["amp.x", "x", "amp_configs.x", "localsgd_configs.k_steps.x"] {
         assert!(strategy.get(path).is_err(), "{path}");
     }
@@ -348,4 +352,23 @@ fn flags_come_in_and_go_out() {
     let wrong = DistributedStrategy::from_flags(|_| Some("maybe".into())).unwrap_err();
     let message = "FLAGS_cudnn_batchnorm_spatial_persistent is not understood: expected true or false, got maybe";
     assert_eq!(wrong.to_string(), message);
+}
+
+/// `set(..)?` drops what it returns.
+#[test]
+fn notices_that_nobody_looks_at_are_printed() {
+    const INSIDE: &str = "STRATEGY_NOTICES";
+    if std::env::var_os(INSIDE).is_some() {
+        let mut strategy = DistributedStrategy::new();
+        strategy.set("amp", 3).unwrap();
+        assert_eq!(strategy.set("dgc", 3).unwrap().len(), 1);
+        return;
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["set::notices_that_nobody_looks_at_are_printed", "--exact", "--nocapture"]);
+    let output = command.env(INSIDE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("fleet: warning: amp: amp should have value of bool type"), "{text}");
+    assert!(!text.contains("dgc"), "what was looked at is not printed: {text}");
 }

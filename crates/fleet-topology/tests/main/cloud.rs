@@ -148,3 +148,35 @@ fn groups_per_host_local_ranks_and_the_job() {
     assert_eq!((made.job().restarts, made.job().store.as_ref().unwrap().port), (2, 9));
     assert!(!format!("{made:?}").contains("0123456789abcdef"));
 }
+
+/// A process that is one of several and does not know the others trains alone, and so do the
+/// others.
+#[test]
+fn no_process_trains_alone_beside_others() {
+    type Make = fn(&Env) -> fleet_base::Result<Topology>;
+    let (servers, collective): (Make, Make) = (Topology::parameter_server, Topology::collective);
+    let check = |make: Make, pairs: &[(&str, &str)], expected: Option<&str>| {
+        let env: Env = pairs.iter().copied().collect();
+        match (make(&env), expected) {
+            (Ok(topology), None) => assert!(topology.is_non_distributed(), "{pairs:?}"),
+            (Err(error), Some(text)) => {
+                assert!(error.message().contains(text), "{pairs:?}: {error}");
+            }
+            (made, _) => panic!("{pairs:?}: {:?}", made.map(|it| it.worker_num())),
+        }
+    };
+    let endpoints = ("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6170,10.0.0.2:6170");
+    check(servers, &[endpoints], Some("a job of 2 workers has no parameter servers"));
+    check(servers, &[("PADDLE_TRAINERS_NUM", "2")], Some("a job of 2 workers"));
+    check(servers, &[("TRAINING_ROLE", "PSERVER")], Some("PADDLE_PSERVERS_IP_PORT_LIST"));
+    check(servers, &[("OMPI_COMM_WORLD_SIZE", "4")], Some("mpirun has started"));
+    for make in [servers, collective] {
+        check(make, &[("RANK", "1"), ("WORLD_SIZE", "2")], Some("torchrun has started"));
+        check(make, &[("SLURM_NTASKS", "2")], Some("Slurm has started this process as one of 2"));
+        check(make, &[("SLURM_NTASKS", "1"), ("WORLD_SIZE", "1")], None);
+        // A launcher, or the user, has said how many there are.
+        check(make, &[("SLURM_NTASKS", "2"), ("PADDLE_TRAINERS_NUM", "1")], None);
+        check(make, &[("WORLD_SIZE", "2"), ("FLEET_LAUNCH", "mark")], None);
+        check(make, &[], None);
+    }
+}

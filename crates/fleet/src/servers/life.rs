@@ -1,23 +1,27 @@
 //! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
+use super::agree::Published;
 use super::control::Control;
 use super::launch_barrier::{expect_listening, waits_for_servers};
+use super::over::OverMark;
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
+use crate::terminal::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
 use fleet_net::calls::CallOptions;
 use fleet_net::{Log, Token, resolve};
 use fleet_nn::Programs;
 use fleet_ps::{
-    Durability, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers, TableServer,
+    Durability, FolderState, LocalServers, RemoteOptions, RemoteServers, ServerTables, Servers,
+    TableServer, folder_state,
 };
 use fleet_strategy::servers::Exchange;
 use fleet_topology::{Env, Mode, Topology, names};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +55,7 @@ impl Fleet {
     /// let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &DistributedStrategy::new());
     /// let job = optimizer.minimize_on_servers(&net, loss)?;
     /// if fleet.is_server() {
-    ///     fleet.init_server(&job)?.run();
+    ///     fleet.init_server(&job)?.run()?;
     ///     return Ok(());
     /// }
     /// let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
@@ -90,7 +94,10 @@ impl Fleet {
         if topology.mode() != Mode::ParameterServer {
             return Err(Error::invalid("this job has no parameter servers")
                 .expected("a process of a parameter-server job")
-                .help("Fleet::parameter_server, and fleetrun --server_num N --worker_num M"));
+                .help(
+                    "in a collective job call minimize; for parameter servers start the job with \
+                     fleetrun --server_num N --worker_num M, and call Fleet::parameter_server",
+                ));
         }
         Ok(Place {
             worker: if topology.is_worker() { topology.rank() } else { 0 },
@@ -122,13 +129,20 @@ impl Fleet {
     }
 
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
-    /// `fleetrun` or by hand, goes on with every push that was acknowledged.
+    /// `fleetrun` or by hand, resumes with every push that was acknowledged.
+    ///
+    /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When it has
+    /// ended well, the folder is refused: what it has learnt is in its saves.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
+        refuse_finished(&durability.folder)?;
         self.serve(|server| {
             let tables = ServerTables::durable(&job.tables, server, durability)?;
+            if is_first_start(&Env::process())? {
+                tables.begin_run()?;
+            }
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
                 let folder = folder.display();
-                Log::stderr().line(format!("server {server}: goes on with {found} in {folder}"));
+                Log::stderr().line(format!("server {server}: resumes with {found} in {folder}"));
             }
             Ok(tables)
         })
@@ -148,20 +162,27 @@ impl Fleet {
             None => None,
         };
         let tables = make(topology.rank())?;
+        if let Some(silence) = topology.job().silence {
+            tables.set_silent_after(silence);
+        }
         if env.switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
-            eprintln!("fleet: tables of server {}: {:#?}", topology.rank(), tables.job());
+            note(format_args!("tables of server {}: {:#?}", topology.rank(), tables.job()));
         }
         let address = (endpoint.host.as_str(), endpoint.port);
         let options = CallOptions::default();
-        let server = TableServer::bind(address, tables.clone(), &token, options, Log::stderr())
-            .map_err(|error| error.at(format!("server {}", topology.rank())))?;
+        let save_root = env.text(names::FLEET_SAVE_ROOT).map(PathBuf::from);
+        let within = (options, save_root);
+        let server =
+            TableServer::bind_within(address, tables.clone(), &token, within, Log::stderr())
+                .map_err(|error| error.at(format!("server {}", topology.rank())))?;
         if let Some(control) = &control {
             control.serve(tables, &self.server_addresses()?)?;
         }
         if let Some(file) = env.text(names::FLEET_SERVES) {
             tell(Path::new(file), names::SERVES)?;
         }
-        Ok(Server { server, _control: control })
+        let over = OverMark::of(self, &token);
+        Ok(Server { server, over, _control: control })
     }
 
     /// Connects to all servers, waits for those that are not there yet, and starts a worker. What the
@@ -176,22 +197,41 @@ impl Fleet {
             return Err(Error::invalid("this process is no worker").got(self.topology().role()));
         }
         let env = Env::process();
-        let traffic = communicator_options(&job.strategy, &env)?;
+        self.reporter().joined();
+        self.start_worker(programs, job, options, &env)
+            .inspect_err(|error| self.reporter().failed(error))
+    }
+
+    fn start_worker(
+        &self,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+        env: &Env,
+    ) -> Result<Worker> {
+        let traffic = communicator_options(&job.strategy, env)?;
         let num_threads = match options.num_threads {
             0 => self.cores_share(),
             given => given,
         };
         let options = ExecOptions { num_threads, ..options };
-        let servers = self.servers(job, &env)?;
+        let servers = self.servers(job, env)?;
+        let published = match self.topology().server_num() {
+            0 => None,
+            _ => Published::new(self, job, &self.job_token()?),
+        };
         let worker = Worker::start(servers, programs, job, options, traffic)
             .map_err(|error| error.at(format!("worker {}", self.topology().rank())))?;
+        if let Some(published) = published {
+            published.compare()?;
+        }
         if job.plan.exchange != Exchange::Sync
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
             // All have met: servers go on without whoever dies now, and so does the launcher.
             tell(Path::new(file), "")?;
         }
-        Ok(worker)
+        Ok(worker.reports_to(self.reporter()))
     }
 
     pub(super) fn servers(&self, job: &ServerJob, env: &Env) -> Result<Arc<dyn Servers>> {
@@ -208,8 +248,10 @@ impl Fleet {
         if let Some(deadline_ms) = env.number::<u64>(names::FLAGS_RPC_DEADLINE)? {
             options.deadline = Duration::from_millis(deadline_ms);
         }
+        options.silent_after = topology.job().silence.unwrap_or(options.silent_after);
         let deadline = options.deadline;
         let token = self.job_token()?;
+        options.is_over = OverMark::of(self, &token).map(OverMark::asked_by_workers);
         let remote =
             RemoteServers::connect(&job.tables, topology.rank(), &addresses, &token, options)?;
         Ok(Arc::new(remote.with_patience(deadline)))
@@ -235,6 +277,26 @@ fn tell(file: &Path, word: &str) -> Result<()> {
     std::fs::write(file, word).map_err(|error| Error::io("make the file", file, &error))
 }
 
+/// A job that has ended well is not resumed: its workers have made all their steps.
+fn refuse_finished(folder: &Path) -> Result<()> {
+    match folder_state(folder)? {
+        FolderState::Empty | FolderState::Unfinished => Ok(()),
+        FolderState::Finished => {
+            Err(Error::invalid(format!("the job in {} has finished", folder.display()))
+                .expected("an empty folder, or one of a job that was interrupted")
+                .help("remove the folder, or choose another one; to train on, start from a save"))
+        }
+    }
+}
+
+/// Whether the launcher starts this server for the first time, and so all processes of the job. Unknown
+/// launchers may restart one process alone.
+fn is_first_start(env: &Env) -> Result<bool> {
+    let Some(file) = env.text(names::FLEET_SERVES).map(Path::new) else { return Ok(false) };
+    let state = std::fs::read_to_string(file).map_err(|error| Error::io("read", file, &error))?;
+    Ok(state == names::STARTS)
+}
+
 /// A server that listens.
 ///
 /// ```no_run
@@ -252,11 +314,12 @@ fn tell(file: &Path, word: &str) -> Result<()> {
 ///     None => fleet.init_durable_server(&job, Durability::in_folder("tables"))?,
 /// };
 /// println!("listens at {}", server.address());
-/// server.run();
+/// server.run()?;
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub struct Server {
     server: TableServer,
+    over: Option<OverMark>,
     /// Until the server ends.
     _control: Option<Control>,
 }
@@ -266,8 +329,17 @@ impl Server {
         self.server.address()
     }
 
-    /// Serves until the last worker has stopped.
-    pub fn run(self) {
-        self.server.run();
+    /// Serves until the last worker has stopped. An error is that of a durable server whose log or
+    /// last snapshot could not be written.
+    pub fn run(self) -> Result<()> {
+        self.server.tables().wait();
+        if let Some(file) = Env::process().text(names::FLEET_SERVES) {
+            tell(Path::new(file), names::LEAVES)?;
+        }
+        self.server.run()?;
+        if let Some(over) = &self.over {
+            over.set();
+        }
+        Ok(())
     }
 }

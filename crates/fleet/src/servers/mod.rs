@@ -4,11 +4,13 @@
 //! tables of its servers. A server serves them until it is told to stop; a [`Worker`] is a session whose
 //! program looks rows up and sends gradients.
 
+mod agree;
 mod control;
 mod describe;
 mod infer;
 mod launch_barrier;
 mod life;
+mod over;
 mod port;
 mod rows;
 mod save;

@@ -5,6 +5,7 @@ use super::describe::rates;
 use super::port::{Traffic, UnknownIds, Way, wanted};
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
+use crate::report::Reporter;
 use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::Dataset;
@@ -70,6 +71,7 @@ pub struct Worker {
     /// Of a worker that was started again: how far its earlier processes came.
     before: Option<Progress>,
     stopped: bool,
+    reporter: Reporter,
 }
 
 impl Worker {
@@ -119,7 +121,18 @@ impl Worker {
             job: job.clone(),
             before,
             stopped: false,
+            reporter: Reporter::default(),
         })
+    }
+
+    /// Tells the launcher when this worker has finished, or failed and why.
+    pub(super) fn reports_to(self, reporter: &Reporter) -> Worker {
+        Worker { reporter: reporter.clone(), ..self }
+    }
+
+    /// The result of what this worker does together with the others.
+    fn reported<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| self.reporter.failed(error))
     }
 
     pub fn job(&self) -> &ServerJob {
@@ -135,7 +148,7 @@ impl Worker {
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         let out = self.session.run(feed, fetch);
         let out = out.and_then(|out| after_step(&self.job, &self.traffic).map(|()| out));
-        out.map_err(|error| named(&self.job, error))
+        self.reported(out.map_err(|error| named(&self.job, error)))
     }
 
     /// Trains on one pass of a dataset. The rows of a step are asked for while the step before computes.
@@ -149,13 +162,14 @@ impl Worker {
     ) -> Result<DatasetReport> {
         check_inputs(&self.session.programs.main, dataset)?;
         let (job, traffic, session) = (&self.job, &self.traffic, &mut self.session);
-        run_steps(dataset, run, true, |batch, next, fetch, out| {
+        let report = run_steps(dataset, run, true, |batch, next, fetch, out| {
             if let Some(next) = next {
                 look_ahead(job, traffic, &next.feeds())?;
             }
             session.run_into(&batch.feeds(), fetch, out)?;
             after_step(job, traffic)
-        })
+        });
+        self.reported(report)
     }
 
     /// Runs the forward part on one pass of a dataset: nothing is updated but what metrics count.
@@ -209,8 +223,8 @@ impl Worker {
         }
     }
 
-    /// For a worker that was started again while the others trained on; none for all others. Steps of its earlier
-    /// processes up to [`Progress::complete`] are wholly in the tables, counted from the first of the job. This
+    /// For a worker that was started again while the others trained on, and for all workers of a synchronous job that
+    /// was restarted as a whole on durable servers; none for all others. Steps of its earlier processes up to [`Progress::complete`] are wholly in the tables, counted from the first of the job. This
     /// worker goes on behind it: it must be fed the same batches as they would have been. What some servers have of
     /// a step and others not goes to those alone, so that every batch is in every table once. (In GEO up to `k_steps`
     /// steps may be twice in some of the tables.)
@@ -237,13 +251,24 @@ impl Worker {
         Ok(Some(progress.clone()))
     }
 
+    /// Whether earlier processes of this worker have made steps that the servers hold: [`Worker::go_on`]
+    /// returns them.
+    pub fn resumes(&self) -> bool {
+        self.before.is_some()
+    }
+
     /// Returns when all workers that have not stopped have called it.
     pub fn barrier(&self) -> Result<()> {
-        self.servers().arrive(Arrival::Received)
+        self.reported(self.servers().arrive(Arrival::Received))
     }
 
     /// Waits until what this worker has sent is applied, and takes the newest parameters.
     pub fn flush(&mut self) -> Result<()> {
+        let flushed = self.flush_traffic();
+        self.reported(flushed)
+    }
+
+    fn flush_traffic(&mut self) -> Result<()> {
         match &self.traffic.way {
             Way::Pushes(communicator) => {
                 communicator.flush().map_err(|error| named(&self.job, error))?;
@@ -280,9 +305,10 @@ impl Worker {
         }
         self.stopped = true;
         let servers = self.servers();
-        if servers.finish()? {
+        if self.reported(servers.finish())? {
             servers.stop()?;
         }
+        self.reporter.finished();
         Ok(())
     }
 }
@@ -371,8 +397,9 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
     Ok(())
 }
 
-/// Worker 0 brings the parameters; all take them. A worker that was started again finds how far they are, and takes
-/// the place of its earlier processes: what these came to is returned.
+/// Worker 0 brings the parameters; all take them. A worker that was restarted while the others train takes
+/// the place of its earlier processes and returns their progress. So do all workers of a synchronous job
+/// that is restarted as a whole on durable servers: they meet from the start.
 fn meet(
     servers: &dyn Servers,
     job: &ServerJob,
@@ -387,16 +414,24 @@ fn meet(
         take(session)?;
         return Ok(Some(before));
     }
+    let is_sync = job.plan.exchange == Exchange::Sync;
+    let mut steps = 0;
     for round in met..START_ROUNDS {
-        if round == 1 && servers.worker() == 0 {
+        if round == 1 && servers.worker() == 0 && (!is_sync || servers.settle()? == 0) {
             bring(session)?;
         }
         if round == 2 {
+            steps = if is_sync { servers.rounds(Arrival::Sent)? } else { 0 };
             take(session)?;
         }
         servers.arrive(Arrival::Received)?;
     }
-    Ok(None)
+    if steps == 0 {
+        return Ok(None);
+    }
+    let earlier = servers.take_over()?;
+    // The servers have come to one step: none has a part of a later one.
+    Ok(Some(Progress::of_steps(earlier.base, earlier.base + steps)))
 }
 
 fn bring(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()> {
@@ -412,10 +447,13 @@ fn can_come_back(job: &ServerJob) -> Result<()> {
         return Ok(());
     }
     Err(Error::unavailable(
-        "a worker of a job in sync mode cannot be started again alone: the others wait in the middle \
-         of a step of which a part may be applied",
+        "a worker of a sync job cannot be restarted alone: the others wait in the middle of a step that \
+         may be applied in part",
     )
-    .help("start the whole job again from a save or a checkpoint"))
+    .help(
+        "stop the whole job and restart it with fleetrun: with durable servers it resumes, else it starts \
+         from a save or a checkpoint",
+    ))
 }
 
 pub(super) fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session) -> Result<()> {

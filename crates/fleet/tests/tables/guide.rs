@@ -26,7 +26,7 @@ fn a_job<'n>(
     let optimizer = fleet.distributed_optimizer(Adam::new(1e-3), &strategy).rows(Adagrad::new(0.1));
     let job = optimizer.minimize_on_servers(&net, loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run();                       // until the last worker has stopped
+        fleet.init_server(&job)?.run()?;                      // until the last worker has stopped
         return Ok(());
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
@@ -43,7 +43,7 @@ fn transpiled(net: &Net, loss: Var<'_>, trainer_id: usize, fleet: &Fleet, option
     let who = Transpile { trainer_id, pservers: "10.0.0.1:6174,10.0.0.2:6174", trainers: 2, ..Default::default() };
     let made = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &who)?;
     println!("{}", made.get_pserver_program("10.0.0.1:6174")?);   // and get_trainer_program, get_startup_program
-    fleet.init_server(&made.job)?.run();                          // on a server
+    fleet.init_server(&made.job)?.run()?;                         // on a server
     let worker = fleet.init_worker(made.programs.clone(), &made.job, options)?;   // on a trainer
     Ok(())
 }

@@ -1,26 +1,29 @@
 //! Everything a server has, in one file: what a server that is started again begins with.
 //!
-//! Numbers and lists one after the other, little-endian, rows as in a binary save, at last a checksum.
-//! The file is written beside its name and gets it when it is whole.
+//! Numbers and lists one after the other, little-endian, rows as in a binary save, in blocks with
+//! checksums (`blocks.rs`). The file is written beside its name and gets it when it is whole.
 
-use super::ledger::{LedgerImage, PageImage};
-use super::marks::Mark;
-use super::pending::{Held, Pending};
-use super::{ServerTables, Table, lock};
+use super::blocks::{BlockReader, BlockWriter};
+use super::epochs::{Epoch, Epochs};
 use crate::dense::DenseRuntime;
 use crate::message::{Number, bytes_of};
 use crate::save::binary;
+use crate::server::ledger::{LedgerImage, PageImage};
+use crate::server::marks::Mark;
+use crate::server::pending::{Held, Pending};
+use crate::server::{ServerTables, Table, lock};
 use crate::sparse::Snapshot;
 use crate::sync::BarrierImage;
 use crate::{Record, SaveMode, SparseTable};
+use fleet_base::disk::Disk;
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, ErrorKind, Result};
-use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A server at one moment: small things copied, rows still to be read.
-pub(super) struct Image<'a> {
+pub(in crate::server) struct Image<'a> {
     barrier: BarrierImage,
     ledger: LedgerImage,
     marks: Vec<Mark>,
@@ -34,14 +37,23 @@ enum TableImage<'a> {
     GlobalStep(u64),
 }
 
-const MAGIC: &[u8; 8] = b"FLEETPS4";
+const MAGIC: &[u8; 8] = b"FLEETPS5";
 /// Ends the rows of a table: no kind of record.
 const ROWS_END: u8 = 255;
-/// A list in an image is shorter; a longer one is a damaged file.
-const LIST_MAX: u64 = 1 << 40;
+
+/// What a snapshot is of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SnapshotHead {
+    pub life: u64,
+    pub number: u64,
+    /// The sequence number of the first record that is not in it.
+    pub first: u64,
+    pub epochs: Epochs,
+    pub worker_count: u64,
+}
 
 impl ServerTables {
-    /// Takes the image, while nobody changes anything.
+    /// Takes the image, while no request changes anything.
     pub(super) fn image(&self) -> Image<'_> {
         let rows = |table: &SparseTable| -> f32 { table.rate_scale() };
         let tables = self.tables.iter().map(|(id, table)| {
@@ -65,38 +77,24 @@ impl ServerTables {
         Image { barrier: self.barrier.image(), ledger: self.ledger.image(), marks, tables }
     }
 
-    /// Fills empty tables from a file.
-    pub(super) fn load_image(&self, path: &Path) -> Result<()> {
-        let mut input = In::open(path)?;
-        let read = self.read_image(&mut input);
-        // A damaged file is told as such, whatever else was wrong with what it said.
-        input.end(path)?;
-        read.map_err(|error| error.at(path.display()))
+    /// Fills empty tables from a snapshot whose head was read.
+    pub(super) fn load_image(&self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+        if head.worker_count != self.job.worker_count as u64 {
+            return Err(Error::invalid("a snapshot is of a job with other workers")
+                .expected(self.job.worker_count)
+                .got(head.worker_count));
+        }
+        let progress = input.progress(head)?;
+        self.barrier.restore(progress.barrier);
+        self.ledger.restore(progress.ledger);
+        for (worker, mark) in progress.marks.into_iter().enumerate() {
+            self.marks.restore(worker, mark);
+        }
+        self.load_tables(input)?;
+        input.end()
     }
 
-    fn read_image(&self, input: &mut In) -> Result<()> {
-        self.barrier.restore(BarrierImage {
-            rounds: [input.u64()?, input.u64()?],
-            arrived: [input.list()?, input.list()?],
-            finished: input.list()?,
-        });
-        let mut ledger = LedgerImage::default();
-        for _ in 0..input.u64()? {
-            let (client, done) = (input.u64()?, input.u64()?);
-            let mut answers = Vec::new();
-            for _ in 0..input.u64()? {
-                answers.push((input.u64()?, input.outcome()?));
-            }
-            ledger.pages.push(PageImage { client, done, answers });
-        }
-        self.ledger.restore(ledger);
-        for worker in 0..self.job.worker_count {
-            let [turn, client, base, complete] =
-                [input.u64()?, input.u64()?, input.u64()?, input.u64()?];
-            let pairs: Vec<u64> = input.list()?;
-            let tables = pairs.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect();
-            self.marks.restore(worker, Mark { turn, client, base, complete, tables });
-        }
+    fn load_tables(&self, input: &mut In) -> Result<()> {
         for _ in 0..input.u64()? {
             let id = input.u64()? as u32;
             match self.table(id)? {
@@ -131,21 +129,15 @@ impl ServerTables {
 }
 
 impl Image<'_> {
-    /// Writes the file; rows are read while others change them.
-    pub fn write(self, path: &Path) -> Result<()> {
-        let file = AtomicFile::create(path)?;
-        let mut out =
-            Out { inner: BufWriter::with_capacity(1 << 20, file), sum: crc32fast::Hasher::new() };
-        self.write_to(&mut out).map_err(|error| Error::io("write", path, &error))?;
-        let sum = out.sum.finalize();
-        let mut inner = out.inner;
-        inner.write_all(&sum.to_le_bytes()).map_err(|error| Error::io("write", path, &error))?;
-        let file = inner.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
-        file.commit()
+    /// Writes the file; rows are read while others change them. Returns its bytes.
+    pub fn write(self, disk: &Arc<dyn Disk>, path: &Path, head: &SnapshotHead) -> Result<u64> {
+        let mut out = Out(BlockWriter::new(AtomicFile::create_on(disk, path)?));
+        let written = out.head(head).and_then(|()| self.write_to(&mut out));
+        written.map_err(|error| Error::io("write", path, &error))?;
+        out.0.commit(path)
     }
 
     fn write_to(self, out: &mut Out) -> std::io::Result<()> {
-        out.write_all(MAGIC)?;
         let BarrierImage { rounds, arrived, finished } = &self.barrier;
         rounds.iter().try_for_each(|round| out.u64(*round))?;
         arrived.iter().try_for_each(|list| out.list(list))?;
@@ -198,24 +190,29 @@ impl Image<'_> {
     }
 }
 
-struct Out {
-    inner: BufWriter<AtomicFile>,
-    sum: crc32fast::Hasher,
-}
+struct Out(BlockWriter);
 
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let count = self.inner.write(bytes)?;
-        self.sum.update(&bytes[..count]);
-        Ok(count)
+        self.0.write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.inner.flush()
+        self.0.flush()
     }
 }
 
 impl Out {
+    fn head(&mut self, head: &SnapshotHead) -> std::io::Result<()> {
+        self.write_all(MAGIC)?;
+        for number in [head.life, head.number, head.first, head.worker_count] {
+            self.u64(number)?;
+        }
+        let epochs = head.epochs.list().iter();
+        let numbers = epochs.flat_map(|it| [it.id, it.first, u64::from(it.accepts_loss)]);
+        self.list(&numbers.collect::<Vec<u64>>())
+    }
+
     fn u64(&mut self, number: u64) -> std::io::Result<()> {
         self.write_all(&number.to_le_bytes())
     }
@@ -276,55 +273,69 @@ const KINDS: [ErrorKind; 6] = [
     ErrorKind::Internal,
 ];
 
-struct In {
-    inner: BufReader<File>,
-    sum: crc32fast::Hasher,
-    /// Bytes before the checksum that were not read yet.
-    left: u64,
+/// What a snapshot says before its tables.
+pub(super) struct ProgressImage {
+    pub barrier: BarrierImage,
+    pub ledger: LedgerImage,
+    pub marks: Vec<Mark>,
 }
 
+/// A snapshot that is being read.
+pub(super) struct In(pub BlockReader);
+
 impl In {
-    fn open(path: &Path) -> Result<In> {
-        let failed = |error: &std::io::Error| Error::io("read", path, error);
-        let file = File::open(path).map_err(|error| failed(&error))?;
-        let size = file.metadata().map_err(|error| failed(&error))?.len();
-        let inner = BufReader::with_capacity(1 << 20, file);
-        let left = size.saturating_sub(4);
-        let mut input = In { inner, sum: crc32fast::Hasher::new(), left };
+    /// The head of a snapshot.
+    pub fn open(reader: BlockReader) -> Result<(In, SnapshotHead)> {
+        let mut input = In(reader);
         let mut magic = [0; 8];
         input.fill(&mut magic)?;
-        match magic == *MAGIC {
-            true => Ok(input),
-            false => Err(Error::invalid(format!("{} is no snapshot of a server", path.display()))),
+        if magic != *MAGIC {
+            return Err(input.0.damaged("it is no snapshot of this version"));
         }
+        let [life, number, first, worker_count] =
+            [input.u64()?, input.u64()?, input.u64()?, input.u64()?];
+        let mut epochs = Epochs::default();
+        for epoch in input.list::<u64>()?.chunks_exact(3) {
+            let accepts_loss = epoch[2] != 0;
+            epochs.push(Epoch { id: epoch[0], first: epoch[1], accepts_loss });
+        }
+        Ok((input, SnapshotHead { life, number, first, epochs, worker_count }))
     }
 
-    /// Reads what is left and compares the checksum.
-    fn end(mut self, path: &Path) -> Result<()> {
-        let mut bytes = [0; 4096];
-        while self.left > 0 {
-            let count = self.left.min(bytes.len() as u64) as usize;
-            self.fill(&mut bytes[..count])?;
+    /// What stands between the head and the tables.
+    pub fn progress(&mut self, head: &SnapshotHead) -> Result<ProgressImage> {
+        let barrier = BarrierImage {
+            rounds: [self.u64()?, self.u64()?],
+            arrived: [self.list()?, self.list()?],
+            finished: self.list()?,
+        };
+        let mut ledger = LedgerImage::default();
+        for _ in 0..self.u64()? {
+            let (client, done) = (self.u64()?, self.u64()?);
+            let mut answers = Vec::new();
+            for _ in 0..self.u64()? {
+                answers.push((self.u64()?, self.outcome()?));
+            }
+            ledger.pages.push(PageImage { client, done, answers });
         }
-        let mut sum = [0; 4];
-        let read = self.inner.read_exact(&mut sum);
-        if read.is_err() || u32::from_le_bytes(sum) != self.sum.finalize() {
-            return Err(Error::invalid(format!("{} is damaged", path.display()))
-                .help("remove this server's folder and load a save"));
+        let mut marks = Vec::new();
+        for _ in 0..head.worker_count {
+            let [turn, client, base, complete] =
+                [self.u64()?, self.u64()?, self.u64()?, self.u64()?];
+            let pairs: Vec<u64> = self.list()?;
+            let tables = pairs.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect();
+            marks.push(Mark { turn, client, base, complete, tables });
         }
-        Ok(())
+        Ok(ProgressImage { barrier, ledger, marks })
+    }
+
+    /// The end of the file.
+    pub fn end(&mut self) -> Result<()> {
+        self.0.end()
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
-        if self.left < bytes.len() as u64 {
-            return Err(Error::invalid("a snapshot of a server ends too soon"));
-        }
-        self.inner
-            .read_exact(bytes)
-            .map_err(|error| Error::unavailable(format!("cannot read a snapshot: {error}")))?;
-        self.left -= bytes.len() as u64;
-        self.sum.update(bytes);
-        Ok(())
+        self.0.fill(bytes)
     }
 
     fn u64(&mut self) -> Result<u64> {
@@ -341,8 +352,8 @@ impl In {
 
     fn bytes(&mut self, count: u64, width: usize) -> Result<Vec<u8>> {
         let bytes = count.saturating_mul(width as u64);
-        if bytes > self.left || bytes > LIST_MAX {
-            return Err(Error::invalid("a snapshot of a server ends too soon"));
+        if bytes > self.0.total() {
+            return Err(self.0.damaged(format!("a list of {count} numbers")));
         }
         let mut list = vec![0; bytes as usize];
         self.fill(&mut list)?;

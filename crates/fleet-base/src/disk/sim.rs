@@ -1,0 +1,604 @@
+//! A disk in memory that fails and forgets as a seed says.
+//!
+//! A write goes to the cache. At a power cut each sector that was written since its file was last
+//! synced keeps any of its versions since then, the file any of its lengths, and a folder any part
+//! of its new names, renames and removals. A killed process ([`SimDisk::kill`]) loses nothing that
+//! was written. A sync that fails drops what it should have written, as Linux does: later syncs
+//! succeed without it.
+
+use super::{Access, Disk, DiskFile, DiskLock};
+use crate::rng::Sequence;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a disk writes whole or not at all.
+const SECTOR_BYTES: usize = 512;
+/// Seeds of a disk have this stream of random numbers.
+const STREAM: u64 = 0xD15C;
+
+/// A kind of call that can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    Create,
+    Open,
+    Read,
+    Write,
+    SetLen,
+    Sync,
+    Rename,
+    Remove,
+    List,
+    SyncFolder,
+    Lock,
+}
+
+/// Which calls fail, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub call: Call,
+    /// The first call of this kind that fails, from 0, counted from when the faults are set.
+    pub first: u64,
+    /// How many fail from there on.
+    pub count: u64,
+    /// The system's number of the error: 5 is EIO, 28 ENOSPC.
+    pub errno: i32,
+}
+
+/// A simulated disk.
+///
+/// ```
+/// use fleet_base::disk::{Access, Disk, SimDisk};
+/// use std::io::IoSlice;
+/// use std::path::Path;
+/// let disk = SimDisk::new(3);
+/// let path = Path::new("a");
+/// let file = disk.create(path)?;
+/// disk.sync_folder(Path::new(""))?;
+/// file.write_at(0, &mut [IoSlice::new(b"kept")])?;
+/// file.sync()?;
+/// file.write_at(4, &mut [IoSlice::new(b" or lost")])?;
+/// disk.power_cut();
+/// let len = disk.open(path, Access::Read)?.len()?;
+/// assert!(len == 4 || len == 12);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct SimDisk {
+    shared: Arc<Mutex<State>>,
+}
+
+struct State {
+    rng: Sequence,
+    nodes: Vec<Node>,
+    /// As programs see it, and as the platter has it.
+    names: BTreeMap<PathBuf, usize>,
+    kept_names: BTreeMap<PathBuf, usize>,
+    folders: BTreeSet<PathBuf>,
+    changes: Vec<Change>,
+    locks: BTreeSet<PathBuf>,
+    /// Files that were opened before a power cut or a kill are dead.
+    start: u64,
+    boot: u64,
+    faults: Vec<Fault>,
+    counts: BTreeMap<Call, u64>,
+    /// Calls that change something until the process is dead.
+    halt_after: Option<u64>,
+    halted: bool,
+}
+
+/// A file's content.
+#[derive(Default)]
+struct Node {
+    cached: Vec<u8>,
+    kept: Vec<u8>,
+    dirty: Vec<Dirty>,
+}
+
+/// A write that was not synced: the sectors that it touched as they were behind it, and the length.
+struct Dirty {
+    sectors: Vec<(usize, Vec<u8>)>,
+    len: usize,
+}
+
+/// A change of a folder that was not synced.
+enum Change {
+    Link(PathBuf, usize),
+    Rename(PathBuf, PathBuf, usize),
+    Unlink(PathBuf),
+}
+
+struct SimFile {
+    disk: SimDisk,
+    node: usize,
+    start: u64,
+}
+
+struct SimLock {
+    disk: SimDisk,
+    path: PathBuf,
+    start: u64,
+}
+
+impl Drop for SimLock {
+    fn drop(&mut self) {
+        let mut state = self.disk.state();
+        if state.start == self.start {
+            state.locks.remove(&self.path);
+        }
+    }
+}
+
+impl SimDisk {
+    pub fn new(seed: u64) -> SimDisk {
+        let state = State {
+            rng: Sequence::new(seed, STREAM),
+            nodes: Vec::new(),
+            names: BTreeMap::new(),
+            kept_names: BTreeMap::new(),
+            folders: BTreeSet::new(),
+            changes: Vec::new(),
+            locks: BTreeSet::new(),
+            start: 0,
+            boot: 1,
+            faults: Vec::new(),
+            counts: BTreeMap::new(),
+            halt_after: None,
+            halted: false,
+        };
+        SimDisk { shared: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The same disk, as a shared [`Disk`].
+    pub fn handle(&self) -> Arc<dyn Disk> {
+        Arc::new(self.clone())
+    }
+
+    /// Lets calls fail from now on, in place of earlier faults; none fail with `None`.
+    pub fn set_faults(&self, faults: impl IntoIterator<Item = Fault>) {
+        let mut state = self.state();
+        state.faults = faults.into_iter().collect();
+        state.counts.clear();
+    }
+
+    /// Calls since the faults were set.
+    pub fn calls(&self, call: Call) -> u64 {
+        self.state().counts.get(&call).copied().unwrap_or(0)
+    }
+
+    /// The process dies within the call that follows `calls` calls which change something.
+    pub fn halt_after(&self, calls: u64) {
+        self.state().halt_after = Some(calls);
+    }
+
+    pub fn is_halted(&self) -> bool {
+        self.state().halted
+    }
+
+    /// The process is dead; what it has written stays. Its files and locks are gone.
+    pub fn kill(&self) {
+        self.state().restart();
+    }
+
+    /// The machine loses its power, and the process dies with it.
+    pub fn power_cut(&self) {
+        let mut state = self.state();
+        state.lose_unsynced();
+        state.boot += 1;
+        state.restart();
+    }
+
+    /// A disk of its own with the same files, all synced.
+    pub fn copy(&self, seed: u64) -> SimDisk {
+        let state = self.state();
+        let copy = SimDisk::new(seed);
+        let mut new = copy.state();
+        for (path, node) in &state.names {
+            let content = state.nodes[*node].cached.clone();
+            let at = new.nodes.len();
+            new.nodes.push(Node { kept: content.clone(), cached: content, dirty: Vec::new() });
+            new.names.insert(path.clone(), at);
+        }
+        new.kept_names = new.names.clone();
+        new.folders = state.folders.clone();
+        new.boot = state.boot;
+        drop(new);
+        copy
+    }
+
+    /// Changes a file's bytes behind everybody's back, on the platter and in the cache.
+    pub fn edit(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+        let mut state = self.state();
+        let node = state.find(path)?;
+        let node = &mut state.nodes[node];
+        change(&mut node.cached);
+        node.kept = node.cached.clone();
+        node.dirty.clear();
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn restart(&mut self) {
+        self.start += 1;
+        self.locks.clear();
+        (self.halted, self.halt_after) = (false, None);
+    }
+
+    /// Counts a call, and fails it if it is to fail.
+    fn enter(&mut self, call: Call) -> io::Result<()> {
+        if self.halted {
+            return Err(io::Error::other("the simulated process is dead"));
+        }
+        let at = *self.counts.entry(call).and_modify(|count| *count += 1).or_insert(1) - 1;
+        let changes = !matches!(call, Call::Open | Call::Read | Call::List | Call::Lock);
+        if changes && let Some(left) = &mut self.halt_after {
+            self.halted = *left == 0;
+            *left = left.saturating_sub(1);
+        }
+        let fails = |it: &&Fault| it.call == call && at >= it.first && at - it.first < it.count;
+        match self.faults.iter().find(fails) {
+            Some(fault) => Err(io::Error::from_raw_os_error(fault.errno)),
+            None => Ok(()),
+        }
+    }
+
+    /// A call whose effect a dying process may have had or not.
+    fn dies(&mut self) -> io::Result<()> {
+        match self.halted && self.rng.below(2) == 0 {
+            true => Err(io::Error::other("the simulated process died")),
+            false => Ok(()),
+        }
+    }
+
+    fn find(&self, path: &Path) -> io::Result<usize> {
+        self.names.get(path).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn lose_unsynced(&mut self) {
+        // Some cuts lose everything, some nothing, most a part.
+        let chance = [0, 4, 4, 4, 7, 8][self.rng.below(6) as usize];
+        for at in 0..self.nodes.len() {
+            let mut node = std::mem::take(&mut self.nodes[at]);
+            let mut len = node.kept.len();
+            for dirty in std::mem::take(&mut node.dirty) {
+                for (sector, bytes) in dirty.sectors {
+                    if self.rng.below(8) < chance {
+                        node.put(sector, &bytes);
+                    }
+                }
+                if self.rng.below(8) < chance {
+                    len = dirty.len;
+                }
+            }
+            node.kept.resize(len, 0);
+            node.cached = node.kept.clone();
+            self.nodes[at] = node;
+        }
+        for change in std::mem::take(&mut self.changes) {
+            if self.rng.below(8) < chance {
+                self.keep(change);
+            }
+        }
+        self.names = self.kept_names.clone();
+    }
+
+    fn keep(&mut self, change: Change) {
+        match change {
+            Change::Link(path, node) => {
+                self.kept_names.insert(path, node);
+            }
+            Change::Rename(from, to, node) => {
+                self.kept_names.remove(&from);
+                self.kept_names.insert(to, node);
+            }
+            Change::Unlink(path) => {
+                self.kept_names.remove(&path);
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Puts a sector on the platter.
+    fn put(&mut self, sector: usize, bytes: &[u8]) {
+        let start = sector * SECTOR_BYTES;
+        let end = start + bytes.len();
+        if self.kept.len() < end {
+            self.kept.resize(end, 0);
+        }
+        self.kept[start..end].copy_from_slice(bytes);
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let end = offset + bytes.len();
+        if self.cached.len() < end {
+            self.cached.resize(end, 0);
+        }
+        self.cached[offset..end].copy_from_slice(bytes);
+        self.touch(offset..end);
+    }
+
+    fn touch(&mut self, range: std::ops::Range<usize>) {
+        let sectors = range.start / SECTOR_BYTES..range.end.div_ceil(SECTOR_BYTES);
+        let sector = |at: usize| {
+            let end = ((at + 1) * SECTOR_BYTES).min(self.cached.len());
+            (at, self.cached[at * SECTOR_BYTES..end].to_vec())
+        };
+        let sectors = sectors.map(sector).collect();
+        self.dirty.push(Dirty { sectors, len: self.cached.len() });
+    }
+
+    fn sync(&mut self) {
+        for dirty in std::mem::take(&mut self.dirty) {
+            // What is behind a shorter length is gone, also if the file grows again.
+            for (sector, bytes) in dirty.sectors {
+                self.put(sector, &bytes);
+            }
+            self.kept.resize(dirty.len, 0);
+        }
+    }
+}
+
+impl Change {
+    fn is_in(&self, folder: &Path) -> bool {
+        let (Change::Link(path, _) | Change::Rename(_, path, _) | Change::Unlink(path)) = self;
+        path.parent() == Some(folder)
+    }
+}
+
+impl SimFile {
+    fn with<R>(
+        &self,
+        call: Call,
+        run: impl FnOnce(&mut State, usize) -> io::Result<R>,
+    ) -> io::Result<R> {
+        let mut state = self.disk.state();
+        if state.start != self.start {
+            return Err(io::Error::other("the file was opened by a process that is dead"));
+        }
+        state.enter(call)?;
+        run(&mut state, self.node)
+    }
+}
+
+impl DiskFile for SimFile {
+    fn len(&self) -> io::Result<u64> {
+        self.with(Call::Read, |state, node| Ok(state.nodes[node].cached.len() as u64))
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        self.with(Call::Read, |state, node| {
+            let content = &state.nodes[node].cached;
+            let from = content.get(offset as usize..).unwrap_or_default();
+            let count = from.len().min(bytes.len());
+            bytes[..count].copy_from_slice(&from[..count]);
+            Ok(count)
+        })
+    }
+
+    fn write_at(&self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let written = self.with(Call::Write, |state, node| {
+            let count = match state.halted {
+                true => state.rng.below(bytes.len() as u64 + 1) as usize,
+                false => bytes.len(),
+            };
+            state.nodes[node].write(offset as usize, &bytes[..count]);
+            Ok(count)
+        });
+        match written {
+            Ok(count) if count == bytes.len() => Ok(()),
+            Ok(_) => Err(io::Error::other("the simulated process died")),
+            Err(error) => {
+                // A write that fails may have written a part.
+                let mut state = self.disk.state();
+                if state.start == self.start && !state.halted {
+                    let count = state.rng.below(bytes.len() as u64 + 1) as usize;
+                    state.nodes[self.node].write(offset as usize, &bytes[..count]);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.with(Call::SetLen, |state, node| {
+            state.dies()?;
+            let node = &mut state.nodes[node];
+            node.cached.resize(len as usize, 0);
+            node.dirty.push(Dirty { sectors: Vec::new(), len: len as usize });
+            Ok(())
+        })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let synced = self.with(Call::Sync, |state, node| {
+            state.dies()?;
+            state.nodes[node].sync();
+            Ok(())
+        });
+        let mut state = self.disk.state();
+        if synced.is_err() && state.start == self.start && !state.halted {
+            state.nodes[self.node].dirty.clear();
+        }
+        synced
+    }
+}
+
+impl Disk for SimDisk {
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        let mut state = self.state();
+        state.enter(Call::Create)?;
+        if state.names.contains_key(path) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        state.dies()?;
+        let (node, start) = (state.nodes.len(), state.start);
+        state.nodes.push(Node::default());
+        state.names.insert(path.to_path_buf(), node);
+        state.changes.push(Change::Link(path.to_path_buf(), node));
+        Ok(Arc::new(SimFile { disk: self.clone(), node, start }))
+    }
+
+    fn open(&self, path: &Path, _access: Access) -> io::Result<Arc<dyn DiskFile>> {
+        let mut state = self.state();
+        state.enter(Call::Open)?;
+        let (node, start) = (state.find(path)?, state.start);
+        Ok(Arc::new(SimFile { disk: self.clone(), node, start }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.enter(Call::Rename)?;
+        let node = state.find(from)?;
+        state.dies()?;
+        state.names.remove(from);
+        state.names.insert(to.to_path_buf(), node);
+        state.changes.push(Change::Rename(from.to_path_buf(), to.to_path_buf(), node));
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.enter(Call::Remove)?;
+        state.find(path)?;
+        state.dies()?;
+        state.names.remove(path);
+        state.changes.push(Change::Unlink(path.to_path_buf()));
+        Ok(())
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let mut state = self.state();
+        state.enter(Call::List)?;
+        if !folder.as_os_str().is_empty() && !state.folders.contains(folder) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let paths = state.names.keys().chain(&state.folders);
+        let inside = paths.filter(|path| path.parent() == Some(folder));
+        let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_string());
+        Ok(inside.filter_map(name).collect())
+    }
+
+    fn create_folder(&self, folder: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.enter(Call::Create)?;
+        state.dies()?;
+        let made = folder.ancestors().map(Path::to_path_buf);
+        state.folders.extend(made);
+        Ok(())
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.enter(Call::SyncFolder)?;
+        state.dies()?;
+        let (synced, left) =
+            std::mem::take(&mut state.changes).into_iter().partition(|it| it.is_in(folder));
+        state.changes = left;
+        let synced: Vec<Change> = synced;
+        synced.into_iter().for_each(|change| state.keep(change));
+        Ok(())
+    }
+
+    fn boot(&self) -> u64 {
+        self.state().boot
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
+        let mut state = self.state();
+        state.enter(Call::Lock)?;
+        if !state.locks.insert(path.to_path_buf()) {
+            return Ok(None);
+        }
+        let start = state.start;
+        Ok(Some(DiskLock::new(SimLock { disk: self.clone(), path: path.to_path_buf(), start })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(file: &Arc<dyn DiskFile>, offset: u64, bytes: &[u8]) {
+        file.write_at(offset, &mut [IoSlice::new(bytes)]).unwrap();
+    }
+
+    fn read(disk: &SimDisk, path: &str) -> Option<Vec<u8>> {
+        super::super::read_file(disk, Path::new(path), 1 << 20).unwrap()
+    }
+
+    /// Every outcome of two unsynced sectors is met, and synced bytes are always kept.
+    #[test]
+    fn a_power_cut_keeps_any_part_of_what_was_not_synced() {
+        let mut met = BTreeSet::new();
+        for seed in 0..200 {
+            let disk = SimDisk::new(seed);
+            let file = disk.create(Path::new("a")).unwrap();
+            disk.sync_folder(Path::new("")).unwrap();
+            write(&file, 0, &[1; 1024]);
+            file.sync().unwrap();
+            write(&file, 0, &[2; 1024]);
+            disk.power_cut();
+            assert!(file.len().is_err(), "its process is dead");
+            let bytes = read(&disk, "a").unwrap();
+            assert_eq!(bytes.len(), 1024);
+            assert!(bytes[..512].iter().all(|byte| *byte == bytes[0]), "a sector is whole");
+            met.insert((bytes[0], bytes[512]));
+        }
+        assert_eq!(met, BTreeSet::from([(1, 1), (1, 2), (2, 1), (2, 2)]));
+    }
+
+    #[test]
+    fn names_last_when_their_folder_is_synced() {
+        let (mut kept, mut lost) = (0, 0);
+        for seed in 0..100 {
+            let disk = SimDisk::new(seed);
+            let file = disk.create(Path::new("a")).unwrap();
+            write(&file, 0, b"x");
+            file.sync().unwrap();
+            disk.sync_folder(Path::new("")).unwrap();
+            disk.rename(Path::new("a"), Path::new("b")).unwrap();
+            disk.power_cut();
+            let names = disk.list(Path::new("")).unwrap();
+            assert!(names == ["a"] || names == ["b"], "{names:?}");
+            assert_eq!(read(&disk, &names[0]).unwrap(), b"x");
+            *(if names == ["b"] { &mut kept } else { &mut lost }) += 1;
+        }
+        assert!(kept > 10 && lost > 10, "{kept} {lost}");
+    }
+
+    #[test]
+    fn a_failed_sync_loses_what_it_should_have_written() {
+        let disk = SimDisk::new(1);
+        let file = disk.create(Path::new("a")).unwrap();
+        disk.sync_folder(Path::new("")).unwrap();
+        write(&file, 0, b"gone");
+        disk.set_faults(Some(Fault { call: Call::Sync, first: 0, count: 1, errno: 5 }));
+        assert_eq!(file.sync().unwrap_err().raw_os_error(), Some(5));
+        file.sync().unwrap();
+        assert_eq!(read(&disk, "a").unwrap(), b"gone", "it is in the cache");
+        disk.power_cut();
+        assert_eq!(read(&disk, "a").unwrap(), b"");
+    }
+
+    #[test]
+    fn a_killed_process_loses_nothing_and_dies_within_a_call() {
+        let disk = SimDisk::new(5);
+        let file = disk.create(Path::new("a")).unwrap();
+        write(&file, 0, b"one");
+        disk.halt_after(0);
+        let died = file.write_at(3, &mut [IoSlice::new(b"two")]);
+        assert!(disk.is_halted() && file.sync().is_err());
+        disk.kill();
+        let bytes = read(&disk, "a").unwrap();
+        assert!(b"onetwo".starts_with(&bytes) && bytes.len() >= 3);
+        assert!(died.is_err() || bytes.len() == 6);
+    }
+}

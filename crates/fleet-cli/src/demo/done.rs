@@ -1,0 +1,139 @@
+//! The file that ends a checkpoint of a demo on parameter servers, and says how far it is.
+
+use fleet::{Error, ErrorKind, Result};
+use fleet_base::sealed::{Kind, Read};
+use std::path::Path;
+
+/// The name of the file in a checkpoint's folder.
+pub const DONE_FILE: &str = "done";
+const DONE: Kind = Kind {
+    name: "fleet checkpoint",
+    version: 1,
+    help: "resume from an older checkpoint: rename the file `done` in this one's folder",
+};
+/// Workers of a job, far above what a cluster has: a number in a file makes no larger list.
+const WORKERS_MAX: usize = 1 << 16;
+
+/// How far a checkpoint is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The step in the folder's name.
+    pub step: u64,
+    /// Samples of a step of all workers.
+    pub samples: usize,
+    /// Steps of each worker that are in the tables; empty where all have made `step`.
+    pub steps: Vec<u64>,
+}
+
+impl Done {
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let mut body = format!("step {}\nsamples {}\n", self.step, self.samples);
+        if !self.steps.is_empty() {
+            let steps: Vec<String> = self.steps.iter().map(u64::to_string).collect();
+            body += &format!("steps {}\n", steps.join(" "));
+        }
+        DONE.write(&folder.join(DONE_FILE), &body)
+    }
+
+    /// Reads the file of a checkpoint of this step.
+    pub fn read(folder: &Path, step: u64) -> Result<Done> {
+        let path = folder.join(DONE_FILE);
+        let (done, body) = match DONE.read(&path)? {
+            Read::Body(body) => (parse(&body), body),
+            Read::Unsealed(body) => {
+                let done = parse(&format!("step {step}\n{body}"));
+                if done.iter().flat_map(|done| &done.steps).any(|of_worker| *of_worker != step) {
+                    return Err(unconfirmed(&path, step, &body));
+                }
+                (done, body)
+            }
+        };
+        let broken = |why: &str| Err(DONE.damaged(&path, why).got(format!("{body:?}")));
+        match done {
+            Some(done) if done.step != step => broken("it is of another step"),
+            Some(done) => Ok(done),
+            None => broken("it is not what ends a checkpoint"),
+        }
+    }
+
+    /// Steps of each of so many workers.
+    pub fn steps_of(&self, workers: usize) -> Result<Vec<u64>> {
+        match self.steps.len() {
+            0 => Ok(vec![self.step; workers]),
+            len if len == workers => Ok(self.steps.clone()),
+            len => Err(Error::new(ErrorKind::Invalid, "the checkpoint is of another job")
+                .expected(format!("steps of {workers} workers"))
+                .got(format!("steps of {len}"))),
+        }
+    }
+}
+
+/// The error of a file without a checksum whose steps nothing else confirms.
+fn unconfirmed(path: &Path, step: u64, body: &str) -> Error {
+    Error::unsupported(format!("{} is of version 0, which has no checksum", path.display()))
+        .expected(format!("{step} steps of every worker, as the folder's name says"))
+        .got(format!("{body:?}"))
+        .help(DONE.help)
+}
+
+fn parse(body: &str) -> Option<Done> {
+    let mut lines = body.strip_suffix('\n')?.split('\n');
+    let step = lines.next()?.strip_prefix("step ")?.parse().ok()?;
+    let samples = lines.next()?.strip_prefix("samples ")?.parse().ok()?;
+    let steps = match lines.next() {
+        Some(line) => {
+            let words = line.strip_prefix("steps ")?.split(' ').take(WORKERS_MAX + 1);
+            words.map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?
+        }
+        None => Vec::new(),
+    };
+    let is_whole = lines.next().is_none() && steps.len() <= WORKERS_MAX;
+    is_whole.then_some(Done { step, samples, steps })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every bit of every byte, every truncation, and a file of another checkpoint.
+    #[test]
+    fn a_changed_file_is_refused() {
+        let folder = std::env::temp_dir().join(format!("fleet-done-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(DONE_FILE);
+        let done = Done { step: 98, samples: 4096, steps: vec![98, 97] };
+        done.write(&folder).unwrap();
+        assert_eq!(Done::read(&folder, 98).unwrap(), done);
+        assert!(Done::read(&folder, 88).unwrap_err().message().contains("of another step"));
+        let bytes = std::fs::read(&path).unwrap();
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut changed = bytes.clone();
+                changed[at] ^= 1 << bit;
+                std::fs::write(&path, changed).unwrap();
+                Done::read(&folder, 98).expect_err(&format!("bit {bit} of byte {at}"));
+            }
+            std::fs::write(&path, &bytes[..at]).unwrap();
+            Done::read(&folder, 98).expect_err(&format!("{at} bytes"));
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Earlier builds wrote no checksum. Only where all workers had made the folder's step, nothing in
+    /// their file can be changed without notice.
+    #[test]
+    fn files_of_earlier_builds() {
+        let folder = std::env::temp_dir().join(format!("fleet-done-old-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let read = |text: &str| {
+            std::fs::write(folder.join(DONE_FILE), text).unwrap();
+            Done::read(&folder, 98)
+        };
+        let steps = |text: &str| read(text).unwrap().steps_of(2).unwrap();
+        assert_eq!(steps("samples 4096\n"), [98, 98]);
+        assert_eq!(steps("samples 4096\nsteps 98 98\n"), [98, 98]);
+        let error = read("samples 4096\nsteps 88 98\n").unwrap_err().to_string();
+        assert!(error.contains("version 0") && error.contains("help: "), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,159 @@
+//! `fleet durable`: looks into the folders of durable parameter servers.
+
+use crate::output::{Output, Stop};
+use clap::{Args, Subcommand};
+use fleet::ps::{FolderState, Loss, ServerReport, Tail, WorkerReport, accept_loss, inspect};
+use fleet_base::{Error, text};
+use std::path::PathBuf;
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Shows what a folder of --durable holds, and where it is damaged; exit code 1 if it is
+    Inspect(InspectArgs),
+}
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// The folder of --durable, or that of one server in it
+    folder: PathBuf,
+    /// Lets servers resume from the last good state, and says what is lost; what is damaged is
+    /// moved into the folder `aside`
+    #[arg(long, alias = "accept_loss")]
+    accept_loss: bool,
+}
+
+pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
+    let Command::Inspect(args) = command;
+    if args.accept_loss {
+        let losses = accept_loss(&args.folder)?;
+        if losses.is_empty() {
+            out.line("nothing is damaged and nothing was changed")?;
+        }
+        losses.iter().try_for_each(|loss| show_loss(loss, out))?;
+    }
+    let report = inspect(&args.folder)?;
+    if report.state == FolderState::Finished {
+        out.line("the job has finished")?;
+    }
+    report.servers.iter().try_for_each(|server| show(server, out))?;
+    let bad = report.servers.iter().filter(|server| !server.is_good()).count();
+    match bad {
+        0 => Ok(()),
+        bad => Err(Error::invalid(format!(
+            "{bad} of {} servers cannot start",
+            report.servers.len()
+        ))
+        .at(args.folder.display())
+        .help(format!(
+            "fleet durable inspect {} --accept-loss lets them resume from what is left; or remove \
+                 the folder and load a save",
+            args.folder.display()
+        ))
+        .into()),
+    }
+}
+
+fn show(server: &ServerReport, out: &mut Output) -> Result<(), Stop> {
+    let mut fact = |what: &str, found: String| out.line(format!("  {what:<10}{found}"));
+    let life = server.life.map_or("unknown".to_string(), |life| format!("{life:016x}"));
+    let used = if server.is_in_use { ", in use" } else { "" };
+    let finished = if server.is_finished { ", finished" } else { "" };
+    fact("folder", format!("{}, life {life}{used}{finished}", server.folder.display()))?;
+    if let Some(job) = &server.job {
+        fact("job", job_summary(job))?;
+    }
+    if let Some(snapshot) = &server.snapshot {
+        let (number, bytes) = (snapshot.number, text::bytes(snapshot.bytes));
+        fact("snapshot", format!("{number}: {} requests, {bytes}", snapshot.request_count))?;
+    }
+    for log in &server.logs {
+        let requests = match log.request_count {
+            0 => "no requests".to_string(),
+            count => format!("requests {} to {}", log.first, log.first + count - 1),
+        };
+        fact("log", format!("{}: {requests}, {}", log.number, text::bytes(log.bytes)))?;
+    }
+    for (worker, report) in &server.workers {
+        fact("worker", format!("{worker}: {}", progress(report)))?;
+    }
+    if let Some(tail) = &server.tail {
+        fact("tail", tail_text(tail, server.is_in_use))?;
+    }
+    if !server.leftovers.is_empty() {
+        fact("leftovers", server.leftovers.join(" "))?;
+    }
+    if server.accepts_loss {
+        fact("accepted", "the next start resumes although requests were lost".to_string())?;
+    }
+    if let Some(damage) = &server.damage {
+        fact("damage", damage.to_string())?;
+    }
+    if let Some(behind) = &server.behind {
+        fact("behind", behind.clone())?;
+    }
+    Ok(())
+}
+
+/// The first lines of a job's text: numbers of servers and workers, and how many tables.
+fn job_summary(job: &str) -> String {
+    let value = |name: &str| {
+        let line = job.lines().find_map(|line| line.trim().strip_prefix(name));
+        line.map_or("unknown".to_string(), |value| value.trim_end_matches(',').to_string())
+    };
+    if job.is_empty() {
+        return "that of the next start: the file was lost".to_string();
+    }
+    let tables = job.lines().filter(|line| line.trim().starts_with("table_id: ")).count();
+    let (servers, workers) = (value("server_count: "), value("worker_count: "));
+    format!("servers {servers}, workers {workers}, sync {}, tables {tables}", value("sync: "))
+}
+
+fn progress(worker: &WorkerReport) -> String {
+    let (step, complete, sequence) = (worker.step, worker.complete, worker.sequence);
+    format!("step {step}, on all servers up to {complete}, last request {sequence}")
+}
+
+fn tail_text(tail: &Tail, is_in_use: bool) -> String {
+    let (bytes, offset) = (text::bytes(tail.bytes), tail.offset);
+    let place = format!("{bytes} at byte {offset} of {}", tail.file.display());
+    match (is_in_use, tail.request_count) {
+        (true, _) => format!("{place} are being written"),
+        (false, 0) => {
+            format!("{place}: a request that was not written whole, cut at the next start")
+        }
+        (false, count) => {
+            format!(
+                "{place}: {count} requests behind one that a power cut has lost, cut at the next start"
+            )
+        }
+    }
+}
+
+fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), Stop> {
+    out.line(format!("accepted for {}:", loss.folder.display()))?;
+    for damage in &loss.damages {
+        out.line(format!("  {damage}"))?;
+    }
+    if let Some(behind) = &loss.behind {
+        out.line(format!("  {behind}"))?;
+    }
+    match loss.is_everything {
+        true => out.line("  everything is lost: the server begins anew")?,
+        false => out.line(format!(
+            "  lost: {} whole requests, {} of logs and snapshots",
+            loss.request_count,
+            text::bytes(loss.bytes)
+        ))?,
+    }
+    for (worker, (had, left)) in &loss.workers {
+        out.line(format!("  worker {worker}: had step {}, has step {}", had.step, left.step))?;
+    }
+    match loss.moved.is_empty() {
+        true => Ok(()),
+        false => out.line(format!(
+            "  moved into {}: {}",
+            loss.folder.join("aside").display(),
+            loss.moved.join(" ")
+        )),
+    }
+}

@@ -1,0 +1,187 @@
+//! The type and shape of every variable of a program, for known feeds.
+//!
+//! One walk over the ops, in the order in which they run, infers all shapes from the fed ones. A
+//! variable has one type and one shape in the whole program: a second write with another is
+//! refused, in whatever block it stands. Memory, arguments and kernels are then made from this one
+//! table, so no kernel is made for another length than its arguments and their memory have.
+
+use crate::flat::Flat;
+use fleet_base::{Error, Result};
+use fleet_ir::{OpId, Program, VarId, VarKind};
+use fleet_ops::verify::two_sizes;
+use fleet_ops::{Meta, OpDef};
+use fleet_tensor::{DType, Shape};
+use std::collections::HashMap;
+
+/// What shapes follow from.
+pub(crate) struct Known<'a> {
+    pub feeds: &'a [(VarId, Meta)],
+    /// What the scope holds under a name.
+    pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
+}
+
+/// The shapes of a program, each variable's fixed by its feed, the scope, or its first write.
+pub(crate) struct Shapes<'a> {
+    program: &'a Program,
+    metas: HashMap<VarId, Meta>,
+    /// The op that wrote a variable first.
+    first_writers: HashMap<VarId, OpId>,
+}
+
+impl<'a> Shapes<'a> {
+    /// Infers the shapes of the ops in `flat`.
+    pub fn infer(program: &'a Program, flat: &[Flat], known: &Known<'_>) -> Result<Shapes<'a>> {
+        let mut shapes = Shapes::of_inputs(program, known)?;
+        for step in flat {
+            match step {
+                Flat::Op(id, def) => shapes.add_op(*id, def),
+                Flat::Jump { op, condition, .. } => shapes.check_condition(*op, *condition),
+            }?;
+        }
+        Ok(shapes)
+    }
+
+    /// The type and shape of a variable that an op of the program reads or writes.
+    pub fn of(&self, var: VarId) -> Meta {
+        self.metas[&var]
+    }
+
+    pub fn of_slots(&self, slots: &[Vec<VarId>]) -> Vec<Vec<Meta>> {
+        slots.iter().map(|vars| vars.iter().map(|var| self.of(*var)).collect()).collect()
+    }
+
+    /// Refuses a variable that nothing has made known.
+    pub fn check_known(&self, id: VarId) -> Result<()> {
+        let var = self.program.var(id);
+        match self.metas.get(&id) {
+            Some(meta) if meta.shape.is_known() => Ok(()),
+            Some(meta) => Err(Error::invalid(format!("the shape of '{}' is not known", var.name))
+                .got(meta.shape)
+                .help("run the startup program, or load the variable, before this program")),
+            None if var.is_data => {
+                Err(Error::invalid(format!("no value was fed for '{}'", var.name))
+                    .expected(format!("{}{}", var.dtype, var.shape)))
+            }
+            None => Err(Error::invalid(format!("'{}' is read before it is written", var.name))),
+        }
+    }
+
+    fn of_inputs(program: &'a Program, known: &Known<'_>) -> Result<Shapes<'a>> {
+        let mut metas: HashMap<VarId, Meta> = known.feeds.iter().copied().collect();
+        for (id, var) in program.vars().filter(|(_, var)| var.persistable) {
+            if var.is_data {
+                return Err(Error::invalid(format!(
+                    "variable '{}' is both fed and kept between runs",
+                    var.name
+                )));
+            }
+            let meta = match (known.scope_meta)(&var.name) {
+                Some((dtype, shape)) => {
+                    if dtype != var.dtype || !shape.agrees(&var.shape) {
+                        return Err(Error::invalid(format!(
+                            "variable '{}' in the scope is not what the program states",
+                            var.name
+                        ))
+                        .expected(format!("{}{}", var.dtype, var.shape))
+                        .got(format!("{dtype}{shape}")));
+                    }
+                    Meta::dense(dtype, shape)
+                }
+                None => Meta::dense(var.dtype, var.shape),
+            };
+            metas.insert(id, meta);
+        }
+        Ok(Shapes { program, metas, first_writers: HashMap::new() })
+    }
+
+    fn add_op(&mut self, id: OpId, def: &OpDef) -> Result<()> {
+        let op = self.program.op(id);
+        let place = |error: Error| error.at(self.program.describe_op(id));
+        for var in op.all_inputs() {
+            self.check_known(var).map_err(place)?;
+        }
+        let made = def.shapes(op, |var| self.metas[&var]).map_err(place)?;
+        for (vars, metas) in op.outputs.iter().zip(made) {
+            for (index, var) in vars.iter().enumerate() {
+                let made = metas.get(index).ok_or_else(|| {
+                    place(
+                        Error::internal("shape rule says nothing of an output")
+                            .got(self.program.var_name(*var)),
+                    )
+                })?;
+                self.check_write(*var, *made).map_err(place)?;
+                self.metas.insert(*var, *made);
+                self.first_writers.entry(*var).or_insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a variable can hold what an op makes.
+    fn check_write(&self, id: VarId, made: Meta) -> Result<()> {
+        let var = self.program.var(id);
+        // The fed tensor is the caller's.
+        if var.is_data {
+            return Err(Error::invalid(format!("the op writes '{}', which is fed", var.name))
+                .help("let it write a variable of its own"));
+        }
+        let stated = Meta { dtype: var.dtype, shape: var.shape, kind: var.kind, rows: made.rows };
+        let fits = stated.dtype == made.dtype
+            && stated.kind == made.kind
+            && stated.shape.agrees(&made.shape);
+        if !fits {
+            return Err(Error::invalid(format!(
+                "output '{}' has another type or shape than stated",
+                var.name
+            ))
+            .expected(stated.describe())
+            .got(made.describe()));
+        }
+        if !made.shape.is_known() {
+            return Err(Error::invalid(format!("the shape of '{}' cannot be planned", var.name))
+                .expected("a shape that follows from what is fed")
+                .got(made.shape));
+        }
+        if var.persistable && made.kind != VarKind::Dense {
+            return Err(Error::invalid(format!("'{}' cannot live in the scope", var.name))
+                .expected("a dense tensor")
+                .got(made.describe())
+                .help("remove the mark 'persistable'"));
+        }
+        match self.metas.get(&id) {
+            Some(held) if held.shape.is_known() && *held != made => {
+                Err(self.second_size(id, *held, made))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn second_size(&self, id: VarId, held: Meta, made: Meta) -> Error {
+        match self.first_writers.get(&id) {
+            Some(first) => two_sizes(self.program, id, (held, *first), made),
+            None => Error::invalid(format!(
+                "output '{}' has another shape than the scope holds",
+                self.program.var_name(id)
+            ))
+            .expected(held.describe())
+            .got(made.describe()),
+        }
+    }
+
+    /// The executor reads one byte of a condition.
+    fn check_condition(&self, op: OpId, condition: VarId) -> Result<()> {
+        let place = |error: Error| error.at(self.program.describe_op(op));
+        self.check_known(condition).map_err(place)?;
+        let meta = self.of(condition);
+        let fits = meta.dtype == DType::Bool && meta.kind == VarKind::Dense && meta.numel() == 1;
+        if !fits {
+            let name = self.program.var_name(condition);
+            return Err(place(
+                Error::invalid(format!("'{name}' is not a condition"))
+                    .expected("bool of one element")
+                    .got(meta.describe()),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,394 @@
+//! Programs that once wrote outside of their memory, or over a value that was still wanted: each is
+//! refused, or gives what the interpreter gives.
+
+use fleet_base::{ErrorKind, Result};
+use fleet_exec::{ExecOptions, Executor, Interpreter, Memory, Scope};
+use fleet_ir::Program;
+use fleet_ops::Registry;
+use fleet_tensor::{Layout, Tensor};
+
+/// A program with what it is run on.
+struct Case {
+    program: Program,
+    feed: Vec<(&'static str, Tensor)>,
+    state: Vec<(&'static str, Tensor)>,
+    fetch: Vec<&'static str>,
+}
+
+impl Case {
+    fn new(body: &str) -> Case {
+        let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
+        let program = Program::parse(&text, Registry::standard()).expect("well formed");
+        Case { program, feed: Vec::new(), state: Vec::new(), fetch: Vec::new() }
+    }
+
+    fn feed(mut self, name: &'static str, tensor: Tensor) -> Case {
+        self.feed.push((name, tensor));
+        self
+    }
+
+    fn state(mut self, name: &'static str, tensor: Tensor) -> Case {
+        self.state.push((name, tensor));
+        self
+    }
+
+    fn fetch(mut self, names: &[&'static str]) -> Case {
+        self.fetch = names.to_vec();
+        self
+    }
+
+    fn scope(&self) -> Scope {
+        let mut scope = Scope::new();
+        for (name, tensor) in &self.state {
+            scope.set(*name, tensor.try_clone().unwrap());
+        }
+        scope
+    }
+
+    fn feeds(&self) -> Vec<(&str, &Tensor)> {
+        self.feed.iter().map(|(name, tensor)| (*name, tensor)).collect()
+    }
+
+    fn interpreted(&self) -> Result<Vec<Tensor>> {
+        Interpreter::new().run(&self.program, &mut self.scope(), &self.feeds(), &self.fetch)
+    }
+
+    fn executed(&self, memory: Memory) -> Result<Vec<Tensor>> {
+        let options = ExecOptions { memory, ..ExecOptions::threads(1) };
+        let mut executor = Executor::new(options);
+        executor.run(&self.program, &mut self.scope(), &self.feeds(), &self.fetch)
+    }
+
+    /// Everything that runs programs refuses it, in words that hold `parts`.
+    fn refused(&self, parts: &[&str]) {
+        let runs =
+            [self.executed(Memory::Packed), self.executed(Memory::Separate), self.interpreted()];
+        for run in runs {
+            let error = run.expect_err("it is refused");
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            for part in parts {
+                assert!(error.to_string().contains(part), "'{part}' is not in: {error}");
+            }
+        }
+    }
+
+    /// Everything that runs programs gives the same.
+    fn agreed(&self) {
+        let expected = self.interpreted().expect("it runs");
+        for memory in [Memory::Packed, Memory::Separate] {
+            let found = self.executed(memory).expect("it runs");
+            for ((name, found), expected) in self.fetch.iter().zip(found).zip(&expected) {
+                assert_eq!(found.as_bytes(), expected.as_bytes(), "{name} with {memory:?}");
+            }
+        }
+    }
+}
+
+fn ones(count: usize) -> Tensor {
+    Tensor::from_slice(&vec![1.0f32; count], [count as i64]).unwrap()
+}
+
+fn matrix(rows: usize, width: usize) -> Tensor {
+    let values: Vec<f32> = (0..rows * width).map(|i| i as f32 / 8.0 - 1.0).collect();
+    Tensor::from_slice(&values, [rows as i64, width as i64]).unwrap()
+}
+
+/// The first kernel was made for the first size, and ran over memory of the last.
+#[test]
+fn a_second_write_of_another_size_is_refused() {
+    let head = "%a: f32[-1] data %b: f32[-1] data %x: f32[-1] %y: f32[-1] %z: f32[-1]";
+    let text = format!(
+        "{head}
+         (Out: %x) = relu(X: %a) at=\"m.rs:3\"
+         (Out: %y) = relu(X: %x)
+         (Out: %x) = relu(X: %b) at=\"m.rs:5\"
+         (Out: %z) = relu(X: %x)"
+    );
+    let case = |a: usize, b: usize| {
+        Case::new(&text).feed("a", ones(a)).feed("b", ones(b)).fetch(&["y", "z", "x"])
+    };
+    let words = "'x' is written twice, in two sizes: expected f32[1000], got f32[2]\n  \
+                 at op 2 relu(X: %b) at m.rs:5\n  help: give each result a variable of its own; \
+                 the first is written by op 0 relu(X: %a) at m.rs:3";
+    case(1000, 2).refused(&[words]);
+    case(2, 1000).refused(&["expected f32[2], got f32[1000]"]);
+    case(0, 1).refused(&["expected f32[0], got f32[1]"]);
+    case(7, 7).agreed();
+}
+
+#[test]
+fn a_second_size_in_a_conditional_part_is_refused() {
+    let text = "%a: f32[-1] data %b: f32[-1] data %c: bool[1] data %x: f32[-1] %y: f32[-1]
+         (Out: %x) = relu(X: %a)
+         () = conditional_block(Cond: %c) {sub_block: block1}
+         (Out: %y) = relu(X: %x)
+         }
+         block1 in block0 { (Out: %x) = tanh(X: %b)";
+    // Whether the part runs or not.
+    for holds in [false, true] {
+        let case = |b: usize| {
+            let holds = Tensor::from_bools(&[holds], [1]).unwrap();
+            let case = Case::new(text).feed("a", ones(1000)).feed("b", ones(b)).feed("c", holds);
+            case.fetch(&["y"])
+        };
+        case(2).refused(&["'x' is written twice, in two sizes", "at block1 op 0 tanh(X: %b)"]);
+        case(1000).agreed();
+    }
+}
+
+/// As the two branches of `cond` do.
+#[test]
+fn branches_may_write_one_variable_of_one_size() {
+    let text =
+        "%a: f32[-1] data %b: f32[-1] data %c: bool[1] data %n: bool[1] %x: f32[-1] %y: f32[-1]
+         (Out: %n) = logical_not(X: %c)
+         () = conditional_block(Cond: %c) {sub_block: block1}
+         () = conditional_block(Cond: %n) {sub_block: block2}
+         (Out: %y) = relu(X: %x)
+         }
+         block1 in block0 { (Out: %x) = tanh(X: %a) }
+         block2 in block0 { (Out: %x) = scale(X: %b) {scale: 3.0}";
+    for holds in [false, true] {
+        let case = |b: usize| {
+            let holds = Tensor::from_bools(&[holds], [1]).unwrap();
+            let case = Case::new(text).feed("a", ones(40)).feed("b", ones(b)).feed("c", holds);
+            case.fetch(&["y"])
+        };
+        case(40).agreed();
+        case(41).refused(&["'x' is written twice, in two sizes: expected f32[40], got f32[41]"]);
+    }
+}
+
+#[test]
+fn sparse_rows_of_two_capacities_are_refused() {
+    let text = "%i: i64[-1] data %j: i64[-1] data %g: f32[-1, 2] data %h: f32[-1, 2] data
+         %w: f32[9, 2] data %s: f32[9, 2] sparse_rows %t: f32[9, 2] sparse_rows
+         (W@GRAD: %s) = lookup_table_v2_grad(W: %w, Ids: %i, Out@GRAD: %g) {is_sparse: true}
+         (Out: %t) = scale(X: %s)
+         (W@GRAD: %s) = lookup_table_v2_grad(W: %w, Ids: %j, Out@GRAD: %h) {is_sparse: true}";
+    let ids = |count: usize| Tensor::from_slice(&vec![3i64; count], [count as i64]).unwrap();
+    let case = |first: usize, second: usize| {
+        let case = Case::new(text).feed("i", ids(first)).feed("g", matrix(first, 2));
+        let case = case.feed("j", ids(second)).feed("h", matrix(second, 2));
+        case.feed("w", matrix(9, 2)).fetch(&["t", "s"])
+    };
+    case(100, 1).refused(&["'s' is written twice, in two sizes", "room for 100", "room for 1)"]);
+    case(4, 4).agreed();
+}
+
+/// What is dense in one op and sparse rows in another has two lengths.
+#[test]
+fn a_variable_is_dense_or_holds_rows() {
+    let text = |rows: &str| {
+        format!(
+            "%i: i64[-1] data %g: f32[-1, 2] data %w: f32[9, 2] data %s: f32[9, 2] {rows}
+             (W@GRAD: %s) = lookup_table_v2_grad(W: %w, Ids: %i, Out@GRAD: %g) {{is_sparse: true}}"
+        )
+    };
+    let case = |rows: &str| {
+        let case = Case::new(&text(rows)).feed("i", Tensor::from_slice(&[3i64], [1]).unwrap());
+        case.feed("g", matrix(1, 2)).feed("w", matrix(9, 2)).fetch(&["s"])
+    };
+    case("sparse_rows").agreed();
+    let parts = ["output 's' has another type or shape than stated", "got f32[9, 2] (sparse rows"];
+    case("").refused(&parts);
+    case("persistable sparse_rows").refused(&["'s' cannot live in the scope"]);
+}
+
+#[test]
+fn state_keeps_the_size_that_the_scope_holds() {
+    let case = |held: usize| {
+        Case::new("%a: f32[-1] data %w: f32[-1] persistable (Out: %w) = relu(X: %a)")
+            .feed("a", ones(1000))
+            .state("w", ones(held))
+            .fetch(&["w"])
+    };
+    let parts = ["output 'w' has another shape than the scope holds", "f32[2], got f32[1000]"];
+    case(2).refused(&parts);
+    case(1000).agreed();
+}
+
+/// The executor reads one byte of a condition.
+#[test]
+fn conditions_are_one_bool() {
+    let text = |condition: &str| {
+        format!(
+            "%a: f32[-1] data %c: {condition} data %x: f32[-1] %d: bool[-1]
+             (Out: %d) = assign(X: %c)
+             (Out: %x) = relu(X: %a)
+             () = conditional_block(Cond: %d) {{sub_block: block1}}
+             }}
+             block1 in block0 {{ (Out: %x) = tanh(X: %a)"
+        )
+    };
+    let case = |count: usize| {
+        let bools = Tensor::from_bools(&vec![true; count], [count as i64]).unwrap();
+        Case::new(&text("bool[-1]")).feed("a", ones(3)).feed("c", bools).fetch(&["x"])
+    };
+    case(1).agreed();
+    case(0).refused(&["'d' is not a condition: expected bool of one element, got bool[0]"]);
+    case(2).refused(&["'d' is not a condition"]);
+    let never = "%a: f32[-1] data %x: f32[-1] %d: bool[1]
+         (Out: %x) = relu(X: %a) () = conditional_block(Cond: %d) {sub_block: block1}
+         }
+         block1 in block0 { (Out: %x) = tanh(X: %a)";
+    Case::new(never)
+        .feed("a", ones(3))
+        .fetch(&["x"])
+        .refused(&["'d' is read before it is written"]);
+}
+
+/// A state without an output was a null pointer to the kernel, or an argument that is not there.
+#[test]
+fn optimizer_state_that_is_given_has_an_output() {
+    Case::new(
+        "%w: f32[3] persistable %g: f32[3] data %r: f32[1] data %m: f32[3] persistable
+         (ParamOut: %w, MeanSquareOut: %m, MomentOut: %m2) =
+             rmsprop(Param: %w, Grad: %g, LearningRate: %r, MeanSquare: %m, Moment: %g,
+                     MeanGrad: %g)
+         %m2: f32[3]",
+    )
+    .feed("g", ones(3))
+    .feed("r", ones(1))
+    .state("w", ones(3))
+    .state("m", ones(3))
+    .fetch(&["w"])
+    .refused(&["rmsprop has input 'MeanGrad' and not the output 'MeanGradOut' for it"]);
+}
+
+/// Rows were copied onto themselves.
+#[test]
+fn a_sum_of_rows_may_stay_in_its_place() {
+    Case::new(
+        "%i: i64[-1] data %g: f32[-1, 2] data %w: f32[9, 2] data %s: f32[9, 2] sparse_rows
+         (W@GRAD: %s) = lookup_table_v2_grad(W: %w, Ids: %i, Out@GRAD: %g) {is_sparse: true}
+         (Out: %s) = sum(X: %s)",
+    )
+    .feed("i", Tensor::from_slice(&[3i64, 1, 3], [3]).unwrap())
+    .feed("g", matrix(3, 2))
+    .feed("w", matrix(9, 2))
+    .fetch(&["s"])
+    .agreed();
+}
+
+/// An embedding with as many rows as ids: the dense gradient lay over the one that arrives.
+#[test]
+fn a_dense_gradient_of_an_embedding_has_memory_of_its_own() {
+    let ids: Vec<i64> = (0..32).map(|i| i * 7 % 5).collect();
+    Case::new(
+        "%i: i64[-1] data %g: f32[-1, 8] data %w: f32[32, 8] data %d: f32[-1, 8] %s: f32[32, 8]
+         (Out: %d) = scale(X: %g) {scale: 2.0}
+         (W@GRAD: %s) = lookup_table_v2_grad(W: %w, Ids: %i, Out@GRAD: %d)",
+    )
+    .feed("i", Tensor::from_slice(&ids, [32]).unwrap())
+    .feed("g", matrix(32, 8))
+    .feed("w", matrix(32, 8))
+    .fetch(&["s"])
+    .agreed();
+}
+
+/// Some numbers, the same for the same shape.
+fn numbers(dims: &[i64]) -> Tensor {
+    let count: i64 = dims.iter().product();
+    let values: Vec<f32> = (0..count).map(|i| (i * 7 % 13) as f32 / 4.0 - 1.5).collect();
+    Tensor::from_slice(&values, fleet_tensor::Shape::of(dims)).unwrap()
+}
+
+/// What is rewritten for speed gives the interpreter's numbers, but for rounding.
+fn agreed_nearly(case: &Case) {
+    let expected = case.interpreted().unwrap();
+    for (expected, found) in expected.iter().zip(case.executed(Memory::Separate).unwrap()) {
+        assert_eq!(expected.shape(), found.shape());
+        let pairs = expected.as_slice::<f32>().unwrap().iter().zip(found.as_slice().unwrap());
+        for (a, b) in pairs {
+            assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{a} {b} in {}", case.program);
+        }
+    }
+}
+
+/// Packed filters are longer than their shape says: whatever shares an op with one is packed too.
+#[test]
+fn a_filter_that_is_copied_stays_row_major() {
+    for op in ["assign(X: %w)", "tanh(X: %w)", "elementwise_mul(X: %w, Y: %b)", "sum(X: %w)"] {
+        let text = format!(
+            "%x: f32[-1, 3, 8, 8] data %w: f32[4, 3, 3, 3] persistable %b: f32[3] persistable
+             %y: f32[-1, 4, 6, 6] %c: f32[-1, -1, 3, 3]
+             (Output: %y) = conv2d(Input: %x, Filter: %w)
+             (Out: %c) = {op}"
+        );
+        let case = Case::new(&text).feed("x", numbers(&[2, 3, 8, 8])).fetch(&["y", "c"]);
+        agreed_nearly(&case.state("w", numbers(&[4, 3, 3, 3])).state("b", numbers(&[3])));
+    }
+}
+
+#[test]
+fn a_filter_that_is_also_the_image_stays_row_major() {
+    let text = "%x: f32[-1, 3, 8, 8] data %f: f32[4, 3, 3, 3] persistable
+        %w: f32[4, 3, 3, 3] persistable %y: f32[4, 1, 1, 4] %z: f32[-1, 4, 6, 6]
+        (Output: %y) = conv2d(Input: %w, Filter: %w) {data_format: \"NHWC\"}
+        (Output: %z) = conv2d(Input: %x, Filter: %f)";
+    let case = Case::new(text).feed("x", numbers(&[2, 3, 8, 8])).fetch(&["y", "z"]);
+    agreed_nearly(&case.state("w", numbers(&[4, 3, 3, 3])).state("f", numbers(&[4, 3, 3, 3])));
+}
+
+/// The pooling was told of another format than its image had.
+#[test]
+fn an_image_that_lives_in_the_scope_keeps_its_format() {
+    let text = "%x: f32[-1, 3, 8, 8] data %w: f32[4, 3, 3, 3] persistable
+        %y: f32[-1, 4, 6, 6] %p: f32[4, 3, 2, 2] %q: f32[4, 3, 3, 3] persistable
+        (Output: %y) = conv2d(Input: %x, Filter: %w)
+        (Out: %p) = pool2d(X: %w) {ksize: [2, 2]}
+        (Out: %q) = pool2d(X: %x) {ksize: [6, 6], strides: [1, 1]}";
+    let case = Case::new(text).feed("x", numbers(&[4, 3, 8, 8])).fetch(&["y", "p", "q"]);
+    agreed_nearly(&case.state("w", numbers(&[4, 3, 3, 3])));
+}
+
+/// A conditional part that does not run leaves the image, in whatever format it was.
+#[test]
+fn an_image_written_by_a_conditional_part_keeps_its_value() {
+    let text = "%x: f32[-1, 3, 8, 8] data %c: bool[1] data %w: f32[3, 3, 1, 1] persistable
+        %y: f32[-1, 3, 8, 8] %z: f32[-1, 3, 8, 8]
+        (Output: %y) = conv2d(Input: %x, Filter: %w)
+        () = conditional_block(Cond: %c) {sub_block: block1}
+        (Out: %z) = relu(X: %y)
+        }
+        block1 in block0 { (Out: %y) = scale(X: %x) {scale: 2.0}";
+    for holds in [false, true] {
+        let holds = Tensor::from_bools(&[holds], [1]).unwrap();
+        let case = Case::new(text).feed("x", numbers(&[2, 3, 8, 8])).feed("c", holds);
+        agreed_nearly(&case.state("w", numbers(&[3, 3, 1, 1])).fetch(&["z", "y"]));
+    }
+}
+
+/// Sizes are compared where variables may share memory, before they are added up.
+#[test]
+fn variables_that_no_memory_holds_are_refused() {
+    let text = "%a: f32[2] data %x: f32[4611686018427387904, 2] %y: f32[4611686018427387904, 2]
+        %w: f32[4611686018427387904, 2] persistable
+        (Out: %x) = tanh(X: %w)
+        (Out: %y) = tanh(X: %x)";
+    let program = Case::new(text).program;
+    let options = ExecOptions::threads(1);
+    let error = Executor::new(options).run(&program, &mut Scope::new(), &[], &["y"]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    assert!(error.to_string().contains("too large to plan"), "{error}");
+}
+
+/// A tensor in another layout has another length than its shape.
+#[test]
+fn fed_tensors_are_row_major() {
+    let packed = matrix(8, 9).reshaped([8, 1, 3, 3]).unwrap().to_layout(Layout::Filter64).unwrap();
+    Case::new("%a: f32[8, 1, 3, 3] data %x: f32[8, 1, 3, 3] (Out: %x) = relu(X: %a)")
+        .feed("a", packed)
+        .fetch(&["x"])
+        .refused(&["the value fed for 'a' does not fit", "row_major", "filter64"]);
+}
+
+/// The store for values that leave memory holds nothing until a program stores something.
+#[test]
+fn a_slot_that_was_never_stored_is_refused() {
+    Case::new("%a: f32[-1] data %x: f32[-1] (Out: %x) = offload_fetch(X: %a) {slot: 2}")
+        .feed("a", ones(3))
+        .fetch(&["x"])
+        .refused(&["slot 2 of the offload file holds another value", "got nothing"]);
+}

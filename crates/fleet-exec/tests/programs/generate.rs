@@ -1,0 +1,648 @@
+//! Random programs, the same for the same seed.
+//!
+//! Ops are drawn from the whole registry. Inputs are drawn from the variables so far, and an op is
+//! kept if its shape rule accepts them. An output is a new variable or one that was written before:
+//! in this block or one around it, in place, dense or sparse rows. In a third of the programs the
+//! second write may have another size, which unknown dimensions hide from the declaration.
+
+use fleet_base::EntityRef;
+use fleet_base::rng::Sequence;
+use fleet_exec::Scope;
+use fleet_ir::{
+    Arity, Attr, AttrKind, AttrSpec, BlockId, Op, OpRole, Param, Program, SlotSpec, Var, VarId,
+    VarKind,
+};
+use fleet_ops::{Lane, Meta, OPS, OpDef, Registry, meta};
+use fleet_passes::{BackwardOptions, append_backward};
+use fleet_tensor::{DType, Shape, Tensor};
+use std::collections::{HashMap, HashSet};
+
+/// Elements of a variable: programs run in a millisecond.
+const ELEMENTS_MAX: usize = 1 << 12;
+
+/// Conditional blocks inside of each other.
+const DEPTH_MAX: usize = 3;
+
+/// Draws of inputs and attributes for one op before another op is drawn.
+const TRIES_MAX: usize = 6;
+
+/// Rows of the embedding tables.
+const TABLE_ROWS: i64 = 32;
+
+/// Ops that random inputs and attributes rarely fit, and those that matter most to memory.
+const FAVOURITES: [&str; 40] = [
+    "relu",
+    "tanh",
+    "scale",
+    "assign",
+    "elementwise_add",
+    "elementwise_mul",
+    "elementwise_max",
+    "sum",
+    "reshape2",
+    "flatten2",
+    "unsqueeze2",
+    "squeeze2",
+    "transpose2",
+    "concat",
+    "split",
+    "stack",
+    "slice",
+    "mul",
+    "matmul_v2",
+    "cast",
+    "softmax",
+    "layer_norm",
+    "dropout",
+    "lookup_table_v2",
+    "lookup_table_v2_grad",
+    "fill_constant",
+    "fill_constant_batch_size_like",
+    "fill_any_like",
+    "sgd",
+    "momentum",
+    "increment",
+    "gather",
+    "reduce_sum",
+    "mean",
+    "relu_grad",
+    "conv2d",
+    "batch_norm",
+    "pool2d",
+    "offload_store",
+    "offload_fetch",
+];
+
+/// A program with what it is run on.
+pub struct Draft {
+    pub program: Program,
+    pub feeds: Vec<(String, Tensor)>,
+    pub state: Vec<(String, Tensor)>,
+    pub fetches: Vec<String>,
+}
+
+impl Draft {
+    pub fn scope(&self) -> Scope {
+        let mut scope = Scope::new();
+        for (name, tensor) in &self.state {
+            scope.set(name, tensor.try_clone().expect("small"));
+        }
+        scope
+    }
+
+    pub fn feed(&self) -> Vec<(&str, &Tensor)> {
+        self.feeds.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect()
+    }
+
+    pub fn fetch(&self) -> Vec<&str> {
+        self.fetches.iter().map(String::as_str).collect()
+    }
+}
+
+pub fn draft(seed: u64) -> Draft {
+    let mut maker = Maker::new(seed);
+    maker.inputs();
+    let count = 3 + maker.rng.below(20);
+    maker.block(Program::ROOT, 0, count);
+    if maker.rng.below(3) == 0 {
+        maker.gradients();
+    }
+    if maker.attack {
+        maker.redirect();
+    }
+    maker.finish()
+}
+
+struct Maker {
+    rng: Sequence,
+    program: Program,
+    feeds: Vec<(String, Tensor)>,
+    state: Vec<(String, Tensor)>,
+    /// What a variable holds at this point of the program; none if nothing was written.
+    actual: HashMap<VarId, Meta>,
+    /// Written by an op, fed, or in the scope.
+    written: HashSet<VarId>,
+    /// A variable may be written in two sizes.
+    attack: bool,
+    batches: [i64; 2],
+    /// Ids that are fed are below this. The smallest table has 4 rows.
+    ids_below: u64,
+    /// What was stored in each slot of the offload file.
+    stored: HashMap<i64, Meta>,
+    names: u64,
+}
+
+impl Maker {
+    fn new(seed: u64) -> Maker {
+        const BATCHES: [i64; 10] = [0, 1, 2, 3, 5, 16, 32, 64, 100, 512];
+        let mut rng = Sequence::new(seed, 0);
+        let mut batch = || BATCHES[rng.below(BATCHES.len() as u64) as usize];
+        let batches = [batch(), batch()];
+        let attack = rng.below(3) == 0;
+        let ids_below = if rng.below(10) == 0 { TABLE_ROWS as u64 } else { 4 };
+        let mut program = Program::new();
+        program.set_seed(seed);
+        Maker {
+            rng,
+            program,
+            feeds: Vec::new(),
+            state: Vec::new(),
+            actual: HashMap::new(),
+            written: HashSet::new(),
+            attack,
+            batches,
+            ids_below,
+            stored: HashMap::new(),
+            names: 0,
+        }
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.rng.below(count) == 0
+    }
+
+    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.rng.below(choices.len() as u64) as usize].clone()
+    }
+
+    fn name(&mut self, kind: &str) -> String {
+        self.names += 1;
+        format!("{kind}{}", self.names)
+    }
+
+    /// What is fed, and what lives in the scope.
+    fn inputs(&mut self) {
+        for index in 0..2 {
+            let batch = self.batches[index];
+            for tail in [vec![], vec![8], vec![3, 8, 8]] {
+                if tail.len() == 3 && self.one_in(2) {
+                    continue;
+                }
+                let mut dims = vec![-1];
+                dims.extend(&tail);
+                let batch = if tail.len() == 3 { batch.min(3) } else { batch };
+                self.data(DType::F32, &dims, batch);
+            }
+            self.data(DType::I64, &[-1], batch);
+        }
+        for _ in 0..3 {
+            self.data(DType::Bool, &[1], 1);
+        }
+        self.data(DType::F32, &[4, 8], 4);
+        for dims in [&[8, 8][..], &[8, 16], &[TABLE_ROWS, 8], &[8], &[3], &[1], &[4, 3, 3, 3]] {
+            self.parameter(dims);
+        }
+        self.parameter(&[8, 8]);
+    }
+
+    fn data(&mut self, dtype: DType, dims: &[i64], batch: i64) {
+        let name = self.name("in");
+        let var = Var { stop_gradient: true, ..Var::data(&name, dtype, Shape::of(dims)) };
+        let id = self.program.add_var(Program::ROOT, var).expect("a new name");
+        let mut known = dims.to_vec();
+        known[0] = batch;
+        let tensor = self.tensor(dtype, Shape::of(&known));
+        self.actual.insert(id, Meta::dense(dtype, *tensor.shape()));
+        self.feeds.push((name, tensor));
+    }
+
+    fn parameter(&mut self, dims: &[i64]) {
+        let name = self.name("w");
+        let shape = Shape::of(dims);
+        let var = match self.rng.below(4) {
+            0 => Var::persistable(&name, DType::F32, shape),
+            _ => Var::parameter(&name, DType::F32, shape, Param::default()),
+        };
+        let id = self.program.add_var(Program::ROOT, var).expect("a new name");
+        let tensor = self.tensor(DType::F32, shape);
+        self.actual.insert(id, Meta::dense(DType::F32, shape));
+        self.written.insert(id);
+        self.state.push((name, tensor));
+    }
+
+    fn tensor(&mut self, dtype: DType, shape: Shape) -> Tensor {
+        let len = shape.len();
+        let (rng, ids_below) = (&mut self.rng, self.ids_below);
+        let tensor = match dtype {
+            DType::I64 => {
+                let ids: Vec<i64> = (0..len).map(|_| rng.below(ids_below) as i64).collect();
+                Tensor::from_slice(&ids, shape)
+            }
+            DType::Bool => {
+                let bools: Vec<bool> = (0..len).map(|_| rng.below(2) == 0).collect();
+                Tensor::from_bools(&bools, shape)
+            }
+            _ => {
+                let values: Vec<f32> = (0..len).map(|_| rng.unit() as f32 * 2.0 - 1.0).collect();
+                Tensor::from_slice(&values, shape)
+            }
+        };
+        tensor.expect("the shape fits")
+    }
+
+    fn block(&mut self, block: BlockId, depth: usize, count: u64) {
+        for _ in 0..count {
+            if depth < DEPTH_MAX && self.one_in(9) {
+                self.conditional(block, depth);
+            } else {
+                self.op(block);
+            }
+        }
+    }
+
+    fn conditional(&mut self, block: BlockId, depth: usize) {
+        let bools: Vec<VarId> = self
+            .visible(block)
+            .into_iter()
+            .filter(|var| {
+                let held = self.actual.get(var);
+                held.is_some_and(|held| held.dtype == DType::Bool && held.numel() == 1)
+                    && self.program.var(*var).shape.numel() == Some(1)
+            })
+            .collect();
+        if bools.is_empty() {
+            return;
+        }
+        let condition = self.of(&bools);
+        let inner = self.program.add_block(block);
+        let count = 1 + self.rng.below(5);
+        self.block(inner, depth + 1, count);
+        let spec = &Registry::standard().get("conditional_block").expect("a known op").spec;
+        let op = Op::build(spec).input("Cond", condition).attr("sub_block", inner);
+        self.program.append_op(block, op.finish().expect("well formed"));
+    }
+
+    /// Variables of the block and those around it.
+    fn visible(&self, block: BlockId) -> Vec<VarId> {
+        let program = &self.program;
+        let around = std::iter::successors(Some(block), |block| program.block(*block).parent);
+        let blocks: Vec<BlockId> = around.collect();
+        let mut vars: Vec<VarId> =
+            blocks.iter().flat_map(|block| program.block(*block).vars().iter().copied()).collect();
+        vars.sort_unstable();
+        vars
+    }
+
+    fn op(&mut self, block: BlockId) {
+        let readable: Vec<VarId> =
+            self.visible(block).into_iter().filter(|var| self.actual.contains_key(var)).collect();
+        for _ in 0..40 {
+            let def = match self.rng.below(4) {
+                0 => OPS[self.rng.below(OPS.len() as u64) as usize],
+                _ => Registry::standard().get(self.of(&FAVOURITES)).expect("a known op"),
+            };
+            if is_left_out(def) {
+                continue;
+            }
+            for _ in 0..TRIES_MAX {
+                if self.try_op(block, def, &readable) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Appends an op if its shape rule takes what was drawn.
+    fn try_op(&mut self, block: BlockId, def: &'static OpDef, readable: &[VarId]) -> bool {
+        let mut builder = Op::build(&def.spec);
+        let is_gradient = def.spec.name.ends_with("_grad");
+        let mut first = None;
+        for slot in def.spec.inputs {
+            let count = match slot.arity {
+                Arity::One => 1,
+                Arity::Optional if is_gradient => u64::from(!self.one_in(8)),
+                Arity::Optional => self.rng.below(2),
+                Arity::Many => 1 + self.rng.below(3),
+            };
+            for _ in 0..count {
+                let Some(var) = self.operand(slot, first, readable) else { return false };
+                first.get_or_insert(var);
+                builder = builder.input(slot.name, var);
+            }
+        }
+        for spec in def.spec.attrs {
+            if spec.default.is_none() || self.one_in(3) {
+                let value = self.attr(spec);
+                builder = builder.attr(spec.name, value);
+            }
+        }
+        let wanted: Vec<bool> =
+            def.spec.outputs.iter().map(|s| s.arity != Arity::Optional || self.one_in(2)).collect();
+        let Ok(mut op) = builder.role(OpRole::FORWARD).finish_open() else { return false };
+        // Rules ask which outputs are wanted, and gradient rules how many there are of each.
+        let mut probe = op.clone();
+        let mut marks = (1_000_000..).map(VarId::from_index);
+        for (at, slot) in def.spec.outputs.iter().enumerate().filter(|(at, _)| wanted[*at]) {
+            let like = slot.name.strip_suffix("@GRAD").and_then(|name| def.spec.input_index(name));
+            let count = like.map_or(1, |like| op.inputs[like].len());
+            probe.outputs[at] = marks.by_ref().take(count).collect();
+        }
+        let Ok(actual) = def.shapes(&probe, |var| self.actual[&var]) else { return false };
+        let Ok(declared) = def.shapes(&probe, |var| meta(&self.program, var)) else {
+            return false;
+        };
+        let small = |meta: &Meta| meta.shape.is_known() && meta.numel() <= ELEMENTS_MAX;
+        if !actual.iter().flatten().all(small) {
+            return false;
+        }
+        if !self.offloads(&op) {
+            return false;
+        }
+        let arity = |at: usize| def.spec.outputs[at].arity;
+        for (at, wanted) in wanted.iter().enumerate() {
+            let fits = match arity(at) {
+                Arity::Many => true,
+                _ => !wanted || actual[at].len() == 1,
+            };
+            if !fits || actual[at].len() != declared[at].len() {
+                return false;
+            }
+        }
+        for at in (0..wanted.len()).filter(|at| wanted[*at]) {
+            for (actual, declared) in actual[at].iter().zip(&declared[at]) {
+                let var = self.target(block, def, &op, at, *actual, *declared);
+                op.outputs[at].push(var);
+            }
+        }
+        // An output may be an input, where the op allows that; the rule knows.
+        let checked = op.check().and_then(|()| def.shapes(&op, |var| self.actual[&var]));
+        if checked.is_err() {
+            // What was made for it is not written.
+            let unwritten = |var: &VarId| !self.written.contains(var);
+            for var in op.all_outputs().filter(unwritten) {
+                self.actual.remove(&var);
+            }
+            return false;
+        }
+        self.written.extend(op.all_outputs());
+        for (vars, metas) in op.outputs.iter().zip(&actual) {
+            self.actual.extend(vars.iter().copied().zip(metas.iter().copied()));
+        }
+        self.program.append_op(block, op);
+        true
+    }
+
+    /// Whether a fetch from the offload file finds what it wants there, most of the time.
+    fn offloads(&mut self, op: &Op) -> bool {
+        let Some(held) = op.input("X").first().map(|var| self.actual[var]) else { return true };
+        match op.name() {
+            "offload_store" => {
+                self.stored.insert(op.attr_int("slot"), held);
+                true
+            }
+            "offload_fetch" => {
+                let stored = self.stored.get(&op.attr_int("slot"));
+                stored.is_some_and(|stored| stored.bytes() == held.bytes()) || self.one_in(20)
+            }
+            _ => true,
+        }
+    }
+
+    /// A variable for a slot: of the type that its name suggests, often with the first one's shape.
+    fn operand(&mut self, slot: &SlotSpec, first: Option<VarId>, from: &[VarId]) -> Option<VarId> {
+        let dtype = match slot.name {
+            "Ids" | "Index" | "Label" => Some(DType::I64),
+            "Cond" | "Condition" => Some(DType::Bool),
+            _ if self.one_in(4) => None,
+            _ => Some(DType::F32),
+        };
+        let like = first.map(|var| self.actual[&var]).filter(|_| !self.one_in(3));
+        let rank = match slot.name {
+            "Filter" | "Input" if self.one_in(2) => Some(4),
+            "LearningRate" => Some(1),
+            _ => None,
+        };
+        let fits = |var: &VarId, strict: bool| {
+            let held = self.actual[var];
+            dtype.is_none_or(|dtype| dtype == held.dtype)
+                && rank.is_none_or(|rank| rank == held.shape.rank())
+                && (!strict || like.is_none_or(|like| like.shape == held.shape))
+        };
+        let strict: Vec<VarId> = from.iter().copied().filter(|var| fits(var, true)).collect();
+        let loose: Vec<VarId> = from.iter().copied().filter(|var| fits(var, false)).collect();
+        let choices = if strict.is_empty() { loose } else { strict };
+        (!choices.is_empty()).then(|| self.of(&choices))
+    }
+
+    /// Where an output goes.
+    fn target(
+        &mut self,
+        block: BlockId,
+        def: &OpDef,
+        op: &Op,
+        slot: usize,
+        actual: Meta,
+        declared: Meta,
+    ) -> VarId {
+        let name = def.spec.outputs[slot].name;
+        // State goes back to where it came from.
+        if let Some(input) = name.strip_suffix("Out").filter(|name| !name.is_empty())
+            && let Some(var) = op.input(input).first()
+            && !self.one_in(4)
+            && !self.program.var(*var).is_data
+        {
+            return *var;
+        }
+        if self.one_in(2) {
+            let attack = self.attack;
+            let choices: Vec<VarId> = self
+                .visible(block)
+                .into_iter()
+                .filter(|id| {
+                    let var = self.program.var(*id);
+                    let held = self.actual.get(id);
+                    let same = held.is_none_or(|held| *held == actual);
+                    !var.is_data
+                        && var.dtype == actual.dtype
+                        && var.kind == actual.kind
+                        && var.shape.agrees(&actual.shape)
+                        && (attack && !var.persistable || same)
+                        && !op.all_outputs().any(|out| out == *id)
+                })
+                .collect();
+            if !choices.is_empty() {
+                return self.of(&choices);
+            }
+        }
+        let mut shape = declared.shape;
+        if self.one_in(2) {
+            for dim in shape.dims_mut() {
+                if self.rng.below(2) == 0 {
+                    *dim = -1;
+                }
+            }
+        }
+        let name = self.name("v");
+        let var = Var { kind: actual.kind, ..Var::new(name, actual.dtype, shape) };
+        let id = self.program.add_var(block, var).expect("a new name");
+        // The rule looks at it when the op is checked as a whole.
+        self.actual.insert(id, actual);
+        id
+    }
+
+    fn attr(&mut self, spec: &AttrSpec) -> Attr {
+        let rank = 1 + self.rng.below(3) as usize;
+        match (spec.name, spec.kind) {
+            ("shape", AttrKind::Ints) => {
+                let shapes: [&[i64]; 8] =
+                    [&[-1], &[8], &[16], &[-1, 8], &[4, -1], &[2, 4], &[0, -1], &[-1, 4, 2]];
+                Attr::Ints(self.of(&shapes).to_vec())
+            }
+            ("axis", AttrKind::Ints) => {
+                let mut order: Vec<i64> = (0..rank as i64 + 1).collect();
+                self.rng.shuffle(&mut order);
+                Attr::Ints(order)
+            }
+            ("axes" | "dim", AttrKind::Ints) => Attr::Ints(vec![self.rng.below(2) as i64]),
+            ("starts", AttrKind::Ints) => Attr::Ints(vec![self.rng.below(4) as i64 - 1]),
+            ("ends", AttrKind::Ints) => {
+                let end = self.of(&[1, 2, 4, -1, 100]);
+                Attr::Ints(vec![end])
+            }
+            ("strides", AttrKind::Ints) if spec.default.is_none() => {
+                let stride = self.of(&[1, 2, -1]);
+                Attr::Ints(vec![stride])
+            }
+            ("strides" | "ksize" | "dilations", _) => {
+                let size = self.of(&[1, 2, 3]);
+                Attr::Ints(vec![size, size])
+            }
+            ("paddings", AttrKind::Ints) => {
+                let size = self.of(&[0, 1]);
+                let count = if spec.default.is_none() { 4 } else { 2 };
+                Attr::Ints(vec![size; count])
+            }
+            ("num", _) => Attr::Int(self.of(&[1, 2, 3, 4])),
+            ("slot", _) => Attr::Int(self.rng.below(3) as i64),
+            ("depth", _) => Attr::Int(self.of(&[1, 8, 40])),
+            ("data_format" | "data_layout", _) => {
+                let format = self.of(&["NCHW", "NHWC"]);
+                Attr::Str(format.into())
+            }
+            ("padding_idx", _) => Attr::Int(self.of(&[-1, 0, 5])),
+            (_, AttrKind::Int) => Attr::Int(self.of(&[0, 1, 2, 3, -1])),
+            (_, AttrKind::Float) => Attr::Float(self.of(&[0.0, 0.5, 1.0, 2.0, 4.0])),
+            (_, AttrKind::Bool) => Attr::Bool(self.one_in(2)),
+            (_, AttrKind::Str) => match spec.default {
+                Some(default) => default.to_attr(),
+                None => Attr::Str(String::new()),
+            },
+            (_, AttrKind::Ints) => Attr::Ints((0..rank).map(|_| self.of(&[1, 2, 0])).collect()),
+            (_, AttrKind::Floats) => Attr::Floats(vec![1.0; rank]),
+            (_, AttrKind::Strs) => Attr::Strs(Vec::new()),
+            (_, AttrKind::DType) => {
+                let types = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64];
+                Attr::DType(self.of(&types))
+            }
+            (_, AttrKind::Block) => Attr::Block(Program::ROOT),
+        }
+    }
+
+    /// The gradients of a loss, and updates.
+    fn gradients(&mut self) {
+        let root = Program::ROOT;
+        let floats: Vec<VarId> = self
+            .visible(root)
+            .into_iter()
+            .filter(|var| {
+                let it = self.program.var(*var);
+                let held = self.actual.get(var);
+                held.is_some_and(|held| held.kind == VarKind::Dense && held.numel() > 0)
+                    && it.dtype == DType::F32
+                    && !it.is_data
+                    && !it.persistable
+            })
+            .collect();
+        if floats.is_empty() {
+            return;
+        }
+        // Not every variable has a gradient.
+        let found = (0..6).find_map(|_| {
+            let input = self.of(&floats);
+            self.backward_of(input)
+        });
+        let Some(pairs) = found else { return };
+        let sgd = &Registry::standard().get("sgd").expect("a known op").spec;
+        let rate = self.name("rate");
+        let var = Var::persistable(&rate, DType::F32, [1]);
+        let rate_var = self.program.add_var(root, var).expect("a new name");
+        self.state.push((rate, Tensor::from_slice(&[0.1f32], [1]).expect("fits")));
+        for (param, grad) in pairs {
+            let op = Op::build(sgd).input("Param", param).input("Grad", grad);
+            let op = op.input("LearningRate", rate_var).output("ParamOut", param);
+            self.program.append_op(root, op.role(OpRole::OPTIMIZE).finish().expect("formed"));
+        }
+    }
+
+    /// Appends the mean of a variable and its gradients: each parameter with its own.
+    fn backward_of(&mut self, input: VarId) -> Option<Vec<(VarId, VarId)>> {
+        let root = Program::ROOT;
+        let mut program = self.program.clone();
+        let mean = &Registry::standard().get("mean").expect("a known op").spec;
+        let name = self.name("loss");
+        let loss = program.add_var(root, Var::new(name, DType::F32, [1])).expect("a new name");
+        let op = Op::build(mean).input("X", input).output("Out", loss).finish().expect("formed");
+        program.append_op(root, op);
+        let options = BackwardOptions::default();
+        let pairs = append_backward(&mut program, Registry::standard(), loss, &options).ok()?;
+        self.program = program;
+        Some(pairs)
+    }
+
+    /// Lets some ops write another variable that is declared alike, whatever its size.
+    fn redirect(&mut self) {
+        for block in self.program.block_ids() {
+            for id in self.program.block(block).ops().to_vec() {
+                if !self.one_in(20) {
+                    continue;
+                }
+                let Some(out) = self.program.op(id).all_outputs().next() else { continue };
+                let held = self.program.var(out).clone();
+                let choices: Vec<VarId> = self
+                    .visible(block)
+                    .into_iter()
+                    .filter(|id| {
+                        let var = self.program.var(*id);
+                        let fits = var.shape.agrees(&held.shape) || held.shape.rank() > 3;
+                        var.dtype == held.dtype && var.kind == held.kind && !var.is_data && fits
+                    })
+                    .collect();
+                if choices.is_empty() {
+                    continue;
+                }
+                let other = self.of(&choices);
+                let op = self.program.op_mut(id);
+                let slot = op.outputs.iter_mut().flatten().find(|var| **var == out);
+                slot.into_iter().for_each(|var| *var = other);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Draft {
+        let written: Vec<VarId> = self
+            .program
+            .root_ops()
+            .flat_map(|(_, op)| op.all_outputs().collect::<Vec<_>>())
+            .collect();
+        let mut fetches = Vec::new();
+        for _ in 0..6 {
+            if !written.is_empty() {
+                let var = self.of(&written);
+                let name = self.program.var_name(var).to_string();
+                if !fetches.contains(&name) {
+                    fetches.push(name);
+                }
+            }
+        }
+        let Maker { program, feeds, state, .. } = self;
+        Draft { program, feeds, state, fetches }
+    }
+}
+
+/// Ops that talk to others, and those that the executor runs by itself.
+fn is_left_out(def: &OpDef) -> bool {
+    let name = def.spec.name;
+    let talks = def.traits.lane == Lane::Ring || def.spec.attr_index("ring_id").is_some();
+    let remote = ["send", "recv", "listen_and_serv", "fake_init", "barrier", "distributed", "c_"];
+    talks || name == "conditional_block" || remote.iter().any(|part| name.contains(part))
+}

@@ -1,0 +1,145 @@
+//! Counts what a program's protobuf form holds before it is decoded: decoding makes some 200 bytes
+//! of memory out of two bytes of an empty message, so a file could ask for far more than it is
+//! long.
+//!
+//! The scan follows the nesting of `proto/program.proto` and looks at nothing else. Bytes that are
+//! broken end it: decoding stops at the same place and says so.
+
+use crate::limits::{BLOCKS_MAX, OPS_MAX, PARTS_MAX, SLOTS_MAX, check_count};
+use fleet_base::Result;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+/// What is counted, over the whole form.
+#[derive(Default)]
+struct Counts {
+    blocks: usize,
+    ops: usize,
+    parts: usize,
+}
+
+/// Refuses a form of more blocks, ops or parts than a program may have.
+pub(crate) fn check_counts(bytes: &[u8]) -> Result<()> {
+    let mut counts = Counts::default();
+    messages(bytes, &mut |tag, block| match tag {
+        4 => {
+            counts.blocks += 1;
+            check_count("blocks", counts.blocks, BLOCKS_MAX)?;
+            counts.block(block)
+        }
+        _ => Ok(()),
+    })
+}
+
+impl Counts {
+    fn block(&mut self, bytes: &[u8]) -> Result<()> {
+        messages(bytes, &mut |tag, inner| match tag {
+            2 => self.add_part(),
+            3 => {
+                self.ops += 1;
+                check_count("ops", self.ops, OPS_MAX)?;
+                self.op(inner)
+            }
+            _ => Ok(()),
+        })
+    }
+
+    fn op(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut by_field = [0; 5];
+        messages(bytes, &mut |tag, inner| {
+            if !(2..=4).contains(&tag) {
+                return Ok(());
+            }
+            let what =
+                ["", "", "input slots of an op", "output slots of an op", "attributes of an op"];
+            by_field[tag as usize] += 1;
+            check_count(what[tag as usize], by_field[tag as usize], SLOTS_MAX)?;
+            self.add_part()?;
+            if tag == 4 { self.attr(inner) } else { Ok(()) }
+        })
+    }
+
+    /// The texts of an attribute that is a list of them.
+    fn attr(&mut self, bytes: &[u8]) -> Result<()> {
+        messages(bytes, &mut |tag, list| match tag {
+            8 => messages(list, &mut |_, _| self.add_part()),
+            _ => Ok(()),
+        })
+    }
+
+    fn add_part(&mut self) -> Result<()> {
+        self.parts += 1;
+        check_count("variables, slots, attributes and texts", self.parts, PARTS_MAX)
+    }
+}
+
+/// Hands out the fields of a message that have a length, by their numbers.
+fn messages(mut bytes: &[u8], take: &mut dyn FnMut(u32, &[u8]) -> Result<()>) -> Result<()> {
+    while !bytes.is_empty() {
+        let Ok((tag, wire)) = decode_key(&mut bytes) else { return Ok(()) };
+        if wire != WireType::LengthDelimited {
+            if skip_field(wire, tag, &mut bytes, DecodeContext::default()).is_err() {
+                return Ok(());
+            }
+            continue;
+        }
+        let Ok(len) = decode_varint(&mut bytes) else { return Ok(()) };
+        let Some((inner, rest)) = usize::try_from(len).ok().and_then(|n| bytes.split_at_checked(n))
+        else {
+            return Ok(());
+        };
+        bytes = rest;
+        take(tag, inner)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A field of a message: its number and its content.
+    fn field(tag: u8, content: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![tag << 3 | 2];
+        prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+        bytes.extend_from_slice(content);
+        bytes
+    }
+
+    fn check(content: &[u8], count: usize, nest: &[u8], expected: &str) {
+        let mut bytes = content.repeat(count);
+        for tag in nest.iter().rev() {
+            bytes = field(*tag, &bytes);
+        }
+        match check_counts(&bytes) {
+            Ok(()) => assert_eq!("", expected),
+            Err(error) => assert_eq!(error.to_string(), expected),
+        }
+    }
+
+    /// Two bytes each; decoded, all of them would take gigabytes.
+    #[test]
+    fn empty_messages_are_counted_before_they_are_decoded() {
+        let (block, op, var) = (field(4, &[]), field(3, &[]), field(2, &[]));
+        check(&block, BLOCKS_MAX, &[], "");
+        check(&block, BLOCKS_MAX + 1, &[], "too many blocks: expected at most 65536, got 65537");
+        check(&op, OPS_MAX, &[4], "");
+        check(&op, OPS_MAX + 1, &[4], "too many ops: expected at most 1048576, got 1048577");
+        let parts = "too many variables, slots, attributes and texts: expected at most 4194304, \
+                     got 4194305";
+        check(&var, PARTS_MAX, &[4], "");
+        check(&var, PARTS_MAX + 1, &[4], parts);
+        check(&field(1, &[]), PARTS_MAX, &[4, 3, 4, 8], parts);
+        let slots = "too many input slots of an op: expected at most 64, got 65";
+        check(&field(2, &[]), 64, &[4, 3], "");
+        check(&field(2, &[]), 65, &[4, 3], slots);
+        check(&field(3, &[]), 65, &[4, 3], &slots.replace("input", "output"));
+        check(&field(4, &[]), 65, &[4, 3], &slots.replace("input slots", "attributes"));
+    }
+
+    #[test]
+    fn broken_bytes_are_left_to_the_decoder() {
+        for bytes in [&[0x22][..], &[0x22, 5, 1], &[0xff; 12], &[0x08], &[0x22, 2, 0x1a, 9]] {
+            assert!(check_counts(bytes).is_ok());
+        }
+    }
+}

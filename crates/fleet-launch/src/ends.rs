@@ -1,0 +1,448 @@
+//! What the end of a process means for its job: nothing, another start, or the end of the job; and
+//! the report of it.
+
+use crate::blame::{self, Cause, Fate};
+use crate::child::{self, Child, HANG_CODE};
+use crate::logs;
+use crate::options::Mode;
+use crate::supervisor::{Death, Ended, Supervisor};
+use crate::words;
+use fleet_topology::{Role, WorkerReport, names};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+impl Supervisor<'_> {
+    /// What the ends mean: nothing, another start, or the end of the job.
+    pub(crate) fn judge(&mut self, mut ended: Vec<usize>) -> Option<Death> {
+        for index in &ended {
+            self.look_at_end(*index);
+        }
+        ended.extend(self.missed_at_the_start());
+        ended.retain(|index| self.children[*index].has_failed());
+        // Of several at once, one that was killed explains those that then failed.
+        ended.sort_by_key(|index| {
+            self.children[*index].ended.and_then(|status| status.code()).is_some()
+        });
+        let mut fatal = None;
+        for index in ended {
+            let child = &self.children[index];
+            let allowed = self.restarts_allowed(child.process.role);
+            let is_hopeless = self.failed_at_its_start(child);
+            if child.restarts < allowed && !is_hopeless {
+                self.announce_restart(index, allowed);
+                self.due
+                    .push((Instant::now() + restart_delay(self.children[index].restarts), index));
+            } else if self.is_expendable(index) {
+                self.lose(index);
+            } else if self.follows_from_another(index) {
+                self.failed_first.get_or_insert((Instant::now(), index));
+            } else if fatal.is_none() {
+                let mut death = self.death(index);
+                if is_hopeless {
+                    death.report += "\n  it failed before it served, and would again: it is not started \
+                                     again (--max_restart N does it all the same)";
+                }
+                fatal = Some(death);
+            }
+        }
+        fatal.or_else(|| self.cause_of_first())
+    }
+
+    /// Takes in how a child has ended, and tells the other workers where they need to know.
+    fn look_at_end(&mut self, index: usize) {
+        let report = self.children[index].report();
+        let child = &mut self.children[index];
+        let Some(status) = child.ended else { return };
+        if child::code(status) == KILLED_CODE {
+            child.out_of_memory = self.oom.evidence(child.pid());
+        }
+        let is_collective = self.rules.mode == Mode::Collective;
+        if !status.success() {
+            if is_collective {
+                // They stand or fall together.
+                self.tell(index);
+            }
+            return;
+        }
+        let is_part = matches!(report, Some(WorkerReport::Joined | WorkerReport::Failed { .. }));
+        match is_collective {
+            // What it had not sent is lost, and servers wait for its goodbye.
+            false => child.has_left = is_part,
+            // Whether the others still need it they know better. Who does not use Fleet needs
+            // nobody.
+            true if report != Some(WorkerReport::Finished) => {
+                self.tell(index);
+                if is_part {
+                    self.leavers.push((Instant::now(), index));
+                }
+            }
+            true => {}
+        }
+    }
+
+    /// Workers of parameter servers that exited with code 0 without taking part, as soon as others
+    /// show that the job uses Fleet: those wait for them.
+    fn missed_at_the_start(&mut self) -> Vec<usize> {
+        if self.rules.mode == Mode::Collective {
+            return Vec::new();
+        }
+        let workers = || {
+            let all = self.children.iter().enumerate();
+            all.filter(|(_, child)| child.process.role == Role::Worker)
+        };
+        if !workers().any(|(_, child)| child.is_running() && child.report().is_some()) {
+            return Vec::new();
+        }
+        let silent = |child: &Child| {
+            child.ended.is_some() && !child.has_failed() && child.report().is_none()
+        };
+        let missed: Vec<usize> =
+            workers().filter(|(_, child)| silent(child)).map(|(index, _)| index).collect();
+        missed.iter().for_each(|index| self.children[*index].has_left = true);
+        missed
+    }
+
+    /// Whether a failed worker reports that another one's failure is the cause of its own.
+    fn follows_from_another(&self, index: usize) -> bool {
+        let child = &self.children[index];
+        let is_worker = child.process.role == Role::Worker;
+        is_worker && culprit(child).is_some_and(|culprit| culprit != child.process.rank)
+    }
+
+    /// The cause, as soon as it is known, of the failure that was seen first and follows from
+    /// another.
+    fn cause_of_first(&mut self) -> Option<Death> {
+        let (since, first) = self.failed_first?;
+        let waited = since.elapsed() >= CAUSE_TIME;
+        let worker = |rank: usize| {
+            let is_it = |it: &Child| it.process.role == Role::Worker && it.process.rank == rank;
+            self.children.iter().position(is_it)
+        };
+        let fate = |rank: usize| match worker(rank).map(|index| &self.children[index]) {
+            None => Fate::Elsewhere,
+            Some(child) if child.is_running() => Fate::Running,
+            Some(child) if child.has_failed() => Fate::Failed { culprit: culprit(child) },
+            Some(_) => Fate::Ended,
+        };
+        match blame::cause(self.children[first].process.rank, fate) {
+            Cause::Ended(rank) => {
+                let index = worker(rank)?;
+                // It left with code 0 while others needed it.
+                self.children[index].has_left = !self.children[index].has_failed();
+                Some(self.death(index))
+            }
+            Cause::Open(rank) => match worker(rank) {
+                // Its machine knows more, and tells the leader.
+                None => Some(self.death(first)),
+                Some(index) if waited || self.children[index].is_stopped() => {
+                    let why = match self.children[first].report() {
+                        Some(WorkerReport::Failed { message, .. }) => message,
+                        _ => String::new(),
+                    };
+                    let why = why.lines().next().unwrap_or_default();
+                    let victim = self.children[first].process.name();
+                    let death = self.unresponsive(index, &format!("\n  {victim} reports: {why}"));
+                    Some(death)
+                }
+                Some(_) => None,
+            },
+        }
+    }
+
+    /// Says which workers have left a job that others still work at: these may not need them any
+    /// more.
+    pub(crate) fn say_leavers(&mut self) {
+        let due = |(since, _): &(Instant, usize)| since.elapsed() >= LEAVER_TIME;
+        let (due, later) = std::mem::take(&mut self.leavers).into_iter().partition(due);
+        self.leavers = later;
+        let due: Vec<(Instant, usize)> = due;
+        for (_, index) in due {
+            if self.children.iter().any(Child::is_running) {
+                let report = self.death(index).report;
+                self.show_logs();
+                self.console.warn(&report);
+            }
+        }
+    }
+
+    /// Processes that are stopped for too long: in a job whose workers need each other that is its
+    /// end.
+    pub(crate) fn stopped(&mut self) -> Option<Death> {
+        if self.stopped_seen.elapsed() < STOPPED_PERIOD {
+            return None;
+        }
+        self.stopped_seen = Instant::now();
+        let uses_fleet = self.children.iter().any(|child| child.report().is_some());
+        for index in 0..self.children.len() {
+            let child = &mut self.children[index];
+            if !child.is_stopped() {
+                (child.stopped_since, child.is_stop_said) = (None, false);
+                continue;
+            }
+            let since = *child.stopped_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < self.rules.silence_timeout || child.is_stop_said {
+                continue;
+            }
+            child.is_stop_said = true;
+            let is_done = child.report() == Some(WorkerReport::Finished);
+            let is_needed = uses_fleet && !is_done && child.process.role == Role::Worker;
+            let why = format!(" for {}", words::seconds(self.rules.silence_timeout));
+            let death = self.unresponsive(index, &why);
+            if is_needed && !self.is_expendable(index) {
+                return Some(death);
+            }
+            self.show_logs();
+            self.console.warn(&death.report);
+        }
+        None
+    }
+
+    /// Processes that are left over when their job is done: those that can do nothing for it any
+    /// more. Returns whether there are none but these, and they have had their time.
+    pub(crate) fn gives_up_left_over(&mut self) -> bool {
+        let left: Vec<usize> =
+            (0..self.children.len()).filter(|index| self.children[*index].is_running()).collect();
+        let is_over = |index: &usize| {
+            let child = &self.children[*index];
+            let is_done = child.report() == Some(WorkerReport::Finished);
+            child.process.role == Role::Worker && (!is_done || child.is_stopped())
+        };
+        if !self.is_job_done() || left.is_empty() || !left.iter().all(is_over) {
+            self.done_since = None;
+            return false;
+        }
+        let since = *self.done_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < self.rules.leave_timeout {
+            return false;
+        }
+        for index in left {
+            let span = words::seconds(self.rules.leave_timeout);
+            let why = format!(" and was left over for {span} when its job was done");
+            let death = self.unresponsive(index, &why);
+            self.show_logs();
+            self.console.error(&death.report);
+            self.lost.push(death);
+        }
+        true
+    }
+
+    /// Whether the others have done what there was to do: all servers have ended by themselves, or
+    /// the workers of a collective job have finished.
+    fn is_job_done(&self) -> bool {
+        let ended_well = |child: &Child| child.ended.is_some() && !child.has_failed();
+        let of = |role: Role| self.children.iter().filter(move |it| it.process.role == role);
+        match self.rules.mode {
+            Mode::Collective => of(Role::Worker)
+                .any(|child| ended_well(child) && child.report() == Some(WorkerReport::Finished)),
+            _ => of(Role::Server).count() > 0 && of(Role::Server).all(ended_well),
+        }
+    }
+
+    /// Whether a server has said that it starts, has never said that it serves, and has ended by
+    /// itself: what it could not do it cannot do the next time either. Who does not use Fleet says
+    /// nothing.
+    fn failed_at_its_start(&self, child: &Child) -> bool {
+        let is_own_end = child.ended.is_some_and(|status| status.code().is_some());
+        let is_starting = child.server_state().as_deref() == Some(names::STARTS);
+        self.rules.max_restart.is_none() && is_own_end && is_starting
+    }
+
+    /// Whether there are others who can go on without a process: what waits for it is the servers'
+    /// business.
+    fn is_expendable(&self, index: usize) -> bool {
+        let env = &self.children[index].process.env;
+        let file = env.iter().rev().find(|(name, _)| *name == names::FLEET_EXPENDABLE);
+        let has_said =
+            file.and_then(|(_, path)| path.as_ref()).is_some_and(|it| Path::new(it).exists());
+        let goes_on = |(at, child): (usize, &Child)| {
+            at != index && child.process.role == Role::Worker && !child.has_failed()
+        };
+        let on_other_machines = self.link.is_some();
+        let any = on_other_machines || self.children.iter().enumerate().any(goes_on);
+        has_said && any
+    }
+
+    fn lose(&mut self, index: usize) {
+        self.tell(index);
+        let death = self.death(index);
+        self.show_logs();
+        self.console.flush_partial();
+        self.console.error(&death.report);
+        let name = self.children[index].process.name();
+        self.console.warn(&format!("the other workers go on without {name}"));
+        self.lost.push(death);
+    }
+
+    /// Tells the other workers, who know each other by rank.
+    fn tell(&self, index: usize) {
+        let child = &self.children[index];
+        let Some(status) = child.ended.filter(|_| child.process.role == Role::Worker) else {
+            return;
+        };
+        let said = child::describe(status);
+        let mut how = said.strip_prefix("was ").unwrap_or(&said).to_string();
+        if let Some(evidence) = &child.out_of_memory {
+            how += &format!(", likely out of memory ({evidence})");
+        }
+        let code = if status.success() { 1 } else { child::code(status) };
+        if status.success() {
+            how += " before Fleet::finish";
+        }
+        let follows = self.follows_from_another(index);
+        let (rank, pid) = (child.process.rank, child.pid());
+        (self.tell_ended)(&Ended { rank, pid, how, code, follows });
+    }
+
+    /// Processes of a collective job are started again together, by the job.
+    fn restarts_allowed(&self, role: Role) -> u32 {
+        match (self.rules.mode, role) {
+            (Mode::Collective, _) => 0,
+            (_, Role::Server) => self.rules.max_restart.unwrap_or(SERVER_RESTARTS),
+            _ => self.rules.max_restart.unwrap_or(0),
+        }
+    }
+
+    fn announce_restart(&mut self, index: usize, allowed: u32) {
+        let death = self.death(index);
+        let again = self.children[index].restarts + 1;
+        self.console.warn(&death.report);
+        let memory = match death.role {
+            Role::Server => "; of its tables it has what was kept by durability, or saved",
+            _ => "",
+        };
+        self.console.warn(&format!(
+            "{} {} is started again ({again} of {allowed}){memory}",
+            death.role, death.rank
+        ));
+    }
+
+    /// A process that has written nothing in the time allowed.
+    pub(crate) fn silent(&mut self) -> Option<Death> {
+        let allowed = self.rules.start_timeout?;
+        for index in 0..self.children.len() {
+            let child = &mut self.children[index];
+            if child.is_alive_seen || !child.is_running() {
+                continue;
+            }
+            let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
+            child.is_alive_seen = length > child.log_from;
+            if !child.is_alive_seen && child.lived() >= allowed {
+                let report = format!(
+                    "{} hangs at its start: it wrote nothing to {} in {}",
+                    child.title(),
+                    child.log.display(),
+                    words::seconds(allowed),
+                );
+                return Some(Death {
+                    role: child.process.role,
+                    rank: child.process.rank,
+                    report,
+                    code: HANG_CODE,
+                });
+            }
+        }
+        None
+    }
+
+    /// The report of a child that has ended.
+    fn death(&mut self, index: usize) -> Death {
+        let child = &self.children[index];
+        let what = match child.ended {
+            Some(status) => child::describe(status),
+            None => "ended".to_string(),
+        };
+        let mut report =
+            format!("{} {what} after {:.1} s", child.title(), child.lived().as_secs_f64());
+        if child.code() == KILLED_CODE {
+            report += &match &child.out_of_memory {
+                Some(evidence) => format!(", likely out of memory ({evidence})"),
+                None => "; the kernel says nothing of memory, so that it was a user or a program"
+                    .to_string(),
+            };
+        }
+        if child.ended.is_some_and(|status| status.success()) {
+            report += ", before its part of the job was done";
+            report += match self.rules.mode {
+                Mode::Collective => "\n  help: call Fleet::finish on every rank before it exits",
+                _ => "\n  help: call Worker::stop on every worker before it exits",
+            };
+        }
+        self.with_log(index, report)
+    }
+
+    /// The report of a child that runs and does not do its part.
+    fn unresponsive(&mut self, index: usize, why: &str) -> Death {
+        let child = &self.children[index];
+        let title = child.title();
+        let report = match child.is_stopped() {
+            true => format!(
+                "{title} is stopped (SIGSTOP or a debugger){why}\n  help: kill -CONT {} if it was \
+                 meant to go on",
+                child.pid()
+            ),
+            false => format!("{title} does not respond{why}"),
+        };
+        self.with_log(index, report)
+    }
+
+    /// Adds the last lines of a child's log, where they have not been shown yet.
+    fn with_log(&mut self, index: usize, mut report: String) -> Death {
+        if logs::is_disk_full(&self.rules.log_dir) {
+            report += &format!(
+                "\n  the disk of {} is full: what it wrote last may be lost",
+                self.rules.log_dir.display()
+            );
+        }
+        let child = &self.children[index];
+        let (role, rank, code) = (child.process.role, child.process.rank, child.code());
+        let follows = self.followers.iter().any(|(r, number, _)| (*r, *number) == (role, rank));
+        let log = child.log.display();
+        let is_followed = follows && self.console.is_one_stream();
+        let lines = match is_followed {
+            true => Vec::new(),
+            false => {
+                let from = child.shown_to.unwrap_or(child.log_from);
+                logs::last_lines(&child.log, from, LAST_LINES)
+            }
+        };
+        report += &match (lines.is_empty(), is_followed || child.shown_to.is_some()) {
+            (true, true) => format!("\n  the end of {log} is shown above"),
+            (true, false) => format!("\n  it wrote nothing to {log}"),
+            (false, _) => format!("\n  the end of {log}:"),
+        };
+        for line in lines {
+            report += &format!("\n  | {line}");
+        }
+        let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
+        self.children[index].shown_to = Some(length);
+        Death { role, rank, report, code }
+    }
+}
+
+/// The worker that a failed one's report names as the cause.
+fn culprit(child: &Child) -> Option<usize> {
+    match child.report()? {
+        WorkerReport::Failed { culprit, .. } => culprit,
+        WorkerReport::Joined | WorkerReport::Finished => None,
+    }
+}
+
+/// A crash at once is likely to happen again: each start waits longer.
+fn restart_delay(restarts: u32) -> Duration {
+    RESTART_DELAY * 2u32.pow(restarts.min(5))
+}
+
+/// Lines of a log in a report.
+const LAST_LINES: usize = 20;
+/// Restarts of a server when nothing was said.
+const SERVER_RESTARTS: u32 = 3;
+const RESTART_DELAY: Duration = Duration::from_millis(250);
+/// Of a process that SIGKILL ended.
+const KILLED_CODE: u8 = 128 + signal_hook::consts::SIGKILL as u8;
+/// How long the worker that others name as the cause of their failure may take to end: it may still
+/// be printing its panic.
+const CAUSE_TIME: Duration = Duration::from_secs(2);
+/// How long workers that left with code 0 are not mentioned: the others are likely to end as well.
+const LEAVER_TIME: Duration = Duration::from_secs(2);
+/// How often it is looked which processes are stopped.
+const STOPPED_PERIOD: Duration = Duration::from_millis(500);

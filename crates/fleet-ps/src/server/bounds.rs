@@ -1,0 +1,95 @@
+//! What a server refuses before it begins: answers that no frame can carry, and folders outside of the
+//! save root.
+
+use super::ServerTables;
+use crate::message::{Body, Head, Method};
+use fleet_base::{Error, Result};
+use std::path::{Component, Path, PathBuf};
+
+/// What the clients of a server may ask for.
+#[derive(Clone, Debug)]
+pub(super) struct Bounds {
+    /// The longest answer.
+    pub answer_bytes_max: usize,
+    /// Saves and loads stay in this folder, if there is one.
+    pub save_root: Option<PathBuf>,
+}
+
+impl Bounds {
+    /// Looks at a request before it is run. Requests that are malformed are refused where they run.
+    pub fn check(&self, tables: &ServerTables, method: u8, request: &[u8]) -> Result<()> {
+        let Ok(method) = Method::parse(method) else { return Ok(()) };
+        let Ok((head, body)) = Head::decode(method, request) else { return Ok(()) };
+        match method {
+            Method::PullSparse => {
+                let width = tables.pull_width(head.table);
+                self.check_answer(head.count.saturating_mul(width as u64).saturating_mul(4))
+            }
+            Method::Save | Method::Load | Method::LastSave => self.check_folder(body),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_answer(&self, bytes: u64) -> Result<()> {
+        match bytes <= self.answer_bytes_max as u64 {
+            true => Ok(()),
+            false => Err(Error::exhausted("the rows of a pull are too long for an answer")
+                .expected(format!("up to {} bytes", self.answer_bytes_max))
+                .got(bytes)
+                .help("pull fewer ids at once")),
+        }
+    }
+
+    fn check_folder(&self, mut body: Body<'_>) -> Result<()> {
+        let Some(root) = &self.save_root else { return Ok(()) };
+        let dir = Path::new(body.text()?);
+        match is_inside(root, dir).map_err(|error| Error::io("find", dir, &error))? {
+            true => Ok(()),
+            false => Err(Error::invalid("a save or load outside of the servers' save root")
+                .expected(format!("a folder in {}", root.display()))
+                .got(dir.display())
+                .help("FLEET_SAVE_ROOT of the servers, or fleetrun --save_root, says where")),
+        }
+    }
+}
+
+/// Whether a folder, which may not be there yet, is in `root` behind all links.
+fn is_inside(root: &Path, dir: &Path) -> std::io::Result<bool> {
+    let dir = std::path::absolute(dir)?;
+    if dir.components().any(|part| part == Component::ParentDir) {
+        return Ok(false);
+    }
+    // What is not there yet is no link; the link itself counts as there, wherever it leads.
+    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+    let Some(known) = dir.ancestors().find(is_there) else { return Ok(false) };
+    Ok(known.canonicalize()?.starts_with(root.canonicalize()?))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_and_dots_lead_nowhere() {
+        let base = std::env::temp_dir().join(format!("fleet-save-root-{}", std::process::id()));
+        let root = base.join("root");
+        std::fs::create_dir_all(root.join("there")).unwrap();
+        std::fs::create_dir_all(base.join("root2")).unwrap();
+        std::os::unix::fs::symlink(&base, root.join("out")).unwrap();
+        std::os::unix::fs::symlink(base.join("missing"), root.join("dangling")).unwrap();
+        for (path, wanted) in [
+            ("root", true),
+            ("root/there/new/deep", true),
+            ("root2", false),
+            ("root/../root2", false),
+            ("root/there/../../root2", false),
+            ("root/out/root2", false),
+            ("root/out/new", false),
+        ] {
+            assert_eq!(is_inside(&root, &base.join(path)).unwrap(), wanted, "{path}");
+        }
+        assert!(is_inside(&root, &root.join("dangling/new")).is_err());
+        assert!(!is_inside(&root, Path::new("/")).unwrap());
+        std::fs::remove_dir_all(&base).unwrap();
+    }
+}

@@ -1,0 +1,39 @@
+//! A place in a kept file that is not as it was written.
+
+use fleet_base::Error;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where a durable folder is damaged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    pub file: PathBuf,
+    /// The first byte that cannot be trusted.
+    pub offset: u64,
+    pub what: String,
+}
+
+impl Damage {
+    pub(super) fn new(file: impl Into<PathBuf>, offset: u64, what: impl Into<String>) -> Damage {
+        Damage { file: file.into(), offset, what: what.into() }
+    }
+
+    pub(super) fn missing(file: impl Into<PathBuf>, what: impl Into<String>) -> Damage {
+        Damage::new(file, 0, what)
+    }
+
+    /// The error of a server that is not to serve from such a folder.
+    pub(super) fn error(&self) -> Error {
+        let folder = self.file.parent().unwrap_or(&self.file).display().to_string();
+        Error::invalid(self.to_string()).help(format!(
+            "fleet durable inspect {folder} shows what is left; with --accept-loss the server \
+             resumes from the last good state. Or remove the folder and load a save"
+        ))
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is damaged at byte {}: {}", self.file.display(), self.offset, self.what)
+    }
+}

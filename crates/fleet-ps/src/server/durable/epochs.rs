@@ -1,0 +1,86 @@
+//! Which process of a server wrote which records, so that a worker's last acknowledgement can be
+//! compared with what is left.
+//!
+//! Every start of a server is an epoch: a number that grows with the starts, beside random bits. An
+//! acknowledgement says epoch and sequence number. What a later epoch begins before was lost.
+
+use fleet_base::Result;
+
+/// One start of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Epoch {
+    pub id: u64,
+    /// The sequence number of its first record.
+    pub first: u64,
+    /// An operator has accepted the loss of what stood behind `first`.
+    pub accepts_loss: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Epochs(Vec<Epoch>);
+
+/// Starts that are remembered: a worker's acknowledgement is seldom older than one.
+const EPOCHS_MAX: usize = 1024;
+
+/// How often a server was started before and including this epoch.
+fn ordinal(id: u64) -> u64 {
+    id >> 32
+}
+
+impl Epochs {
+    pub fn push(&mut self, epoch: Epoch) {
+        self.0.retain(|known| known.id != epoch.id);
+        self.0.push(epoch);
+        let surplus = self.0.len().saturating_sub(EPOCHS_MAX);
+        self.0.drain(..surplus);
+    }
+
+    /// The number of a new start.
+    pub fn next_id(&self) -> Result<u64> {
+        let last = self.0.iter().map(|epoch| ordinal(epoch.id)).max().unwrap_or(0);
+        Ok((last + 1) << 32 | fleet_net::random_number()? & u64::from(u32::MAX))
+    }
+
+    /// How many of the records that a process of an epoch has acknowledged are lost, where the next
+    /// record has the number `next`: 0 also where an operator has accepted it.
+    pub fn lost(&self, epoch: u64, acknowledged: u64, next: u64) -> u64 {
+        let later = |it: &&Epoch| it.id != epoch && ordinal(it.id) >= ordinal(epoch);
+        if self.0.iter().filter(later).any(|it| it.accepts_loss) {
+            return 0;
+        }
+        let left = self.0.iter().find(later).map_or(next, |it| it.first);
+        acknowledged.saturating_sub(left)
+    }
+
+    pub fn list(&self) -> &[Epoch] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn epoch(ordinal: u64, random: u64, first: u64) -> Epoch {
+        Epoch { id: ordinal << 32 | random, first, accepts_loss: false }
+    }
+
+    #[test]
+    fn what_a_later_start_begins_before_is_lost() {
+        let mut epochs = Epochs::default();
+        epochs.push(epoch(1, 7, 0));
+        epochs.push(epoch(2, 8, 100));
+        let (first, second) = (1 << 32 | 7, 2 << 32 | 8);
+        assert_eq!(epochs.lost(first, 100, 150), 0);
+        assert_eq!(epochs.lost(first, 120, 150), 20, "also when others have pushed since");
+        assert_eq!(epochs.lost(second, 150, 150), 0);
+        assert_eq!(epochs.lost(second, 151, 150), 1);
+        // A start of another copy of the folder, and one that wrote nothing.
+        assert_eq!(epochs.lost(2 << 32 | 9, 130, 150), 30);
+        assert_eq!(epochs.lost(3 << 32 | 1, 150, 150), 0);
+        epochs.push(Epoch { accepts_loss: true, ..epoch(3, 5, 110) });
+        assert_eq!(epochs.lost(second, 151, 115), 0);
+        assert_eq!(epochs.lost(3 << 32 | 5, 116, 115), 1, "what came later counts again");
+        assert_eq!(ordinal(epochs.next_id().unwrap()), 4);
+    }
+}

@@ -1,0 +1,259 @@
+//! What the folder of a durable job holds and where it is damaged, read without its tables.
+
+use super::damage::Damage;
+use super::folder::{self, ACCEPTED, BEHIND, FINISHED, Files, FolderState, JobFile, LOCK};
+use super::image::{In, SnapshotHead};
+use super::log;
+use super::reader::{self, Record};
+use super::walk::{Place, Tail, Visitor, Walk};
+use crate::message::{Head, Method};
+use fleet_base::disk::{Disk, RealDisk};
+use fleet_base::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What a folder of durable servers holds.
+#[derive(Clone, Debug)]
+pub struct FolderReport {
+    pub state: FolderState,
+    pub servers: Vec<ServerReport>,
+}
+
+/// What the folder of one server holds.
+#[derive(Clone, Debug, Default)]
+pub struct ServerReport {
+    pub folder: PathBuf,
+    /// The number that tells its tables from those of other folders, where any file says it.
+    pub life: Option<u64>,
+    /// The tables of the job, as the file `job` has them.
+    pub job: Option<String>,
+    pub snapshot: Option<SnapshotReport>,
+    /// The logs that are good, in order.
+    pub logs: Vec<LogReport>,
+    pub workers: BTreeMap<usize, WorkerReport>,
+    /// The end of the last log, which the next start cuts off.
+    pub tail: Option<Tail>,
+    pub damage: Option<Damage>,
+    /// Why no server starts from it, although nothing is damaged: a worker was acknowledged more.
+    pub behind: Option<String>,
+    /// The next start resumes although acknowledged requests were lost.
+    pub accepts_loss: bool,
+    pub is_finished: bool,
+    /// A server works in it: the end of its last log is being written.
+    pub is_in_use: bool,
+    /// Files that the next start removes.
+    pub leftovers: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotReport {
+    pub number: u64,
+    pub bytes: u64,
+    /// Requests that are in it.
+    pub request_count: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogReport {
+    pub number: u64,
+    /// The number of its first request.
+    pub first: u64,
+    pub request_count: u64,
+    pub bytes: u64,
+}
+
+/// How far a worker has come in what is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerReport {
+    /// The newest step of which a table has gradients.
+    pub step: u64,
+    /// The newest step that the worker knew to be on all servers.
+    pub complete: u64,
+    /// The last of its requests that changed something, as its process counts them.
+    pub sequence: u64,
+}
+
+impl ServerReport {
+    /// Whether a server starts from the folder.
+    pub fn is_good(&self) -> bool {
+        self.damage.is_none() && self.behind.is_none()
+    }
+}
+
+/// Looks into a folder of durable servers, or into that of one server.
+///
+/// ```
+/// use fleet_ps::{Durability, JobTables, LocalServers, ServerTables, Servers, TableConfig};
+/// # let folder = std::env::temp_dir().join(format!("fleet-ps-inspect-{}", std::process::id()));
+/// let tables = vec![TableConfig::GlobalStep { table_id: 0 }];
+/// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
+/// let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;
+/// LocalServers::new(&[server], 0)?.push_steps(0, 3)?;
+/// let report = fleet_ps::inspect(&folder)?;
+/// assert_eq!(report.servers[0].logs[0].request_count, 1);
+/// assert!(report.servers[0].is_good());
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn inspect(folder: &Path) -> Result<FolderReport> {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let servers = server_folders(&*disk, folder)?;
+    let servers: Result<Vec<_>> = servers.iter().map(|it| look(&disk, it)).collect();
+    let servers = servers?;
+    let state = match servers.iter().any(|server| server.is_finished) {
+        true => FolderState::Finished,
+        false => FolderState::Unfinished,
+    };
+    Ok(FolderReport { state, servers })
+}
+
+/// The folders of servers in a job's folder, or the folder itself if it is a server's.
+pub(super) fn server_folders(disk: &dyn Disk, folder: &Path) -> Result<Vec<PathBuf>> {
+    let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let is_own = |name: &String| {
+        name == folder::JOB || name.starts_with(folder::LOG) || name.starts_with(folder::SNAPSHOT)
+    };
+    if names.iter().any(is_own) {
+        return Ok(vec![folder.to_path_buf()]);
+    }
+    let servers: Vec<PathBuf> = names
+        .iter()
+        .filter(|name| name.starts_with("server-"))
+        .map(|name| folder.join(name))
+        .collect();
+    match servers.is_empty() {
+        false => Ok(servers),
+        true => Err(Error::invalid(format!("{} holds no durable server", folder.display()))
+            .expected("the folder of --durable, with folders such as server-000")),
+    }
+}
+
+/// Looks into the folder of one server.
+pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
+    let is_in_use = is_in_use(&**disk, path)?;
+    let files = Files::list(&**disk, path)?;
+    let (job, damage) = match JobFile::read(&**disk, path)? {
+        Some(Ok(job)) => (Some(job), None),
+        Some(Err(damage)) => (None, Some(damage)),
+        None => {
+            let what = "it is missing, and the folder has snapshots or logs";
+            (None, Some(Damage::missing(path.join(folder::JOB), what)))
+        }
+    };
+    let life = match &job {
+        Some(job) => Some(job.life),
+        None => life_of_others(&**disk, path, &files)?,
+    };
+    let mut seen = Seen::default();
+    let walk = match life {
+        Some(life) => Place { disk: &**disk, folder: path, life }.walk(&files, &mut seen)?,
+        None => Walk::default(),
+    };
+    let mut report = ServerReport {
+        folder: path.to_path_buf(),
+        life,
+        job: job.map(|job| job.text),
+        workers: seen.workers,
+        behind: folder::mark(&**disk, path, BEHIND)?,
+        accepts_loss: folder::mark(&**disk, path, ACCEPTED)?.is_some(),
+        is_finished: folder::mark(&**disk, path, FINISHED)?.is_some(),
+        is_in_use,
+        ..ServerReport::default()
+    };
+    report.fill(walk, files);
+    report.damage = damage.or(report.damage);
+    Ok(report)
+}
+
+impl ServerReport {
+    fn fill(&mut self, walk: Walk, files: Files) {
+        self.snapshot = walk.snapshot.as_ref().map(|(head, bytes)| SnapshotReport {
+            number: head.number,
+            bytes: *bytes,
+            request_count: head.first,
+        });
+        let log = |scan: &reader::LogScan| LogReport {
+            number: scan.header.number,
+            first: scan.header.first,
+            request_count: scan.record_count,
+            bytes: scan.good,
+        };
+        self.logs = walk.logs.iter().map(log).collect();
+        let first = self.snapshot.map_or(0, |snapshot| snapshot.number);
+        self.leftovers = files.before(first);
+        self.leftovers.extend(files.temporary);
+        (self.tail, self.damage) = (walk.tail, walk.damage);
+    }
+}
+
+/// Whether a server works in a folder.
+fn is_in_use(disk: &dyn Disk, folder: &Path) -> Result<bool> {
+    use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    let path = folder.join(LOCK);
+    match disk.lock(&path) {
+        Ok(held) => Ok(held.is_none()),
+        // A folder that is only to be read.
+        Err(error) if [PermissionDenied, ReadOnlyFilesystem].contains(&error.kind()) => Ok(false),
+        Err(error) => Err(Error::io("lock", &path, &error)),
+    }
+}
+
+/// The life that a folder's logs or snapshots name.
+pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Result<Option<u64>> {
+    for number in files.logs.iter().rev() {
+        if let Ok(header) = reader::read_header(disk, &log::path(path, *number))? {
+            return Ok(Some(header.life));
+        }
+    }
+    for number in files.snapshots.iter().rev() {
+        let path = folder::snapshot_path(path, *number);
+        let opened = super::blocks::BlockReader::open(disk, &path).and_then(In::open);
+        if let Ok((_, head)) = opened {
+            return Ok(Some(head.life));
+        }
+    }
+    Ok(None)
+}
+
+/// Notes how far workers have come.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub workers: BTreeMap<usize, WorkerReport>,
+    pub request_count: u64,
+}
+
+impl Seen {
+    pub fn note(&mut self, worker: usize, method: u8, request: &[u8]) {
+        self.request_count += 1;
+        let parsed =
+            Method::parse(method).and_then(|method| Ok((method, Head::decode(method, request)?.0)));
+        let Ok((method, head)) = parsed else { return };
+        let seen = self.workers.entry(worker).or_default();
+        seen.step = if method.is_push() { seen.step.max(head.step) } else { seen.step };
+        seen.complete = seen.complete.max(head.complete);
+        if method.changes() {
+            seen.sequence = head.seq;
+        }
+    }
+}
+
+impl Visitor for Seen {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+        let progress = input.progress(head)?;
+        for (worker, mark) in progress.marks.into_iter().enumerate() {
+            let seen = self.workers.entry(worker).or_default();
+            seen.step = mark.tables.values().copied().max().unwrap_or(0);
+            seen.complete = mark.complete;
+            let own = progress.ledger.pages.iter().find(|page| page.client == mark.client);
+            let last = own.and_then(|page| page.answers.last());
+            seen.sequence = last.map_or(0, |(sequence, _)| *sequence);
+        }
+        input.0.check_rest()
+    }
+
+    fn record(&mut self, record: &Record<'_>) -> Result<()> {
+        self.note(record.caller.worker, record.method, record.request);
+        Ok(())
+    }
+}

@@ -1,0 +1,367 @@
+//! Servers whose tables outlive their process: snapshots, and logs of the requests since.
+//!
+//! A request that changes something is written to the log and then done; an acknowledged one is in
+//! the log. A snapshot is cut at one moment, for all tables and for the answers that may be asked
+//! for again. It begins a new log and is written while requests continue; then older files are
+//! deleted. A server that starts again loads the last snapshot and replays the logs, requests and
+//! answers alike, so that a push which its worker repeats is not applied twice.
+//!
+//! `record.rs` has the bytes of a log, `log.rs` writes them, `reader.rs` reads them, `blocks.rs`
+//! and
+//! `image.rs` are the snapshot, `walk.rs` judges a folder, `recover.rs` starts a server from it,
+//! `inspect.rs` and `accept.rs` are for operators, and `epochs.rs` finds lost acknowledgements.
+
+mod accept;
+mod blocks;
+mod damage;
+mod epochs;
+mod folder;
+mod image;
+mod inspect;
+mod log;
+mod reader;
+mod record;
+mod recover;
+#[cfg(test)]
+mod tests;
+mod trail;
+mod walk;
+
+pub use accept::{Loss, accept_loss};
+pub use damage::Damage;
+pub use folder::{FolderState, folder_state};
+pub use inspect::{FolderReport, LogReport, ServerReport, SnapshotReport, WorkerReport, inspect};
+pub use log::Flush;
+pub use recover::Recovered;
+pub use walk::Tail;
+
+use super::{Caller, ServerTables, lock};
+use epochs::Epochs;
+use fleet_base::disk::{Disk, RealDisk};
+use fleet_base::{Error, Result};
+use folder::{BEHIND, FINISHED, Files, snapshot_path};
+use image::{Image, SnapshotHead};
+use log::Log;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+/// Where and how often a server keeps what it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Durability {
+    /// Each server has a folder in it.
+    pub folder: PathBuf,
+    pub snapshot_every: Duration,
+    /// Longer logs begin a snapshot, and so do logs of 256 MiB and eight times the last snapshot.
+    /// At twice this length pushes wait for it, and are refused where none can be written.
+    pub log_bytes_max: u64,
+    pub flush: Flush,
+}
+
+impl Durability {
+    /// A snapshot every five minutes or 4 GiB of log.
+    ///
+    /// ```
+    /// use fleet_ps::{Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers};
+    /// use fleet_ps::{TableConfig, rule::Sgd};
+    /// # let folder = std::env::temp_dir().join(format!("fleet-ps-durable-{}",
+    /// std::process::id())); let rule = Rule::Sgd(Sgd { lr: 1.0 }); let (non_finite, options) =
+    /// (NonFinite::Refuse, Default::default()); let dense = TableConfig::Dense { table_id: 0, len:
+    /// 2, rule, non_finite, options }; let job = JobTables { server_count: 1, worker_count: 1,
+    /// sync: false, tables: vec![dense] }; for start in 1..3 {
+    ///     let server = ServerTables::durable(&job, 0, Durability::in_folder(&folder))?;
+    ///     let worker = LocalServers::new(&[server], 0)?;
+    ///     worker.push_dense(0, &[1.0, 2.0])?;
+    ///     let mut values = [0.0; 2];
+    ///     worker.pull_dense(0, &mut values)?;
+    ///     assert_eq!(values, [-1.0 * start as f32, -2.0 * start as f32]);
+    /// }
+    /// # std::fs::remove_dir_all(&folder).ok();
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Durability {
+        Durability {
+            folder: folder.into(),
+            snapshot_every: Duration::from_secs(300),
+            log_bytes_max: 4 << 30,
+            flush: Flush::Kernel,
+        }
+    }
+}
+
+/// What keeps the tables of one server.
+pub(super) struct Keeper {
+    disk: Arc<dyn Disk>,
+    folder: PathBuf,
+    options: Durability,
+    life: u64,
+    log: Log,
+    epochs: Epochs,
+    epoch: u64,
+    recovered: Option<Recovered>,
+    /// Bytes of the last snapshot.
+    snapshot_bytes: AtomicU64,
+    /// The folder has the mark of a job that has ended well.
+    is_finished: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// A snapshot is wanted now.
+    wanted: bool,
+    closed: bool,
+    /// Why the last snapshot was not written.
+    failed: Option<Error>,
+}
+
+/// After a snapshot that failed the next one is tried so much later.
+const PAUSE_FAILED: Duration = Duration::from_secs(10);
+
+/// A log so many times as long as the last snapshot begins the next one: snapshots are then a small
+/// part of what is written, and a short log is soon replayed.
+const LOG_TO_SNAPSHOT: u64 = 8;
+/// A log of fewer bytes is short, however small the tables are.
+const LOG_BYTES_SHORT: u64 = 256 << 20;
+
+impl ServerTables {
+    /// A server whose tables outlive its process: what the folder holds, or empty ones at first.
+    pub fn durable(
+        job: &crate::JobTables,
+        server: usize,
+        durability: Durability,
+    ) -> Result<Arc<ServerTables>> {
+        ServerTables::durable_on(Arc::new(RealDisk), job, server, durability)
+    }
+
+    /// Writes a snapshot now; older snapshots and logs go.
+    pub fn snapshot_now(&self) -> Result<()> {
+        let Some(keeper) = &self.keeper else {
+            return Err(Error::invalid("a server without durability has no snapshots"));
+        };
+        let _alone = lock(&self.keeping);
+        let result = self.write_snapshot(keeper);
+        let mut state = lock(&keeper.state);
+        state.failed = result.as_ref().err().cloned();
+        keeper.changed.notify_all();
+        result
+    }
+
+    /// The job has ended well. The mark comes first: a server that is killed while it writes its
+    /// snapshot has ended all the same.
+    pub(super) fn conclude(&self, keeper: &Keeper) -> Result<()> {
+        keeper.mark_finished()?;
+        match keeper.log.is_empty() {
+            true => Ok(()),
+            false => self.snapshot_now(),
+        }
+    }
+
+    fn write_snapshot(&self, keeper: &Keeper) -> Result<()> {
+        // Nearly all of the log, while requests go on; the rest below takes little.
+        keeper.log.sync()?;
+        let (image, head): (Image<'_>, SnapshotHead) = {
+            let _cut = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+            let image = self.image();
+            (image, self.snapshot_head(keeper, keeper.log.rotate()?))
+        };
+        let number = head.number;
+        let bytes = image.write(&keeper.disk, &snapshot_path(&keeper.folder, number), &head)?;
+        keeper.snapshot_bytes.store(bytes, Relaxed);
+        keeper.log.forget_older();
+        keeper.changed.notify_all();
+        let files = Files::list(&*keeper.disk, &keeper.folder)?;
+        for name in files.before(number) {
+            // The new one is there; an old file that cannot be deleted is deleted with the next.
+            let _ = keeper.disk.remove(&keeper.folder.join(name));
+        }
+        Ok(())
+    }
+
+    fn snapshot_head(&self, keeper: &Keeper, number: u64) -> SnapshotHead {
+        SnapshotHead {
+            life: keeper.life,
+            number,
+            first: keeper.log.state().written(),
+            epochs: keeper.epochs.clone(),
+            worker_count: self.job.worker_count as u64,
+        }
+    }
+
+    /// Refuses a worker that has an acknowledgement of what this server has lost, and all others
+    /// from then on, also after a restart: an operator decides.
+    pub(super) fn check_acknowledged(
+        &self,
+        caller: Caller,
+        [life, epoch, acknowledged]: [u64; 3],
+    ) -> Result<()> {
+        let Some(keeper) = self.keeper.as_ref().filter(|keeper| keeper.life == life) else {
+            // Tables of another life are lost as a whole, which the worker refuses.
+            return Ok(());
+        };
+        keeper.log.state().check()?;
+        let left = keeper.log.state().written();
+        let lost = match epoch {
+            0 => 0,
+            epoch => keeper.epochs.lost(epoch, acknowledged, left),
+        };
+        if lost == 0 {
+            return Ok(());
+        }
+        let error = keeper.refuse_lost(caller, acknowledged, lost);
+        self.stop();
+        Err(error)
+    }
+
+    /// What this server resumes with, if an earlier process has left something.
+    pub fn recovered(&self) -> Option<Recovered> {
+        self.keeper.as_ref().and_then(|keeper| keeper.recovered.clone())
+    }
+
+    /// Where this server keeps its tables, if it does.
+    pub fn durable_folder(&self) -> Option<&Path> {
+        self.keeper.as_ref().map(|keeper| keeper.folder.as_path())
+    }
+}
+
+impl Keeper {
+    pub fn append(&self, caller: Caller, method: u8, request: &[u8]) -> Result<()> {
+        if self.is_finished.load(Relaxed) {
+            let _alone = lock(&self.state);
+            folder::remove_mark(&*self.disk, &self.folder, FINISHED)?;
+            self.is_finished.store(false, Relaxed);
+        }
+        self.log.append(caller, method, request)?;
+        if self.log.len() > self.log_bytes_due() {
+            self.want_snapshot();
+        }
+        Ok(())
+    }
+
+    /// Bytes of log that begin a snapshot.
+    fn log_bytes_due(&self) -> u64 {
+        let short = self.snapshot_bytes.load(Relaxed).saturating_mul(LOG_TO_SNAPSHOT);
+        short.max(LOG_BYTES_SHORT).min(self.options.log_bytes_max)
+    }
+
+    /// Acknowledged requests are lost: nothing is taken any more. Returns what to say.
+    fn refuse_lost(&self, caller: Caller, acknowledged: u64, lost: u64) -> Error {
+        let left = acknowledged - lost;
+        let text = format!(
+            "{caller} was acknowledged {acknowledged} requests, and {left} of them are left"
+        );
+        let error = Error::invalid("this server has lost acknowledged pushes")
+            .got(&text)
+            .at(self.folder.display())
+            .help(format!(
+                "fleet durable inspect {} shows what is left; with --accept-loss the job resumes from \
+                 there. Or start it again from a save",
+                self.folder.display()
+            ));
+        // Should the mark not be written, this process refuses all the same.
+        let _ = folder::set_mark(&self.disk, &self.folder, BEHIND, &text);
+        self.log.state().poison(error)
+    }
+
+    /// What an answer acknowledges: this start of the server, and the number below which requests
+    /// are kept.
+    pub fn acknowledgement(&self) -> [u64; 2] {
+        [self.epoch, self.log.kept()]
+    }
+
+    /// Why the server must end.
+    pub fn check(&self) -> Result<()> {
+        self.log.state().check()
+    }
+
+    fn mark_finished(&self) -> Result<()> {
+        let _alone = lock(&self.state);
+        let text = "all workers have finished";
+        folder::set_mark(&self.disk, &self.folder, FINISHED, text)?;
+        self.is_finished.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Waits until what was written is kept.
+    pub fn commit(&self) -> Result<()> {
+        self.log.commit()
+    }
+
+    pub fn want_snapshot(&self) {
+        lock(&self.state).wanted = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits while the log is far too long: a snapshot is on its way.
+    pub fn wait_for_room(&self) -> Result<()> {
+        let too_long = || self.log.len() > self.options.log_bytes_max.saturating_mul(2);
+        if !too_long() {
+            return Ok(());
+        }
+        let mut state = lock(&self.state);
+        while too_long() && !state.closed {
+            if let Some(error) = &state.failed {
+                return Err(Error::exhausted("the log is full and no snapshot can be written")
+                    .got(error.message())
+                    .at(self.folder.display()));
+            }
+            // Looked at again now and then: the log shrinks under another lock.
+            let waited = self.changed.wait_timeout(state, Duration::from_millis(100));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "grpc")]
+    pub fn statistics(&self) -> crate::control::message::LogStatistics {
+        let failed = lock(&self.state).failed.clone();
+        crate::control::message::LogStatistics {
+            folder: self.folder.display().to_string(),
+            bytes: self.log.len(),
+            snapshot_error: failed.map_or(String::new(), |error| error.to_string()),
+        }
+    }
+
+    /// Nobody needs snapshots any more.
+    pub fn close(&self) {
+        lock(&self.state).closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a snapshot is due; false when there will be none.
+    fn wait_for_turn(&self) -> bool {
+        let state = lock(&self.state);
+        let failed = state.failed.is_some();
+        let every = self.options.snapshot_every;
+        let span = if failed { every.min(PAUSE_FAILED) } else { every };
+        let idle = |state: &mut State| !state.closed && (failed || !state.wanted);
+        let waited = self.changed.wait_timeout_while(state, span, idle);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.wanted = false;
+        !state.closed
+    }
+}
+
+/// A thread that writes snapshots until the tables are gone.
+fn start_snapshots(tables: &Arc<ServerTables>) -> Result<()> {
+    let Some(keeper) = tables.keeper.clone() else { return Ok(()) };
+    let weak: Weak<ServerTables> = Arc::downgrade(tables);
+    let run = move || {
+        while keeper.wait_for_turn() {
+            let Some(tables) = weak.upgrade() else { return };
+            if keeper.log.is_empty() {
+                continue;
+            }
+            if let Err(error) = tables.snapshot_now() {
+                fleet_net::Log::stderr().line(format!("server {}: {error}", tables.server));
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("fleet-snapshot".to_string())
+        .spawn(run)
+        .map(drop)
+        .map_err(|error| Error::exhausted(format!("cannot start a thread for snapshots: {error}")))
+}

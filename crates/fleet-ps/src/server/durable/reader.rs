@@ -1,0 +1,234 @@
+//! Reads a log: its good records, and what stands behind the first bad one.
+
+use super::damage::Damage;
+use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
+use crate::message::Method;
+use crate::server::Caller;
+use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
+use fleet_base::{Error, Result};
+use std::collections::VecDeque;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A request of the log.
+pub(super) struct Record<'a> {
+    /// Where it begins in its file.
+    pub offset: u64,
+    pub caller: Caller,
+    pub method: u8,
+    pub request: &'a [u8],
+}
+
+/// What a log holds.
+#[derive(Clone, Debug)]
+pub(super) struct LogScan {
+    pub header: LogHeader,
+    pub record_count: u64,
+    /// The sequence number behind the last good record.
+    pub next: u64,
+    /// Bytes of the header and the good records, and of the file.
+    pub good: u64,
+    pub total: u64,
+    /// Where the records begin that the log itself does not say to have been on disk.
+    pub unsynced: u64,
+    /// It ends as one does that another log follows.
+    pub is_closed: bool,
+    /// Whole records behind the first bad one.
+    pub behind: Option<Behind>,
+}
+
+/// Whole records behind a bad one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Behind {
+    pub offset: u64,
+    pub count: u64,
+    /// Records below this number were on disk when the last of these was written.
+    pub synced: u64,
+}
+
+/// Bytes that are searched at a time.
+const SEARCH_BYTES: usize = 1 << 20;
+
+struct Bytes<'a> {
+    path: &'a Path,
+    file: Arc<dyn DiskFile>,
+    total: u64,
+    seed: u32,
+}
+
+/// The header of a log, or what is wrong with it.
+pub(super) fn read_header(disk: &dyn Disk, path: &Path) -> Result<Result<LogHeader, Damage>> {
+    Ok(open(disk, path)?.map(|(_, header)| header))
+}
+
+/// Visits the good records of a log; damage is that of its header.
+pub(super) fn read(
+    disk: &dyn Disk,
+    path: &Path,
+    visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+) -> Result<Result<LogScan, Damage>> {
+    let (bytes, header) = match open(disk, path)? {
+        Ok(opened) => opened,
+        Err(damage) => return Ok(Err(damage)),
+    };
+    let mut scan = bytes.records(header, visit)?;
+    if scan.good < bytes.total && !scan.is_closed {
+        scan.behind = bytes.behind(&scan, &mut |_| Ok(()))?;
+    }
+    Ok(Ok(scan))
+}
+
+/// Visits the whole records behind the first bad one.
+pub(super) fn read_behind(
+    disk: &dyn Disk,
+    path: &Path,
+    visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+) -> Result<()> {
+    let Ok((bytes, header)) = open(disk, path)? else { return Ok(()) };
+    let scan = bytes.records(header, &mut |_| Ok(()))?;
+    bytes.behind(&scan, visit).map(drop)
+}
+
+fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHeader), Damage>> {
+    let failed = |error: &io::Error| Error::io("read", path, error);
+    let file = disk.open(path, Access::Read).map_err(|error| failed(&error))?;
+    let total = file.len().map_err(|error| failed(&error))?;
+    let mut header = [0; LOG_HEADER_BYTES];
+    if total < header.len() as u64 {
+        let what = format!("the header is cut off: {total} of {LOG_HEADER_BYTES} bytes");
+        return Ok(Err(Damage::new(path, total, what)));
+    }
+    read_exact_at(&*file, 0, &mut header).map_err(|error| failed(&error))?;
+    let (header, seed) = match LogHeader::decode(&header) {
+        Ok(header) => header,
+        Err(what) => return Ok(Err(Damage::new(path, 0, what))),
+    };
+    Ok(Ok((Bytes { path, file, total, seed }, header)))
+}
+
+impl Bytes<'_> {
+    fn failed(&self, error: &io::Error) -> Error {
+        Error::io("read", self.path, error)
+    }
+
+    fn records(
+        &self,
+        header: LogHeader,
+        visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+    ) -> Result<LogScan> {
+        let mut scan = LogScan {
+            header,
+            record_count: 0,
+            next: header.first,
+            good: LOG_HEADER_BYTES as u64,
+            total: self.total,
+            unsynced: LOG_HEADER_BYTES as u64,
+            is_closed: false,
+            behind: None,
+        };
+        let file = DiskReader::new(self.file.clone());
+        let mut reader = BufReader::with_capacity(1 << 20, file);
+        reader.read_exact(&mut [0; LOG_HEADER_BYTES]).map_err(|error| self.failed(&error))?;
+        let (mut head, mut request) = ([0; RECORD_HEADER_BYTES], Vec::new());
+        // Sequence numbers and ends of the records that may not be on disk.
+        let mut recent: VecDeque<(u64, u64)> = VecDeque::new();
+        loop {
+            let left = self.total - scan.good;
+            if left < RECORD_HEADER_BYTES as u64 {
+                return Ok(scan);
+            }
+            reader.read_exact(&mut head).map_err(|error| self.failed(&error))?;
+            let known = RecordHeader::decode(&head, self.seed);
+            let Some(record) = known.filter(|record| record.sequence == scan.next) else {
+                return Ok(scan);
+            };
+            let bytes = RECORD_HEADER_BYTES as u64 + u64::from(record.len);
+            if left < bytes {
+                return Ok(scan);
+            }
+            request.resize(record.len as usize, 0);
+            reader.read_exact(&mut request).map_err(|error| self.failed(&error))?;
+            if crc32fast::hash(&request) != record.request_sum {
+                return Ok(scan);
+            }
+            if record.method == CLOSE {
+                scan.good += bytes;
+                scan.is_closed = true;
+                return Ok(scan);
+            }
+            let RecordHeader { sequence, caller, method, .. } = record;
+            let offset = scan.good;
+            visit(&Record { offset, caller, method, request: &request })?;
+            scan.good += bytes;
+            scan.next += 1;
+            scan.record_count += 1;
+            recent.push_back((sequence, scan.good));
+            while let Some((_, end)) = recent.front().filter(|(at, _)| *at < record.synced) {
+                scan.unsynced = *end;
+                recent.pop_front();
+            }
+        }
+    }
+
+    /// Whole records behind the first bad one, whose length cannot be trusted: every byte may begin
+    /// one.
+    fn behind(
+        &self,
+        scan: &LogScan,
+        visit: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+    ) -> Result<Option<Behind>> {
+        let mut found: Option<Behind> = None;
+        let mut at = scan.good;
+        let (mut window, mut start) = (Vec::new(), 0);
+        while at + RECORD_HEADER_BYTES as u64 <= self.total {
+            let inside =
+                at >= start && at + RECORD_HEADER_BYTES as u64 <= start + window.len() as u64;
+            if !inside {
+                let len = (self.total - at).min(SEARCH_BYTES as u64) as usize;
+                window.resize(len, 0);
+                let read = read_exact_at(&*self.file, at, &mut window);
+                read.map_err(|error| self.failed(&error))?;
+                start = at;
+            }
+            let head = &window[(at - start) as usize..][..RECORD_HEADER_BYTES];
+            let Some((record, request)) = self.record_at(at, head, scan)? else {
+                at += 1;
+                continue;
+            };
+            if record.method != CLOSE {
+                let RecordHeader { caller, method, .. } = record;
+                visit(&Record { offset: at, caller, method, request: &request })?;
+            }
+            let behind = found.get_or_insert(Behind { offset: at, count: 0, synced: 0 });
+            behind.count += 1;
+            behind.synced = behind.synced.max(record.synced);
+            at += RECORD_HEADER_BYTES as u64 + u64::from(record.len);
+        }
+        Ok(found)
+    }
+
+    /// The whole record at an offset, if there is one.
+    fn record_at(
+        &self,
+        at: u64,
+        head: &[u8],
+        scan: &LogScan,
+    ) -> Result<Option<(RecordHeader, Vec<u8>)>> {
+        let Ok(head) = <&[u8; RECORD_HEADER_BYTES]>::try_from(head) else { return Ok(None) };
+        let is_known = head[36] == CLOSE || Method::parse(head[36]).is_ok();
+        let known = if is_known { RecordHeader::decode(head, self.seed) } else { None };
+        let Some(record) = known.filter(|record| record.sequence >= scan.next) else {
+            return Ok(None);
+        };
+        let begin = at + RECORD_HEADER_BYTES as u64;
+        if self.total - begin < u64::from(record.len) {
+            return Ok(None);
+        }
+        let mut request = vec![0; record.len as usize];
+        let read = read_exact_at(&*self.file, begin, &mut request);
+        read.map_err(|error| self.failed(&error))?;
+        let is_whole = crc32fast::hash(&request) == record.request_sum;
+        Ok(is_whole.then_some((record, request)))
+    }
+}

@@ -1,0 +1,176 @@
+//! The bytes of a log: a header, then records that follow each other without gaps.
+//!
+//! ```text
+//! header                               record
+//!  0 "FLEETLOG"                         0 u32 bytes of the request
+//!  8 u32 version                        4 u32 CRC-32 of the rest of this header
+//! 12 u32 flags                          8 u64 sequence number
+//! 16 u64 life of the folder            16 u64 records below this number were on disk
+//! 24 u64 number of the log             24 u64 client
+//! 32 u64 first sequence number         32 u32 worker
+//! 40 u64 epoch                         36 u8 method, 3 bytes 0
+//! 48 u64 boot of the machine           40 u32 CRC-32 of the request
+//! 56 u32 0                             44 the request
+//! 60 u32 CRC-32 of the above
+//! ```
+//!
+//! Everything is little-endian. The checksums of records start from that of the log's header, so
+//! that a record of another log is none of this one.
+
+use crate::server::Caller;
+
+pub(super) const LOG_HEADER_BYTES: usize = 64;
+pub(super) const RECORD_HEADER_BYTES: usize = 44;
+const MAGIC: &[u8; 8] = b"FLEETLOG";
+const VERSION: u32 = 1;
+/// The loss of what stood behind the log before this one was accepted by an operator.
+const ACCEPTS_LOSS: u32 = 1;
+/// The method of a log's last record: the next log has what follows.
+pub(super) const CLOSE: u8 = 255;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LogHeader {
+    pub life: u64,
+    pub number: u64,
+    /// The sequence number of the first record.
+    pub first: u64,
+    pub epoch: u64,
+    /// Which run of the machine wrote the log; 0 where the system does not say.
+    pub boot: u64,
+    pub accepts_loss: bool,
+}
+
+impl LogHeader {
+    pub fn encode(&self) -> [u8; LOG_HEADER_BYTES] {
+        let mut bytes = [0; LOG_HEADER_BYTES];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let flags = if self.accepts_loss { ACCEPTS_LOSS } else { 0 };
+        bytes[12..16].copy_from_slice(&flags.to_le_bytes());
+        let numbers = [self.life, self.number, self.first, self.epoch, self.boot];
+        for (at, number) in numbers.into_iter().enumerate() {
+            bytes[16 + at * 8..24 + at * 8].copy_from_slice(&number.to_le_bytes());
+        }
+        let sum = crc32fast::hash(&bytes[..60]);
+        bytes[60..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// The header and the seed of its records' checksums; or what is wrong.
+    pub fn decode(bytes: &[u8; LOG_HEADER_BYTES]) -> Result<(LogHeader, u32), String> {
+        if bytes[..8] != *MAGIC {
+            return Err("the header does not begin with FLEETLOG".into());
+        }
+        let sum = u32_at(bytes, 60);
+        if crc32fast::hash(&bytes[..60]) != sum {
+            return Err("the checksum of the header is wrong".into());
+        }
+        let (version, flags) = (u32_at(bytes, 8), u32_at(bytes, 12));
+        if version != VERSION || flags & !ACCEPTS_LOSS != 0 {
+            return Err(format!("version {version} of logs, this build reads version {VERSION}"));
+        }
+        let [life, number, first, epoch, boot] = [16, 24, 32, 40, 48].map(|at| u64_at(bytes, at));
+        let accepts_loss = flags & ACCEPTS_LOSS != 0;
+        Ok((LogHeader { life, number, first, epoch, boot, accepts_loss }, sum))
+    }
+}
+
+/// What stands before a request in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RecordHeader {
+    pub len: u32,
+    pub sequence: u64,
+    /// Records below this number were on disk when this one was written.
+    pub synced: u64,
+    pub caller: Caller,
+    pub method: u8,
+    pub request_sum: u32,
+}
+
+impl RecordHeader {
+    pub fn encode(&self, seed: u32) -> [u8; RECORD_HEADER_BYTES] {
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        bytes[..4].copy_from_slice(&self.len.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.synced.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.caller.client.to_le_bytes());
+        bytes[32..36].copy_from_slice(&(self.caller.worker as u32).to_le_bytes());
+        bytes[36] = self.method;
+        bytes[40..].copy_from_slice(&self.request_sum.to_le_bytes());
+        let sum = header_sum(&bytes, seed);
+        bytes[4..8].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// None if these bytes are no whole header of a record of this log.
+    pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], seed: u32) -> Option<RecordHeader> {
+        // Cheaper than the checksum, for the search behind a bad record.
+        if bytes[37..40] != [0; 3] || header_sum(bytes, seed) != u32_at(bytes, 4) {
+            return None;
+        }
+        Some(RecordHeader {
+            len: u32_at(bytes, 0),
+            sequence: u64_at(bytes, 8),
+            synced: u64_at(bytes, 16),
+            caller: Caller { worker: u32_at(bytes, 32) as usize, client: u64_at(bytes, 24) },
+            method: bytes[36],
+            request_sum: u32_at(bytes, 40),
+        })
+    }
+}
+
+fn header_sum(bytes: &[u8; RECORD_HEADER_BYTES], seed: u32) -> u32 {
+    let mut sum = crc32fast::Hasher::new_with_initial(seed);
+    sum.update(&bytes[..4]);
+    sum.update(&bytes[8..]);
+    sum.finalize()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_round_trip_and_any_flipped_bit_is_found() {
+        let log = LogHeader {
+            life: u64::MAX - 1,
+            number: 2,
+            first: 3 << 40,
+            epoch: 4 << 33,
+            boot: 5,
+            accepts_loss: true,
+        };
+        let mut bytes = log.encode();
+        let (read, seed) = LogHeader::decode(&bytes).unwrap();
+        assert_eq!(read, log);
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(LogHeader::decode(&bytes).is_err(), "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        let record = RecordHeader {
+            len: 7,
+            sequence: 1 << 50,
+            synced: 9,
+            caller: Caller { worker: 3, client: u64::MAX },
+            method: 5,
+            request_sum: 11,
+        };
+        let mut bytes = record.encode(seed);
+        assert_eq!(RecordHeader::decode(&bytes, seed), Some(record));
+        assert_eq!(RecordHeader::decode(&bytes, seed ^ 1), None, "of another log");
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(RecordHeader::decode(&bytes, seed), None, "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The start of a durable server: what its folder holds, or why it must not be served.
+
+use super::folder::{ACCEPTED, ASIDE, BEHIND, FINISHED, Files, JobFile, LOCK};
+use super::image::{In, SnapshotHead};
+use super::log::{self, Log};
+use super::reader::{LogScan, Record};
+use super::record::{CLOSE, LogHeader, RecordHeader};
+use super::walk::{Place, Tail, Visitor, Walk};
+use super::{Durability, Keeper, folder, start_snapshots};
+use crate::JobTables;
+use crate::server::{Caller, ServerTables};
+use fleet_base::disk::{Access, Disk, DiskLock, read_exact_at};
+use fleet_base::file::AtomicFile;
+use fleet_base::{Error, Result};
+use std::io::{IoSlice, Write};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// What a server found of an earlier process's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Its last snapshot, where there was one.
+    pub snapshot: Option<u64>,
+    /// Requests of its logs, which were done again.
+    pub request_count: u64,
+    /// Of these, the ones that were refused again, as when they were made.
+    pub refused_count: u64,
+    /// The end of the log, which was not written whole and is cut off.
+    pub cut: Option<Tail>,
+}
+
+impl std::fmt::Display for Recovered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(snapshot) = self.snapshot {
+            write!(f, "snapshot {snapshot} and ")?;
+        }
+        write!(f, "{} requests of the log", self.request_count)?;
+        if self.refused_count > 0 {
+            write!(f, " ({} of them refused, as when they were made)", self.refused_count)?;
+        }
+        let Some(cut) = &self.cut else { return Ok(()) };
+        let (file, offset) = (cut.file.display(), cut.offset);
+        write!(f, "; cut {} bytes at byte {offset} of {file}: ", cut.bytes)?;
+        match cut.request_count {
+            0 => write!(f, "a request that was not written whole"),
+            count => write!(f, "{count} requests that a power cut left behind a lost one"),
+        }
+    }
+}
+
+/// Bytes that are copied at a time.
+const COPY_BYTES: usize = 1 << 20;
+
+impl ServerTables {
+    /// As [`ServerTables::durable`], on any disk.
+    pub fn durable_on(
+        disk: Arc<dyn Disk>,
+        job: &JobTables,
+        server: usize,
+        durability: Durability,
+    ) -> Result<Arc<ServerTables>> {
+        let mut tables = ServerTables::new(job, server)?;
+        let path = durability.folder.join(format!("server-{server:03}"));
+        disk.create_folder(&path).map_err(|error| Error::io("create", &path, &error))?;
+        let held = lock_folder(&*disk, &path)?;
+        let keeper = tables.open(disk, path, durability)?;
+        tables.life = keeper.life;
+        tables.keeper = Some(Arc::new(keeper));
+        tables.folder_lock = Some(held);
+        let tables = Arc::new(tables);
+        start_snapshots(&tables)?;
+        Ok(tables)
+    }
+
+    /// Fills the tables with what the folder holds, and begins a log of this process.
+    fn open(
+        &self,
+        disk: Arc<dyn Disk>,
+        path: std::path::PathBuf,
+        options: Durability,
+    ) -> Result<Keeper> {
+        if let Some(text) = folder::mark(&*disk, &path, BEHIND)? {
+            return Err(lost_before(&path, &text));
+        }
+        let accepts_loss = folder::mark(&*disk, &path, ACCEPTED)?.is_some();
+        let is_finished = folder::mark(&*disk, &path, FINISHED)?.is_some();
+        let life = self.life_of(&disk, &path)?;
+        let files = Files::list(&*disk, &path)?;
+        let place = Place { disk: &*disk, folder: &path, life };
+        let mut replay = Replay { tables: self, refused_count: 0 };
+        let walk = place.walk(&files, &mut replay)?;
+        if let Some(damage) = &walk.damage {
+            return Err(damage.error());
+        }
+        let refused_count = replay.refused_count;
+        if let Some(tail) = &walk.tail {
+            cut(&disk, &path, tail)?;
+        }
+        let first = walk.snapshot.as_ref().map_or(0, |(head, _)| head.number);
+        for name in files.temporary.iter().cloned().chain(files.before(first)) {
+            // What stays takes room and is removed at the next start.
+            let _ = disk.remove(&path.join(name));
+        }
+        let (log, epoch, epochs) = begin(&disk, &path, &walk, (life, accepts_loss), &options)?;
+        if accepts_loss {
+            folder::remove_mark(&*disk, &path, ACCEPTED)?;
+        }
+        let snapshot_bytes = walk.snapshot.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let recovered = Recovered {
+            snapshot: walk.snapshot.as_ref().map(|(head, _)| head.number),
+            request_count: walk.request_count(),
+            refused_count,
+            cut: walk.tail,
+        };
+        Ok(Keeper {
+            disk,
+            folder: path,
+            options,
+            life,
+            log,
+            epochs,
+            epoch,
+            recovered: Some(recovered).filter(|it| *it != Recovered::default()),
+            snapshot_bytes: snapshot_bytes.into(),
+            is_finished: AtomicBool::new(is_finished),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// The life of the tables in a folder, which are of this job. A new folder gets its first log,
+    /// and then its file `job`.
+    fn life_of(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<u64> {
+        match JobFile::read(&**disk, path)? {
+            Some(Ok(file)) if file.text.is_empty() => {
+                // An operator has accepted that it was lost.
+                JobFile { text: self.job.text(), ..file.clone() }.write(disk, path)?;
+                Ok(file.life)
+            }
+            Some(Ok(file)) => file.check(&self.job, path).map(|()| file.life),
+            Some(Err(damage)) => Err(damage.error()),
+            None => {
+                self.check_new(disk, path)?;
+                let header = LogHeader {
+                    life: self.life,
+                    number: 0,
+                    first: 0,
+                    epoch: 0,
+                    boot: disk.boot(),
+                    accepts_loss: false,
+                };
+                log::create(disk, path, &header)?;
+                JobFile { life: self.life, text: self.job.text() }.write(disk, path)?;
+                Ok(self.life)
+            }
+        }
+    }
+
+    /// A folder without a file `job` is new, or its server died before it had made one.
+    fn check_new(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<()> {
+        let files = Files::list(&**disk, path)?;
+        let is_new = match (&files.snapshots[..], &files.logs[..]) {
+            ([], []) => true,
+            ([], [0]) => {
+                let scan = super::reader::read(&**disk, &log::path(path, 0), &mut |_| Ok(()))?;
+                scan.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0)
+            }
+            _ => false,
+        };
+        match is_new {
+            true => Ok(()),
+            false => {
+                let what = "it is missing, and the folder has snapshots or logs";
+                Err(super::Damage::missing(path.join(folder::JOB), what).error())
+            }
+        }
+    }
+}
+
+/// Replays a log into a server's tables.
+struct Replay<'a> {
+    tables: &'a ServerTables,
+    refused_count: u64,
+}
+
+impl Visitor for Replay<'_> {
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()> {
+        self.tables.load_image(head, input)
+    }
+
+    fn record(&mut self, record: &Record<'_>) -> Result<()> {
+        let is_done = self.tables.replay(record.caller, record.method, record.request)?;
+        self.refused_count += u64::from(!is_done);
+        Ok(())
+    }
+}
+
+fn lost_before(path: &Path, text: &str) -> Error {
+    Error::invalid("this server has lost acknowledged pushes").got(text).at(path.display()).help(
+        format!(
+            "fleet durable inspect {} --accept-loss resumes from what is left; or remove the folder \
+             and load a save",
+            path.display()
+        ),
+    )
+}
+
+fn lock_folder(disk: &dyn Disk, folder: &Path) -> Result<DiskLock> {
+    let path = folder.join(LOCK);
+    match disk.lock(&path).map_err(|error| Error::io("lock", &path, &error))? {
+        Some(held) => Ok(held),
+        None => Err(Error::unavailable(format!("another process works in {}", folder.display()))
+            .help("a server has one process; end the other one, or choose another folder")),
+    }
+}
+
+/// Cuts off the end of a log; its bytes are kept aside.
+fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
+    let path = &tail.file;
+    let failed = |action: &'static str| move |error| Error::io(action, path, &error);
+    let file = disk.open(path, Access::Write).map_err(failed("open"))?;
+    keep_aside(disk, folder, &*file, tail)?;
+    file.set_len(tail.offset).map_err(failed("shorten"))?;
+    file.sync().map_err(failed("flush"))
+}
+
+fn keep_aside(
+    disk: &Arc<dyn Disk>,
+    folder: &Path,
+    file: &dyn fleet_base::disk::DiskFile,
+    tail: &Tail,
+) -> Result<()> {
+    let aside = folder.join(ASIDE);
+    disk.create_folder(&aside).map_err(|error| Error::io("create", &aside, &error))?;
+    let name = tail.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut copy = AtomicFile::create_on(disk, &aside.join(format!("{name}.at-{}", tail.offset)))?;
+    let (mut at, end) = (tail.offset, tail.offset + tail.bytes);
+    let mut bytes = vec![0; COPY_BYTES.min(tail.bytes as usize)];
+    while at < end {
+        let count = (end - at).min(COPY_BYTES as u64) as usize;
+        let read = read_exact_at(file, at, &mut bytes[..count]);
+        read.map_err(|error| Error::io("read", &tail.file, &error))?;
+        copy.write_all(&bytes[..count]).map_err(|error| copy.error("write", &error))?;
+        at += count as u64;
+    }
+    copy.commit()
+}
+
+/// The log of this process: every start writes its own, so that its header says of which run of the
+/// machine its records are.
+fn begin(
+    disk: &Arc<dyn Disk>,
+    folder: &Path,
+    walk: &Walk,
+    (life, accepts_loss): (u64, bool),
+    options: &Durability,
+) -> Result<(Log, u64, super::Epochs)> {
+    let mut epochs = walk.epochs.clone();
+    let epoch = epochs.next_id()?;
+    // A log without records is made anew.
+    let empty = walk.empty_last();
+    let number = match (empty, walk.logs.last()) {
+        (Some(header), _) => header.number,
+        (None, last) => last.map_or(0, |log| log.header.number + 1),
+    };
+    let accepts_loss = accepts_loss || empty.is_some_and(|header| header.accepts_loss);
+    let first = walk.next;
+    let before = walk.logs.iter().rfind(|log| log.header.number < number);
+    if let Some(log) = before {
+        sync_again(disk, folder, log)?;
+    }
+    let header = LogHeader { life, number, first, epoch, boot: disk.boot(), accepts_loss };
+    let kept = walk.logs.iter().filter(|log| log.header.number < number);
+    let older = kept.map(|log| log.good).sum();
+    let log = Log::begin(disk, folder, header, older, options.flush)?;
+    if let Some(before) = before {
+        close(disk, folder, before)?;
+    }
+    epochs.push(super::epochs::Epoch { id: epoch, first, accepts_loss });
+    Ok((log, epoch, epochs))
+}
+
+/// Puts on disk what an earlier process may not have. A sync of its own may have failed, which
+/// leaves pages that are in memory, not on disk, and not written by the next sync: so they are
+/// written again.
+fn sync_again(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
+    let path = log::path(folder, log.header.number);
+    let failed = |action: &'static str| {
+        let path = path.clone();
+        move |error| Error::io(action, &path, &error)
+    };
+    let file = disk.open(&path, Access::Write).map_err(failed("open"))?;
+    let mut at = log.unsynced;
+    let mut bytes = vec![0; COPY_BYTES.min((log.good - at) as usize)];
+    while at < log.good {
+        let count = (log.good - at).min(COPY_BYTES as u64) as usize;
+        read_exact_at(&*file, at, &mut bytes[..count]).map_err(failed("read"))?;
+        file.write_at(at, &mut [IoSlice::new(&bytes[..count])]).map_err(failed("write"))?;
+        at += count as u64;
+    }
+    file.sync().map_err(failed("flush"))
+}
+
+/// Says at the end of a log that another one follows.
+fn close(disk: &Arc<dyn Disk>, folder: &Path, log: &LogScan) -> Result<()> {
+    if log.is_closed {
+        return Ok(());
+    }
+    let path = log::path(folder, log.header.number);
+    let bytes = log.header.encode();
+    let seed = u32::from_le_bytes([bytes[60], bytes[61], bytes[62], bytes[63]]);
+    let header = RecordHeader {
+        len: 0,
+        sequence: log.next,
+        synced: log.next,
+        caller: Caller { worker: 0, client: 0 },
+        method: CLOSE,
+        request_sum: crc32fast::hash(&[]),
+    };
+    let closed = disk
+        .open(&path, Access::Write)
+        .and_then(|file| file.write_at(log.good, &mut [IoSlice::new(&header.encode(seed))]));
+    closed.map_err(|error| Error::io("write", &path, &error))
+}

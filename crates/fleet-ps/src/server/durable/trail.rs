@@ -1,0 +1,145 @@
+//! Bytes that a log has written leave memory, and reach the disk within seconds.
+//!
+//! The kernel keeps what is written to a file until it needs the memory for something else. A log
+//! that grows to gigabytes takes fresh memory for every page, and touching that costs several times
+//! what the copy does. So a thread writes pages out in stretches and lets them go: a log is read
+//! once, if ever.
+//!
+//! Under [`Flush::Kernel`](super::Flush) nobody waits for the disk. The same thread syncs the log
+//! now and then, which bounds what a power cut can lose.
+
+use super::log::LogState;
+use crate::server::{Flush, lock};
+use fleet_base::disk::DiskFile;
+use fleet_base::{Error, Result};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Bytes that are written out and let go at a time: few enough to stay in the caches, enough for a
+/// disk.
+pub(super) const STRETCH_BYTES: u64 = 16 << 20;
+/// Between two syncs of a log that nobody waits for: a power cut loses about as much (see
+/// [`Flush::Kernel`]).
+pub(super) const SYNC_PERIOD: Duration = Duration::from_secs(2);
+
+pub(super) struct Trail {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    log: Arc<LogState>,
+    flush: Flush,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The newest file, and which of its bytes have been written to it and are still in memory.
+    written: Option<(Arc<dyn DiskFile>, std::ops::Range<u64>)>,
+    /// Records below this number are in that file, or on disk.
+    records: u64,
+    closed: bool,
+}
+
+impl Trail {
+    pub fn start(log: Arc<LogState>, flush: Flush) -> Result<Trail> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { log, flush, state, changed });
+        let thread = {
+            let shared = shared.clone();
+            std::thread::Builder::new()
+                .name("fleet-log".to_string())
+                .spawn(move || shared.follow())
+                .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?
+        };
+        Ok(Trail { shared, thread: Some(thread) })
+    }
+
+    /// A file has so many bytes now, and all records below `records`. The file before it, if there
+    /// was one, is on disk.
+    pub fn grew(&self, file: &Arc<dyn DiskFile>, len: u64, records: u64) {
+        let mut state = lock(&self.shared.state);
+        state.records = records;
+        match &mut state.written {
+            Some((known, range)) if Arc::ptr_eq(known, file) => range.end = len,
+            written => *written = Some((file.clone(), 0..len)),
+        }
+        if state.stretch().is_some() {
+            self.shared.changed.notify_one();
+        }
+    }
+}
+
+impl Drop for Trail {
+    fn drop(&mut self) {
+        lock(&self.shared.state).closed = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by its thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    /// The next stretch, if it is whole.
+    fn stretch(&self) -> Option<(Arc<dyn DiskFile>, u64)> {
+        let (file, range) = self.written.as_ref()?;
+        (range.end - range.start >= STRETCH_BYTES).then(|| (file.clone(), range.start))
+    }
+}
+
+impl Shared {
+    fn follow(&self) {
+        let (mut state, mut last, mut synced) = (lock(&self.state), Instant::now(), 0);
+        while !state.closed {
+            if let Some((file, start)) = state.stretch() {
+                if let Some((_, range)) = &mut state.written {
+                    range.start += STRETCH_BYTES;
+                }
+                drop(state);
+                let_go(&*file, start);
+                state = lock(&self.state);
+            }
+            let left = SYNC_PERIOD.saturating_sub(last.elapsed());
+            if left.is_zero() {
+                let (file, records) =
+                    (state.written.as_ref().map(|it| it.0.clone()), state.records);
+                if let Some(file) = file.filter(|_| records > synced && self.flush == Flush::Kernel)
+                {
+                    drop(state);
+                    // A failure poisons the log, whose users report it.
+                    let _ = self.log.sync(&*file, Path::new("of this server"), records);
+                    state = lock(&self.state);
+                }
+                (last, synced) = (Instant::now(), records);
+            } else if state.stretch().is_none() && !state.closed {
+                let waited = self.changed.wait_timeout(state, left);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+}
+
+/// Writes a stretch out and forgets its pages. The next sync reports what fails.
+#[cfg(target_os = "linux")]
+fn let_go(file: &dyn DiskFile, start: u64) {
+    use std::os::fd::AsRawFd;
+    let Some(file) = file.system_file() else { return };
+    let (descriptor, start, len) = (file.as_raw_fd(), start as i64, STRETCH_BYTES as i64);
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the file is open; the calls read and change no memory of ours.
+    unsafe {
+        libc::sync_file_range(descriptor, start, len, all);
+        libc::posix_fadvise(descriptor, start, len, libc::POSIX_FADV_DONTNEED);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn let_go(_file: &dyn DiskFile, _start: u64) {}

@@ -1,0 +1,268 @@
+//! Reads a server's folder from its last snapshot to the end of its last log, and judges what is
+//! bad.
+//!
+//! A server that starts and `fleet durable inspect` take the same walk with another visitor.
+//!
+//! * Logs follow each other by life, number and sequence number, from that of the last snapshot on.
+//! * A bad record with whole ones behind it is damage, unless a power cut explains it: the machine
+//!   was
+//!   started since, and none of them was written when the bad one was known to be on disk.
+//! * Anything else that ends the last log is a request that was not written whole: it is cut off.
+
+use super::blocks::BlockReader;
+use super::damage::Damage;
+use super::epochs::{Epoch, Epochs};
+use super::folder::{Files, snapshot_path};
+use super::image::{In, SnapshotHead};
+use super::log;
+use super::reader::{self, LogScan, Record};
+use super::record::LogHeader;
+use fleet_base::disk::Disk;
+use fleet_base::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// What a walk shows.
+pub(super) trait Visitor {
+    /// The last snapshot; reads it to its end.
+    fn snapshot(&mut self, head: &SnapshotHead, input: &mut In) -> Result<()>;
+    /// A good record; its place is for errors.
+    fn record(&mut self, record: &Record<'_>) -> Result<()>;
+}
+
+/// The end of the last log that was not written whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tail {
+    pub file: PathBuf,
+    /// Where it begins.
+    pub offset: u64,
+    pub bytes: u64,
+    /// Requests in it that are whole, which only a power cut leaves behind one that is not.
+    pub request_count: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Walk {
+    pub snapshot: Option<(SnapshotHead, u64)>,
+    pub logs: Vec<LogScan>,
+    pub epochs: Epochs,
+    /// The sequence number behind the last good record.
+    pub next: u64,
+    pub tail: Option<Tail>,
+    pub damage: Option<Damage>,
+}
+
+impl Walk {
+    pub fn request_count(&self) -> u64 {
+        self.logs.iter().map(|log| log.record_count).sum()
+    }
+
+    /// The log that is the last one, if it has no record.
+    pub fn empty_last(&self) -> Option<&LogHeader> {
+        self.logs.last().filter(|log| log.record_count == 0).map(|log| &log.header)
+    }
+}
+
+/// Where to read.
+pub(super) struct Place<'a> {
+    pub disk: &'a dyn Disk,
+    pub folder: &'a Path,
+    pub life: u64,
+}
+
+impl Place<'_> {
+    /// Reads what `files` lists; stops at damage, which the walk tells.
+    pub fn walk(&self, files: &Files, visitor: &mut dyn Visitor) -> Result<Walk> {
+        let mut walk = Walk::default();
+        let start = files.snapshots.last().copied().unwrap_or(0);
+        if let Some(damage) = self.missing(files, start) {
+            walk.damage = Some(damage);
+            return Ok(walk);
+        }
+        if start > 0 && !self.read_snapshot(start, visitor, &mut walk)? {
+            return Ok(walk);
+        }
+        let last = files.logs.last().copied().unwrap_or(start);
+        for number in start..=last {
+            if !self.read_log(number, number == last, visitor, &mut walk)? {
+                break;
+            }
+        }
+        Ok(walk)
+    }
+
+    /// A file that must be there and is not.
+    fn missing(&self, files: &Files, start: u64) -> Option<Damage> {
+        let what = |file: &str| format!("{file} is missing");
+        if files.logs.is_empty() && files.snapshots.is_empty() {
+            let path = self.folder.join("log-0");
+            return Some(Damage::missing(path, "the folder has neither snapshot nor log"));
+        }
+        let first_log = files.logs.first().copied().unwrap_or(start);
+        if files.snapshots.is_empty() && first_log > 0 {
+            let name = format!("snapshot-{first_log}");
+            return Some(Damage::missing(self.folder.join(&name), what(&name)));
+        }
+        let last = files.logs.last().copied().unwrap_or(start).max(start);
+        let hole = (start..=last).find(|number| files.logs.binary_search(number).is_err())?;
+        let name = format!("log-{hole}");
+        Some(Damage::missing(self.folder.join(&name), what(&name)))
+    }
+
+    fn read_snapshot(
+        &self,
+        number: u64,
+        visitor: &mut dyn Visitor,
+        walk: &mut Walk,
+    ) -> Result<bool> {
+        let path = snapshot_path(self.folder, number);
+        let reader = BlockReader::open(self.disk, &path)?;
+        let bytes = reader.total();
+        let (mut input, head) = match In::open(reader) {
+            Ok(opened) => opened,
+            Err(error) => return self.told(error, &path, walk),
+        };
+        if head.life != self.life || head.number != number {
+            let what = format!("it is snapshot {} of another folder or name", head.number);
+            walk.damage = Some(Damage::new(&path, 0, what));
+            return Ok(false);
+        }
+        if let Err(error) = visitor.snapshot(&head, &mut input) {
+            match input.0.damage.take() {
+                Some(damage) => walk.damage = Some(damage),
+                None => return Err(error.at(path.display())),
+            }
+            return Ok(false);
+        }
+        walk.next = head.first;
+        walk.epochs = head.epochs.clone();
+        walk.snapshot = Some((head, bytes));
+        Ok(true)
+    }
+
+    /// An error of a head that cannot be read is damage, unless the system gave it.
+    fn told(&self, error: Error, path: &Path, walk: &mut Walk) -> Result<bool> {
+        match error.kind() {
+            fleet_base::ErrorKind::Invalid => {
+                walk.damage =
+                    Some(Damage::new(path, 0, "its first block is not as it was written"));
+                Ok(false)
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Whether the walk goes to the next log.
+    fn read_log(
+        &self,
+        number: u64,
+        is_last: bool,
+        visitor: &mut dyn Visitor,
+        walk: &mut Walk,
+    ) -> Result<bool> {
+        let path = log::path(self.folder, number);
+        let mut visit = |record: &Record<'_>| {
+            let place = || format!("byte {} of {}", record.offset, path.display());
+            visitor.record(record).map_err(|error| error.at(place()))
+        };
+        let expected = walk.next;
+        let before = walk.logs.last();
+        // The header first: records of a log that does not fit are not visited.
+        let header = match reader::read_header(self.disk, &path)? {
+            Ok(header) => header,
+            Err(damage) => {
+                walk.damage = Some(damage);
+                return Ok(false);
+            }
+        };
+        if header.life != self.life || header.number != number {
+            let what = format!("it is log {} of another folder or name", header.number);
+            walk.damage = Some(Damage::new(&path, 0, what));
+            return Ok(false);
+        }
+        if header.first != expected {
+            return self.does_not_follow(&path, &header, before.cloned(), is_last, walk);
+        }
+        let scan = match reader::read(self.disk, &path, &mut visit)? {
+            Ok(scan) => scan,
+            Err(damage) => {
+                walk.damage = Some(damage);
+                return Ok(false);
+            }
+        };
+        let LogHeader { epoch: id, first, accepts_loss, .. } = header;
+        if walk.epochs.list().last().is_none_or(|last| last.id != id) {
+            walk.epochs.push(Epoch { id, first, accepts_loss });
+        }
+        walk.next = scan.next;
+        if is_last {
+            (walk.tail, walk.damage) = self.judge(&path, &scan);
+        }
+        walk.logs.push(scan);
+        Ok(walk.damage.is_none())
+    }
+
+    /// A log that does not begin where the one before it ends.
+    fn does_not_follow(
+        &self,
+        path: &Path,
+        header: &LogHeader,
+        before: Option<LogScan>,
+        is_last: bool,
+        walk: &mut Walk,
+    ) -> Result<bool> {
+        let expected = walk.next;
+        let Some(before) = before else {
+            let what = format!("it begins at request {}, expected {expected}", header.first);
+            walk.damage = Some(Damage::new(path, 0, what));
+            return Ok(false);
+        };
+        let earlier = log::path(self.folder, before.header.number);
+        if header.first > expected {
+            let what = format!(
+                "it ends at request {expected}, and {} begins at {}",
+                path.display(),
+                header.first
+            );
+            walk.damage = Some(Damage::new(earlier, before.good, what));
+            return Ok(false);
+        }
+        // A rotation that failed: the log before it grew, and this one stayed empty.
+        let empty = reader::read(self.disk, path, &mut |_| Ok(()))?;
+        let is_empty = empty.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0);
+        if is_last && is_empty && !before.is_closed {
+            (walk.tail, walk.damage) = self.judge(&earlier, &before);
+            return Ok(false);
+        }
+        let what = format!("it begins at request {}, expected {expected}", header.first);
+        walk.damage = Some(Damage::new(path, 0, what));
+        Ok(false)
+    }
+
+    /// What the end of the last log is.
+    fn judge(&self, path: &Path, scan: &LogScan) -> (Option<Tail>, Option<Damage>) {
+        if scan.is_closed {
+            let next = log::path(self.folder, scan.header.number + 1);
+            let what = format!("it is missing, and {} says that it follows", path.display());
+            return (None, Some(Damage::missing(next, what)));
+        }
+        if scan.good == scan.total {
+            return (None, None);
+        }
+        let boot = self.disk.boot();
+        let same_boot = boot != 0 && boot == scan.header.boot;
+        if let Some(behind) = scan.behind.filter(|it| same_boot || it.synced > scan.next) {
+            let what = format!(
+                "request {} is not as it was written, and {} whole ones follow from byte {} on",
+                scan.next, behind.count, behind.offset
+            );
+            return (None, Some(Damage::new(path, scan.good, what)));
+        }
+        let tail = Tail {
+            file: path.to_path_buf(),
+            offset: scan.good,
+            bytes: scan.total - scan.good,
+            request_count: scan.behind.map_or(0, |behind| behind.count),
+        };
+        (Some(tail), None)
+    }
+}

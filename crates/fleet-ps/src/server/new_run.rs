@@ -1,0 +1,67 @@
+//! A synchronous job that is started again as a whole, on the folders of its durable servers.
+//!
+//! Workers push the gradients of a step to all servers, wait until all are acknowledged, and then say so to
+//! each server; a server applies the step when all workers have. So where one server has applied a step,
+//! every other one holds all its gradients: [`ServerTables::settle`] applies them there too. Where no server
+//! has applied it, they are dropped and the workers make the step again. Either way each step is applied
+//! once, with the parameters that it was computed from.
+
+use super::{Caller, OPERATOR, ServerTables, Table, lock};
+use crate::Arrival;
+use crate::message::{Head, Method};
+use fleet_base::{Error, Result};
+
+impl ServerTables {
+    /// All processes of the job are new: its workers meet from the start, and resume after the last step.
+    /// To be called before the server listens, and only where no worker of an earlier start is left.
+    /// Workers of the other modes join one by one; for them this does nothing.
+    pub fn begin_run(&self) -> Result<()> {
+        if !self.job.sync || self.barrier.rounds(Arrival::Received) == 0 {
+            return Ok(());
+        }
+        let caller = Caller { worker: OPERATOR, client: fleet_net::random_number()? };
+        let head = Head { seq: 1, ..Head::default() };
+        self.do_request(caller, Method::NewRun, &head.encode(), &mut Vec::new())
+    }
+
+    /// Comes to the step up to which some server has applied all gradients.
+    pub(super) fn settle(&self, steps: u64) -> Result<()> {
+        let applied = self.barrier.rounds(Arrival::Sent);
+        match steps.checked_sub(applied) {
+            Some(0) => {
+                self.discard_pending();
+                Ok(())
+            }
+            Some(1) => {
+                self.pour(Arrival::Sent, self.pending_worker_count())?;
+                self.barrier.set_sent_rounds(steps);
+                Ok(())
+            }
+            _ => Err(Error::invalid("the servers' folders are of different moments of the job")
+                .expected(format!("step {steps}, or the one before it"))
+                .got(format!("step {applied}"))
+                .help("give all servers folders of one run, or load a save into new folders")),
+        }
+    }
+
+    fn discard_pending(&self) {
+        for table in self.tables.values() {
+            match table {
+                Table::Dense(table) => table.discard(),
+                Table::Sparse { pending, .. } => lock(pending).pushes.clear(),
+                Table::Geo(_) | Table::GlobalStep(_) => {}
+            }
+        }
+    }
+
+    /// Workers whose gradients wait: each pushes every dense table once a step, and may have no row for a
+    /// sparse one.
+    fn pending_worker_count(&self) -> u32 {
+        let count = |table: &Table| match table {
+            Table::Dense(table) => table.queued() as u32,
+            Table::Sparse { pending, .. } => lock(pending).worker_count() as u32,
+            Table::Geo(_) | Table::GlobalStep(_) => 0,
+        };
+        self.tables.values().map(count).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,265 @@
+//! What must be the same on all ranks of a collective job: the strategy, the network, and what a
+//! step of the rewritten program communicates.
+//!
+//! Ranks that differ would open groups that others never open, or train something that is nothing.
+//! They compare digests when a session opens; only where these differ do they exchange texts, to
+//! name the ranks and show the first line that differs.
+
+use fleet_base::{Error, Result};
+use fleet_comm::Group;
+use fleet_ir::Program;
+use fleet_nn::Programs;
+use fleet_nn::optimizer::OptimizerDesc;
+use fleet_strategy::{DistributedStrategy, RingSpec};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// The network and its optimizer before they were rewritten for a rank, as text.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NetworkText(Arc<str>);
+
+impl NetworkText {
+    pub(crate) fn new(programs: &Programs, optimizer: &OptimizerDesc) -> NetworkText {
+        let mut main = programs.main.clone();
+        // Ranks may draw different numbers: what they start from is broadcast.
+        main.set_seed(0);
+        let ops: Vec<_> = main
+            .block_ids()
+            .flat_map(|block| main.block_ops(block).map(|(id, _)| id).collect::<Vec<_>>())
+            .collect();
+        for id in ops {
+            if main.op(id).attr("seed").is_some() {
+                // An attribute of another type stays as it is.
+                let _ = main.op_mut(id).set_attr("seed", 0i64);
+            }
+        }
+        NetworkText(format!("{main}\n{optimizer:#?}").into())
+    }
+}
+
+/// One thing that must be the same, as text.
+pub(crate) struct Part {
+    /// What an error says of ranks that differ.
+    difference: &'static str,
+    /// What a line is of.
+    noun: &'static str,
+    help: &'static str,
+    text: String,
+}
+
+/// What a session must have in common with those of the other ranks.
+pub(crate) fn parts(
+    strategy: &DistributedStrategy,
+    network: &NetworkText,
+    rings: &WholeRings,
+    main: &Program,
+) -> Vec<Part> {
+    vec![
+        Part {
+            difference: "ranks have different strategies",
+            noun: "strategy",
+            help: "give every rank the same strategy",
+            text: strategy_text(strategy),
+        },
+        Part {
+            difference: "ranks train different networks",
+            noun: "network and optimizer",
+            help: "build the same network with the same optimizer on every rank",
+            text: network.0.to_string(),
+        },
+        Part {
+            difference: "the rewritten programs of ranks communicate differently",
+            noun: "communication",
+            help: "every rank must make the same calls in the same order",
+            text: format!("rings {:?}\n{}", rings.0, communication(main, rings)),
+        },
+    ]
+}
+
+/// The strategy without its section on execution: how a rank computes is its own business.
+pub(crate) fn strategy_text(strategy: &DistributedStrategy) -> String {
+    let text = strategy.to_prototxt();
+    let mut is_inside = false;
+    let own = |line: &&str| {
+        is_inside |= line.starts_with("execution_strategy {");
+        let is_left_out = is_inside;
+        is_inside &= *line != "}";
+        !is_left_out
+    };
+    text.lines().filter(own).map(|line| format!("{line}\n")).collect()
+}
+
+/// The rings of a session that span all ranks. Of those that span some, each rank has others: a
+/// leader of its machine has more than the ranks behind it.
+#[derive(Clone, Debug)]
+pub(crate) struct WholeRings(Vec<i64>);
+
+impl WholeRings {
+    pub(crate) fn new(rings: &[RingSpec], rank_count: usize) -> WholeRings {
+        let whole = rings.iter().filter(|ring| ring.nranks == rank_count);
+        WholeRings(whole.map(|ring| ring.id).collect())
+    }
+}
+
+/// What a program asks of all other ranks together, a line an op.
+pub(crate) fn communication(program: &Program, rings: &WholeRings) -> String {
+    let mut text = String::new();
+    for block in program.block_ids() {
+        for (_, op) in program.block_ops(block) {
+            if op.attr("ring_id").is_none() || !rings.0.contains(&op.attr_int("ring_id")) {
+                continue;
+            }
+            let ring = op.attr_int("ring_id");
+            let names: Vec<&str> = op.all_inputs().map(|id| program.var_name(id)).collect();
+            text += &format!("{} on ring {ring}: {}\n", op.name(), names.join(", "));
+        }
+    }
+    text
+}
+
+/// Compares all parts over the group of all ranks. A difference is an error on every rank.
+pub(crate) fn compare(group: &Group, parts: &[Part]) -> Result<()> {
+    let own: Vec<i64> = parts.iter().map(|part| digest(&part.text)).collect();
+    let mut all = vec![0i64; own.len() * group.size()];
+    group.all_gather("compare sessions", &own, &mut all)?;
+    for (at, part) in parts.iter().enumerate() {
+        let digests: Vec<i64> = all.chunks(own.len()).map(|of_rank| of_rank[at]).collect();
+        if let Some(odd) = Odd::of(&digests) {
+            return Err(explain(group, part, &odd)?);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn digest(text: &str) -> i64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish() as i64
+}
+
+/// Ranks of which some have something else than most.
+pub(crate) struct Odd {
+    /// The first rank that has what most have; where as many have something else, what the first
+    /// has.
+    pub(crate) usual: usize,
+    /// Ranks that have something else.
+    pub(crate) ranks: Vec<usize>,
+}
+
+impl Odd {
+    /// `None` where all have the same.
+    pub(crate) fn of(digests: &[i64]) -> Option<Odd> {
+        let count = |digest: &i64| digests.iter().filter(|other| *other == digest).count();
+        let most = digests.iter().map(count).max()?;
+        let usual = digests.iter().position(|digest| count(digest) == most)?;
+        let differs = |rank: &usize| digests[*rank] != digests[usual];
+        let ranks: Vec<usize> = (0..digests.len()).filter(differs).collect();
+        (!ranks.is_empty()).then_some(Odd { usual, ranks })
+    }
+}
+
+/// The error of a difference, the same on all ranks: the first odd one shows its line.
+fn explain(group: &Group, part: &Part, odd: &Odd) -> Result<Error> {
+    let text = match group.rank() == odd.usual {
+        true => part.text.clone().into_bytes(),
+        false => Vec::new(),
+    };
+    let mut length = [text.len() as i64];
+    group.broadcast("compare sessions: length", &mut length, odd.usual)?;
+    let mut usual = text;
+    usual.resize(usize::try_from(length[0]).unwrap_or(0), 0);
+    group.broadcast("compare sessions: text", &mut usual, odd.usual)?;
+    let usual = String::from_utf8_lossy(&usual);
+    let mut shown = [0u8; SHOWN_BYTES];
+    if group.rank() == odd.ranks[0] {
+        let difference = FirstDifference::of(&usual, &part.text).to_string();
+        let bytes = difference.as_bytes();
+        let length = bytes.len().min(SHOWN_BYTES);
+        shown[..length].copy_from_slice(&bytes[..length]);
+    }
+    group.broadcast("compare sessions: difference", &mut shown, odd.ranks[0])?;
+    let shown = String::from_utf8_lossy(&shown);
+    let shown = shown.trim_end_matches(['\0', char::REPLACEMENT_CHARACTER]);
+    let job_rank = |rank: usize| group.ranks()[rank];
+    let odd_ranks: Vec<usize> = odd.ranks.iter().map(|rank| job_rank(*rank)).collect();
+    let (usual, odd) = (job_rank(odd.usual), named(&odd_ranks));
+    let error = Error::invalid(format!("{}: {odd} and rank {usual} differ", part.difference));
+    let place = format!("{}, {shown}", part.noun);
+    Ok(error.at(place).help(part.help).caused_by(odd_ranks[0]))
+}
+
+/// `rank 2`, `ranks 1, 2`.
+pub(crate) fn named(ranks: &[usize]) -> String {
+    let names: Vec<String> = ranks.iter().take(RANKS_SHOWN).map(usize::to_string).collect();
+    let more = if ranks.len() > RANKS_SHOWN { ", .." } else { "" };
+    let s = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{s} {}{more}", names.join(", "))
+}
+
+/// The first line in which two texts differ.
+pub(crate) struct FirstDifference {
+    line: usize,
+    expected: String,
+    got: String,
+}
+
+impl FirstDifference {
+    pub(crate) fn of(expected: &str, got: &str) -> FirstDifference {
+        let (mut a, mut b) = (expected.lines(), got.lines());
+        let mut line = 1;
+        loop {
+            let (expected, got) = (a.next(), b.next());
+            if expected != got || expected.is_none() {
+                let shown = |text: Option<&str>| match text {
+                    Some(text) => format!("'{}'", cut(text.trim())),
+                    None => "nothing".to_string(),
+                };
+                return FirstDifference { line, expected: shown(expected), got: shown(got) };
+            }
+            line += 1;
+        }
+    }
+}
+
+impl std::fmt::Display for FirstDifference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {}: expected {}, got {}", self.line, self.expected, self.got)
+    }
+}
+
+fn cut(line: &str) -> String {
+    let mut cut: String = line.chars().take(LINE_CHARS_MAX).collect();
+    if cut.len() < line.len() {
+        cut += "..";
+    }
+    cut
+}
+
+/// Ranks that an error names.
+const RANKS_SHOWN: usize = 8;
+/// Of a line that differs: enough for an op and its first variables.
+const LINE_CHARS_MAX: usize = 200;
+/// Two such lines in any script, and the words around them.
+const SHOWN_BYTES: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::{FirstDifference, Odd};
+
+    #[test]
+    fn the_odd_ones_are_those_that_differ_from_most() {
+        let odd = |digests: &[i64]| Odd::of(digests).map(|odd| (odd.usual, odd.ranks));
+        assert_eq!(odd(&[7, 7, 7]), None);
+        assert_eq!(odd(&[7, 8, 8]), Some((1, vec![0])));
+        assert_eq!(odd(&[7, 8]), Some((0, vec![1])));
+        assert_eq!(odd(&[7, 7, 8, 9]), Some((0, vec![2, 3])));
+        assert_eq!(odd(&[]), None);
+    }
+
+    #[test]
+    fn the_first_different_line_is_shown() {
+        let shown = |a: &str, b: &str| FirstDifference::of(a, b).to_string();
+        assert_eq!(shown("a\nb\nc", "a\nx\nc"), "line 2: expected 'b', got 'x'");
+        assert_eq!(shown("a", "a\nb"), "line 2: expected nothing, got 'b'");
+    }
+}

@@ -1,0 +1,96 @@
+//! Why the collectives of a step did not fit each other, where what ranks fetch is the reason.
+//!
+//! What a rank fetches may change how the executor plans a step, and with it what the step
+//! communicates. Nothing is compared while steps succeed. When the collectives of a step turn out
+//! to differ, each rank publishes what it fetched and what its step communicates, and compares.
+
+use crate::agree::{FirstDifference, Odd, WholeRings, digest, named};
+use crate::report::Reporter;
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_comm::World;
+use fleet_net::Limits;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The first error that ended a group of this rank.
+pub(crate) type FirstFault = Arc<Mutex<Option<Error>>>;
+
+/// A session among those of the other ranks.
+pub(crate) struct StepPeers {
+    pub world: World,
+    /// Of this session in the store.
+    pub prefix: String,
+    pub rank: usize,
+    pub rank_count: usize,
+    pub rings: WholeRings,
+    pub fault: FirstFault,
+    pub reporter: Reporter,
+}
+
+/// How long the others are waited for: they fail in the same collective, at most a moment later.
+const OTHERS_TIME: Duration = Duration::from_secs(3);
+/// Of a text in the store, whose limit is 1 MiB.
+const TEXT_BYTES_MAX: usize = 512 << 10;
+
+impl StepPeers {
+    /// Whether a step failed since the ranks called different collectives.
+    pub(crate) fn disagree(&self) -> bool {
+        let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let differs =
+            |error: &Error| error.kind() == ErrorKind::Invalid && error.culprit().is_none();
+        fault.as_ref().is_some_and(differs)
+    }
+
+    /// The reason for `error`, where it is what ranks fetch or how they plan; else the error
+    /// itself.
+    pub(crate) fn explain(&self, error: Error, fetch: &[&str], communication: &str) -> Error {
+        match self.difference(fetch, communication) {
+            Ok(Some(reason)) => {
+                let reason = reason.at(error.message());
+                self.reporter.explained(&reason);
+                reason
+            }
+            // Without an answer from the others the error says what is known.
+            Ok(None) | Err(_) => error,
+        }
+    }
+
+    fn difference(&self, fetch: &[&str], communication: &str) -> Result<Option<Error>> {
+        let limits = Limits::within(OTHERS_TIME);
+        let mut own = format!("{}\n{communication}", fetch.join(", "));
+        let mut end = own.len().min(TEXT_BYTES_MAX);
+        while !own.is_char_boundary(end) {
+            end -= 1;
+        }
+        own.truncate(end);
+        let key = |rank: usize| format!("{}/{rank}", self.prefix);
+        let store = self.world.store();
+        store.set(&key(self.rank), own.as_bytes(), &limits)?;
+        let keys: Vec<String> = (0..self.rank_count).map(key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let texts = store.wait(&keys, &limits)?;
+        let texts: Vec<String> =
+            texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        let parts: Vec<(&str, &str)> =
+            texts.iter().map(|text| text.split_once('\n').unwrap_or_default()).collect();
+        let digests: Vec<i64> = parts.iter().map(|(_, steps)| digest(steps)).collect();
+        let Some(odd) = Odd::of(&digests) else { return Ok(None) };
+        let (usual, first) = (parts[odd.usual], parts[odd.ranks[0]]);
+        let (what, help) = match usual.0 == first.0 {
+            false => (
+                "ranks fetch different variables, which changes what their steps communicate",
+                "fetch gradients on all ranks or on none",
+            ),
+            true => (
+                "ranks plan their steps differently, which changes what these communicate",
+                "run with the same feeds and the same options on every rank",
+            ),
+        };
+        let ranks = named(&odd.ranks);
+        let error = Error::invalid(format!("{what}: {ranks} and rank {} differ", odd.usual))
+            .expected(format!("fetches [{}] as rank {}", usual.0, odd.usual))
+            .got(format!("[{}] on rank {}", first.0, odd.ranks[0]))
+            .at(format!("communication, {}", FirstDifference::of(usual.1, first.1)));
+        Ok(Some(error.help(help).caused_by(odd.ranks[0])))
+    }
+}

@@ -1,0 +1,64 @@
+//! Workers of parameter servers that have different strategies: the tables may be the same, and the
+//! workers would train in different modes.
+
+use super::ServerJob;
+use crate::Fleet;
+use crate::agree::{FirstDifference, Odd, digest, named, strategy_text};
+use fleet_base::{Error, Result};
+use fleet_net::{Limits, Store, StoreClient, Token, resolve};
+use std::time::Duration;
+
+/// A worker's strategy in the store of the job, where the others find it.
+pub(super) struct Published {
+    store: StoreClient,
+    prefix: String,
+    worker: usize,
+}
+
+/// A store that does not answer for this long is not asked.
+const STORE_TIME: Duration = Duration::from_secs(5);
+
+impl Published {
+    /// Publishes the strategy, before the workers meet. `None` without a store: then nothing is
+    /// compared.
+    pub(super) fn new(fleet: &Fleet, job: &ServerJob, token: &Token) -> Option<Published> {
+        let topology = fleet.topology();
+        let endpoint = topology.job().store.as_ref().filter(|_| topology.worker_num() > 1)?;
+        let limits = Limits::within(STORE_TIME);
+        let address = resolve(&endpoint.to_string()).ok()?;
+        let store = StoreClient::connect(address, token, &limits).ok()?;
+        // Workers are started again one by one, so all starts are one attempt.
+        let attempt = fleet_topology::Job { restarts: 0, ..topology.job().clone() }.attempt();
+        let (prefix, worker) = (format!("{attempt}/strategy/"), topology.rank());
+        let text = format!("{}exchange: {:?}\n", strategy_text(&job.strategy), job.plan.exchange);
+        store.set(&format!("{prefix}{worker}"), text.as_bytes(), &limits).ok()?;
+        Some(Published { store, prefix, worker })
+    }
+
+    /// Compares with the others', after the workers have met: an error on those that differ from
+    /// most.
+    pub(super) fn compare(&self) -> Result<()> {
+        let found = self.store.list(&self.prefix, &Limits::within(STORE_TIME)).unwrap_or_default();
+        let worker = |key: &str| key[self.prefix.len()..].parse::<usize>().ok();
+        let mut texts: Vec<(usize, String)> = found
+            .iter()
+            .filter_map(|(key, text)| {
+                Some((worker(key)?, String::from_utf8_lossy(text).into_owned()))
+            })
+            .collect();
+        texts.sort_unstable();
+        let digests: Vec<i64> = texts.iter().map(|(_, text)| digest(text)).collect();
+        let Some(odd) = Odd::of(&digests) else { return Ok(()) };
+        let Some(own) = odd.ranks.iter().find(|at| texts[**at].0 == self.worker) else {
+            return Ok(());
+        };
+        let (usual, text) = &texts[odd.usual];
+        let difference = FirstDifference::of(text, &texts[*own].1);
+        let error = "workers have different strategies";
+        let own = named(&[self.worker]).replace("rank", "worker");
+        Err(Error::invalid(format!("{error}: {own} and worker {usual} differ"))
+            .at(format!("strategy, {difference}"))
+            .help("give every worker the same strategy")
+            .caused_by(self.worker))
+    }
+}
