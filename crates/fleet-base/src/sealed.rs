@@ -91,7 +91,8 @@ impl Kind {
 pub enum Read {
     /// The lines that were written.
     Body(String),
-    /// The text of a file without name, version and checksum: damaged, or of a build that wrote none.
+    /// The text of a file without name, version and checksum: damaged, or of a build that wrote
+    /// none.
     Unsealed(String),
 }
 

@@ -258,8 +258,8 @@ fn chrome(events: Vec<Value>) -> String {
 /// The category of ops that talk.
 const TALKS: &str = "communication";
 
-/// The largest time that a trace may state: 30,000 years after 1970. Larger ones are damage, and their
-/// differences would not be numbers.
+/// The largest time that a trace may state: 30,000 years after 1970. Larger ones are damage, and
+/// their differences would not be numbers.
 const TIME_US_MAX: f64 = 1e18;
 
 fn read_span(event: &Value) -> Option<Span> {

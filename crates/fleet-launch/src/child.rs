@@ -100,8 +100,8 @@ impl Child {
         format!("{} on {} (pid {})", self.process.name(), self.process.host, self.pid)
     }
 
-    /// The last word of a server in its file of [`names::FLEET_SERVES`]; none from a program without
-    /// Fleet.
+    /// The last word of a server in its file of [`names::FLEET_SERVES`]; none from a program
+    /// without Fleet.
     pub fn server_state(&self) -> Option<String> {
         let path = self.process.variable(names::FLEET_SERVES)?;
         std::fs::read_to_string(path).ok()

@@ -265,7 +265,8 @@ fn host(join: &Join, token: &Token, log: &Log) -> Result<Option<StoreServer>> {
 }
 
 /// Listens at an endpoint. Where its address is not one of this machine's (translated addresses,
-/// containers), listens on all addresses and says so: a network may reach more of them than was meant.
+/// containers), listens on all addresses and says so: a network may reach more of them than was
+/// meant.
 pub(crate) fn listen(at: &Endpoint, log: &Log) -> std::io::Result<TcpListener> {
     match TcpListener::bind((at.host.as_str(), at.port)) {
         Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {
@@ -281,8 +282,8 @@ pub(crate) fn listen(at: &Endpoint, log: &Log) -> std::io::Result<TcpListener> {
     }
 }
 
-/// A store whose members are lost after `silence` without a sign of life. Its log has the connections that
-/// it refuses. Of deaths the launcher itself reports.
+/// A store whose members are lost after `silence` without a sign of life. Its log has the
+/// connections that it refuses. Of deaths the launcher itself reports.
 pub(crate) fn serve(
     listener: TcpListener,
     token: &Token,

@@ -614,8 +614,8 @@ fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
 /// A secret has some 64 characters; a larger file is another one.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
-/// The bit of a file's mode by which every user may read it. Mounted secrets of Kubernetes have it, in
-/// containers without other users, so this is no error.
+/// The bit of a file's mode by which every user may read it. Mounted secrets of Kubernetes have it,
+/// in containers without other users, so this is no error.
 const OTHERS_READ: u32 = 0o004;
 
 fn seconds(given: &Given, name: &str) -> Result<Duration> {

@@ -1,4 +1,5 @@
-//! The launcher's folder among temporary files: gone with the launcher, its guard, or the next launch.
+//! The launcher's folder among temporary files: gone with the launcher, its guard, or the next
+//! launch.
 
 use crate::job::random_hex;
 use fleet_base::{Error, Result};

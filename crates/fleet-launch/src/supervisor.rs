@@ -516,8 +516,8 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 const LINE_CHARS_MAX: usize = 500;
 /// More than a line.
 const PROGRESS_BYTES_MAX: u64 = 1 << 10;
-/// Grace period for servers to exit after the workers asked them to stop. One that says that it still
-/// writes its tables gets `--leave_timeout`.
+/// Grace period for servers to exit after the workers asked them to stop. One that says that it
+/// still writes its tables gets `--leave_timeout`.
 const LEAVE_TIME: Duration = Duration::from_millis(500);
 /// After SIGKILL only a process inside a broken driver is still there.
 const KILL_TIME: Duration = Duration::from_secs(5);

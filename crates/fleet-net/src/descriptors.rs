@@ -1,7 +1,7 @@
 //! How many descriptors the process may have, and which of them are for connections.
 //!
-//! Connections must not take the descriptors that a save or a log needs: a checkpoint that cannot open
-//! its file ends the job.
+//! Connections must not take the descriptors that a save or a log needs: a checkpoint that cannot
+//! open its file ends the job.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -14,8 +14,8 @@ pub(crate) struct Descriptors {
 /// The soft limit is raised to this at most. Programs that walk over all possible descriptors take
 /// milliseconds for so many, and seconds for the billion that some hosts allow.
 const RAISED_MAX: u64 = 1 << 16;
-/// Connections in the middle of a handshake get this part of the limit. A process listens on at most
-/// three ports, so strangers hold less than a fifth of its descriptors.
+/// Connections in the middle of a handshake get this part of the limit. A process listens on at
+/// most three ports, so strangers hold less than a fifth of its descriptors.
 const SHARE: u64 = 16;
 /// Connections in the middle of a handshake that are allowed under any limit.
 const PENDING_MIN: usize = 8;
@@ -24,8 +24,8 @@ const RESERVE_SHARE: u64 = 8;
 const RESERVE_MAX: u64 = 64;
 
 impl Descriptors {
-    /// Raises the soft limit of the process as far as the hard limit and [`RAISED_MAX`] allow. Where
-    /// the system refuses, the soft limit stays.
+    /// Raises the soft limit of the process as far as the hard limit and [`RAISED_MAX`] allow.
+    /// Where the system refuses, the soft limit stays.
     pub(crate) fn raise() -> Descriptors {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let now = getrlimit(Resource::Nofile);

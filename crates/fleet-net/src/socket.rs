@@ -42,8 +42,8 @@ pub(crate) fn wait(socket: &impl AsFd, flags: PollFlags, limits: &Limits) -> Res
     }
 }
 
-/// A socket that no process started from now on inherits. The flag is set as the socket is made, where
-/// the system can: another thread may be starting a process at this moment.
+/// A socket that no process started from now on inherits. The flag is set as the socket is made,
+/// where the system can: another thread may be starting a process at this moment.
 pub fn tcp_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
     #[cfg(target_os = "linux")]
     return rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);

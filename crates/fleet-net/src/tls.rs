@@ -31,7 +31,8 @@ use std::sync::Arc;
 const HELD_BYTES_MAX: usize = 256 << 10;
 /// What is taken from a socket at once: some records.
 const INBOX_BYTES_MAX: usize = 128 << 10;
-/// A session begins with this, and doubles it when a read fills it: memory grows with what has come.
+/// A session begins with this, and doubles it when a read fills it: memory grows with what has
+/// come.
 const INBOX_BYTES_MIN: usize = 1 << 10;
 /// Of the secret that binds the handshake to the connection.
 const BINDING_BYTES: usize = 32;

@@ -124,8 +124,8 @@ fn slow_strangers_hold_nothing_up() {
     assert!(start.elapsed() < HANDSHAKE_SPAN * 4);
 }
 
-/// The child of the next test: hosts a store with few descriptors, and opens the files of a save when
-/// told to.
+/// The child of the next test: hosts a store with few descriptors, and opens the files of a save
+/// when told to.
 pub fn door_under_a_low_limit() {
     const FILES: usize = 30;
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(300) }).unwrap();

@@ -1,7 +1,7 @@
 //! The key of the hashes over ids.
 //!
-//! Ids come from data, so an attacker may choose them. Under a hash that anybody can compute, 200,000
-//! chosen ids share one home, and every search walks over all of them. The key makes homes
+//! Ids come from data, so an attacker may choose them. Under a hash that anybody can compute,
+//! 200,000 chosen ids share one home, and every search walks over all of them. The key makes homes
 //! unpredictable. No result depends on it: rows are merged in the order of first sight, and a
 //! snapshot visits the ids of a segment in ascending order.
 

@@ -22,8 +22,9 @@ pub(crate) const COMPARE_HEAD_BYTES: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Method {
-    /// Before anything else on a connection: the client's text of the job, to be the server's, and what
-    /// this server has acknowledged to it (`server/durable/epochs.rs`): life, epoch, sequence number.
+    /// Before anything else on a connection: the client's text of the job, to be the server's, and
+    /// what this server has acknowledged to it (`server/durable/epochs.rs`): life, epoch, sequence
+    /// number.
     Compare = 1,
     /// word: [`PullMode`](crate::PullMode); ids. Answer: rows.
     PullSparse,
@@ -83,8 +84,8 @@ pub(crate) enum Method {
     Settle,
 }
 
-/// Behind an answer to what changes something: the epoch of the server, and the number below which its
-/// requests are kept.
+/// Behind an answer to what changes something: the epoch of the server, and the number below which
+/// its requests are kept.
 pub(crate) const ACKNOWLEDGEMENT_BYTES: usize = 16;
 
 pub(crate) const SHOWS: u32 = 1;

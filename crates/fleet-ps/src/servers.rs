@@ -195,8 +195,9 @@ pub trait Servers: Send + Sync {
     /// Goes on where they came to: the steps behind `complete` are made again, with the same data, and no server is
     /// sent gradients that it has.
     fn go_on(&self, progress: &Progress) -> Result<()>;
-    /// In a synchronous job that all its processes resume: brings all servers to the last step that any of
-    /// them has applied, and returns how many there were. Worker 0 calls it while the others wait.
+    /// In a synchronous job that all its processes resume: brings all servers to the last step that
+    /// any of them has applied, and returns how many there were. Worker 0 calls it while the others
+    /// wait.
     fn settle(&self) -> Result<u64>;
     /// What servers know of every worker of the job.
     fn workers(&self) -> Result<Vec<WorkerSeen>>;

@@ -154,7 +154,8 @@ impl BarrierTable {
         self.changed.notify_all();
     }
 
-    /// All trainers are new processes, which meet from the start. Rounds of sent gradients stay counted.
+    /// All trainers are new processes, which meet from the start. Rounds of sent gradients stay
+    /// counted.
     pub(crate) fn begin_run(&self) {
         let mut points = self.lock();
         let sent = Point { arrived: BTreeSet::new(), round: points.sent.round };

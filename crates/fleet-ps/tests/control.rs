@@ -350,8 +350,8 @@ fn hostile_bytes_leave_the_server_up() {
     assert_eq!(pull(&fleet.worker(0), &[1]), [1.0; 2]);
 }
 
-/// Strangers that answer pings keep no operator out, and are closed; peers that are known keep their
-/// connections. The 65th of those is told why it gets no seat.
+/// Strangers that answer pings keep no operator out, and are closed; peers that are known keep
+/// their connections. The 65th of those is told why it gets no seat.
 #[test]
 fn strangers_that_answer_pings_are_closed() {
     let fleet = Fleet::start(&job(1, 1, false));

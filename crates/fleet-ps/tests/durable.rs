@@ -82,8 +82,8 @@ fn a_server_that_is_started_again_has_everything() {
     }
 }
 
-/// A log that breaks off at any byte loses the request that it breaks off in, and nothing else. One that
-/// breaks off in its header was not left by any crash.
+/// A log that breaks off at any byte loses the request that it breaks off in, and nothing else. One
+/// that breaks off in its header was not left by any crash.
 #[test]
 fn a_torn_log_loses_what_was_not_acknowledged() {
     const HEADER: usize = 64;
@@ -326,8 +326,8 @@ fn a_server_that_is_killed_and_started_again_loses_and_repeats_nothing() {
     workers[0].stop().unwrap();
 }
 
-/// A log loses its last records, as a bad disk would: the server starts, its worker knows better, and then
-/// nothing is served until an operator has accepted the loss.
+/// A log loses its last records, as a bad disk would: the server starts, its worker knows better,
+/// and then nothing is served until an operator has accepted the loss.
 #[test]
 fn a_server_that_lost_acknowledged_pushes_refuses_until_that_is_accepted() {
     let (folder, job, token) =

@@ -217,9 +217,9 @@ fn saves_that_lack_something_are_refused_and_load_nothing() {
     assert_eq!(files, 4, "two parts, two manifests");
 }
 
-/// Every byte flipped, every truncation and every deletion of the files of a small save but its marks: a
-/// load that succeeds has what was saved, and one that fails names the file, says what to do, and leaves the
-/// tables as they were.
+/// Every byte flipped, every truncation and every deletion of the files of a small save but its
+/// marks: a load that succeeds has what was saved, and one that fails names the file, says what to
+/// do, and leaves the tables as they were.
 #[test]
 fn a_save_with_any_byte_changed_is_refused_by_name() {
     for format in [SaveFormat::Text, SaveFormat::Binary] {

@@ -768,7 +768,8 @@ impl Util<'_> {
         fleet_data::file_shard(files, self.0.worker_index(), self.0.worker_num())
     }
 
-    /// Prints on one rank only. A standard output that cannot be written to is reported, not an error.
+    /// Prints on one rank only. A standard output that cannot be written to is reported, not an
+    /// error.
     pub fn print_on_rank(&self, message: impl std::fmt::Display, rank: usize) {
         if self.0.worker_index() == rank {
             Printer::stdout().line(message);

@@ -1,4 +1,5 @@
-//! Lines for the user. A full disk or a closed descriptor behind a standard stream never ends a job:
+//! Lines for the user. A full disk or a closed descriptor behind a standard stream never ends a
+//! job:
 //! `println!` and `eprintln!` would panic there.
 
 use std::fmt::Display;

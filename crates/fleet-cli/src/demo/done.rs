@@ -119,8 +119,8 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// Earlier builds wrote no checksum. Only where all workers had made the folder's step, nothing in
-    /// their file can be changed without notice.
+    /// Earlier builds wrote no checksum. Only where all workers had made the folder's step, nothing
+    /// in their file can be changed without notice.
     #[test]
     fn files_of_earlier_builds() {
         let folder = std::env::temp_dir().join(format!("fleet-done-old-{}", std::process::id()));

@@ -525,7 +525,8 @@ fn a_killed_server_goes_on_with_every_push() {
     place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
 }
 
-/// Workers of a synchronous job begin where the servers' folder is, and learn what one run would have.
+/// Workers of a synchronous job begin where the servers' folder is, and learn what one run would
+/// have.
 #[test]
 fn a_stopped_synchronous_job_resumes_on_durable_servers() {
     let place = Place::new("demo_durable_sync", "");

@@ -100,8 +100,8 @@ impl StoreServer {
         StoreServer::start_logging(listener, token, vigilance, (log.clone(), log))
     }
 
-    /// As [`StoreServer::start`], with a log of connections that are refused, and one of members and
-    /// requests.
+    /// As [`StoreServer::start`], with a log of connections that are refused, and one of members
+    /// and requests.
     pub fn start_logging(
         listener: TcpListener,
         token: &Token,
@@ -340,7 +340,8 @@ impl Desk {
         self.connection_next += 1;
     }
 
-    /// What a connection is for, and the notices that it has missed. `admit` has read the same bytes.
+    /// What a connection is for, and the notices that it has missed. `admit` has read the same
+    /// bytes.
     fn role(&self, hello: &Hello) -> Option<(Role, Vec<Notice>)> {
         if hello.purpose != Purpose::Member {
             let id = Reader::new(&hello.body).u64().ok()?;

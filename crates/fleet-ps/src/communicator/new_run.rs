@@ -1,5 +1,5 @@
-//! Synchronous jobs that die as a whole, at any request, and are restarted on durable servers: they learn the same
-//! bits as one that never died.
+//! Synchronous jobs that die as a whole, at any request, and are restarted on durable servers: they
+//! learn the same bits as one that never died.
 
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
@@ -39,7 +39,8 @@ impl Transport for Mortal {
 
 impl Mortal {
     fn call(&self, request: &Request<'_>) -> Result<Vec<u8>> {
-        // How often a worker asks whether it still has to wait depends on threads, and changes nothing.
+        // How often a worker asks whether it still has to wait depends on threads, and changes
+        // nothing.
         let is_wait = request.method == Method::Wait;
         let count = i64::from(!is_wait);
         if self.left.fetch_sub(count, SeqCst) <= 0 {

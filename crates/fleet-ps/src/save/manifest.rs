@@ -91,8 +91,8 @@ pub(super) fn remove(folder: &Path, server: u32, save_id: u64) {
     }
 }
 
-/// Deletes what a process of this server left that died while it wrote a save. No other one writes files
-/// of these names: a folder has one job.
+/// Deletes what a process of this server left that died while it wrote a save. No other one writes
+/// files of these names: a folder has one job.
 pub(super) fn remove_temporary(folder: &Path, server: u32) {
     let own = ["part", "manifest", "saved"].map(|what| format!(".{what}-{server:03}"));
     let is_own = |name: &str| {

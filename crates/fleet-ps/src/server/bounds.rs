@@ -1,5 +1,5 @@
-//! What a server refuses before it begins: answers that no frame can carry, and folders outside of the
-//! save root.
+//! What a server refuses before it begins: answers that no frame can carry, and folders outside of
+//! the save root.
 
 use super::ServerTables;
 use crate::message::{Body, Head, Method};

@@ -278,8 +278,8 @@ impl ServerTables {
         }
     }
 
-    /// Does what a log says. A request that was refused when it was made is refused again: false. One
-    /// that does not get so far was not made by a server, and the log is not to be trusted.
+    /// Does what a log says. A request that was refused when it was made is refused again: false.
+    /// One that does not get so far was not made by a server, and the log is not to be trusted.
     fn replay(&self, caller: Caller, method: u8, request: &[u8]) -> Result<bool> {
         let method = Method::parse(method)?;
         let parts = Head::decode(method, request)?;

@@ -131,8 +131,8 @@ impl Fleet {
     /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
     /// `fleetrun` or by hand, resumes with every push that was acknowledged.
     ///
-    /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When it has
-    /// ended well, the folder is refused: what it has learnt is in its saves.
+    /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When
+    /// it has ended well, the folder is refused: what it has learnt is in its saves.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
         refuse_finished(&durability.folder)?;
         self.serve(|server| {
@@ -289,8 +289,8 @@ fn refuse_finished(folder: &Path) -> Result<()> {
     }
 }
 
-/// Whether the launcher starts this server for the first time, and so all processes of the job. Unknown
-/// launchers may restart one process alone.
+/// Whether the launcher starts this server for the first time, and so all processes of the job.
+/// Unknown launchers may restart one process alone.
 fn is_first_start(env: &Env) -> Result<bool> {
     let Some(file) = env.text(names::FLEET_SERVES).map(Path::new) else { return Ok(false) };
     let state = std::fs::read_to_string(file).map_err(|error| Error::io("read", file, &error))?;

@@ -223,11 +223,13 @@ impl Worker {
         }
     }
 
-    /// For a worker that was started again while the others trained on, and for all workers of a synchronous job that
-    /// was restarted as a whole on durable servers; none for all others. Steps of its earlier processes up to [`Progress::complete`] are wholly in the tables, counted from the first of the job. This
-    /// worker goes on behind it: it must be fed the same batches as they would have been. What some servers have of
-    /// a step and others not goes to those alone, so that every batch is in every table once. (In GEO up to `k_steps`
-    /// steps may be twice in some of the tables.)
+    /// For a worker that was started again while the others trained on, and for all workers of a
+    /// synchronous job that was restarted as a whole on durable servers; none for all others. Steps
+    /// of its earlier processes up to [`Progress::complete`] are wholly in the tables, counted from
+    /// the first of the job. This worker goes on behind it: it must be fed the same batches as they
+    /// would have been. What some servers have of a step and others not goes to those alone, so
+    /// that every batch is in every table once. (In GEO up to `k_steps` steps may be twice in some
+    /// of the tables.)
     ///
     /// Without this call its steps count anew, and everything that it sends is applied.
     ///
@@ -251,8 +253,8 @@ impl Worker {
         Ok(Some(progress.clone()))
     }
 
-    /// Whether earlier processes of this worker have made steps that the servers hold: [`Worker::go_on`]
-    /// returns them.
+    /// Whether earlier processes of this worker have made steps that the servers hold:
+    /// [`Worker::go_on`] returns them.
     pub fn resumes(&self) -> bool {
         self.before.is_some()
     }
@@ -397,9 +399,9 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
     Ok(())
 }
 
-/// Worker 0 brings the parameters; all take them. A worker that was restarted while the others train takes
-/// the place of its earlier processes and returns their progress. So do all workers of a synchronous job
-/// that is restarted as a whole on durable servers: they meet from the start.
+/// Worker 0 brings the parameters; all take them. A worker that was restarted while the others
+/// train takes the place of its earlier processes and returns their progress. So do all workers of
+/// a synchronous job that is restarted as a whole on durable servers: they meet from the start.
 fn meet(
     servers: &dyn Servers,
     job: &ServerJob,
