@@ -22,7 +22,7 @@ const END: &str = "end ";
 pub struct Kind {
     pub name: &'static str,
     pub version: u32,
-    /// What to do with a file that is damaged or of another version.
+    /// The help for a file that is damaged or of another version.
     pub help: &'static str,
 }
 
@@ -86,7 +86,7 @@ impl Kind {
     }
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Read {
     /// The lines that were written.

@@ -140,7 +140,7 @@ pub const FLEET_SILENCE_TIMEOUT: &str = "FLEET_SILENCE_TIMEOUT";
 pub const FLEET_SERVES: &str = "FLEET_SERVES";
 /// What a server writes into the file of [`FLEET_SERVES`] when it knows who it is.
 pub const STARTS: &str = "starts";
-/// What it writes when the job is done and it writes what it keeps.
+/// Written when the job is done, while the server writes its last snapshot.
 pub const LEAVES: &str = "leaves";
 /// What it writes when workers can reach it.
 pub const SERVES: &str = "serves";

@@ -5,7 +5,7 @@
 //! promises to survive a crash takes a `Disk`, so that tests run the same code on the simulated
 //! one.
 //!
-//! What may be relied on is what POSIX says: a write is seen by later reads at once and survives
+//! Callers may rely on what POSIX states: a write is seen by later reads at once and survives
 //! the process. It survives the machine after [`DiskFile::sync`]. A new name, a rename and a
 //! removal do after [`Disk::sync_folder`]. A sync that failed must not be retried: the kernel may
 //! have dropped the pages, and the next sync succeeds without them.

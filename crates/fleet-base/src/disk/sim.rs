@@ -13,7 +13,7 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes as a whole or not at all.
 const SECTOR_BYTES: usize = 512;
 /// Seeds of a disk have this stream of random numbers.
 const STREAM: u64 = 0xD15C;
@@ -336,7 +336,7 @@ impl Node {
 
     fn sync(&mut self) {
         for dirty in std::mem::take(&mut self.dirty) {
-            // What is behind a shorter length is gone, also if the file grows again.
+            // Bytes behind a shorter length are gone, even if the file grows again.
             for (sector, bytes) in dirty.sectors {
                 self.put(sector, &bytes);
             }

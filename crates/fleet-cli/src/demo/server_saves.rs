@@ -224,7 +224,7 @@ fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(all)
 }
 
-/// Checkpoints behind this step that no [`DONE_FILE`] ends, and that nobody was told of yet.
+/// Checkpoints behind this step that no [`DONE_FILE`] ends, and that were not reported yet.
 fn unfinished(folder: &Path, newest: Option<u64>) -> Result<Vec<PathBuf>> {
     let ends = |path: &Path| [DONE_FILE, DAMAGED_FILE].iter().any(|name| path.join(name).is_file());
     let all = folders(folder)?.into_iter();

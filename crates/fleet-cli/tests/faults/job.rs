@@ -17,7 +17,7 @@ pub enum Mode {
     Geo,
 }
 
-/// What one worker does.
+/// The part of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `process::exit(0)`.

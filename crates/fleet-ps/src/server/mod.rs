@@ -213,7 +213,7 @@ impl ServerTables {
         self.do_request(caller, method, request, answer)
     }
 
-    /// Does a request of somebody who may make it.
+    /// Runs a request whose caller may make it.
     fn do_request(
         &self,
         caller: Caller,

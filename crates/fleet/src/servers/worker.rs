@@ -226,7 +226,7 @@ impl Worker {
     /// For a worker that was started again while the others trained on, and for all workers of a
     /// synchronous job that was restarted as a whole on durable servers; none for all others. Steps
     /// of its earlier processes up to [`Progress::complete`] are wholly in the tables, counted from
-    /// the first of the job. This worker goes on behind it: it must be fed the same batches as they
+    /// the first of the job. This worker resumes after it: it must be fed the same batches as they
     /// would have been. What some servers have of a step and others not goes to those alone, so
     /// that every batch is in every table once. (In GEO up to `k_steps` steps may be twice in some
     /// of the tables.)
