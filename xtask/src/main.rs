@@ -1,4 +1,4 @@
-//! Chores of the repository. `cargo xtask help` lists them.
+//! Chores of the repository; `cargo xtask help` lists them.
 
 mod bench;
 #[path = "../../crates/fleet-comm/tests/cable.rs"]
@@ -8,49 +8,60 @@ mod picture;
 mod terminal;
 mod tidy;
 
+use clap::Parser;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-const HELP: &str = "\
-usage: cargo xtask COMMAND
-
-  ci      everything that a change must pass: format, lints, tidy, tests
-  tidy    the rules of the house that the compiler does not know (layers of crates)
-  deny    licences, bans, sources and advisories of dependencies (cargo install cargo-deny --locked)
-  features  builds and tests what is behind features and brings many crates (some minutes)
-  targets lints for ARM and for macOS (rustup target add aarch64-unknown-linux-gnu aarch64-apple-darwin)
-  test    the tests (arguments are handed to cargo test)
-  faults  the whole table of faults on real jobs (some minutes); words choose cases by name
-  bless   rewrites the expectations in tests/filetests from what the code does now
-  bench   benchmarks: cargo xtask bench [NAME ...] [--json] [--threads N] [--rounds N]
-          [--peer torch|paddle|polars|gloo|mpi=PYTHON]; names may be prefixes (train, train/bert4)
-  picture the screen of a command as SVG: cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND
-";
+/// Chores of the repository
+#[derive(clap::Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Task {
+    /// Everything that a change must pass: format, lints, tidy, tests
+    Ci,
+    /// The house rules that the compiler does not check
+    Tidy(tidy::Options),
+    /// Licences, bans, sources and advisories of dependencies (needs cargo-deny)
+    Deny,
+    /// Builds and tests features that bring many crates (some minutes)
+    Features,
+    /// Lints for ARM and for macOS (rustup target add aarch64-unknown-linux-gnu
+    /// aarch64-apple-darwin)
+    Targets,
+    /// The tests; arguments go to cargo test
+    #[command(disable_help_flag = true)]
+    Test {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// The whole table of faults on real jobs (some minutes); words choose cases by name
+    Faults {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// Rewrites the expectations in tests/filetests from the present results
+    Bless,
+    /// Benchmarks, beside peers or beside another build
+    Bench(bench::Options),
+    /// Draws the screen of a command as SVG
+    Picture(picture::Options),
+}
 
 type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let (command, rest) = match args.split_first() {
-        Some((command, rest)) => (command.as_str(), rest),
-        None => ("help", &args[..]),
-    };
-    let outcome = match command {
-        "ci" => ci(),
-        "features" => features(),
-        "targets" => targets(),
-        "tidy" => tidy::run(&root()),
-        "deny" => deny::run(&root()),
-        "test" => cargo("test", &[&["test", "--workspace"][..], &strs(rest)].concat()),
-        "faults" => faults(rest),
-        "bless" => bless(),
-        "bench" => bench::run(&root(), rest),
-        "picture" => picture::run(rest),
-        "help" | "--help" | "-h" => {
-            print!("{HELP}");
-            Ok(())
+    let outcome = match Task::parse() {
+        Task::Ci => ci(),
+        Task::Features => features(),
+        Task::Targets => targets(),
+        Task::Tidy(options) => tidy::run(&root(), &options),
+        Task::Deny => deny::run(&root()),
+        Task::Test { args } => {
+            cargo("test", &[&["test", "--workspace"][..], &strs(&args)].concat())
         }
-        other => Err(format!("unknown command '{other}'\n\n{HELP}")),
+        Task::Faults { words } => faults(&words),
+        Task::Bless => bless(),
+        Task::Bench(options) => bench::run(&root(), &options),
+        Task::Picture(options) => picture::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,7 +77,7 @@ fn ci() -> Outcome {
     // One pass with the features that change what crates above see; without them `tests` compiles.
     let lints = ["clippy", "--workspace", "--all-targets", WIRE, OF_JOBS, OF_SERVERS];
     cargo("lints", &[&lints[..], &["--", "-D", "warnings"]].concat())?;
-    tidy::run(&root())?;
+    tidy::run(&root(), &tidy::Options::default())?;
     cargo("tests", &["test", "--workspace"])?;
     cargo("tests of features", &["test", "-p", "fleet-comm", "-p", "fleet-net", WIRE])?;
     cargo("tests of jobs with features", JOBS)
@@ -84,7 +95,8 @@ fn targets() -> Outcome {
 /// MPI, NCCL and TLS.
 const WIRE: &str = "--features=fleet-comm/mpi,fleet-comm/nccl,fleet-net/tls";
 const OF_JOBS: &str = "--features=fleet/mpi,fleet/nccl,fleet-cli/tls";
-/// Control of servers over gRPC, which brings many crates: its tests are among those of [`features`].
+/// Control of servers over gRPC, which brings many crates: its tests are among those of
+/// [`features`].
 const OF_SERVERS: &str = "--features=fleet-ps/grpc,fleet-cli/grpc";
 
 /// Whole jobs under MPI, NCCL and TLS.
@@ -101,8 +113,8 @@ const JOBS: &[&str] = &[
     "tls::",
 ];
 
-/// What reads files and stores of other systems: turned on by those who have them, and five minutes to
-/// build, so no part of `ci`.
+/// What reads files and stores of other systems: turned on by those who have them, and five minutes
+/// to build, so no part of `ci`.
 const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];
 
 /// Servers that answer over gRPC.

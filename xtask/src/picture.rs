@@ -1,27 +1,29 @@
-//! `cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND`: runs a command in a terminal and
-//! draws its screen, as it is at the end, as SVG.
+//! `cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND`: runs a command in a terminal
+//! and draws its last screen as SVG.
 
 use crate::terminal::{Screen, Style, Terminal};
 use std::fmt::Write;
 use std::process::Command;
 
-pub fn run(args: &[String]) -> Result<(), String> {
-    let usage = "usage: cargo xtask picture FILE [--columns N] [--shown TEXT] -- COMMAND [ARGS]";
-    let at = args.iter().position(|arg| arg == "--").ok_or(usage)?;
-    let (options, command) = (&args[..at], &args[at + 1..]);
-    let ([file, options @ ..], [program, arguments @ ..]) = (options, command) else {
-        return Err(usage.to_string());
-    };
-    let (mut columns, mut shown) = (COLUMNS, command.join(" "));
-    for pair in options.chunks(2) {
-        match pair {
-            [name, value] if name == "--columns" => {
-                columns = value.parse().map_err(|_| format!("--columns {value}: not a number"))?;
-            }
-            [name, value] if name == "--shown" => shown.clone_from(value),
-            other => return Err(format!("unknown option {}\n{usage}", other.join(" "))),
-        }
-    }
+#[derive(clap::Args)]
+pub struct Options {
+    /// The SVG file to write
+    file: String,
+    /// Width of the terminal
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    columns: u16,
+    /// The command line to show instead of the real one
+    #[arg(long, value_name = "TEXT")]
+    shown: Option<String>,
+    /// The command to run and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+pub fn run(options: &Options) -> Result<(), String> {
+    let (file, columns) = (&options.file, options.columns);
+    let shown = options.shown.clone().unwrap_or_else(|| options.command.join(" "));
+    let (program, arguments) = options.command.split_first().ok_or("a command is missing")?;
     let mut command = Command::new(program);
     command.args(arguments).env("TERM", "xterm").env_remove("NO_COLOR");
     let bytes = Terminal::start(&mut command, columns)
@@ -86,7 +88,6 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-const COLUMNS: u16 = 100;
 const PLAIN: &str = "#e6edf3";
 /// Pixels.
 const MARGIN: usize = 18;

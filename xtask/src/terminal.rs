@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// The end of a new terminal that reads what is written to it. Programs that are started beside do not get it; on
-/// Linux not even those that are started at this very moment.
+/// The end of a new terminal that reads what is written to it. Programs that are started beside do
+/// not get it; on Linux not even those that are started at this very moment.
 fn open_master() -> std::io::Result<OwnedFd> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
     #[cfg(target_os = "linux")]

@@ -1,0 +1,215 @@
+//! The benchmarks: names, units, peers and bars.
+
+/// A benchmark and the scripts of its peers.
+pub struct Bench {
+    pub name: &'static str,
+    pub unit: &'static str,
+    pub peers: &'static [PeerScript],
+    /// A rate to hold, where the rival is a number; the ratio is against it.
+    pub target: Option<f64>,
+}
+
+pub struct PeerScript {
+    pub framework: &'static str,
+    pub path: &'static str,
+    pub args: &'static [&'static str],
+}
+
+const fn peer(framework: &'static str, path: &'static str) -> PeerScript {
+    PeerScript { framework, path, args: &[] }
+}
+
+const ADAGRAD: &[&str] = &["--optimizer", "adagrad"];
+
+/// All-reduces: the scripts learn size and ranks from the name.
+const fn comm(name: &'static str) -> Bench {
+    const PEERS: &[PeerScript] = &[peer("gloo", "comm/gloo.py"), peer("mpi", "comm/mpi.py")];
+    Bench { name, unit: "GB/s", peers: PEERS, target: None }
+}
+
+/// On the loopback, or (`netns`) over a cable between two network namespaces, which needs root. MPI
+/// would use shared memory.
+const fn over_tcp(name: &'static str) -> Bench {
+    const PEERS: &[PeerScript] = &[peer("gloo", "comm/gloo.py")];
+    Bench { name, unit: "GB/s", peers: PEERS, target: None }
+}
+
+/// Data parallel, two ranks of one thread.
+const fn ddp(name: &'static str, peers: &'static [PeerScript]) -> Bench {
+    Bench { name, unit: "samples/s", peers, target: None }
+}
+
+/// The speed of a rank among others over that of one alone: the ratio is to perfect scaling.
+const fn scaling(name: &'static str) -> Bench {
+    Bench { name, unit: "of one rank's speed", peers: &[], target: Some(1.0) }
+}
+
+/// The same beside the peer's.
+const fn scaling_vs(name: &'static str, peers: &'static [PeerScript]) -> Bench {
+    Bench { name, unit: "of one rank's speed", peers, target: None }
+}
+
+/// The exposed communication of a step: less is better.
+const fn not_hidden(name: &'static str) -> Bench {
+    Bench { name, unit: "% of a step", peers: &[], target: None }
+}
+
+/// Paddle's in-memory dataset, one part of it timed.
+const DATASET: &str = "paddle/dataset.py";
+const LOAD_PEER: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: DATASET, args: &["--part", "load"] }];
+const SHUFFLE_PEER: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: DATASET, args: &["--part", "shuffle"] }];
+const BATCHES_PEER: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: DATASET, args: &["--part", "batches"] }];
+
+const DDP: &str = "torch/ddp.py";
+const MLP_PEER: &[PeerScript] =
+    &[PeerScript { framework: "torch", path: DDP, args: &["--model", "mlp"] }];
+const RESNET50_PEER: &[PeerScript] =
+    &[PeerScript { framework: "torch", path: DDP, args: &["--model", "resnet50"] }];
+const MLP_SCALING: &[PeerScript] =
+    &[PeerScript { framework: "torch", path: DDP, args: &["--model", "mlp", "--weak-scaling"] }];
+const RESNET50_SCALING: &[PeerScript] = &[PeerScript {
+    framework: "torch",
+    path: DDP,
+    args: &["--model", "resnet50", "--weak-scaling"],
+}];
+
+const PS: &str = "paddle/ps_wide_deep.py";
+/// With one worker and with two; of Paddle 2.6.2, the last release that has parameter servers.
+const PS_PEER_1: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "1"] }];
+const PS_PEER_2: &[PeerScript] =
+    &[PeerScript { framework: "paddle", path: PS, args: &["--ranks", "2"] }];
+
+pub const BENCHES: &[Bench] = &[
+    Bench {
+        name: "train/wide_deep_sgd",
+        unit: "samples/s",
+        peers: &[peer("torch", "torch/wide_deep.py"), peer("paddle", "paddle/wide_deep.py")],
+        target: None,
+    },
+    Bench {
+        name: "train/wide_deep_adagrad",
+        unit: "samples/s",
+        peers: &[
+            PeerScript { framework: "torch", path: "torch/wide_deep.py", args: ADAGRAD },
+            PeerScript { framework: "paddle", path: "paddle/wide_deep.py", args: ADAGRAD },
+        ],
+        target: None,
+    },
+    Bench {
+        name: "train/bert4",
+        unit: "samples/s",
+        peers: &[peer("torch", "torch/bert4.py")],
+        target: None,
+    },
+    Bench {
+        name: "train/bert4_bf16",
+        unit: "samples/s",
+        peers: &[PeerScript { framework: "torch", path: "torch/bert4.py", args: &["--bf16"] }],
+        target: None,
+    },
+    Bench {
+        name: "train/resnet50",
+        unit: "samples/s",
+        peers: &[peer("torch", "torch/resnet50.py"), peer("paddle", "paddle/resnet50.py")],
+        target: None,
+    },
+    Bench {
+        name: "data/multislot_parse_vs_500MBps",
+        unit: "MB/s",
+        peers: &[],
+        target: Some(500.0),
+    },
+    Bench { name: "data/wide_deep_text_vs_memory", unit: "%", peers: &[], target: Some(90.0) },
+    // On servers: two workers, one server.
+    Bench { name: "data/wide_deep_text_vs_memory_1s2w", unit: "%", peers: &[], target: Some(90.0) },
+    Bench { name: "data/load", unit: "MB/s", peers: LOAD_PEER, target: None },
+    Bench { name: "data/shuffle", unit: "records/s", peers: SHUFFLE_PEER, target: None },
+    Bench { name: "data/batches", unit: "records/s", peers: BATCHES_PEER, target: None },
+    Bench {
+        name: "data/csv_load",
+        unit: "MB/s",
+        peers: &[peer("polars", "polars/tables.py")],
+        target: None,
+    },
+    Bench { name: "data/images_vs_compute", unit: "%", peers: &[], target: Some(90.0) },
+    comm("comm/allreduce_2x4KB"),
+    comm("comm/allreduce_2x1MB"),
+    comm("comm/allreduce_2x25MB"),
+    comm("comm/allreduce_2x100MB"),
+    comm("comm/allreduce_4x4KB"),
+    comm("comm/allreduce_4x1MB"),
+    comm("comm/allreduce_4x25MB"),
+    comm("comm/allreduce_4x100MB"),
+    over_tcp("comm/tcp_allreduce_2x1MB"),
+    over_tcp("comm/tcp_allreduce_2x25MB"),
+    over_tcp("comm/netns_allreduce_2x1MB"),
+    over_tcp("comm/netns_allreduce_2x25MB"),
+    ddp("ddp/mlp_step_vs_torch", MLP_PEER),
+    ddp("ddp/resnet50_step_vs_torch", RESNET50_PEER),
+    scaling("ddp/mlp_weak_scaling"),
+    scaling("ddp/resnet50_weak_scaling"),
+    scaling_vs("ddp/mlp_weak_scaling_vs_torch", MLP_SCALING),
+    scaling_vs("ddp/resnet50_weak_scaling_vs_torch", RESNET50_SCALING),
+    scaling("ddp/mlp_side_by_side"),
+    scaling("ddp/resnet50_side_by_side"),
+    scaling("ddp/mlp_in_step"),
+    scaling("ddp/resnet50_in_step"),
+    not_hidden("ddp/mlp_not_hidden"),
+    not_hidden("ddp/resnet50_not_hidden"),
+    Bench {
+        name: "ddp/mlp_update_on_arrival",
+        unit: "of the speed without",
+        peers: &[],
+        target: Some(1.0),
+    },
+    Bench { name: "comm/memory", unit: "GB/s", peers: &[], target: None },
+    Bench {
+        name: "ps/table_pull_rows_per_core_1e7",
+        unit: "rows/s",
+        peers: &[],
+        target: Some(1e7),
+    },
+    Bench {
+        name: "ps/table_push_rows_per_core_5e6",
+        unit: "rows/s",
+        peers: &[],
+        target: Some(5e6),
+    },
+    // Paddle 2.6.2 on two cores of a Xeon (2.0 GHz), by its own counting.
+    Bench {
+        name: "ps/wide_deep_1s1w_vs_paddle",
+        unit: "samples/s",
+        peers: PS_PEER_1,
+        target: Some(21_100.0),
+    },
+    Bench {
+        name: "ps/wide_deep_1s2w_vs_paddle",
+        unit: "samples/s",
+        peers: PS_PEER_2,
+        target: Some(28_500.0),
+    },
+    Bench { name: "ps/wide_deep_1s2w_sync", unit: "samples/s", peers: &[], target: Some(50_000.0) },
+    Bench { name: "ps/rpc_pull_rows_per_pair_3e6", unit: "rows/s", peers: &[], target: Some(3e6) },
+    Bench { name: "ps/rpc_push_rows_per_pair_3e6", unit: "rows/s", peers: &[], target: Some(3e6) },
+    Bench {
+        name: "ps/wide_deep_durability",
+        unit: "of the speed without",
+        peers: &[],
+        target: Some(0.9),
+    },
+    Bench {
+        name: "ps/durability_cost",
+        unit: "of the speed without",
+        peers: &[],
+        target: Some(0.9),
+    },
+    Bench { name: "ps/table_payload_percent_of_held", unit: "%", peers: &[], target: Some(80.0) },
+    // 50 ms a start.
+    Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
+];
+
+pub const FRAMEWORKS: [&str; 5] = ["torch", "paddle", "polars", "gloo", "mpi"];

@@ -1,0 +1,171 @@
+//! Rules about product code: lengths of functions, `unsafe`, and calls that have one place.
+
+use super::Finding;
+use super::source::SourceFile;
+use proc_macro2::{TokenStream, TokenTree};
+use quote::ToTokens;
+use std::collections::BTreeSet;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+/// A function fits a screen.
+const FUNCTION_LINES: usize = 70;
+
+/// The crates that may use `unsafe`, and the parts of others.
+const UNSAFE: [&str; 5] = [
+    "crates/fleet-kernels/src/",
+    "crates/fleet-comm/src/",
+    "crates/fleet-tensor/src/",
+    // The executor's binding of addresses.
+    "crates/fleet-exec/src/bind.rs",
+    "crates/fleet-exec/src/interpreter.rs",
+];
+/// The places that read the environment: programs, and the one wrapper of libraries.
+const ENVIRONMENT: [&str; 4] =
+    ["/main.rs", "/src/bin/", "crates/fleet-topology/src/env.rs", "crates/fleet-bench/src/"];
+/// The places that read the clock; elsewhere time is an argument.
+const CLOCK: [&str; 2] = ["crates/fleet-bench/src/", "crates/fleet-net/src/time.rs"];
+/// The places that print.
+const PRINT: [&str; 2] = ["/main.rs", "crates/fleet-bench/src/"];
+/// The crates that name ops: their definitions, the layers that emit them, and tests.
+const OP_NAMES: [&str; 3] = ["fleet-ops", "fleet-nn", "fleet-testkit"];
+
+const PRINT_MACROS: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
+const COMPARISONS: [&str; 4] = ["contains", "starts_with", "ends_with", "eq"];
+
+pub fn check(files: &[SourceFile], findings: &mut Vec<Finding>) -> Result<(), String> {
+    let ops = op_names(files);
+    if ops.len() < 100 {
+        return Err(format!("found {} names of ops in fleet-ops: expected over 100", ops.len()));
+    }
+    for file in files {
+        let (Some(tree), Some(krate)) = (&file.tree, file.product_crate()) else { continue };
+        let mut rules = Rules { file, krate, ops: &ops, findings };
+        rules.visit_file(tree);
+        rules.tokens(tree.to_token_stream());
+    }
+    Ok(())
+}
+
+/// Texts of `name: ".."` and `kind: ".."` in fleet-ops.
+fn op_names(files: &[SourceFile]) -> BTreeSet<String> {
+    let ops = files.iter().filter(|file| file.product_crate() == Some("fleet-ops"));
+    let lines = ops.flat_map(|file| file.text.lines());
+    let quoted = lines.filter_map(|line| {
+        let rest = line.split_once("name: \"").or_else(|| line.split_once("kind: \""))?.1;
+        Some(rest.split_once('"')?.0.to_string())
+    });
+    quoted.collect()
+}
+
+struct Rules<'a> {
+    file: &'a SourceFile,
+    krate: &'a str,
+    ops: &'a BTreeSet<String>,
+    findings: &'a mut Vec<Finding>,
+}
+
+impl Rules<'_> {
+    fn add(&mut self, rule: &'static str, span: proc_macro2::Span, message: String) {
+        let (path, line) = (self.file.path.clone(), span.start().line);
+        self.findings.push(Finding { rule, path, line, message });
+    }
+
+    fn is_in(&self, places: &[&str]) -> bool {
+        places.iter().any(|place| self.file.path.contains(place))
+    }
+
+    fn function(&mut self, name: &syn::Ident, block: &syn::Block) {
+        let span = block.span();
+        let lines = span.end().line + 1 - name.span().start().line;
+        if lines > FUNCTION_LINES {
+            let message = format!("{name} has {lines} lines: expected up to {FUNCTION_LINES}");
+            self.add("function", name.span(), message);
+        }
+    }
+
+    /// Rules about tokens hold in macros too.
+    fn tokens(&mut self, stream: TokenStream) {
+        let tokens: Vec<TokenTree> = stream.into_iter().collect();
+        for (index, token) in tokens.iter().enumerate() {
+            match token {
+                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Ident(ident) => self.ident(ident, &tokens[index + 1..]),
+                TokenTree::Literal(literal) => self.literal(literal),
+                TokenTree::Punct(_) => {}
+            }
+        }
+    }
+
+    fn ident(&mut self, ident: &proc_macro2::Ident, rest: &[TokenTree]) {
+        let is_punct = |index: usize, wanted: char| matches!(rest.get(index), Some(TokenTree::Punct(found)) if found.as_char() == wanted);
+        let member = match rest.get(2) {
+            Some(TokenTree::Ident(member)) if is_punct(0, ':') && is_punct(1, ':') => {
+                Some(member.to_string())
+            }
+            _ => None,
+        };
+        let name = ident.to_string();
+        match (name.as_str(), member.as_deref()) {
+            ("unsafe", _) if !self.is_in(&UNSAFE) => {
+                self.add("unsafe", ident.span(), "unsafe outside of its crates".to_string());
+            }
+            ("env", Some(member)) if !self.is_in(&ENVIRONMENT) => {
+                self.add("environment", ident.span(), format!("env::{member}"));
+            }
+            ("Instant" | "SystemTime", Some("now")) if !self.is_in(&CLOCK) => {
+                self.add("clock", ident.span(), format!("{name}::now"));
+            }
+            (print, _)
+                if PRINT_MACROS.contains(&print) && is_punct(0, '!') && !self.is_in(&PRINT) =>
+            {
+                self.add("print", ident.span(), format!("{print}!"));
+            }
+            _ => {}
+        }
+    }
+
+    fn literal(&mut self, literal: &proc_macro2::Literal) {
+        let text = literal.to_string();
+        let Some(name) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else {
+            return;
+        };
+        if !OP_NAMES.contains(&self.krate) && self.ops.contains(name) {
+            self.add("op-name", literal.span(), format!("\"{name}\" is the name of an op"));
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Rules<'_> {
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.function(&item.sig.ident, &item.block);
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.function(&item.sig.ident, &item.block);
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        if COMPARISONS.contains(&call.method.to_string().as_str()) && is_message(&call.receiver) {
+            self.add("message", call.method.span(), "a decision by an error's text".to_string());
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_binary(&mut self, binary: &'ast syn::ExprBinary) {
+        let is_comparison = matches!(binary.op, syn::BinOp::Eq(_) | syn::BinOp::Ne(_));
+        if is_comparison && (is_message(&binary.left) || is_message(&binary.right)) {
+            self.add("message", binary.span(), "a decision by an error's text".to_string());
+        }
+        visit::visit_expr_binary(self, binary);
+    }
+}
+
+fn is_message(expr: &syn::Expr) -> bool {
+    match expr {
+        syn::Expr::MethodCall(call) => call.method == "message" && call.args.is_empty(),
+        _ => false,
+    }
+}

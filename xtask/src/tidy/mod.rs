@@ -1,0 +1,50 @@
+//! `cargo xtask tidy`: house rules that the compiler does not check.
+//!
+//! A rule finds places in files. `xtask/tidy.txt` lists how many places of a rule a file may have:
+//! a file above its number fails, and so does one below, so that the numbers only shrink
+//! (`cargo xtask tidy --shrink` lowers them).
+
+mod circles;
+mod code;
+mod exceptions;
+mod layers;
+mod quotes;
+mod source;
+mod subjects;
+mod text;
+
+use std::path::Path;
+
+/// A place that breaks a rule.
+pub struct Finding {
+    pub rule: &'static str,
+    /// Relative to the root.
+    pub path: String,
+    /// From 1.
+    pub line: usize,
+    pub message: String,
+}
+
+#[derive(clap::Args, Default)]
+pub struct Options {
+    /// Lower the numbers in xtask/tidy.txt to the present ones
+    #[arg(long)]
+    shrink: bool,
+}
+
+pub fn run(root: &Path, options: &Options) -> Result<(), String> {
+    let files = source::load(root)?;
+    let mut findings = Vec::new();
+    text::check(&files, &mut findings);
+    code::check(&files, &mut findings)?;
+    circles::check(&files, &mut findings);
+    let mut errors = exceptions::compare(root, &findings, options.shrink)?;
+    layers::check(root, &mut errors)?;
+    quotes::check(root, &mut errors)?;
+    subjects::check(root, &mut errors)?;
+    if errors.is_empty() {
+        println!("== tidy: fine");
+        return Ok(());
+    }
+    Err(format!("tidy found:\n  {}", errors.join("\n  ")))
+}
