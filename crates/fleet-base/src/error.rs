@@ -1,7 +1,9 @@
 //! The one error type of Fleet, classified by whose fault it is.
 //!
-//! An error reads as one sentence, what was expected and what came, then the places from the
-//! inside out. Messages are lower case and have no final dot.
+//! An error reads as one sentence, what was expected and what came, then the places from the inside
+//! out. Messages are lower case and have no final dot. Texts of files and peers may be in all
+//! parts: an error escapes control characters when it is printed, and line ends where a part is one
+//! line.
 //!
 //! ```
 //! use fleet_base::{Error, ErrorKind};
@@ -16,7 +18,10 @@
 //! );
 //! ```
 
+use crate::text::{printable, printable_line};
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -37,31 +42,66 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// An error with what was expected, what came, and where.
-#[derive(Clone, PartialEq, Eq)]
+/// A condition that callers tell apart, finer than its [`ErrorKind`]. Nothing decides by an error's
+/// message: a condition that needs a decision gets a code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorCode {
+    /// The peer closed the connection.
+    ConnectionClosed,
+    /// The connection broke: reset, timed out, or failed otherwise.
+    ConnectionLost,
+    /// A wait in a store reached its deadline before all keys were set.
+    KeysMissing,
+    /// Ranks wait for each other in different collective calls.
+    Deadlock,
+}
+
+/// An error with expected and actual value, and where it happened.
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
+    code: Option<ErrorCode>,
     message: String,
     expected: Option<String>,
     got: Option<String>,
     help: Option<String>,
     places: Vec<String>,
+    /// Files and lines of the user's that the message or a place names.
+    lines: Vec<String>,
     culprit: Option<usize>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
+
+/// Everything but the source, which has no equality.
+impl PartialEq for Error {
+    fn eq(&self, other: &Error) -> bool {
+        let parts = |error: &Error| {
+            let it = &error.0;
+            let texts = [&it.expected, &it.got, &it.help].map(Clone::clone);
+            (it.kind, it.code, it.message.clone(), texts, it.places.clone(), it.culprit)
+        };
+        parts(self) == parts(other)
+    }
+}
+
+impl Eq for Error {}
 
 impl Error {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error(Box::new(Inner {
             kind,
+            code: None,
             message: message.into(),
             expected: None,
             got: None,
             help: None,
             places: Vec::new(),
+            lines: Vec::new(),
             culprit: None,
+            source: None,
         }))
     }
 
@@ -89,7 +129,8 @@ impl Error {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// A failed system call on `path`; permission and absence are the user's, a full disk is a limit.
+    /// A failed system call on `path`; permission and absence are the user's, a full disk is a
+    /// limit.
     pub fn io(action: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let kind = match error.kind() {
@@ -99,10 +140,47 @@ impl Error {
             | Io::NotADirectory
             | Io::IsADirectory
             | Io::InvalidInput => ErrorKind::Invalid,
-            Io::StorageFull | Io::OutOfMemory | Io::QuotaExceeded => ErrorKind::Exhausted,
+            Io::StorageFull | Io::OutOfMemory | Io::QuotaExceeded | Io::FileTooLarge => {
+                ErrorKind::Exhausted
+            }
             _ => ErrorKind::Unavailable,
         };
-        Self::new(kind, format!("cannot {action} {}: {error}", path.display()))
+        let hint = match error.kind() {
+            Io::FileTooLarge => ", beyond the limit that ulimit -f shows or the file system has",
+            _ => "",
+        };
+        let text = format!("cannot {action} {}: {error}{hint}", path.display());
+        Self::new(kind, text).caused(copy(error))
+    }
+
+    /// Keeps the error of another library or of the system that led to this one, for
+    /// [`std::error::Error::source`]. The message says what it says, too: sources are not printed.
+    ///
+    /// ```
+    /// use std::error::Error as _;
+    /// let error = fleet_base::Error::from("many".parse::<u64>().unwrap_err());
+    /// assert!(error.source().is_some_and(|source| source.is::<std::num::ParseIntError>()));
+    /// ```
+    pub fn caused(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
+    }
+
+    /// Marks the condition by which callers decide.
+    pub fn with_code(mut self, code: ErrorCode) -> Self {
+        self.0.code = Some(code);
+        self
+    }
+
+    /// The condition, where callers may have to tell it apart.
+    ///
+    /// ```
+    /// use fleet_base::{Error, ErrorCode};
+    /// let error = Error::unavailable("2 of 3 keys are missing").with_code(ErrorCode::KeysMissing);
+    /// assert_eq!(error.at("rank 1").code(), Some(ErrorCode::KeysMissing));
+    /// ```
+    pub fn code(&self) -> Option<ErrorCode> {
+        self.0.code
     }
 
     pub fn expected(mut self, what: impl fmt::Display) -> Self {
@@ -115,15 +193,40 @@ impl Error {
         self
     }
 
-    /// What the reader can do about it.
+    /// Tells the reader how to go on.
     pub fn help(mut self, what: impl fmt::Display) -> Self {
         self.0.help = Some(what.to_string());
         self
     }
 
+    /// As [`Error::help`], where the error has no help yet.
+    pub fn or_help(self, what: impl fmt::Display) -> Self {
+        if self.0.help.is_some() { self } else { self.help(what) }
+    }
+
     /// Adds a place, innermost first: an op, a variable, a file and line, a rank.
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.0.places.push(place.to_string());
+        self
+    }
+
+    /// Adds a file or line of the user's as a place, unless the error names it already.
+    ///
+    /// ```
+    /// let error = fleet_base::Error::invalid("src/model.rs:3: no such op").naming("src/model.rs:3");
+    /// let error = error.at_line("src/model.rs:3").at_line("src/main.rs:9");
+    /// assert_eq!(error.to_string(), "src/model.rs:3: no such op\n  at src/main.rs:9");
+    /// ```
+    pub fn at_line(self, line: &str) -> Self {
+        match self.0.lines.iter().any(|named| named == line) {
+            true => self,
+            false => self.at(line).naming(line),
+        }
+    }
+
+    /// Notes that the message or a place names this file or line of the user's.
+    pub fn naming(mut self, line: &str) -> Self {
+        self.0.lines.push(line.to_string());
         self
     }
 
@@ -152,6 +255,11 @@ impl Error {
         &self.0.message
     }
 
+    /// The expected value, the actual one, and the help.
+    pub fn details(&self) -> [Option<&str>; 3] {
+        [&self.0.expected, &self.0.got, &self.0.help].map(|text| text.as_deref())
+    }
+
     pub fn places(&self) -> &[String] {
         &self.0.places
     }
@@ -163,18 +271,21 @@ impl fmt::Display for Error {
         if inner.kind == ErrorKind::Internal {
             write!(f, "internal error (please report it): ")?;
         }
-        write!(f, "{}", inner.message)?;
-        match (&inner.expected, &inner.got) {
+        // Messages and help may have several lines on purpose; the other parts are one line.
+        write!(f, "{}", printable(&inner.message))?;
+        let [expected, got] =
+            [&inner.expected, &inner.got].map(|text| text.as_deref().map(printable_line));
+        match (expected, got) {
             (Some(expected), Some(got)) => write!(f, ": expected {expected}, got {got}")?,
             (Some(expected), None) => write!(f, ": expected {expected}")?,
             (None, Some(got)) => write!(f, ": got {got}")?,
             (None, None) => {}
         }
         for place in &inner.places {
-            write!(f, "\n  at {place}")?;
+            write!(f, "\n  at {}", printable_line(place))?;
         }
         if let Some(help) = &inner.help {
-            write!(f, "\n  help: {help}")?;
+            write!(f, "\n  help: {}", printable(help))?;
         }
         Ok(())
     }
@@ -186,7 +297,19 @@ impl fmt::Debug for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+/// `io::Error` is not `Clone`: the same system error, or the same kind with the same text.
+fn copy(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
 
 /// ```
 /// let steps: fleet_base::Result<u64> = "many".parse().map_err(fleet_base::Error::from);
@@ -194,6 +317,26 @@ impl std::error::Error for Error {}
 /// ```
 impl From<std::num::ParseIntError> for Error {
     fn from(error: std::num::ParseIntError) -> Error {
-        Error::invalid("this is no number").expected("a whole number").got(error)
+        Error::invalid("not a number").expected("a whole number").got(&error).caused(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn control_characters_are_printed_as_escapes() {
+        let error = Error::invalid("unknown key '\x1b[31mamp'\nbeside 'b\u{9b}'")
+            .expected("a\r")
+            .got("x\n  help: run this\x07")
+            .at("folder\n/\x1b]0;title")
+            .help("first\nsecond\x7f");
+        let expected = "unknown key '\\u{1b}[31mamp'\nbeside 'b\\u{9b}': expected a\\r, \
+             got x\\n  help: run this\\u{7}\n  at folder\\n/\\u{1b}]0;title\n  \
+             help: first\nsecond\\u{7f}";
+        assert_eq!(error.to_string(), expected);
+        // Escaped text is not changed by another error around it.
+        assert_eq!(Error::invalid(error.to_string()).to_string(), expected);
     }
 }

@@ -1,14 +1,13 @@
 //! Files that appear whole or not at all.
 
-use crate::disk::{Disk, DiskFile, RealDisk, parent};
+use crate::disk::{Disk, DiskFile, PathKind, RealDisk, moved, parent};
 use crate::{Error, Result};
-use std::fs;
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file being written beside its final name; [`AtomicFile::commit`] puts it there. Dropped without,
-/// it leaves nothing. A link stays a link: what it leads to is replaced.
+/// A file being written beside its final name; [`AtomicFile::commit`] puts it there. Dropped
+/// without, it leaves nothing. A link stays a link: what it leads to is replaced.
 pub struct AtomicFile {
     disk: Arc<dyn Disk>,
     file: Arc<dyn DiskFile>,
@@ -26,22 +25,23 @@ pub const TEMPORARY_SUFFIX: &str = ".tmp";
 
 impl AtomicFile {
     pub fn create(target: &Path) -> Result<AtomicFile> {
-        if target.is_symlink()
-            && let Ok(led_to) = fs::canonicalize(target)
-        {
-            return AtomicFile::create(&led_to);
-        }
-        if let Ok(there) = fs::metadata(target) {
-            // To rename over a device or a pipe would put a file in its place.
-            let kind = if there.is_dir() { "a folder" } else { "a device or a pipe" };
-            if !there.is_file() {
-                return Err(Error::invalid(format!("cannot write {}", target.display()))
-                    .expected("the name of a file")
-                    .got(kind));
-            }
-        }
         let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-        AtomicFile::create_on(&disk, target)
+        AtomicFile::replace_on(&disk, target)
+    }
+
+    /// As [`AtomicFile::create`], on any disk.
+    pub fn replace_on(disk: &Arc<dyn Disk>, target: &Path) -> Result<AtomicFile> {
+        let target = disk.target(target);
+        // To rename over a device or a pipe would put a file in its place.
+        let got = match disk.kind(&target) {
+            Ok(PathKind::Folder) => "a folder",
+            Ok(PathKind::Other) => "a device or a pipe",
+            // A path that cannot be read cannot be created either, which reports the reason.
+            Ok(PathKind::File) | Err(_) => return AtomicFile::create_on(disk, &target),
+        };
+        Err(Error::invalid(format!("cannot write {}", target.display()))
+            .expected("the name of a file")
+            .got(got))
     }
 
     /// As [`AtomicFile::create`], on any disk; `target` is no link and no device.
@@ -85,14 +85,23 @@ impl AtomicFile {
 
     /// As [`AtomicFile::commit`]; returns the file, still open.
     pub fn commit_open(mut self) -> Result<Arc<dyn DiskFile>> {
+        self.put()?;
+        Ok(self.file.clone())
+    }
+
+    /// As [`AtomicFile::commit`]; on an error the temporary file stays until this is dropped.
+    pub fn put(&mut self) -> Result<()> {
         self.file.sync().map_err(|error| self.error("flush", &error))?;
         let renamed = self.disk.rename(&self.temporary, &self.target);
         renamed.map_err(|error| self.error("write", &error))?;
         self.committed = true;
         let folder = parent(&self.target);
-        let synced = self.disk.sync_folder(folder);
-        synced.map_err(|error| Error::io("flush", folder, &error))?;
-        Ok(self.file.clone())
+        self.disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error))
+    }
+
+    /// Leaves the temporary file, as a crash does.
+    pub fn leave(&mut self) {
+        self.committed = true;
     }
 
     /// An error of writing, with the file's final name.
@@ -115,14 +124,8 @@ impl Write for AtomicFile {
 
 impl Seek for AtomicFile {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let (from, by) = match to {
-            SeekFrom::Start(at) => (at, 0),
-            SeekFrom::Current(by) => (self.position, by),
-            SeekFrom::End(by) => (self.file.len()?, by),
-        };
-        let to = from.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput)?;
-        self.position = to;
-        Ok(to)
+        self.position = moved(&*self.file, self.position, to)?;
+        Ok(self.position)
     }
 }
 
@@ -142,9 +145,38 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     file.commit()
 }
 
+/// Makes a folder and those above it; one that exists is fine.
+pub fn make_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| {
+        let in_the_way = folder.ancestors().find(|it| it.exists()).filter(|it| !it.is_dir());
+        match in_the_way {
+            Some(path) => Error::invalid(format!("{} is not a folder", path.display()))
+                .help("name another folder, or remove what has its name"),
+            None => Error::io("create the folder", folder, &error),
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_file_in_place_of_a_folder_is_named() {
+        let folder = std::env::temp_dir().join(format!("fleet-base-folder-{}", std::process::id()));
+        make_folder(&folder).unwrap();
+        make_folder(&folder).unwrap();
+        let file = folder.join("file");
+        fs::write(&file, "").unwrap();
+        for path in [file.clone(), file.join("below/it")] {
+            let error = make_folder(&path).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{} is not a folder", file.display())), "{error}");
+        }
+        let error = make_folder(Path::new("/proc/no-such")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot create the folder /proc/no-such: "), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[cfg(unix)]
     #[test]

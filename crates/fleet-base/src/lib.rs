@@ -6,9 +6,11 @@ pub mod disk;
 pub mod entity;
 pub mod error;
 pub mod file;
+pub mod input;
 pub mod rng;
 pub mod sealed;
+pub mod signals;
 pub mod text;
 
 pub use entity::{EntityMap, EntityRef};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorCode, ErrorKind, Result};

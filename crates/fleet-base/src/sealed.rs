@@ -8,9 +8,12 @@
 //!
 //! The last line is the CRC-32 of all bytes before it.
 
-use crate::file::write_file;
+use crate::disk::{Disk, RealDisk, read_file};
+use crate::file::AtomicFile;
 use crate::{Error, Result};
+use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Files of this kind are a few lines.
 pub const SEALED_BYTES_MAX: u64 = 1 << 20;
@@ -48,17 +51,26 @@ impl Kind {
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
     pub fn write(self, path: &Path, body: &str) -> Result<()> {
-        write_file(path, self.text(body).as_bytes())
+        self.write_on(&RealDisk::handle(), path, body)
+    }
+
+    /// As [`Kind::write`], on any disk.
+    pub fn write_on(self, disk: &Arc<dyn Disk>, path: &Path, body: &str) -> Result<()> {
+        let mut file = AtomicFile::replace_on(disk, path)?;
+        file.write_all(self.text(body).as_bytes()).map_err(|error| file.error("write", &error))?;
+        file.commit()
     }
 
     /// Reads a file of this kind.
     pub fn read(self, path: &Path) -> Result<Read> {
-        let cannot = |error| Error::io("read", path, &error);
-        let size = std::fs::metadata(path).map_err(cannot)?.len();
-        if size > SEALED_BYTES_MAX {
-            return Err(self.damaged(path, "it is too large"));
-        }
-        let text = String::from_utf8(std::fs::read(path).map_err(cannot)?)
+        self.read_on(&RealDisk, path)
+    }
+
+    /// As [`Kind::read`], on any disk.
+    pub fn read_on(self, disk: &dyn Disk, path: &Path) -> Result<Read> {
+        let bytes = read_file(disk, path, SEALED_BYTES_MAX).map_err(|it| it.or_help(self.help))?;
+        let missing = || Error::io("read", path, &io::ErrorKind::NotFound.into());
+        let text = String::from_utf8(bytes.ok_or_else(missing)?)
             .map_err(|_| self.damaged(path, "it is not text"))?;
         let Some(rest) = text.strip_prefix(self.name).and_then(|rest| rest.strip_prefix(VERSION))
         else {

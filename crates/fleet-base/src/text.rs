@@ -1,4 +1,37 @@
-//! Words for people: the nearest known name, byte counts, lists.
+//! Helpers for messages: nearest name, byte counts, control characters.
+
+use std::borrow::Cow;
+
+/// Escapes control characters except line ends and tabs, so that a text of a file or a peer cannot
+/// move the cursor or change the title and the colours of a terminal. Escaping twice changes
+/// nothing.
+///
+/// ```
+/// use fleet_base::text::printable;
+/// assert_eq!(printable("mul\u{1b}[2J\n"), "mul\\u{1b}[2J\n");
+/// ```
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c.is_control() && c != '\n' && c != '\t')
+}
+
+/// As [`printable`], for a text that belongs on one line: line ends are escaped, too.
+pub fn printable_line(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c.is_control() && c != '\t')
+}
+
+fn escaped(text: &str, is_escaped: fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_escaped(c) {
+            true => out.extend(c.escape_debug()),
+            false => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
 
 /// The candidate nearest to `name` by edit distance, if it is near enough to be a slip of the hand.
 ///
@@ -61,6 +94,17 @@ fn edit_distance(a: &str, b: &str) -> usize {
 /// ```
 pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
+}
+
+/// A number of bytes beyond a limit, which does not read like the limit.
+///
+/// ```
+/// assert_eq!(fleet_base::text::bytes_over(2049, 1024), "2 KiB");
+/// assert_eq!(fleet_base::text::bytes_over(1025, 1024), "more than 1 KiB");
+/// ```
+pub fn bytes_over(count: u64, limit: u64) -> String {
+    let (count, limit) = (bytes(count), bytes(limit));
+    if count == limit { format!("more than {limit}") } else { count }
 }
 
 /// A count with a decimal unit: `3.86 G`.

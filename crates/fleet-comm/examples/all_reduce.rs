@@ -6,11 +6,12 @@
 //!     [--streams N] [--turn-kb N]
 //! ```
 //!
-//! `comm/allreduce_RANKSxSIZE` goes through shared memory, `comm/tcp_allreduce_RANKSxSIZE` over TCP on
-//! the loopback, `comm/netns_allreduce_2xSIZE` over the cable between the two network namespaces that
-//! FLEET_BENCH_NAMESPACES names (`cargo xtask bench` lays it), `comm/memory` is the memory bandwidth that two processes reach together. One JSON line;
-//! calls are made back to back, and a run is many of them where one is short. A token `tls:...` in
-//! FLEET_BENCH_TOKEN (feature `tls` of fleet-net) puts TCP under TLS.
+//! `comm/allreduce_RANKSxSIZE` goes through shared memory, `comm/tcp_allreduce_RANKSxSIZE` over TCP
+//! on the loopback, `comm/netns_allreduce_2xSIZE` over the cable between the two network namespaces
+//! that FLEET_BENCH_NAMESPACES names (`cargo xtask bench` lays it), `comm/memory` is the memory
+//! bandwidth that two processes reach together. One JSON line; calls are made back to back, and a
+//! run is many of them where one is short. A token `tls:...` in FLEET_BENCH_TOKEN (feature `tls` of
+//! fleet-net) puts TCP under TLS.
 
 use fleet_base::{Error, Result};
 use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Ranks are threads of this process that talk over TCP on the loopback, so what is measured is the
-//! machine's share: system calls, copies, switches. For each number of ranks and each size a row: the
-//! median time of a call and a barrier in microseconds under each algorithm, the best one, and what `Auto`
-//! takes. The constants of `src/mesh/choose.rs` are held against such a table.
+//! machine's share: system calls, copies, switches. For each number of ranks and each size a row:
+//! the median time of a call and a barrier in microseconds under each algorithm, the best one, and
+//! what `Auto` takes. The constants of `src/mesh/choose.rs` are held against such a table.
 
 use fleet_base::{Error, Result};
 use fleet_comm::{Algorithm, GroupOptions, ReduceOp, World};

@@ -1,5 +1,5 @@
-//! What TCP on the loopback allows an all-reduce of two ranks: two threads send each other all their
-//! numbers and add up what comes, with nothing of ours in between. Prints GB/s each way.
+//! What TCP on the loopback allows an all-reduce of two ranks: two threads send each other all
+//! their numbers and add up what comes, with nothing of ours in between. Prints GB/s each way.
 //!
 //! `cargo run --release -p fleet-comm --example tcp_pair -- [MEGABYTES] [ROUNDS]`
 

@@ -14,8 +14,8 @@ pub(crate) trait Backend: Send {
     /// Runs one call within the bounds. After an error the group is over.
     fn run(&mut self, call: &mut Call<'_>, bounds: &Bounds) -> Result<()>;
 
-    /// This rank was called with arguments that make no call: tells those who wait for it, where the
-    /// fired token does not reach them.
+    /// This rank was called with arguments that make no call: tells those who wait for it, where
+    /// the fired token does not reach them.
     fn refuse(&mut self, _: &Error, _: &Bounds) {}
 }
 

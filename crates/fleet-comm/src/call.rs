@@ -1,5 +1,5 @@
-//! One collective as the engines see it: what it is, for the check that all ranks mean the same one,
-//! and the memory that it works on.
+//! One collective as the engines see it: what it is, for the check that all ranks mean the same
+//! one, and the memory that it works on.
 
 use fleet_base::Error;
 use fleet_kernels::fold::FoldOp;
@@ -281,7 +281,8 @@ impl<'a> Pieces<'a> {
         Pieces { list, bytes, borrow: PhantomData }
     }
 
-    /// How the stretch is cut, for the signature: ranks that cut differently are in different calls.
+    /// How the stretch is cut, for the signature: ranks that cut differently are in different
+    /// calls.
     pub(crate) fn digest(&self) -> u64 {
         match self.list.len() {
             0 | 1 => 0,
@@ -289,8 +290,8 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Calls `visit(pointer, offset, bytes)` for every stretch of `start..start + bytes`; offsets are
-    /// from `start`. Walks on from where `cursor` was left, so starts must not go down.
+    /// Calls `visit(pointer, offset, bytes)` for every stretch of `start..start + bytes`; offsets
+    /// are from `start`. Walks on from where `cursor` was left, so starts must not go down.
     pub(crate) fn each(
         &self,
         cursor: &mut Cursor,
@@ -314,8 +315,8 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Room at `to` for `start..start + bytes`, cut as that stretch is. A message has the pieces of its
-    /// stretch, so what comes apart from the data must be cut like the data.
+    /// Room at `to` for `start..start + bytes`, cut as that stretch is. A message has the pieces of
+    /// its stretch, so what comes apart from the data must be cut like the data.
     pub(crate) fn cut_like(&self, start: usize, bytes: usize, to: *mut u8) -> Vec<Piece> {
         let mut list = Vec::new();
         self.each(&mut Cursor::default(), start, bytes, |_, offset, len| {
@@ -324,8 +325,8 @@ impl<'a> Pieces<'a> {
         list
     }
 
-    /// Calls `visit(piece, start in the piece, values)` for every part of `values`, which are those of the
-    /// stretch from `start` on.
+    /// Calls `visit(piece, start in the piece, values)` for every part of `values`, which are those
+    /// of the stretch from `start` on.
     pub(crate) fn each_part<'v>(
         &self,
         start: usize,
@@ -393,8 +394,8 @@ pub(crate) type Done<'a> = &'a mut dyn FnMut(usize, &[u8]);
 pub(crate) enum Work<'a> {
     AllReduce {
         data: Pieces<'a>,
-        /// Told of every stretch that is final, in any order. Who takes it out tells of all, and need not
-        /// write results to the data; who leaves it tells nothing.
+        /// Told of every stretch that is final, in any order. Who takes it out tells of all, and
+        /// need not write results to the data; who leaves it tells nothing.
         done: Option<Done<'a>>,
     },
     Reduce {

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A handle to one group of ranks; a clone is the same group.
 ///
-/// Calls of one group follow each other in the order in which they are made, which must be the same on
-/// every rank; open one group for each stream of calls that goes on beside others. Each call has a
-/// label, the name of what it moves, by which errors and the flight recorder tell calls apart.
+/// Calls of one group follow each other in the order in which they are made, which must be the same
+/// on every rank; open one group for each stream of calls that goes on beside others. Each call has
+/// a label, the name of what it moves, by which errors and the flight recorder tell calls apart.
 ///
 /// After an error a group is over: every further call gives the error that ended it.
 #[derive(Clone)]
@@ -162,10 +162,11 @@ impl Group {
         with_pieces(data, |pieces| self.reduce_pieces(Kind::AllReduce, label, dtype, pieces, op, 0))
     }
 
-    /// As [`Group::all_reduce_bytes`], for who goes on with the results: `done(buffer, start, values)` is
-    /// told of every part of every buffer once it is final. Between ranks that share memory that is while
-    /// the rest is under way, in an order of its own, and the values are in the cache of this core. What the
-    /// buffers hold afterwards is unspecified: results that are used on the way are not written back.
+    /// As [`Group::all_reduce_bytes`], for who goes on with the results:
+    /// `done(buffer, start, values)` is told of every part of every buffer once it is final.
+    /// Between ranks that share memory that is while the rest is under way, in an order of its own,
+    /// and the values are in the cache of this core. What the buffers hold afterwards is
+    /// unspecified: results that are used on the way are not written back.
     ///
     /// When the call fails, some parts may have been told of.
     ///
@@ -255,8 +256,8 @@ impl Group {
         self.call(Head { kind, label, dtype, op: Some(op), root, elements, extra }, work)
     }
 
-    /// `input` has one block for each rank; `output` becomes the reduction of all ranks' block for this
-    /// rank.
+    /// `input` has one block for each rank; `output` becomes the reduction of all ranks' block for
+    /// this rank.
     pub fn reduce_scatter<T: Element>(
         &self,
         label: &str,
@@ -341,7 +342,8 @@ impl Group {
         )
     }
 
-    /// As [`Group::all_gather`] with blocks of different sizes: `counts` by rank, the same everywhere.
+    /// As [`Group::all_gather`] with blocks of different sizes: `counts` by rank, the same
+    /// everywhere.
     pub fn all_gather_v<T: Element>(
         &self,
         label: &str,
@@ -446,8 +448,8 @@ impl Group {
         )
     }
 
-    /// The same with blocks of different sizes: `sends[p]` elements go to rank p, `receives[p]` come
-    /// from it. That they agree between ranks is checked.
+    /// The same with blocks of different sizes: `sends[p]` elements go to rank p, `receives[p]`
+    /// come from it. That they agree between ranks is checked.
     pub fn all_to_all_v<T: Element>(
         &self,
         label: &str,
@@ -476,7 +478,8 @@ impl Group {
                             sends,
                             receives,
                         };
-                        // Elements differ between ranks here, so the digest tells it from the even form.
+                        // Elements differ between ranks here, so the digest tells it from the even
+                        // form.
                         let head = Head::new(kind, label, T::DTYPE, 0);
                         self.call(Head { extra: 1, ..head }, work)
                     },
@@ -552,8 +555,8 @@ impl Group {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        // Backends run no code of users; a poisoned lock means that ours is broken, which the fault of
-        // the group would say.
+        // Backends run no code of users; a poisoned lock means that ours is broken, which the fault
+        // of the group would say.
         self.0.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -601,7 +604,9 @@ impl Group {
 
     fn expect_whole(&self, kind: Kind, label: &str, dtype: DType, bytes: &[u8]) -> Result<()> {
         let size = dtype.size();
-        if bytes.len().is_multiple_of(size) && (bytes.as_ptr() as usize).is_multiple_of(size) {
+        // No elements lie nowhere.
+        let is_aligned = bytes.is_empty() || (bytes.as_ptr() as usize).is_multiple_of(size);
+        if bytes.len().is_multiple_of(size) && is_aligned {
             return Ok(());
         }
         let error = Error::invalid(format!("a buffer does not hold whole aligned {dtype}"));

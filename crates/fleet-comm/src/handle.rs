@@ -1,5 +1,5 @@
-//! Collectives in the background: a group has one lane, a thread that is started with the first such
-//! call and runs them in their order.
+//! Collectives in the background: a group has one lane, a thread that is started with the first
+//! such call and runs them in their order.
 
 use crate::Group;
 use fleet_base::{Error, Result};

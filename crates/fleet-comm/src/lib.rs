@@ -1,11 +1,12 @@
-//! Collectives: all ranks of a [`Group`] call the same function, and each gets its part of the result.
+//! Collectives: all ranks of a [`Group`] call the same function, and each gets its part of the
+//! result.
 //!
 //! Ranks on one host share memory, ranks on several talk over a mesh of `fleet-net`; which one, and
 //! which algorithm, is the group's business. What it promises:
 //!
 //! * The result does not depend on timing and is bitwise the same on every rank.
-//! * Nothing waits forever: every wait ends with the data, a deadline, the fired token, or word of a
-//!   peer's death, and the error says which collective waited for whom and who had joined.
+//! * Nothing waits forever: every wait ends with the data, a deadline, the fired token, or word of
+//!   a peer's death, and the error says which collective waited for whom and who had joined.
 //! * Ranks that call different things get an error that names both sides, not a wrong sum.
 //!
 //! It knows nothing of programs or of environment variables.

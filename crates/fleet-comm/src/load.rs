@@ -46,7 +46,8 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Loads the library: `path` is the file or the folder that it is in; without one the system looks.
+    /// Loads the library: `path` is the file or the folder that it is in; without one the system
+    /// looks.
     pub fn load(&self, path: Option<&Path>) -> Result<Library> {
         let names = self.names.iter();
         let tried: Vec<PathBuf> = match path {

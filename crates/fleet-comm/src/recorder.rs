@@ -1,8 +1,7 @@
 //! The flight recorder: the last collectives of a rank, written out when something goes wrong.
 //!
 //! Laying the files of all ranks side by side shows who is in which call. A line looks like
-//! `{"group": "world", "rank": 0, "sequence": 7, "kind": "all_reduce", "label": "fc.w@GRAD", "op": "sum",
-//! "dtype": "f32", "elements": 1000, "root": 0, "state": "done", "begin_us": 5071, "us": 37}`;
+//! `{"group": "world", "rank": 0, "sequence": 7, "kind": "all_reduce", "label": "fc.w@GRAD", "op": "sum", "dtype": "f32", "elements": 1000, "root": 0, "state": "done", "begin_us": 5071, "us": 37}`;
 //! times are microseconds since the recorder was made.
 
 use crate::call::Signature;

@@ -1,8 +1,8 @@
-//! The groups that a job needs, from what its world knows: everybody, the ranks of a host, one rank of each
-//! host, and rings by number, as programs know them.
+//! The groups that a job needs, from what its world knows: everybody, the ranks of a host, one rank
+//! of each host, and rings by number, as programs know them.
 //!
-//! A group is one stream of calls, so `nccl_comm_num` communicators are as many groups over the same ranks;
-//! buckets of gradients take them in turn.
+//! A group is one stream of calls, so `nccl_comm_num` communicators are as many groups over the
+//! same ranks; buckets of gradients take them in turn.
 //!
 //! ```
 //! use fleet_comm::{GroupOptions, ReduceOp, Rings, World};
@@ -31,11 +31,12 @@ use fleet_net::Member;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// More communicators than this over the same ranks help nobody: each has its connections and buffers.
+/// More communicators than this over the same ranks help nobody: each has its connections and
+/// buffers.
 pub const SIDE_BY_SIDE_MAX: usize = 64;
 
-/// The groups of one rank, each opened when it is first asked for; asking again gives the same group. A
-/// world has one of these.
+/// The groups of one rank, each opened when it is first asked for; asking again gives the same
+/// group. A world has one of these.
 ///
 /// What is opened is opened by all ranks of the group, in any order among groups.
 pub struct Rings {
@@ -45,8 +46,8 @@ pub struct Rings {
 }
 
 impl World {
-    /// The ranks of the job by host, hosts in the order of their first rank: who is in one list can share
-    /// memory.
+    /// The ranks of the job by host, hosts in the order of their first rank: who is in one list can
+    /// share memory.
     ///
     /// ```
     /// assert_eq!(fleet_comm::World::threads(3)[2].hosts(), [[0, 1, 2]]);

@@ -1,16 +1,16 @@
-//! Ranks that wait for each other in different groups: rank 0 in a call of group A that rank 1 has not
-//! made, rank 1 in a call of group B that rank 0 has not made. No group sees that by itself.
+//! Ranks that wait for each other in different groups: rank 0 in a call of group A that rank 1 has
+//! not made, rank 1 in a call of group B that rank 0 has not made. No group sees that by itself.
 //!
-//! A thread of each rank looks now and then. While a call is under way and no call begins or ends, it
-//! publishes in the store what the rank waits in and which calls it has made; and it follows, through what
-//! others have published, who waits for whom. A way back to itself that is the same at two looks, between
-//! which every rank on it has said that it still stands, is a deadlock: an error on all of them that names
-//! each call.
+//! A thread of each rank looks now and then. While a call is under way and no call begins or ends,
+//! it publishes in the store what the rank waits in and which calls it has made; and it follows,
+//! through what others have published, who waits for whom. A way back to itself that is the same at
+//! two looks, between which every rank on it has said that it still stands, is a deadlock: an error
+//! on all of them that names each call.
 //!
-//! A process that computes meanwhile may be about to make the call that others wait for. Or it reads data
-//! ahead, and its thread of training stands. From outside these look the same, so such a rank counts as
-//! standing only after [`BUSY_FACTOR`] times the span: waiting for a step or an evaluation is no deadlock,
-//! and a deadlock beside busy loaders is found all the same.
+//! A process that computes meanwhile may be about to make the call that others wait for. Or it
+//! reads data ahead, and its thread of training stands. From outside these look the same, so such a
+//! rank counts as standing only after [`BUSY_FACTOR`] times the span: waiting for a step or an
+//! evaluation is no deadlock, and a deadlock beside busy loaders is found all the same.
 //!
 //! Calls of the thread that trains need no such patience. While it is inside one call it makes no
 //! other: if the training thread of rank 0 waits in group A for rank 1, and that of rank 1 waits in
@@ -22,7 +22,7 @@
 
 use crate::call::{Kind, Signature};
 use crate::world::GroupOptions;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, Result};
 use fleet_net::{Abort, Limits, Member, Store};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -107,11 +107,11 @@ impl Progress {
         state.flight = None;
     }
 
-    /// The error of a call that ended with `error`: where others were told of a deadlock first, they
-    /// may have left before this rank's token fired.
+    /// The error of a call that ended with `error`: where others were told of a deadlock first,
+    /// they may have left before this rank's token fired.
     pub fn judge(&self, error: Error) -> Error {
         match &self.lock().verdict {
-            Some(verdict) if verdict.message() != error.message() => verdict.clone(),
+            Some(verdict) if error.code() != Some(ErrorCode::Deadlock) => verdict.clone(),
             _ => error,
         }
     }
@@ -434,8 +434,8 @@ impl Looks {
         Ok((identity == format!("{} {}", self.nonce, self.changes)).then(|| text.to_string()))
     }
 
-    /// Tells the others of the cycle, and waits a moment until they know: after its error this rank may
-    /// end, and they would see only that.
+    /// Tells the others of the cycle, and waits a moment until they know: after its error this rank
+    /// may end, and they would see only that.
     fn tell(&self, shared: &Shared, text: &str) -> Result<()> {
         let limits = Limits::within(STORE_SPAN);
         let others = || self.last.iter().filter(|link| link.rank != shared.rank);
@@ -482,9 +482,10 @@ fn judge(groups: &[Arc<Progress>], names: &[String], text: &str) {
     for group in groups {
         let mut state = group.lock();
         if names.contains(&group.name) && state.flight.is_some() {
-            state.verdict = Some(Error::invalid(text).help(
+            let error = Error::invalid(text).with_code(ErrorCode::Deadlock).help(
                 "collectives of different groups must be called in the same order on every rank",
-            ));
+            );
+            state.verdict = Some(error);
         }
     }
 }
@@ -670,7 +671,8 @@ fn find_cycle(
     mut ask: impl FnMut(usize) -> Result<Option<View>>,
 ) -> Result<Vec<Link>> {
     let mut views: HashMap<usize, Option<View>> = HashMap::from([(start, Some(own))]);
-    // Ranks in the order in which they were met, each with the place of who waits for it and the group.
+    // Ranks in the order in which they were met, each with the place of who waits for it and the
+    // group.
     let mut met: Vec<(usize, usize, String)> = vec![(start, 0, String::new())];
     let mut next = 0;
     while next < met.len() && met.len() <= FOLLOWED_MAX {
@@ -813,7 +815,8 @@ mod tests {
             list.iter().map(|(rank, name)| (*rank, name.to_string())).collect()
         };
         assert_eq!(cycle(&[Some(in_a()), Some(in_b())]), named(&[(0, "a"), (1, "b")]));
-        // Rank 1 computes; is in the same call; has made the call and waits elsewhere for nobody here.
+        // Rank 1 computes; is in the same call; has made the call and waits elsewhere for nobody
+        // here.
         assert!(cycle(&[Some(in_a()), None]).is_empty());
         assert!(cycle(&[Some(in_a()), Some(in_a())]).is_empty());
         let made = vec![standing("a", &[0, 1], 1, None), standing("b", &[0, 1], 1, all())];

@@ -43,9 +43,9 @@ pub struct GroupOptions {
     pub timeout_open: Duration,
     /// A peer that is stopped for longer than this is an error.
     pub silence: Duration,
-    /// Ranks that wait for each other in different groups for this long, while their processes compute
-    /// nothing, are an error; where a process does something beside its wait, for five times as long.
-    /// Zero: nobody looks.
+    /// Ranks that wait for each other in different groups for this long, while their processes
+    /// compute nothing, are an error; where a process does something beside its wait, for five
+    /// times as long. Zero: nobody looks.
     pub deadlock: Duration,
     /// The calls of the group are made by training steps: see [`World::makes_step`].
     pub in_steps: bool,
@@ -145,7 +145,8 @@ impl World {
         self
     }
 
-    /// With groups whose collectives are NCCL's, on one GPU of this process: see [`crate::NcclOptions`].
+    /// With groups whose collectives are NCCL's, on one GPU of this process: see
+    /// [`crate::NcclOptions`].
     #[cfg(all(feature = "nccl", target_os = "linux"))]
     pub fn with_nccl(self, options: &crate::NcclOptions) -> Result<World> {
         let (fabric, store) = (self.fabric.clone(), self.store.clone());

@@ -1,6 +1,7 @@
 //! Jobs of `mpirun`: against the naive reference, against groups of our own, and when a rank dies.
 //!
-//! They run where FLEET_MPIRUN names an mpirun or PATH has one; FLEET_MPI_LIBRARY may name its libmpi.
+//! They run where FLEET_MPIRUN names an mpirun or PATH has one; FLEET_MPI_LIBRARY may name its
+//! libmpi.
 
 use crate::mpirun::{self, LIBRARY, text};
 use crate::reference;

@@ -1,5 +1,5 @@
-//! Starts tests under `mpirun`: the one that FLEET_MPIRUN names, or that of PATH. FLEET_MPI_LIBRARY may name
-//! its libmpi.
+//! Starts tests under `mpirun`: the one that FLEET_MPIRUN names, or that of PATH. FLEET_MPI_LIBRARY
+//! may name its libmpi.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

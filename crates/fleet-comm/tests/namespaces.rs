@@ -1,5 +1,5 @@
-//! Two ranks in network namespaces of their own, with a cable between them: the nearest to two machines
-//! that one machine has. Where namespaces cannot be made the test says so and is over.
+//! Two ranks in network namespaces of their own, with a cable between them: the nearest to two
+//! machines that one machine has. Where namespaces cannot be made the test says so and is over.
 
 use crate::cable::{ADDRESSES, Cable};
 use fleet_base::Result;

@@ -1,6 +1,6 @@
-//! Groups over NCCL, in real processes. Everywhere they run on a double of NCCL and of the driver of CUDA
-//! (`nccl_double.c`, which is compiled here), and once more on GPUs where FLEET_NCCL_GPUS says how many
-//! ranks to start; FLEET_NCCL_LIBRARY may name the library then.
+//! Groups over NCCL, in real processes. Everywhere they run on a double of NCCL and of the driver
+//! of CUDA (`nccl_double.c`, which is compiled here), and once more on GPUs where FLEET_NCCL_GPUS
+//! says how many ranks to start; FLEET_NCCL_LIBRARY may name the library then.
 
 use crate::nccl_double::double;
 use crate::processes::{Job, Place, WAIT_MAX, be_a_rank, falls_to, usage};
@@ -381,12 +381,12 @@ fn a_killed_rank_is_named_soon() {
         started.job.wait_until_ready();
         let begin = Instant::now();
         started.job.signal(1, libc::SIGKILL);
-        let died = format!("pid {}) died", started.job.pid(1));
-        let gone = format!("pid {}) is gone", started.job.pid(1));
+        // A death shows as a closed or a reset connection, or as a missing process: whichever
+        // comes first.
+        let pid = format!("pid {})", started.job.pid(1));
         for rank in [0, 2] {
             let text = started.job.end(rank);
-            let who = text.contains(&died) || (fault.is_empty() && text.contains(&gone));
-            assert!(text.contains("failed: rank 1 (host") && who, "{text}");
+            assert!(text.contains("failed: rank 1 (host") && text.contains(&pid), "{text}");
             assert!(text.contains("all_reduce #") && text.contains("'again'"), "{text}");
         }
         assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());

@@ -1,5 +1,6 @@
-//! Real processes that share memory: all is well, one is killed, one is stopped, one calls something
-//! else, sixty-four of them. Nothing is left behind. And what starts them, which other tests use, too.
+//! Real processes that share memory: all is well, one is killed, one is stopped, one calls
+//! something else, sixty-four of them. Nothing is left behind. And what starts them, which other
+//! tests use, too.
 
 use fleet_base::Result;
 use fleet_comm::{GroupOptions, ReduceOp, World};
@@ -125,8 +126,8 @@ pub fn usage() -> [usize; 3] {
     [count("/proc/self/fd"), count("/proc/self/task"), shared]
 }
 
-/// Whether this process has no more of anything than it had. Threads are joined, but the kernel may show one
-/// for a moment longer.
+/// Whether this process has no more of anything than it had. Threads are joined, but the kernel may
+/// show one for a moment longer.
 pub fn falls_to(before: [usize; 3]) -> bool {
     let begin = Instant::now();
     let is_more = || usage().iter().zip(before).any(|(now, before)| *now > before);
@@ -232,7 +233,8 @@ fn ranks_end_and_leave_nothing() {
     assert_eq!(left_behind(), 0);
 }
 
-/// Shared memory takes none of `/dev/shm`. Where nothing can be mounted the test says so and is over.
+/// Shared memory takes none of `/dev/shm`. Where nothing can be mounted the test says so and is
+/// over.
 #[test]
 fn a_full_dev_shm_changes_nothing() {
     const SCRIPT: &str = "mount -t tmpfs -o size=8k none /dev/shm || exit 77

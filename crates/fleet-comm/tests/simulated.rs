@@ -1,5 +1,5 @@
-//! Every algorithm in the simulated network: a rank dies, falls silent or loses a connection at each of
-//! its steps, and every survivor gets the right answer or an error in bounded time.
+//! Every algorithm in the simulated network: a rank dies, falls silent or loses a connection at
+//! each of its steps, and every survivor gets the right answer or an error in bounded time.
 
 use fleet_base::Result;
 use fleet_comm::{Algorithm, Group, GroupOptions, Hierarchy, ReduceOp, World};

@@ -2,10 +2,10 @@
 //!
 //! A connection is a pipeline: the client may have several requests on the way, the server answers
 //! them in order, on a thread of the connection. Payloads are not copied on their way: a request is
-//! written from the client's slices and handed to the service where it was read; an answer is built in
-//! the frame that goes out and stays with the client where it was read. The server reads the next
-//! request when the answer to the last one is out, so a client that does not read slows itself down
-//! and costs no memory.
+//! written from the client's slices and handed to the service where it was read; an answer is built
+//! in the frame that goes out and stays with the client where it was read. The server reads the
+//! next request when the answer to the last one is out, so a client that does not read slows itself
+//! down and costs no memory.
 //!
 //! Sketch: a small request is one system call and one wake-up on each side (some 15 us each way on
 //! loopback); a large one is two copies by the kernel, at a few GB/s each.
@@ -44,7 +44,7 @@ use crate::socket::{self, poll, retry};
 use crate::stream::Stream;
 use crate::wire::{Reader, Writer, put_error, take_error};
 use crate::{Abort, Deadline, Limits, Log, Time, Token};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -57,8 +57,8 @@ use std::time::Duration;
 pub struct CallOptions {
     /// The longest request or answer.
     pub frame_bytes_max: usize,
-    /// Whether every frame carries a CRC-32.
-    pub checksum: bool,
+    /// Which connections carry a CRC-32 with every frame.
+    pub checksum: Checksum,
     /// Requests that a client may have on the way; more than 4 only queue (measured).
     pub in_flight_max: usize,
     /// Connections that a server holds, each with a thread.
@@ -71,7 +71,7 @@ impl Default for CallOptions {
     fn default() -> CallOptions {
         CallOptions {
             frame_bytes_max: 256 << 20,
-            checksum: false,
+            checksum: Checksum::BetweenMachines,
             in_flight_max: 16,
             connections_max: 4096,
             answer_span: Duration::from_secs(60),
@@ -79,10 +79,32 @@ impl Default for CallOptions {
     }
 }
 
+/// Which connections carry a CRC-32 with every frame that they send.
+///
+/// The checksum of TCP has 16 bits and misses what a broken network card or switch changes before
+/// it computes it. Connections under TLS need none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    Never,
+    /// Those whose two ends have different addresses.
+    BetweenMachines,
+    Always,
+}
+
+impl Checksum {
+    fn holds(self, stream: &Stream) -> bool {
+        match self {
+            Checksum::Never => false,
+            Checksum::BetweenMachines => stream.is_between_machines(),
+            Checksum::Always => true,
+        }
+    }
+}
+
 /// One client, as the service sees it.
 pub trait Conversation: Send {
-    /// Answers a request. `answer` is empty and keeps its memory between calls. An error goes to the
-    /// client as it is, and the conversation goes on.
+    /// Answers a request. `answer` is empty and keeps its memory between calls. An error goes to
+    /// the client as it is, and the conversation goes on.
     fn call(&mut self, method: u8, request: &[u8], answer: &mut Vec<u8>) -> Result<()>;
 }
 
@@ -178,6 +200,7 @@ impl Desk {
     fn serve(&self, stream: &Stream, mut conversation: Box<dyn Conversation>) -> Result<()> {
         let mut reader = FrameReader::new(self.options.frame_bytes_max);
         let mut answer = Vec::new();
+        let checksum = self.options.checksum.holds(stream);
         let idle = Limits::new(Deadline::never(), &self.stop);
         loop {
             let Some(header) = reader.next(stream)? else {
@@ -194,7 +217,7 @@ impl Desk {
                     FAILED
                 }
             };
-            let head = FrameHeader::of(kind, header.id, &[&answer], self.options.checksum);
+            let head = FrameHeader::of(kind, header.id, &[&answer], checksum);
             let limits = Limits::new(Deadline::within(self.options.answer_span), &self.stop);
             socket::write_parts(stream, &[&head.encode(), &answer], &limits)?;
         }
@@ -240,7 +263,7 @@ impl Host for Desk {
             let result = (desk.service)(&hello.body, peer)
                 .and_then(|conversation| desk.serve(&stream, conversation));
             if let Err(error) = result
-                && error.message() != "the connection was closed"
+                && error.code() != Some(ErrorCode::ConnectionClosed)
                 && !desk.stop.is_fired()
             {
                 desk.log.line(format!("the conversation with {peer} ended: {error}"));
@@ -257,12 +280,13 @@ impl Host for Desk {
     }
 }
 
-/// One connection to a service. After an error of the connection it is of no more use: connect again,
-/// and ask again what may be asked twice.
+/// One connection to a service. After an error of the connection it is of no more use: connect
+/// again, and ask again what may be asked twice.
 pub struct CallClient {
     stream: Stream,
     reader: FrameReader,
     options: CallOptions,
+    checksum: bool,
     next: u64,
     /// Requests on the way, oldest first.
     open: VecDeque<u64>,
@@ -272,8 +296,8 @@ pub struct CallClient {
 }
 
 impl CallClient {
-    /// Connects, waiting for a server that is not there yet until the deadline. `hello` (up to 4 KB)
-    /// is what the service learns of this client.
+    /// Connects, waiting for a server that is not there yet until the deadline. `hello` (up to 4
+    /// KB) is what the service learns of this client.
     pub fn connect(
         address: SocketAddr,
         token: &Token,
@@ -290,6 +314,7 @@ impl CallClient {
         let hello = Hello { purpose: Purpose::Calls, body: hello.to_vec() };
         let (stream, _) = retry(limits, |limits| greet(address, token, &hello, limits))?;
         Ok(CallClient {
+            checksum: options.checksum.holds(&stream),
             stream,
             reader: FrameReader::new(options.frame_bytes_max),
             options,
@@ -321,7 +346,7 @@ impl CallClient {
         }
         let id = self.next;
         self.next += 1;
-        let header = FrameHeader::of(method, id, parts, self.options.checksum).encode();
+        let header = FrameHeader::of(method, id, parts, self.checksum).encode();
         let mut all: Vec<&[u8]> = Vec::with_capacity(parts.len() + 1);
         all.push(&header);
         all.extend(parts);

@@ -1,15 +1,15 @@
-//! Credentials for protocols whose first bytes are not ours (`handshake.rs`), such as gRPC: a text that says,
-//! under the job's token, that its bearer may speak to one server until some moment.
+//! Credentials for protocols whose first bytes are not ours (`handshake.rs`), such as gRPC: a text
+//! that says, under the job's token, that its bearer may speak to one server until some moment.
 //!
 //! ```text
 //! server -> client   challenge:   life . now
 //! client -> server   credential:  until . code(life, until)
 //! ```
 //!
-//! `life` is drawn when the server starts, so that a credential is worth nothing elsewhere or later; `now` and
-//! `until` are seconds of the server's own clock, so that no two clocks have to agree. The token itself never
-//! travels. A credential is not bound to a connection or a request: who can read the network can use it until
-//! it expires.
+//! `life` is drawn when the server starts, so that a credential is worth nothing elsewhere or
+//! later; `now` and `until` are seconds of the server's own clock, so that no two clocks have to
+//! agree. The token itself never travels. A credential is not bound to a connection or a request:
+//! who can read the network can use it until it expires.
 
 use crate::token::{from_hex, random_number};
 use crate::{Time, Token};

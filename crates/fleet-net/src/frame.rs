@@ -55,7 +55,8 @@ impl FrameHeader {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let (length, flags) = (word(0), bytes[5]);
-        if flags & !FLAG_CRC != 0 || bytes[6] != 0 || bytes[7] != 0 || word(20) != 0 {
+        let is_changed = flags & FLAG_CRC == 0 && word(16) != 0;
+        if is_changed || flags & !FLAG_CRC != 0 || bytes[6] != 0 || bytes[7] != 0 || word(20) != 0 {
             return Err(Error::unavailable("a peer sent something that is no frame"));
         }
         if length as usize > bytes_max {
@@ -125,7 +126,8 @@ impl FrameReader {
         Ok(Some((header, payload)))
     }
 
-    /// Memory for payloads to come, where there is none: long ones are read without asking the system.
+    /// Memory for payloads to come, where there is none: long ones are read without asking the
+    /// system.
     pub(crate) fn lend(&mut self, memory: Vec<u8>) {
         if self.payload.is_empty() {
             self.payload = memory;
@@ -156,7 +158,7 @@ impl FrameReader {
                 }
             };
             let count = match stream.read(into) {
-                Ok(0) => return Err(Error::unavailable("the connection was closed")),
+                Ok(0) => return Err(crate::socket::closed()),
                 Ok(count) => count,
                 Err(error) if error.kind() == Io::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == Io::Interrupted => continue,
@@ -199,6 +201,25 @@ mod tests {
         let mut bytes = header.encode();
         bytes[6] = 1;
         assert!(FrameHeader::decode(&bytes, 3).is_err());
+    }
+
+    #[test]
+    fn no_changed_bit_passes() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let header = FrameHeader::of(7, 1 << 40, &[b"rows"], true).encode();
+        let sent: Vec<u8> = header.iter().chain(b"rows").copied().collect();
+        for bit in 0..sent.len() * 8 {
+            let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (receiver, _) = listener.accept().unwrap();
+            let mut changed = sent.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            sender.write_all(&changed).unwrap();
+            drop(sender);
+            // The socket blocks: a frame that announces more than was sent ends with the
+            // connection.
+            let read = FrameReader::new(1 << 20).read(&Stream::plain(receiver));
+            assert!(read.is_err(), "bit {bit}: {read:?}");
+        }
     }
 
     #[test]

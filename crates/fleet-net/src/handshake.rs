@@ -8,11 +8,11 @@
 //!                                         <- code(server, headers, hello, answer), answer
 //! ```
 //!
-//! Under TLS (`tls.rs`) all of this goes inside, and the codes are also over what TLS derives for the
-//! connection. A code is HMAC-SHA256 under the token. Nonces are fresh, so nothing can be played back; the labels
-//! differ, so nothing can be reflected; the server proves itself only to who has proved himself. What
-//! comes later on the connection is not signed: where others can write into connections of the
-//! cluster's network, use a token that asks for TLS.
+//! Under TLS (`tls.rs`) all of this goes inside, and the codes are also over what TLS derives for
+//! the connection. A code is HMAC-SHA256 under the token. Nonces are fresh, so nothing can be
+//! played back; the labels differ, so nothing can be reflected; the server proves itself only to
+//! who has proved himself. What comes later on the connection is not signed: where others can write
+//! into connections of the cluster's network, use a token that asks for TLS.
 
 use crate::stream::Stream;
 use crate::token::random;
@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 
 pub(crate) const MAGIC: [u8; 8] = *b"FLEETNET";
 /// Changes when a process of one version cannot talk to one of another.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 pub(crate) const HEADER_BYTES: usize = 44;
 pub(crate) const CODE_BYTES: usize = 32;
 /// A hello names a rank and a mesh.

@@ -33,7 +33,8 @@ pub fn id() -> String {
     }
 }
 
-/// Whether a process of this machine is stopped, by a signal or a debugger; false where that cannot be known.
+/// Whether a process of this machine is stopped, by a signal or a debugger; false where that cannot
+/// be known.
 ///
 /// ```
 /// let own = fleet_net::host::own_member(0);

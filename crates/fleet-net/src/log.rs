@@ -1,5 +1,5 @@
-//! Where the wire layer says what happened without anybody having asked: strangers at the door, lost
-//! connections. Lines go to a sink that the owner chooses; a flood is counted, not printed.
+//! Where the wire layer says what happened without anybody having asked: strangers at the door,
+//! lost connections. Lines go to a sink that the owner chooses; a flood is counted, not printed.
 
 use crate::Time;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,7 +75,8 @@ impl Log {
             window.left_out += 1;
             return;
         }
-        (self.0.sink)(&text.to_string());
+        // Lines may quote what strangers sent.
+        (self.0.sink)(&fleet_base::text::printable(&text.to_string()));
     }
 }
 

@@ -1,8 +1,8 @@
 //! A process's place in its job: it gives signs of life to the host of the store, and learns within
 //! seconds when another process has failed.
 //!
-//! The connection is apart from data, and a thread of its own keeps it, so a rank in the middle of a
-//! long computation still beats.
+//! The connection is apart from data, and a thread of its own keeps it, so a rank in the middle of
+//! a long computation still beats.
 //!
 //! ```
 //! use fleet_net::{Abort, Limits, Log, Member, Membership, StoreServer, Token, Vigilance};
@@ -133,9 +133,9 @@ enum End {
 const REPORTS_MAX: usize = 1 << 12;
 
 impl Membership {
-    /// Takes the seat of `member.rank` in `group`, whose members stand or fall together: the name of
-    /// the job and the number of the attempt. `on_notice` runs on the thread of the heartbeats, for
-    /// every failure of another member, and of the host of the store itself.
+    /// Takes the seat of `member.rank` in `group`, whose members stand or fall together: the name
+    /// of the job and the number of the attempt. `on_notice` runs on the thread of the heartbeats,
+    /// for every failure of another member, and of the host of the store itself.
     pub fn join(
         address: SocketAddr,
         token: &Token,
@@ -304,13 +304,14 @@ impl Heart {
     }
 
     fn send(&self, stream: &Stream, kind: u8, payload: &[u8]) -> Result<()> {
-        let header = FrameHeader::of(kind, 0, &[payload], false).encode();
+        let header = FrameHeader::of(kind, 0, &[payload], true).encode();
         // A host that is stopped lets the little that we send pile up; it is found out by silence.
         let limits = socket::until(Deadline::within(self.vigilance.silence));
         socket::write_parts(stream, &[&header, payload], &limits)
     }
 
-    /// A broken connection is made again as the same member, while the other side still waits for it.
+    /// A broken connection is made again as the same member, while the other side still waits for
+    /// it.
     fn come_back(&self, lost: &Error) -> Result<Stream> {
         let limits = Limits::new(Deadline::within(self.vigilance.grace), &self.shared.stop);
         let (stream, answer) =

@@ -1,7 +1,7 @@
 //! Meshes between threads of one process: for tests, and for jobs that are one process.
 //!
-//! Every ordered pair of ranks has a pipe of [`PIPE_BYTES`]: small enough that a step which would lock
-//! up on sockets locks up here as well.
+//! Every ordered pair of ranks has a pipe of [`PIPE_BYTES`]: small enough that a step which would
+//! lock up on sockets locks up here as well.
 
 use crate::mesh::{FOLD_BYTES_MAX, FOLD_UNIT_MAX, check_members, check_transfers, timeout_error};
 use crate::{Fabric, Limits, Member, Mesh, Time, Transfer};

@@ -1,8 +1,8 @@
 //! Ordered, reliable bytes between the members of a group.
 //!
 //! There is one primitive. A call of [`Mesh::transfer`] names everything that this rank sends and
-//! receives in one step of an algorithm; all of it goes on at once, in both directions, so a step in
-//! which everybody sends before anybody receives cannot lock up however long the messages are.
+//! receives in one step of an algorithm; all of it goes on at once, in both directions, so a step
+//! in which everybody sends before anybody receives cannot lock up however long the messages are.
 //!
 //! ```
 //! use fleet_net::{Abort, Fabric, Transfer, memory};
@@ -44,8 +44,8 @@ pub enum Transfer<'a> {
         into: &'a mut [u8],
     },
     /// Hands `bytes` bytes to `sink` while they arrive: `sink(offset, piece)`. Pieces are at most
-    /// [`FOLD_BYTES_MAX`] long and still in the cache, start aligned to `unit` and hold whole units;
-    /// each byte comes once; pieces may come in any order of offsets.
+    /// [`FOLD_BYTES_MAX`] long and still in the cache, start aligned to `unit` and hold whole
+    /// units; each byte comes once; pieces may come in any order of offsets.
     Fold {
         from: usize,
         bytes: usize,
@@ -62,21 +62,21 @@ pub const FOLD_UNIT_MAX: usize = 16;
 
 /// The members of one group and the bytes between them.
 ///
-/// **Order.** Messages from one rank to another arrive in the order in which they were sent, those of
-/// one call in the order of the list.
+/// **Order.** Messages from one rank to another arrive in the order in which they were sent, those
+/// of one call in the order of the list.
 ///
-/// **Matching.** The n-th message sent from a to b meets the n-th that b receives from a. Their sizes
-/// must agree; where a transport can tell that they do not, both are named.
+/// **Matching.** The n-th message sent from a to b meets the n-th that b receives from a. Their
+/// sizes must agree; where a transport can tell that they do not, both are named.
 ///
 /// **Completion.** A send is complete when its bytes have left `data`. That may be before the peer
 /// asks for them, or only then: algorithms must not count on either.
 ///
 /// **Errors.** The deadline passed, the token fired (its reason is the error), or a peer is gone
-/// (`Unavailable`, with its rank, host and process). Where an error leaves a stream in the middle of a
-/// message the mesh is broken, and says so from then on.
+/// (`Unavailable`, with its rank, host and process). Where an error leaves a stream in the middle
+/// of a message the mesh is broken, and says so from then on.
 ///
-/// **Threads.** Calls on one mesh follow each other; open one mesh for each communicator that must go
-/// on beside others.
+/// **Threads.** Calls on one mesh follow each other; open one mesh for each communicator that must
+/// go on beside others.
 pub trait Mesh: Send + Sync {
     /// This process in the group.
     fn rank(&self) -> usize;
@@ -89,8 +89,9 @@ pub trait Mesh: Send + Sync {
     /// Who a member is, for messages and for choosing algorithms.
     fn member(&self, rank: usize) -> Member;
 
-    /// A rank whose end of the mesh is closed, where the transport can tell without moving anything: for
-    /// who waits beside the mesh. A rank closes its end when it fails, and when it is done.
+    /// A rank whose end of the mesh is closed, where the transport can tell without moving
+    /// anything: for who waits beside the mesh. A rank closes its end when it fails, and when it is
+    /// done.
     fn ended(&self) -> Option<usize> {
         None
     }
@@ -114,7 +115,8 @@ pub trait Fabric: Send + Sync {
     fn size(&self) -> usize;
 
     /// The mesh `name` of `members` (ranks in the job; the position in the list is the rank in the
-    /// mesh). Every member opens it with the same name and list, once; a name is used once in a job.
+    /// mesh). Every member opens it with the same name and list, once; a name is used once in a
+    /// job.
     fn open(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Mesh>>;
 
     /// Who holds a rank of the job.

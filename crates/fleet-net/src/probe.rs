@@ -1,4 +1,5 @@
-//! Measures what lies between two members of a mesh: latency, bandwidth, the offset of their clocks.
+//! Measures what lies between two members of a mesh: latency, bandwidth, the offset of their
+//! clocks.
 
 use crate::{Limits, Mesh, Transfer};
 use fleet_base::{Error, Result};

@@ -48,8 +48,8 @@ pub enum Cause {
 pub struct Notice {
     pub member: Member,
     pub cause: Cause,
-    /// The exit code or signal, when the launcher has told; of a silent process, that it is stopped, on the
-    /// machine where that can be seen.
+    /// The exit code or signal, when the launcher has told; of a silent process, that it is
+    /// stopped, on the machine where that can be seen.
     pub how: Option<String>,
     /// How long before the notice its last sign of life was.
     pub last_heartbeat: Duration,
@@ -167,8 +167,8 @@ impl Registry {
         Registry { vigilance, seats: BTreeMap::new() }
     }
 
-    /// Takes a seat, or takes it again; gives the notice of the process that had it before and whose
-    /// end is thereby known.
+    /// Takes a seat, or takes it again; gives the notice of the process that had it before and
+    /// whose end is thereby known.
     pub(crate) fn join(
         &mut self,
         seat: Seat,

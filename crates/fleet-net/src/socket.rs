@@ -2,7 +2,7 @@
 
 use crate::stream::Stream;
 use crate::{Abort, Limits, Time};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 #[cfg(target_os = "linux")]
 use rustix::net::SocketFlags;
@@ -92,8 +92,8 @@ pub(crate) fn connect(address: SocketAddr, limits: &Limits) -> Result<TcpStream>
     Ok(stream)
 }
 
-/// How long unacknowledged data may stay so before the kernel gives the connection up: the bound for
-/// a host that vanished without a word.
+/// How long unacknowledged data may stay so before the kernel gives the connection up: the bound
+/// for a host that vanished without a word.
 const SILENCE_KERNEL: Duration = Duration::from_secs(30);
 
 /// Options of every connection: non-blocking, no delay, and an end when the other host vanishes.
@@ -120,7 +120,7 @@ pub(crate) fn read_exact(mut stream: &Stream, into: &mut [u8], limits: &Limits) 
     let mut done = 0;
     while done < into.len() {
         match stream.read(&mut into[done..]) {
-            Ok(0) => return Err(Error::unavailable("the connection was closed")),
+            Ok(0) => return Err(closed()),
             Ok(count) => done += count,
             Err(error) if error.kind() == Io::WouldBlock => wait(stream, PollFlags::IN, limits)?,
             Err(error) if error.kind() == Io::Interrupted => {}
@@ -189,6 +189,12 @@ pub(crate) fn lost(error: &std::io::Error) -> Error {
         Io::TimedOut => Error::unavailable("the connection timed out: the host does not answer"),
         _ => Error::unavailable(format!("the connection failed: {error}")),
     }
+    .with_code(ErrorCode::ConnectionLost)
+}
+
+/// The error of a connection that the peer closed.
+pub(crate) fn closed() -> Error {
+    Error::unavailable("the connection was closed").with_code(ErrorCode::ConnectionClosed)
 }
 
 /// The address `text` means (`host:port`), by name or number.
@@ -243,7 +249,8 @@ impl AsFd for Bell {
     }
 }
 
-/// Tries `attempt` until it works, fails for good (anything but `Unavailable`), or the limits end it.
+/// Tries `attempt` until it works, fails for good (anything but `Unavailable`), or the limits end
+/// it.
 pub(crate) fn retry<T>(
     limits: &Limits,
     mut attempt: impl FnMut(&Limits) -> Result<T>,

@@ -2,18 +2,24 @@
 //!
 //! Reads and writes never wait. Two rules keep TLS behind the face of a socket:
 //!
-//! * Bytes may have come and be kept here that no `poll` sees: who waits for a connection has read until
-//!   there was nothing more.
-//! * A write that was refused may have been taken in part: what is written next begins with the same bytes.
+//! * Bytes may have come and be kept here that no `poll` sees: who waits for a connection has read
+//!   until there was nothing more.
+//! * A write that was refused may have been taken in part: what is written next begins with the
+//!   same bytes.
 
 use std::io::{IoSlice, IoSliceMut, Read, Result, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 pub(crate) struct Stream {
     socket: TcpStream,
     #[cfg(feature = "tls")]
     tls: Option<Box<std::sync::Mutex<crate::tls::Session>>>,
+}
+
+/// A machine that connects to itself uses one address for both ends, or the loopback's.
+fn is_one_machine(own: IpAddr, peer: IpAddr) -> bool {
+    own.to_canonical() == peer.to_canonical() || peer.to_canonical().is_loopback()
 }
 
 impl Stream {
@@ -34,7 +40,8 @@ impl Stream {
         &self.socket
     }
 
-    /// What both ends of this connection, and nobody between them, have in common; empty in the clear.
+    /// What both ends of this connection, and nobody between them, have in common; empty in the
+    /// clear.
     pub(crate) fn binding(&self) -> fleet_base::Result<Vec<u8>> {
         #[cfg(feature = "tls")]
         if let Some(session) = self.session() {
@@ -43,7 +50,21 @@ impl Stream {
         Ok(Vec::new())
     }
 
-    /// Goes on with the handshake of TLS as far as the bytes that have come allow; true when it is done.
+    /// Whether a network that TLS does not guard lies between the two ends.
+    pub(crate) fn is_between_machines(&self) -> bool {
+        #[cfg(feature = "tls")]
+        if self.tls.is_some() {
+            return false;
+        }
+        match (self.socket.local_addr(), self.socket.peer_addr()) {
+            (Ok(own), Ok(peer)) => !is_one_machine(own.ip(), peer.ip()),
+            // The connection has broken, which its next use reports.
+            _ => true,
+        }
+    }
+
+    /// Goes on with the handshake of TLS as far as the bytes that have come allow; true when it is
+    /// done.
     pub(crate) fn shake(&self) -> Result<bool> {
         #[cfg(feature = "tls")]
         if let Some(mut session) = self.session() {
@@ -98,5 +119,24 @@ impl Write for &Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_one_machine;
+
+    #[test]
+    fn a_machine_is_known_by_its_addresses() {
+        let is_one =
+            |own: &str, peer: &str| is_one_machine(own.parse().unwrap(), peer.parse().unwrap());
+        for (own, peer) in [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "127.0.0.2"), ("::1", "::1")]
+        {
+            assert!(is_one(own, peer), "{own} {peer}");
+        }
+        assert!(is_one("10.0.0.1", "10.0.0.1"));
+        assert!(is_one("::ffff:10.0.0.1", "10.0.0.1"));
+        assert!(!is_one("10.0.0.1", "10.0.0.2"));
+        assert!(!is_one("fe80::1", "fe80::2"));
     }
 }

@@ -1,8 +1,8 @@
 //! Time, deadlines, and what bounds every wait.
 //!
 //! A deadline is a point on a clock. Real transports use the monotonic clock of the process
-//! ([`Time::now`]); the simulator has a clock of its own, so code that must run in both asks its mesh
-//! ([`crate::Mesh::now`], [`crate::Mesh::limits`]).
+//! ([`Time::now`]); the simulator has a clock of its own, so code that must run in both asks its
+//! mesh ([`crate::Mesh::now`], [`crate::Mesh::limits`]).
 //!
 //! ```
 //! use fleet_net::{Deadline, Time};

@@ -1,10 +1,11 @@
 //! TLS between the processes of a job, without certificates.
 //!
-//! A job has a secret already: its token. So nobody needs a chain of trust, files or dates: a server shows a
-//! fresh key (a raw public key, RFC 7250), any key is taken, and the codes of Fleet's handshake, which
-//! follow inside, are made over the token and over what TLS derives for this one connection (the exporter,
-//! RFC 5705). Somebody between the two ends has two connections with different exporters, and cannot make
-//! the codes without the token. TLS 1.3 alone is spoken, without resumption.
+//! A job has a secret already: its token. So nobody needs a chain of trust, files or dates: a
+//! server shows a fresh key (a raw public key, RFC 7250), any key is taken, and the codes of
+//! Fleet's handshake, which follow inside, are made over the token and over what TLS derives for
+//! this one connection (the exporter, RFC 5705). Somebody between the two ends has two connections
+//! with different exporters, and cannot make the codes without the token. TLS 1.3 alone is spoken,
+//! without resumption.
 
 use fleet_base::{Error, Result};
 use rustls::client::Resumption;
@@ -143,13 +144,14 @@ impl ServerCertVerifier for AnyKey {
 /// One connection's side of TLS.
 pub(crate) struct Session {
     connection: Connection,
-    /// Records that have come, as they are, and which part of it: TLS itself would read 4 KB at a time.
+    /// Records that have come, as they are, and which part of it: TLS itself would read 4 KB at a
+    /// time.
     inbox: Vec<u8>,
     inbox_part: Range<usize>,
     /// The last read took as much as `inbox` holds.
     was_filled: bool,
-    /// Bytes of the writer that were encrypted, and of which it was not told yet, since their records
-    /// have not left.
+    /// Bytes of the writer that were encrypted, and of which it was not told yet, since their
+    /// records have not left.
     taken: usize,
 }
 
@@ -173,7 +175,8 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        // The last flight fits into any socket's buffer; were it not to, the next write takes it along.
+        // The last flight fits into any socket's buffer; were it not to, the next write takes it
+        // along.
         self.send(socket)?;
         Ok(true)
     }
@@ -353,7 +356,8 @@ mod tests {
         assert!(session.inbox.capacity() <= 4096, "{} bytes", session.inbox.capacity());
     }
 
-    /// A write that was refused is told of when its records have left, and nothing is lost or doubled.
+    /// A write that was refused is told of when its records have left, and nothing is lost or
+    /// doubled.
     #[test]
     fn full_sockets() {
         let tls = Tls::generate().unwrap();

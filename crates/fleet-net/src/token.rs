@@ -1,10 +1,11 @@
 //! The secret that the processes of one job share.
 
 use crate::stream::Stream;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, input};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use std::net::TcpStream;
+use std::path::Path;
 
 /// Made by the launcher, handed to its children by environment, never printed.
 ///
@@ -16,8 +17,8 @@ use std::net::TcpStream;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 ///
-/// A token may ask for TLS (feature `tls`): then every connection of the job is encrypted, by the token
-/// alone, without certificates. It says so in its text, so whoever gets the token knows.
+/// A token may ask for TLS (feature `tls`): then every connection of the job is encrypted, by the
+/// token alone, without certificates. It says so in its text, so whoever gets the token knows.
 #[derive(Clone)]
 pub struct Token {
     secret: [u8; 32],
@@ -30,6 +31,9 @@ const TLS_MARK: &str = "tls:";
 
 /// Shorter secrets can be guessed by who records one connection.
 const TEXT_CHARS_MIN: usize = 16;
+
+/// A secret has some 64 characters; a larger file is another one.
+const FILE_BYTES_MAX: u64 = 4096;
 
 impl Token {
     pub fn generate() -> Result<Token> {
@@ -86,8 +90,8 @@ impl Token {
         Ok(Stream::plain(socket))
     }
 
-    /// From [`Token::to_text`], or from any other secret of 16 characters or more; with `tls:` in front
-    /// of it, for connections under TLS.
+    /// From [`Token::to_text`], or from any other secret of 16 characters or more; with `tls:` in
+    /// front of it, for connections under TLS.
     pub fn from_text(text: &str) -> Result<Token> {
         let text = text.trim();
         if let Some(secret) = text.strip_prefix(TLS_MARK) {
@@ -103,6 +107,21 @@ impl Token {
                 .help("let fleetrun make one, or use the output of `openssl rand -hex 32`"));
         }
         Ok(Token::of(Sha256::digest(text.as_bytes()).into()))
+    }
+
+    /// From a file or a pipe with such a text, as [`Token::from_text`] reads it.
+    ///
+    /// ```
+    /// let error = fleet_net::Token::read(std::path::Path::new("/dev/zero")).err().unwrap();
+    /// assert!(error.to_string().contains("too large for a job token: expected at most 4 KiB"));
+    /// ```
+    pub fn read(path: &Path) -> Result<Token> {
+        let bytes = input::read(path, "a job token", FILE_BYTES_MAX)
+            .map_err(|error| error.help("make one with `openssl rand -hex 32`"))?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            Error::invalid("the job token is not text").at(path.display()).caused(error)
+        })?;
+        Token::from_text(&text).map_err(|error| error.at(path.display()))
     }
 
     /// 64 hexadecimal digits, for the environment of a child; behind `tls:` where it asks for that.

@@ -1,6 +1,6 @@
 //! Numbers, bytes and texts in messages: little-endian, lengths first, every read checked.
 
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, ErrorKind as Kind, Result};
 
 #[derive(Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
@@ -85,8 +85,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn text(&mut self) -> Result<&'a str> {
-        std::str::from_utf8(self.bytes()?)
-            .map_err(|_| Error::unavailable("a peer's message holds text that is not UTF-8"))
+        utf8(self.bytes()?)
     }
 
     pub(crate) fn option(&mut self) -> Result<Option<&'a [u8]>> {
@@ -105,38 +104,138 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// An error on its way to another process; places and help travel along.
-pub(crate) fn put_error(writer: Writer, error: &Error) -> Writer {
-    use fleet_base::ErrorKind as Kind;
-    let kind = match error.kind() {
-        Kind::Invalid => 0,
-        Kind::Unsupported => 1,
-        Kind::Unavailable => 2,
-        Kind::Exhausted => 3,
-        Kind::Numeric => 4,
-        Kind::Internal => 5,
-    };
-    let text = error.to_string();
-    let text = text.strip_prefix("internal error (please report it): ").unwrap_or(&text);
-    let mut end = text.len().min(ERROR_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    writer.u8(kind).text(&text[..end])
+fn utf8(bytes: &[u8]) -> Result<&str> {
+    std::str::from_utf8(bytes)
+        .map_err(|_| Error::unavailable("a peer's message holds text that is not UTF-8"))
 }
 
-/// A message of an error from a peer that is longer than this helps nobody.
+/// Writes an error for another process, part by part: the reader gets the same kind, code and
+/// culprit.
+pub(crate) fn put_error(writer: Writer, error: &Error) -> Writer {
+    let kind = position(&KINDS, error.kind());
+    let code = error.code().map_or(0, |code| 1 + position(&CODES, code));
+    let culprit = error.culprit().map_or(NO_CULPRIT, |rank| rank as u32);
+    let mut room = ERROR_BYTES_MAX;
+    let mut short = |text: &str| {
+        let mut end = text.len().min(room);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        room -= end;
+        text[..end].to_string()
+    };
+    let writer = writer.u8(kind).u8(code).u32(culprit).text(&short(error.message()));
+    let writer = error.details().into_iter().fold(writer, |writer, text| {
+        writer.option(text.map(&mut short).as_ref().map(String::as_bytes))
+    });
+    let count = error.places().len().min(PLACES_MAX);
+    error.places()[..count]
+        .iter()
+        .fold(writer.u32(count as u32), |writer, place| writer.text(&short(place)))
+}
+
+/// Reads an error of another process.
+pub(crate) fn take_error(reader: &mut Reader<'_>) -> Result<Error> {
+    let kind = KINDS.get(usize::from(reader.u8()?)).copied().unwrap_or(Kind::Unavailable);
+    let code = usize::from(reader.u8()?).checked_sub(1).and_then(|code| CODES.get(code));
+    let culprit = reader.u32()?;
+    let mut error = Error::new(kind, reader.text()?);
+    if let Some(code) = code {
+        error = error.with_code(*code);
+    }
+    if culprit != NO_CULPRIT {
+        error = error.caused_by(culprit as usize);
+    }
+    let details: [fn(Error, &str) -> Error; 3] = [
+        |error, text| error.expected(text),
+        |error, text| error.got(text),
+        |error, text| error.help(text),
+    ];
+    for detail in details {
+        if let Some(text) = reader.option()? {
+            error = detail(error, utf8(text)?);
+        }
+    }
+    let count = reader.u32()?;
+    for _ in 0..count.min(PLACES_MAX as u32) {
+        error = error.at(reader.text()?);
+    }
+    Ok(error)
+}
+
+fn position<T: PartialEq>(known: &[T], wanted: T) -> u8 {
+    // The lists name every variant and are short.
+    known.iter().position(|item| *item == wanted).unwrap_or(0) as u8
+}
+
+/// By their numbers in messages.
+const KINDS: [Kind; 6] = [
+    Kind::Invalid,
+    Kind::Unsupported,
+    Kind::Unavailable,
+    Kind::Exhausted,
+    Kind::Numeric,
+    Kind::Internal,
+];
+
+/// By their numbers in messages, which start at 1: 0 is no code.
+const CODES: [ErrorCode; 4] = [
+    ErrorCode::ConnectionClosed,
+    ErrorCode::ConnectionLost,
+    ErrorCode::KeysMissing,
+    ErrorCode::Deadlock,
+];
+
+const NO_CULPRIT: u32 = u32::MAX;
+
+/// All texts of an error together; longer ones are cut.
 const ERROR_BYTES_MAX: usize = 8 << 10;
 
-pub(crate) fn take_error(reader: &mut Reader<'_>) -> Result<Error> {
-    use fleet_base::ErrorKind as Kind;
-    let kind = match reader.u8()? {
-        0 => Kind::Invalid,
-        1 => Kind::Unsupported,
-        3 => Kind::Exhausted,
-        4 => Kind::Numeric,
-        5 => Kind::Internal,
-        _ => Kind::Unavailable,
-    };
-    Ok(Error::new(kind, reader.text()?))
+/// Places of an error; errors of Fleet have fewer than ten.
+const PLACES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(error: &Error) -> Error {
+        let bytes = put_error(Writer::new(), error).0;
+        let mut reader = Reader::new(&bytes);
+        let read = take_error(&mut reader).unwrap();
+        reader.end().unwrap();
+        read
+    }
+
+    #[test]
+    fn errors_arrive_as_they_were_sent() {
+        let plain = Error::invalid("no such table").expected("0 to 3").got(7).help("declare it");
+        let coded = Error::unavailable("rank 3 died").with_code(ErrorCode::Deadlock).caused_by(3);
+        let placed = Error::internal("a lock is poisoned").at("table 1").at("server 0");
+        let cases =
+            KINDS.map(|kind| Error::new(kind, "x")).into_iter().chain([plain, coded, placed]);
+        for error in cases {
+            assert_eq!(sent(&error), error);
+        }
+        for code in CODES {
+            assert_eq!(sent(&Error::numeric("x").with_code(code)).code(), Some(code));
+        }
+    }
+
+    #[test]
+    fn long_errors_are_cut_at_a_character() {
+        let long = Error::invalid("é".repeat(ERROR_BYTES_MAX)).at("here").help("shorten it");
+        let read = sent(&long);
+        assert_eq!(read.message().len(), ERROR_BYTES_MAX);
+        let many = (0..2 * PLACES_MAX).fold(Error::invalid("x"), |error, place| error.at(place));
+        assert_eq!(sent(&many).places().len(), PLACES_MAX);
+    }
+
+    #[test]
+    fn truncated_errors_are_refused() {
+        let error = Error::invalid("no such table").expected("0").got(7).help("declare it").at("t");
+        let bytes = put_error(Writer::new(), &error).0;
+        for end in 0..bytes.len() {
+            assert!(take_error(&mut Reader::new(&bytes[..end])).is_err(), "{end} bytes");
+        }
+    }
 }

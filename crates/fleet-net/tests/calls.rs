@@ -1,7 +1,7 @@
 //! Requests and answers over frames.
 
 use fleet_base::{Error, ErrorKind, Result};
-use fleet_net::calls::{CallClient, CallOptions, CallServer, Conversation};
+use fleet_net::calls::{CallClient, CallOptions, CallServer, Checksum, Conversation};
 use fleet_net::{Limits, Log, Token};
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn connect(server: &CallServer, token: &Token, options: CallOptions) -> CallClie
 #[test]
 fn answers_come_in_order_and_whole() {
     let token = Token::generate().unwrap();
-    for checksum in [false, true] {
+    for checksum in [Checksum::Never, Checksum::BetweenMachines, Checksum::Always] {
         let options = CallOptions { checksum, ..CallOptions::default() };
         let server = serve(&token, options);
         let mut client = connect(&server, &token, options);
@@ -70,7 +70,8 @@ fn errors_are_the_services_and_the_conversation_goes_on() {
     let server = serve(&token, options);
     let mut client = connect(&server, &token, options);
     let error = client.call(3, &[], &long()).unwrap_err();
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Invalid, "no such table: got 1"));
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(error.to_string(), "no such table: got 1");
     let error = client.call(2, &[&2000u32.to_le_bytes()], &long()).unwrap_err();
     assert!(error.message().contains("an answer is too long"), "{error}");
     assert!(client.call(1, &[&[0; 1001]], &long()).is_err());

@@ -314,6 +314,23 @@ mod tcp {
     }
 
     #[test]
+    fn ranks_listen_on_the_given_port() {
+        // Rank 0 gets the port; for rank 1 it is taken then.
+        let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = held.local_addr().unwrap().port();
+        drop(held);
+        let (log, lines) = fleet_net::Log::collect();
+        let made = fabrics_with(2, |options| {
+            (options.port, options.log) = (Some(port), log.clone());
+        });
+        let ports: Vec<u16> = made.iter().map(|fabric| fabric.address().port()).collect();
+        assert!(ports.contains(&port) && ports[0] != ports[1], "{port}: {ports:?}");
+        let lines = lines();
+        assert!(lines[0].contains(&format!("cannot listen on port {port}")), "{lines:?}");
+        exchange_all(made, &[64]);
+    }
+
+    #[test]
     fn random() {
         random_steps(fabrics(4), 3, 100);
     }

@@ -144,8 +144,8 @@ pub fn spawn(role: &str) -> Command {
     command
 }
 
-/// The promise is 5 s. How long it takes is up to the machine; what is waited for is not: by default the grace
-/// of a connection that has closed, and no silence.
+/// The promise is 5 s. How long it takes is up to the machine; what is waited for is not: by
+/// default the grace of a connection that has closed, and no silence.
 #[test]
 fn kill_9_is_known_to_all() {
     assert!(Vigilance::default().grace < Duration::from_secs(5), "what is promised");

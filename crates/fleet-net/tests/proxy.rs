@@ -1,5 +1,5 @@
-//! Stands between a client and a server, cuts connections at bytes drawn from a seed, and keeps what it
-//! has seen.
+//! Stands between a client and a server, cuts connections at bytes drawn from a seed, and keeps
+//! what it has seen.
 
 use fleet_base::rng::Sequence;
 use std::io::{Read, Write};

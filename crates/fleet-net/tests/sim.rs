@@ -1,5 +1,5 @@
-//! The simulator is itself held to what it promises: the same run for a seed, ordered bytes whatever
-//! the network does, and the right error on every survivor of a fault at every step.
+//! The simulator is itself held to what it promises: the same run for a seed, ordered bytes
+//! whatever the network does, and the right error on every survivor of a fault at every step.
 
 use fleet_base::Result;
 use fleet_net::sim::{self, Fault, Options, Outcome, Report, SimFabric};

@@ -3,7 +3,8 @@
 use fleet_base::ErrorKind;
 use fleet_base::rng::Sequence;
 use fleet_net::{
-    HANDSHAKE_SPAN, Limits, Log, PENDING_MAX, Store, StoreClient, StoreServer, Token, Vigilance,
+    HANDSHAKE_SPAN, Limits, Log, PENDING_MAX, PROTOCOL_VERSION, Store, StoreClient, StoreServer,
+    Token, Vigilance,
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::fs::File;
@@ -32,6 +33,11 @@ fn knock(server: &StoreServer, bytes: &[u8]) -> (Vec<u8>, String) {
         answer.extend(&buffer[..count]);
     }
     (answer, own)
+}
+
+/// The first bytes of a header of a version.
+fn magic(version: u16) -> Vec<u8> {
+    [&b"FLEETNET"[..], &version.to_le_bytes()].concat()
 }
 
 /// Waits until the log has a line with all of `words`.
@@ -63,7 +69,7 @@ fn strangers_are_dropped_and_named() {
     other_version.resize(44, 0);
     let (answer, own) = knock(&server, &other_version);
     assert_eq!(&answer[..8], b"FLEETNET", "one of ours is told the version");
-    await_line(&lines, &[&own, "another version", "expected 1, got 9"]);
+    await_line(&lines, &[&own, "another version", &format!("expected {PROTOCOL_VERSION}, got 9")]);
 
     let error = StoreClient::connect(server.address(), &Token::generate().unwrap(), &long());
     let error = error.err().unwrap();
@@ -87,7 +93,7 @@ fn garbage_does_no_harm() {
         let mut bytes: Vec<u8> = (0..random.below(300)).map(|_| random.next_u64() as u8).collect();
         if round % 2 == 0 {
             // The right beginning, and then a length out of this world.
-            let mut header = b"FLEETNET\x01\0".to_vec();
+            let mut header = magic(PROTOCOL_VERSION);
             header.resize(44, 7);
             header.extend(&bytes);
             bytes = header;
@@ -185,13 +191,16 @@ fn wrong_servers_are_named() {
     let token = Token::generate().unwrap();
     for (answer, words) in [
         (b"HTTP/1.1 400 Bad Request and a long page about it".to_vec(), "does not speak Fleet"),
-        ([b"FLEETNET\x02\0".to_vec(), vec![0; 34]].concat(), "expected 1, got 2"),
+        (
+            [magic(PROTOCOL_VERSION + 1), vec![0; 34]].concat(),
+            "another version of Fleet's protocol",
+        ),
         // Speaks our protocol and believes everybody, but cannot prove itself.
         (
-            [b"FLEETNET\x01\0".to_vec(), vec![0; 34 + 32], vec![1, 0, 0, 0, 1]].concat(),
+            [magic(PROTOCOL_VERSION), vec![0; 34 + 32], vec![1, 0, 0, 0, 1]].concat(),
             "does not know the job's token",
         ),
-        ([b"FLEETNET\x01\0".to_vec(), vec![0; 34 + 32], vec![255; 4]].concat(), "too long"),
+        ([magic(PROTOCOL_VERSION), vec![0; 34 + 32], vec![255; 4]].concat(), "too long"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

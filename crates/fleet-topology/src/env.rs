@@ -24,8 +24,8 @@ impl Env {
         Env::default()
     }
 
-    /// The environment of this process. Only `main` functions and bindings call this. Variables that
-    /// are not Unicode are left out: none of ours can be.
+    /// The environment of this process. Only `main` functions and bindings call this. Variables
+    /// that are not Unicode are left out: none of ours can be.
     pub fn process() -> Self {
         let pairs = std::env::vars_os();
         Env(pairs

@@ -1,9 +1,9 @@
 //! Where a process stands in its job: role, rank, peers.
 //!
-//! A launcher (`fleetrun`, the operator, a cluster's own) tells each process its place by environment
-//! variables. This crate has the one list of their names ([`VARIABLES`]), and turns an [`Env`], which
-//! is a value like any other, into a [`Topology`] that needs no further checks. It opens no socket and
-//! reads the real environment in one function only ([`Env::process`]).
+//! A launcher (`fleetrun`, the operator, a cluster's own) tells each process its place by
+//! environment variables. This crate has the one list of their names ([`VARIABLES`]), and turns an
+//! [`Env`], which is a value like any other, into a [`Topology`] that needs no further checks. It
+//! opens no socket and reads the real environment in one function only ([`Env::process`]).
 //!
 //! ```
 //! use fleet_topology::{Env, Topology};
@@ -33,7 +33,7 @@ pub use endpoint::Endpoint;
 pub use env::Env;
 pub use gloo::{Gloo, GlooMembers, Rendezvous};
 pub use names::{Reader, VARIABLES, Variable};
-pub use report::WorkerReport;
+pub use report::ProcessReport;
 pub use secret::Secret;
 pub use topology::{HeterStage, Host, Job, Local, Mode, Role, Topology};
 pub use user::UserDefinedRoleMaker;

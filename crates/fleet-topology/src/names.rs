@@ -137,13 +137,6 @@ pub const FLEET_PROGRESS: &str = "FLEET_PROGRESS";
 pub const FLEET_EXPENDABLE: &str = "FLEET_EXPENDABLE";
 pub const FLEET_REPORT: &str = "FLEET_REPORT";
 pub const FLEET_SILENCE_TIMEOUT: &str = "FLEET_SILENCE_TIMEOUT";
-pub const FLEET_SERVES: &str = "FLEET_SERVES";
-/// What a server writes into the file of [`FLEET_SERVES`] when it knows who it is.
-pub const STARTS: &str = "starts";
-/// Written when the job is done, while the server writes its last snapshot.
-pub const LEAVES: &str = "leaves";
-/// What it writes when workers can reach it.
-pub const SERVES: &str = "serves";
 pub const FLAGS_LAUNCH_BARRIER: &str = "FLAGS_LAUNCH_BARRIER";
 pub const FLEET_SAVE_ROOT: &str = "FLEET_SAVE_ROOT";
 pub const FLEET_GRPC_PORT: &str = "FLEET_GRPC_PORT";
@@ -456,20 +449,14 @@ pub const VARIABLES: &[Variable] = &[
     row(
         FLEET_REPORT,
         "",
-        "A file in which a worker reports that it takes part, has finished, or has failed and why",
-        &[Reader::Worker, Reader::Launcher],
+        "A file for a process's reports: it takes part or serves, has finished, has failed and why",
+        &[Reader::Worker, Reader::Server, Reader::Launcher],
     ),
     row(
         FLEET_SILENCE_TIMEOUT,
         "30",
         "Seconds without a sign of life after which a process is lost (fleetrun --silence_timeout)",
         &[Reader::RoleMaker],
-    ),
-    row(
-        FLEET_SERVES,
-        "",
-        "A file in which a parameter server says that it `starts`, and then that it `serves`",
-        &[Reader::Server, Reader::Launcher],
     ),
     row(FLAGS_LAUNCH_BARRIER, "1", "Workers wait until the servers listen", &[Reader::Worker]),
     row(

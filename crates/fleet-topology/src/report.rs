@@ -1,68 +1,105 @@
-//! What a worker tells its launcher about itself, in the file that `FLEET_REPORT` names.
+//! Reports of a process to its launcher, in the file that `FLEET_REPORT` names.
 //!
-//! The launcher cannot see from exit codes alone which of several failed workers caused the others
-//! to fail, nor whether a worker that exits with code 0 had done its part. Workers that use Fleet
-//! write both into this file; the launcher reads it when a worker ends.
+//! Exit codes do not show which of several failed workers caused the others to fail, whether a
+//! process that exits with code 0 had done its part, nor whether a failed server could do better
+//! at its next start. Processes that use Fleet write this into the file; the launcher reads it.
 
 use std::fmt;
 
-/// The last thing that a worker has reported.
+/// The last report of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WorkerReport {
-    /// It takes part in the job, and the others need it.
+pub enum ProcessReport {
+    /// A server which no worker can reach yet.
+    Starting,
+    /// A worker takes part in the job, and the others need it.
     Joined,
-    /// It has done its part: the others do not need it any more.
+    /// A server answers workers. They refuse a restarted one that is not durable.
+    Serving { is_durable: bool },
+    /// The job is done, and the server writes its last snapshot.
+    Leaving,
+    /// The process has done its part: the others do not need it any more.
     Finished,
     /// Its part of the job has failed.
     Failed {
         /// The worker that caused it, where the error says so.
         culprit: Option<usize>,
+        /// Another start would end with the same error.
+        is_final: bool,
+        /// It is a server that has answered workers.
+        has_served: bool,
         message: String,
     },
 }
 
-impl WorkerReport {
-    /// Reads a report; `None` for a text that no worker of this version wrote.
+impl ProcessReport {
+    /// Reads a report; `None` for a text that no process of this version wrote.
     ///
     /// ```
-    /// use fleet_topology::WorkerReport;
-    /// let report = WorkerReport::Failed { culprit: Some(1), message: "rank 1 died".into() };
-    /// assert_eq!(WorkerReport::parse(&report.to_string()), Some(report));
-    /// assert_eq!(WorkerReport::parse("joined"), Some(WorkerReport::Joined));
-    /// assert_eq!(WorkerReport::parse(""), None);
+    /// use fleet_topology::ProcessReport;
+    /// let report = ProcessReport::Failed {
+    ///     culprit: Some(1),
+    ///     is_final: true,
+    ///     has_served: false,
+    ///     message: "rank 1 died".into(),
+    /// };
+    /// assert_eq!(ProcessReport::parse(&report.to_string()), Some(report));
+    /// let report = ProcessReport::Serving { is_durable: true };
+    /// assert_eq!(ProcessReport::parse(&report.to_string()), Some(report));
+    /// assert_eq!(ProcessReport::parse("joined"), Some(ProcessReport::Joined));
+    /// assert_eq!(ProcessReport::parse(""), None);
     /// ```
-    pub fn parse(text: &str) -> Option<WorkerReport> {
-        match text {
-            JOINED => return Some(WorkerReport::Joined),
-            FINISHED => return Some(WorkerReport::Finished),
-            _ => {}
+    pub fn parse(text: &str) -> Option<ProcessReport> {
+        if let Some(report) = PLAIN.iter().find(|report| report.to_string() == text) {
+            return Some(report.clone());
         }
-        let (culprit, message) = text.strip_prefix(FAILED)?.split_once('\n')?;
-        let culprit = match culprit {
+        let (line, message) = text.split_once('\n')?;
+        let mut words = line.strip_prefix(FAILED)?.split(' ');
+        let culprit = match words.next()? {
             UNKNOWN => None,
             rank => Some(rank.parse().ok()?),
         };
-        Some(WorkerReport::Failed { culprit, message: message.to_string() })
+        let is_final = flag(words.next()?, FINAL)?;
+        let has_served = flag(words.next()?, SERVED)?;
+        Some(ProcessReport::Failed { culprit, is_final, has_served, message: message.to_string() })
     }
 }
 
-impl fmt::Display for WorkerReport {
+impl fmt::Display for ProcessReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WorkerReport::Joined => f.write_str(JOINED),
-            WorkerReport::Finished => f.write_str(FINISHED),
-            WorkerReport::Failed { culprit: Some(rank), message } => {
-                write!(f, "{FAILED}{rank}\n{message}")
+        let (culprit, is_final, has_served, message) = match self {
+            ProcessReport::Starting => return f.write_str("starting"),
+            ProcessReport::Joined => return f.write_str("joined"),
+            ProcessReport::Serving { is_durable: false } => return f.write_str("serving"),
+            ProcessReport::Serving { is_durable: true } => return f.write_str("serving durable"),
+            ProcessReport::Leaving => return f.write_str("leaving"),
+            ProcessReport::Finished => return f.write_str("finished"),
+            ProcessReport::Failed { culprit, is_final, has_served, message } => {
+                (culprit, *is_final, *has_served, message)
             }
-            WorkerReport::Failed { culprit: None, message } => {
-                write!(f, "{FAILED}{UNKNOWN}\n{message}")
-            }
-        }
+        };
+        let culprit = culprit.map_or(UNKNOWN.to_string(), |rank| rank.to_string());
+        let is_final = if is_final { FINAL } else { UNKNOWN };
+        let has_served = if has_served { SERVED } else { UNKNOWN };
+        write!(f, "{FAILED}{culprit} {is_final} {has_served}\n{message}")
     }
 }
 
-const JOINED: &str = "joined";
-const FINISHED: &str = "finished";
+/// `Some(true)` for the word, `Some(false)` for its absence.
+fn flag(text: &str, word: &str) -> Option<bool> {
+    (text == word || text == UNKNOWN).then_some(text == word)
+}
+
+/// Reports without a message.
+const PLAIN: &[ProcessReport] = &[
+    ProcessReport::Starting,
+    ProcessReport::Joined,
+    ProcessReport::Serving { is_durable: false },
+    ProcessReport::Serving { is_durable: true },
+    ProcessReport::Leaving,
+    ProcessReport::Finished,
+];
 const FAILED: &str = "failed ";
-/// In place of the rank of a culprit.
+const FINAL: &str = "final";
+const SERVED: &str = "served";
+/// In place of the rank of a culprit, or of a word that does not apply.
 const UNKNOWN: &str = "-";

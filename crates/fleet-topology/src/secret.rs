@@ -2,8 +2,8 @@
 
 use fleet_base::{Error, Result};
 
-/// What the processes of one job show each other, so that nobody else can join. It is never printed:
-/// its debug form is a mask, and it has no display form.
+/// What the processes of one job show each other, so that nobody else can join. It is never
+/// printed: its debug form is a mask, and it has no display form.
 ///
 /// ```
 /// use fleet_topology::Secret;

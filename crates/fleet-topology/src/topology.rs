@@ -107,7 +107,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// The name of this attempt, under which its processes meet: those of an earlier one are strangers.
+    /// The name of this attempt, under which its processes meet: those of an earlier one are
+    /// strangers.
     ///
     /// ```
     /// let job = fleet_topology::Job { id: Some("ctr".into()), restarts: 2, ..Default::default() };
@@ -148,8 +149,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The same job, collective, when its ranks have been counted by who started them (MPI), which gives
-    /// them no endpoints: by rank, the host of each.
+    /// The same job, collective, when its ranks have been counted by who started them (MPI), which
+    /// gives them no endpoints: by rank, the host of each.
     ///
     /// ```
     /// use fleet_topology::{Env, Topology};

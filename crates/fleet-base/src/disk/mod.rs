@@ -19,19 +19,31 @@ pub use sim::{Call, Fault, SimDisk};
 
 use crate::{Error, Result};
 use std::fs::File;
-use std::io::{self, IoSlice, Read};
-use std::path::Path;
+use std::io::{self, IoSlice, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A file system.
 pub trait Disk: Send + Sync {
     /// Makes a file, which must not exist.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
-    /// Opens a file that exists.
+    /// Opens a regular file that exists.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn DiskFile>>;
     /// Replaces `to`, if it exists.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Removes a folder that is empty.
+    fn remove_folder(&self, folder: &Path) -> io::Result<()>;
+    /// The kind of the object that a path leads to.
+    fn kind(&self, path: &Path) -> io::Result<PathKind>;
+    /// Whether a path names a symbolic link.
+    fn is_link(&self, _path: &Path) -> bool {
+        false
+    }
+    /// The file that new content for `path` replaces: where links lead.
+    fn target(&self, path: &Path) -> PathBuf {
+        path.to_path_buf()
+    }
     /// Names of the files and folders in a folder, in order.
     fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
     /// Makes a folder and those above it; they survive the machine.
@@ -42,6 +54,15 @@ pub trait Disk: Send + Sync {
     fn boot(&self) -> u64;
     /// Takes a lock that ends with the process; none if another process or caller holds it.
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;
+}
+
+/// The kind of the object that a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathKind {
+    File,
+    Folder,
+    /// A device or a pipe.
+    Other,
 }
 
 /// How a file is opened.
@@ -65,6 +86,12 @@ pub trait DiskFile: Send + Sync {
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Content and length survive the machine from now on.
     fn sync(&self) -> io::Result<()>;
+    /// Whether `path` still names this file.
+    fn is_at(&self, path: &Path) -> io::Result<bool>;
+    /// Where bytes other than 0 may begin, at an offset or behind it; none if there are none.
+    fn data_from(&self, offset: u64) -> io::Result<Option<u64>> {
+        Ok((offset < self.len()?).then_some(offset))
+    }
     /// The system's file, for calls that have no meaning elsewhere.
     fn system_file(&self) -> Option<&File> {
         None
@@ -98,6 +125,60 @@ impl Read for DiskReader {
         self.offset += count as u64;
         Ok(count)
     }
+}
+
+impl Seek for DiskReader {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.offset = moved(&*self.file, self.offset, to)?;
+        Ok(self.offset)
+    }
+}
+
+/// The position `to`, in a file whose position is `offset`.
+pub(crate) fn moved(file: &dyn DiskFile, offset: u64, to: SeekFrom) -> io::Result<u64> {
+    let (from, by) = match to {
+        SeekFrom::Start(at) => (at, 0),
+        SeekFrom::Current(by) => (offset, by),
+        SeekFrom::End(by) => (file.len()?, by),
+    };
+    from.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput.into())
+}
+
+/// Whether there is anything at a path.
+pub fn exists(disk: &dyn Disk, path: &Path) -> io::Result<bool> {
+    match disk.kind(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether there is a folder at a path. Refuses anything else there, and links to folders: what is
+/// written there would be elsewhere.
+pub fn own_folder(disk: &dyn Disk, path: &Path) -> Result<bool> {
+    let got = match disk.kind(path) {
+        _ if disk.is_link(path) => "a link",
+        Ok(PathKind::Folder) => return Ok(true),
+        Ok(PathKind::File) => "a file",
+        Ok(PathKind::Other) => "a device or a pipe",
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(Error::io("look at", path, &error)),
+    };
+    Err(Error::invalid(format!("{} is not a folder", path.display()))
+        .expected("a folder or nothing")
+        .got(got))
+}
+
+/// Removes a folder with everything in it. The first error ends it.
+pub fn remove_folder_all(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
+    for name in disk.list(folder)? {
+        let path = folder.join(name);
+        match disk.kind(&path) {
+            Ok(PathKind::Folder) if disk.target(&path) == path => remove_folder_all(disk, &path)?,
+            _ => disk.remove(&path)?,
+        }
+    }
+    disk.remove_folder(folder)
 }
 
 /// Reads exactly `bytes.len()` bytes at an offset.

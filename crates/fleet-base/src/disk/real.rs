@@ -1,6 +1,7 @@
 //! The system's own file system.
 
-use super::{Access, Disk, DiskFile, DiskLock};
+use super::{Access, Disk, DiskFile, DiskLock, PathKind};
+use crate::signals::ignore_file_size_signal;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The file system of this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
+
+impl RealDisk {
+    /// As a shared [`Disk`].
+    pub fn handle() -> Arc<dyn Disk> {
+        Arc::new(RealDisk)
+    }
+}
 
 struct RealFile {
     file: File,
@@ -31,11 +39,15 @@ fn opened(file: File) -> Arc<dyn DiskFile> {
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        ignore_file_size_signal();
         OpenOptions::new().read(true).write(true).create_new(true).open(path).map(opened)
     }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn DiskFile>> {
-        OpenOptions::new().read(true).write(access == Access::Write).open(path).map(opened)
+        ignore_file_size_signal();
+        let mut options = unblocked(false);
+        let file = options.read(true).write(access == Access::Write).open(path);
+        regular(file, path).map(opened)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -44,6 +56,28 @@ impl Disk for RealDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
+    }
+
+    fn remove_folder(&self, folder: &Path) -> io::Result<()> {
+        fs::remove_dir(folder)
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<PathKind> {
+        let about = fs::metadata(path)?;
+        Ok(match (about.is_file(), about.is_dir()) {
+            (true, _) => PathKind::File,
+            (_, true) => PathKind::Folder,
+            _ => PathKind::Other,
+        })
+    }
+
+    fn is_link(&self, path: &Path) -> bool {
+        path.is_symlink()
+    }
+
+    fn target(&self, path: &Path) -> PathBuf {
+        let led_to = fs::canonicalize(path).ok().filter(|_| path.is_symlink());
+        led_to.unwrap_or_else(|| path.to_path_buf())
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
@@ -56,10 +90,10 @@ impl Disk for RealDisk {
     }
 
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
-        let missing: Vec<PathBuf> =
-            folder.ancestors().take_while(|it| !it.exists()).map(Path::to_path_buf).collect();
+        let fresh: Vec<PathBuf> =
+            folder.ancestors().take_while(|it| is_fresh(it)).map(Path::to_path_buf).collect();
         fs::create_dir_all(folder)?;
-        for made in missing {
+        for made in fresh {
             self.sync_folder(parent(&made))?;
         }
         Ok(())
@@ -84,12 +118,55 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        let opened = unblocked(true).write(true).create(true).truncate(false).open(path);
+        let file = regular(opened, path).map_err(|error| match path.is_symlink() {
+            true => io::Error::other("a symbolic link is in the place of the lock; remove it"),
+            false => error,
+        })?;
         match file.try_lock() {
             Ok(()) => Ok(Some(DiskLock::new(RealLock(file)))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+}
+
+/// Whether a folder is missing, or empty: its maker may have died before it synced the name.
+fn is_fresh(folder: &Path) -> bool {
+    match fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+/// Opening a pipe waits for its other end, unless told not to. A link in place of a lock is
+/// refused: it would make a file elsewhere, or share another's lock.
+#[cfg(unix)]
+fn unblocked(is_lock: bool) -> OpenOptions {
+    use rustix::fs::OFlags;
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = if is_lock { flags | OFlags::NOFOLLOW } else { flags };
+    let mut options = OpenOptions::new();
+    options.custom_flags(flags.bits() as i32);
+    options
+}
+
+#[cfg(not(unix))]
+fn unblocked(_is_lock: bool) -> OpenOptions {
+    OpenOptions::new()
+}
+
+/// The opened file, if it is a regular one: a pipe has no length, and a device no end.
+fn regular(opened: io::Result<File>, path: &Path) -> io::Result<File> {
+    let is_regular = match &opened {
+        Ok(file) => file.metadata()?.is_file(),
+        // A folder, a socket, or a pipe without its other end.
+        Err(_) => fs::metadata(path).map_or(true, |about| about.is_file()),
+    };
+    match is_regular {
+        true => opened,
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
     }
 }
 
@@ -99,6 +176,11 @@ pub(crate) fn parent(path: &Path) -> &Path {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
+}
+
+#[cfg(unix)]
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 impl DiskFile for RealFile {
@@ -153,7 +235,139 @@ impl DiskFile for RealFile {
         self.file.sync_data()
     }
 
+    #[cfg(unix)]
+    fn is_at(&self, path: &Path) -> io::Result<bool> {
+        use std::os::unix::fs::MetadataExt;
+        let own = self.file.metadata()?;
+        match fs::symlink_metadata(path) {
+            Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+            Err(error) if is_nothing(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Other systems keep a file that is open from being removed or renamed.
+    #[cfg(not(unix))]
+    fn is_at(&self, path: &Path) -> io::Result<bool> {
+        path.try_exists()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn data_from(&self, offset: u64) -> io::Result<Option<u64>> {
+        use rustix::{fs::SeekFrom, io::Errno};
+        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        // The call moves the system's position.
+        *position = u64::MAX;
+        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(data) => Ok(Some(data)),
+            Err(Errno::NXIO) => Ok(None),
+            // A file system that does not know its holes.
+            Err(Errno::INVAL) => Ok((offset < self.len()?).then_some(offset)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn system_file(&self) -> Option<&File> {
         Some(&self.file)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_in_place_of_a_lock_is_refused() {
+        let folder = std::env::temp_dir().join(format!("fleet-base-lock-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (lock, elsewhere) = (folder.join("lock"), folder.join("elsewhere"));
+        std::os::unix::fs::symlink(&elsewhere, &lock).unwrap();
+        let error = RealDisk.lock(&lock).map(drop).unwrap_err().to_string();
+        assert!(error.contains("a symbolic link is in the place of the lock"), "{error}");
+        assert!(!elsewhere.exists(), "nothing is made elsewhere");
+        fs::remove_file(&lock).unwrap();
+        let held = RealDisk.lock(&lock).unwrap();
+        assert!(held.is_some() && RealDisk.lock(&lock).unwrap().is_none());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Runs `check`, which must not wait.
+    fn at_once(what: &str, check: impl FnOnce() -> io::Result<()> + Send + 'static) -> String {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(check()));
+        let outcome = receiver.recv_timeout(std::time::Duration::from_secs(60));
+        outcome.unwrap_or_else(|_| panic!("{what} waits")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn pipes_devices_and_folders_are_no_files() {
+        let folder = std::env::temp_dir().join(format!("fleet-base-pipe-{}", std::process::id()));
+        fs::create_dir_all(folder.join("folder")).unwrap();
+        let pipe = std::process::Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap();
+        assert!(pipe.success());
+        let _socket = std::os::unix::net::UnixListener::bind(folder.join("socket")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", folder.join("device")).unwrap();
+        for name in ["pipe", "folder", "socket", "device"] {
+            for access in [Access::Read, Access::Write] {
+                let path = folder.join(name);
+                let error = at_once(name, move || RealDisk.open(&path, access).map(drop));
+                assert_eq!(error, "not a regular file", "{name} {access:?}");
+            }
+            let path = folder.join(name);
+            let error = at_once(name, move || RealDisk.lock(&path).map(drop));
+            let expected = if name == "device" { "a symbolic link" } else { "not a regular file" };
+            assert!(error.starts_with(expected), "lock {name}: {error}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn only_own_folders_are_entered() {
+        let folder = std::env::temp_dir().join(format!("fleet-base-own-{}", std::process::id()));
+        fs::create_dir_all(folder.join("folder")).unwrap();
+        fs::write(folder.join("file"), "").unwrap();
+        std::os::unix::fs::symlink("folder", folder.join("link")).unwrap();
+        std::os::unix::fs::symlink("nothing", folder.join("dangling")).unwrap();
+        let check = |name: &str| super::super::own_folder(&RealDisk, &folder.join(name));
+        assert_eq!([check("folder").unwrap(), check("nothing").unwrap()], [true, false]);
+        for (name, got) in [("file", "a file"), ("link", "a link"), ("dangling", "a link")] {
+            let error = check(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name} is not a folder: ")), "{error}");
+            assert!(error.contains(&format!("got {got}")), "{error}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Holes are passed over, and writes still go where they should.
+    #[test]
+    fn data_is_found_behind_holes() {
+        let folder = std::env::temp_dir().join(format!("fleet-base-hole-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = RealDisk.create(&folder.join("a")).unwrap();
+        file.write_at(0, &mut [IoSlice::new(b"head")]).unwrap();
+        file.write_at(8 << 20, &mut [IoSlice::new(b"data")]).unwrap();
+        file.set_len(16 << 20).unwrap();
+        let found = file.data_from(4 << 20).unwrap().unwrap();
+        // A file system without holes says that all is data.
+        assert!((4 << 20..=8 << 20).contains(&found), "{found}");
+        file.write_at(4, &mut [IoSlice::new(b"er")]).unwrap();
+        assert_eq!(&fs::read(folder.join("a")).unwrap()[..8], b"header\0\0");
+        assert_eq!(file.data_from(16 << 20).unwrap(), None);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_knows_whether_its_path_is_still_its_own() {
+        let folder = std::env::temp_dir().join(format!("fleet-base-at-{}", std::process::id()));
+        RealDisk.create_folder(&folder).unwrap();
+        let path = folder.join("a");
+        let file = RealDisk.create(&path).unwrap();
+        assert!(file.is_at(&path).unwrap());
+        fs::rename(&path, folder.join("b")).unwrap();
+        assert!(!file.is_at(&path).unwrap() && file.is_at(&folder.join("b")).unwrap());
+        fs::write(&path, "another").unwrap();
+        assert!(!file.is_at(&path).unwrap());
+        super::super::remove_folder_all(&RealDisk, &folder).unwrap();
+        assert!(!folder.exists() && !file.is_at(&path).unwrap());
     }
 }

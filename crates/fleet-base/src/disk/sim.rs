@@ -6,7 +6,7 @@
 //! was written. A sync that fails drops what it should have written, as Linux does: later syncs
 //! succeed without it.
 
-use super::{Access, Disk, DiskFile, DiskLock};
+use super::{Access, Disk, DiskFile, DiskLock, PathKind};
 use crate::rng::Sequence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -286,6 +286,10 @@ impl State {
             }
         }
         self.names = self.kept_names.clone();
+        // A folder whose files were not removed for good is still there.
+        let folders = self.names.keys().flat_map(|path| path.ancestors().skip(1));
+        let folders: Vec<PathBuf> = folders.map(Path::to_path_buf).collect();
+        self.folders.extend(folders);
     }
 
     fn keep(&mut self, change: Change) {
@@ -417,6 +421,10 @@ impl DiskFile for SimFile {
         })
     }
 
+    fn is_at(&self, path: &Path) -> io::Result<bool> {
+        self.with(Call::Read, |state, node| Ok(state.names.get(path) == Some(&node)))
+    }
+
     fn sync(&self) -> io::Result<()> {
         let synced = self.with(Call::Sync, |state, node| {
             state.dies()?;
@@ -472,6 +480,30 @@ impl Disk for SimDisk {
         state.names.remove(path);
         state.changes.push(Change::Unlink(path.to_path_buf()));
         Ok(())
+    }
+
+    fn remove_folder(&self, folder: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.enter(Call::Remove)?;
+        let is_in = |path: &PathBuf| path.parent() == Some(folder);
+        if state.names.keys().chain(&state.folders).any(is_in) {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+        state.dies()?;
+        match state.folders.remove(folder) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<PathKind> {
+        let mut state = self.state();
+        state.enter(Call::Open)?;
+        match (state.names.contains_key(path), state.folders.contains(path)) {
+            (true, _) => Ok(PathKind::File),
+            (_, true) => Ok(PathKind::Folder),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {

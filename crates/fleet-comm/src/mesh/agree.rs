@@ -1,8 +1,8 @@
 //! Whether all ranks are in the same call, known to all of them.
 //!
 //! In round k rank r tells rank r + 2^k what it has heard of, and hears from r - 2^k. After log2(n)
-//! rounds every rank has heard of every other. What is kept of it is the claim of the lowest rank, and
-//! the lowest rank with another one: two claims are enough to name both sides.
+//! rounds every rank has heard of every other. What is kept of it is the claim of the lowest rank,
+//! and the lowest rank with another one: two claims are enough to name both sides.
 
 use super::Step;
 use crate::call::{SIGNATURE_BYTES, Signature, mismatch};

@@ -55,11 +55,11 @@ impl Algorithm {
     }
 }
 
-/// Up to here the number of messages is all that counts: over TCP on the loopback the others overtake it
-/// between 16 and 64 KB (`examples/mesh_thresholds.rs`).
+/// Up to here the number of messages is all that counts: over TCP on the loopback the others
+/// overtake it between 16 and 64 KB (`examples/mesh_thresholds.rs`).
 const DOUBLING_BYTES_MAX: usize = 16 << 10;
 /// Beyond this one rank would hear from too many at once, and keep too many streams going.
 const DIRECT_RANKS_MAX: usize = 8;
-/// With a number of ranks that is no power of two, halving sends everything twice more; from here on
-/// that costs more than the ring's messages.
+/// With a number of ranks that is no power of two, halving sends everything twice more; from here
+/// on that costs more than the ring's messages.
 const HALVING_BYTES_MAX: usize = 256 << 10;

@@ -1,6 +1,6 @@
-//! All-reduce in two steps: everybody sends each rank its slice, folds the own slice in the order of the
-//! ranks, and sends the result to all. The order is that of shared memory, so the bits are, too, and half
-//! floats travel as they are: nothing partial is ever sent.
+//! All-reduce in two steps: everybody sends each rank its slice, folds the own slice in the order
+//! of the ranks, and sends the result to all. The order is that of shared memory, so the bits are,
+//! too, and half floats travel as they are: nothing partial is ever sent.
 //!
 //! Much data goes in rounds of [`ROUND_BYTES`], which bounds the room for the others' slices.
 
@@ -10,7 +10,8 @@ use fleet_base::Result;
 use fleet_tensor::DType;
 use std::ops::Range;
 
-/// Of the data; a rank holds a copy of as much in addition. Large enough that a round is not latency.
+/// Of the data; a rank holds a copy of as much in addition. Large enough that a round is not
+/// latency.
 const ROUND_BYTES: usize = 16 << 20;
 
 impl Step<'_> {
@@ -36,8 +37,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Sends `slice(peer)` of `data` to each peer; the fold of all own slices goes to `into` at `at`.
-    /// `into` may be `data` at the own slice.
+    /// Sends `slice(peer)` of `data` to each peer; the fold of all own slices goes to `into` at
+    /// `at`. `into` may be `data` at the own slice.
     pub(super) fn fold_slices(
         &self,
         data: Pieces<'_>,
@@ -93,8 +94,8 @@ impl Step<'_> {
             into.each(&mut target, at + offset, bytes, |out, inside, part| {
                 let moved: Vec<*const u8> =
                     operands.iter().map(|operand| operand.wrapping_add(inside)).collect();
-                // SAFETY: slices of the same length, in whole elements; the output is the own operand
-                // or apart from all.
+                // SAFETY: slices of the same length, in whole elements; the output is the own
+                // operand or apart from all.
                 unsafe { fold_bytes(dtype, op.fold(size), &moved, out, None, part) };
             });
         });

@@ -1,7 +1,7 @@
 //! All-reduce by halving and doubling: in round k of the way in, ranks exchange halves of what they
-//! still have with the rank whose number differs in bit k, and fold what comes into the half they keep;
-//! the way out is the same backwards. What is sent and what is folded do not overlap, so there is no
-//! copy.
+//! still have with the rank whose number differs in bit k, and fold what comes into the half they
+//! keep; the way out is the same backwards. What is sent and what is folded do not overlap, so
+//! there is no copy.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Pieces, ReduceOp, part};

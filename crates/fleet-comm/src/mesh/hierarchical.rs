@@ -1,6 +1,6 @@
 //! All-reduce on two levels: each lower group reduces to its leader, the leaders reduce among
-//! themselves, and each leader hands the result to its group. The lower group is a host, whose ranks
-//! share memory, or as many ranks as the user says (`hierarchical_allreduce_inter_nranks`).
+//! themselves, and each leader hands the result to its group. The lower group is a host, whose
+//! ranks share memory, or as many ranks as the user says (`hierarchical_allreduce_inter_nranks`).
 //!
 //! Only leaders use the network: S bytes a host in place of S a rank.
 

@@ -1,9 +1,9 @@
 //! The engine for ranks that talk over a mesh.
 //!
-//! Every collective begins with a round of [`agree`]: log2(n) exchanges of a few hundred bytes after
-//! which every rank knows that all mean the same call, or which two do not. After that no rank can meet
-//! a message that it does not expect. Against streams of TCP (some 30 us an exchange) that is a small
-//! part of all but the smallest calls, which should be fused.
+//! Every collective begins with a round of [`agree`]: log2(n) exchanges of a few hundred bytes
+//! after which every rank knows that all mean the same call, or which two do not. After that no
+//! rank can meet a message that it does not expect. Against streams of TCP (some 30 us an exchange)
+//! that is a small part of all but the smallest calls, which should be fused.
 //!
 //! The algorithms are one file each and know nothing of types: they are lists of [`Move`]s.
 
@@ -60,8 +60,8 @@ pub(crate) trait Native: Send {
     /// For people: the library.
     fn name(&self) -> String;
 
-    /// Runs a call in which all ranks are known to be; `None`, on all ranks alike, where the library has no
-    /// word for it.
+    /// Runs a call in which all ranks are known to be; `None`, on all ranks alike, where the
+    /// library has no word for it.
     fn run(&mut self, step: &Step<'_>, call: &Call<'_>) -> Option<Result<()>>;
 
     /// The group ends on this rank, and nothing has failed.
@@ -145,8 +145,8 @@ pub(crate) enum Move<'a> {
         data: Pieces<'a>,
         at: Range<usize>,
     },
-    /// What comes is folded into the data; in the order of the ranks, so that both sides of an exchange
-    /// compute the same bits.
+    /// What comes is folded into the data; in the order of the ranks, so that both sides of an
+    /// exchange compute the same bits.
     Fold {
         from: usize,
         data: Pieces<'a>,
@@ -251,7 +251,8 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// One step: all moves at once. Ranges that are sent and ranges that are written do not overlap.
+    /// One step: all moves at once. Ranges that are sent and ranges that are written do not
+    /// overlap.
     pub fn go(&self, moves: &[Move<'_>]) -> Result<()> {
         let mut parts: Vec<(&Move<'_>, *mut u8, usize)> = Vec::new();
         for part in moves {
@@ -269,8 +270,8 @@ impl<'a> Step<'a> {
             sinks.iter_mut().map(|sink| |at: usize, piece: &[u8]| sink.fold(at, piece)).collect();
         let mut ops: Vec<Transfer<'_>> = Vec::with_capacity(parts.len());
         for ((part, start, len), sink) in parts.iter().zip(&mut folds) {
-            // SAFETY: ranges of the pieces, which are the caller's; those that are written overlap no
-            // other range of the step.
+            // SAFETY: ranges of the pieces, which are the caller's; those that are written overlap
+            // no other range of the step.
             ops.push(unsafe {
                 match part {
                     Move::Send { to, .. } => {

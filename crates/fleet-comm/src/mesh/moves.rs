@@ -1,5 +1,5 @@
-//! Collectives other than the all-reduce over a mesh: the data goes straight from whom has it to whom
-//! needs it, everything of a call in one step, except where a tree saves messages.
+//! Collectives other than the all-reduce over a mesh: the data goes straight from whom has it to
+//! whom needs it, everything of a call in one step, except where a tree saves messages.
 
 use super::agree::Claim;
 use super::{Move, Step, finish};

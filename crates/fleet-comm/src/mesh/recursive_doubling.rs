@@ -1,6 +1,6 @@
-//! All-reduce by recursive doubling: in round k ranks exchange everything with the rank whose number
-//! differs in bit k. Both sides of an exchange fold the same two operands in the same order, so all
-//! ranks end with the same bits. For little data.
+//! All-reduce by recursive doubling: in round k ranks exchange everything with the rank whose
+//! number differs in bit k. Both sides of an exchange fold the same two operands in the same order,
+//! so all ranks end with the same bits. For little data.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Piece, Pieces, ReduceOp, fold_bytes};
@@ -42,8 +42,8 @@ impl Step<'_> {
         })
     }
 
-    /// Runs `work` on the largest number of ranks that is a power of two, given as its argument. Each
-    /// rank beyond gives its data to one of them before and gets the result after.
+    /// Runs `work` on the largest number of ranks that is a power of two, given as its argument.
+    /// Each rank beyond gives its data to one of them before and gets the result after.
     pub(super) fn with_core(
         &self,
         data: Pieces<'_>,

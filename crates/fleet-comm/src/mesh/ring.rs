@@ -1,6 +1,6 @@
 //! All-reduce around a ring: every rank hands a slice to the next and folds one from the last, n-1
-//! times, after which each slice is complete on one rank; n-1 more steps hand the results around. Every
-//! link carries the same and no rank talks to more than two.
+//! times, after which each slice is complete on one rank; n-1 more steps hand the results around.
+//! Every link carries the same and no rank talks to more than two.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Pieces, ReduceOp, part};

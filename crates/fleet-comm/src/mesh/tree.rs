@@ -1,5 +1,5 @@
-//! Reduction and broadcast along a binomial tree: log2(n) messages in a row, each with everything. For
-//! little data with a root.
+//! Reduction and broadcast along a binomial tree: log2(n) messages in a row, each with everything.
+//! For little data with a root.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Pieces, ReduceOp};

@@ -1,8 +1,9 @@
-//! The MPI library of the machine, found at run time, behind functions whose arguments are plain numbers.
+//! The MPI library of the machine, found at run time, behind functions whose arguments are plain
+//! numbers.
 //!
 //! There is no one binary interface of MPI: handles are addresses in Open MPI and 32-bit numbers in
-//! MPICH and what descends from it. Both travel as `usize` here, and a table says which number is which
-//! type or operation. A library of neither family is refused by name.
+//! MPICH and what descends from it. Both travel as `usize` here, and a table says which number is
+//! which type or operation. A library of neither family is refused by name.
 
 use crate::load::{Wanted, functions};
 use fleet_base::{Error, Result};
@@ -308,8 +309,8 @@ impl Library {
         })
     }
 
-    /// Requests are left under way, whose memory goes back to the caller: nobody in this process may
-    /// call MPI again, which is what moves it. `guard` is that of the caller.
+    /// Requests are left under way, whose memory goes back to the caller: nobody in this process
+    /// may call MPI again, which is what moves it. `guard` is that of the caller.
     pub fn give_up(&self, guard: RwLockReadGuard<'_, ()>, error: &Error) {
         self.leave.store(true, Ordering::Release);
         drop(guard);
@@ -318,8 +319,8 @@ impl Library {
         self.over.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(over);
     }
 
-    /// The communicator of `members`, who all make it with the same `tag`. It waits for them without a
-    /// bound, so they have said before that they come.
+    /// The communicator of `members`, who all make it with the same `tag`. It waits for them
+    /// without a bound, so they have said before that they come.
     pub fn communicator(&self, members: &[usize], tag: c_int) -> Result<Handle> {
         let _guard = self.enter()?;
         let ranks: Vec<c_int> = members.iter().map(|rank| *rank as c_int).collect();

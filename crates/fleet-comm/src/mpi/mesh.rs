@@ -1,9 +1,9 @@
 //! Meshes over MPI's messages between two ranks.
 //!
-//! A message of any length goes as pieces of at most [`PIECE_BYTES`], of which [`PIECES_UNDER_WAY`] are
-//! given to MPI at a time, in the order of the list: MPI keeps the order of what has the same sender,
-//! receiver and communicator, and each mesh has its own communicator. An empty message is one empty piece,
-//! so that the two ends stay in step.
+//! A message of any length goes as pieces of at most [`PIECE_BYTES`], of which [`PIECES_UNDER_WAY`]
+//! are given to MPI at a time, in the order of the list: MPI keeps the order of what has the same
+//! sender, receiver and communicator, and each mesh has its own communicator. An empty message is
+//! one empty piece, so that the two ends stay in step.
 
 use super::library::{Handle, Library, Progress, Request};
 use fleet_base::{Error, Result};
@@ -55,8 +55,8 @@ impl MpiFabric {
     }
 }
 
-/// Groups that are made at the same time are told apart by their tags, mostly: two with one tag are made
-/// one after the other.
+/// Groups that are made at the same time are told apart by their tags, mostly: two with one tag are
+/// made one after the other.
 fn tag_of(name: &str) -> c_int {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     (name.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix) % TAGS) as c_int
@@ -225,8 +225,8 @@ impl MpiMesh {
         let into = match &mut ops[piece.op] {
             Transfer::Send { data, .. } => {
                 let from = data[piece.range.clone()].as_ptr().cast();
-                // SAFETY: the caller's memory, which is borrowed until the request is done; when it is
-                // given up, MPI is over.
+                // SAFETY: the caller's memory, which is borrowed until the request is done; when it
+                // is given up, MPI is over.
                 return self
                     .library
                     .request(|to| unsafe { (f.isend)(from, bytes, byte, peer, TAG, comm, to) });

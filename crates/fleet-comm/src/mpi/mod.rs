@@ -1,18 +1,18 @@
 //! Jobs that `mpirun` has started: ranks find each other through MPI, data goes over MPI's network
-//! (InfiniBand, Slingshot, whatever the library drives), and a group's collectives are the library's own
-//! where it has them.
+//! (InfiniBand, Slingshot, whatever the library drives), and a group's collectives are the
+//! library's own where it has them.
 //!
-//! What Fleet promises stays: every call is checked on all ranks before data moves, waits end with a
-//! deadline, the fired token or word of a death, and the flight recorder writes. Heartbeats go to a store
-//! that rank 0 hosts beside MPI. Ranks of one host share memory, as always, unless a group is opened
-//! without. One promise is the library's: that a sum has the same bits on every rank. The standard
-//! recommends that and does not demand it; `GroupOptions::native` off brings ours back.
+//! What Fleet promises stays: every call is checked on all ranks before data moves, waits end with
+//! a deadline, the fired token or word of a death, and the flight recorder writes. Heartbeats go to
+//! a store that rank 0 hosts beside MPI. Ranks of one host share memory, as always, unless a group
+//! is opened without. One promise is the library's: that a sum has the same bits on every rank. The
+//! standard recommends that and does not demand it; `GroupOptions::native` off brings ours back.
 //!
-//! The library is found at run time: nothing of MPI is needed to build. Open MPI, MPICH, Intel MPI and
-//! MVAPICH are known; others are refused.
+//! The library is found at run time: nothing of MPI is needed to build. Open MPI, MPICH, Intel MPI
+//! and MVAPICH are known; others are refused.
 //!
-//! After an error in the middle of a transfer nobody in this process can use MPI any more, for MPI has no
-//! way to take back the memory of what is under way; the process should end.
+//! After an error in the middle of a transfer nobody in this process can use MPI any more, for MPI
+//! has no way to take back the memory of what is under way; the process should end.
 //!
 //! ```no_run
 //! use fleet_comm::{GroupOptions, Mpi, MpiOptions, ReduceOp};
@@ -49,8 +49,8 @@ use std::time::Duration;
 pub struct MpiOptions {
     /// The library, or the folder that it is in; by default the system's.
     pub library: Option<PathBuf>,
-    /// The interface of rank 0 on which its store listens; by default its first one that other machines
-    /// can reach, or the loopback where all ranks are on one machine.
+    /// The interface of rank 0 on which its store listens; by default its first one that other
+    /// machines can reach, or the loopback where all ranks are on one machine.
     pub interface: Option<String>,
     /// How soon a death or silence is noticed.
     pub vigilance: Vigilance,
@@ -184,7 +184,8 @@ impl Mpi {
         }
     }
 
-    /// Waits until all ranks have come here, and ends MPI. Groups that are still there fail from then on.
+    /// Waits until all ranks have come here, and ends MPI. Groups that are still there fail from
+    /// then on.
     pub fn finish(mut self) -> Result<()> {
         let limits = Limits::new(Deadline::within(END_SPAN), &self.abort);
         let key = |rank: usize| format!("mpi/done/{rank}");
@@ -216,8 +217,8 @@ impl Mpi {
 }
 
 impl Drop for Mpi {
-    /// Without [`Mpi::finish`] this is the end of a rank that failed: MPI is not ended, since that would
-    /// wait for the others, and `mpirun` ends them.
+    /// Without [`Mpi::finish`] this is the end of a rank that failed: MPI is not ended, since that
+    /// would wait for the others, and `mpirun` ends them.
     fn drop(&mut self) {
         if !self.ended
             && let Some(membership) = self.membership.take()
@@ -267,7 +268,8 @@ fn greet(
         let names = &library.names;
         let into = greeting.as_mut_ptr().cast();
         let bytes = GREETING_BYTES as std::ffi::c_int;
-        // SAFETY: the room is as long as is said, on every rank, and stays until the request is done.
+        // SAFETY: the room is as long as is said, on every rank, and stays until the request is
+        // done.
         let request = library.request(|to| unsafe {
             (library.f.broadcast)(into, bytes, names.byte, 0, names.world, to)
         })?;

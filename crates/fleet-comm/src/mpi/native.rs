@@ -1,8 +1,8 @@
-//! The library's own collectives, in the place of ours: what a vendor tuned for its network, switches that
-//! add up on the way. The check that all ranks mean the same call has come before.
+//! The library's own collectives, in the place of ours: what a vendor tuned for its network,
+//! switches that add up on the way. The check that all ranks mean the same call has come before.
 //!
-//! What MPI has no word for (half floats, more elements than an `int` counts, memory that overlaps) goes
-//! through our algorithms over MPI's messages.
+//! What MPI has no word for (half floats, more elements than an `int` counts, memory that overlaps)
+//! goes through our algorithms over MPI's messages.
 
 use super::library::{Handle, Request};
 use super::mesh::MpiMesh;
@@ -163,8 +163,8 @@ impl Collectives {
         self.0.library.names.in_place as *const c_void
     }
 
-    // SAFETY of all that follow: memory and counts are those of a call that was checked, borrowed until the
-    // requests are done; where they are given up, MPI is over in this process.
+    // SAFETY of all that follow: memory and counts are those of a call that was checked, borrowed
+    // until the requests are done; where they are given up, MPI is over in this process.
 
     fn all_reduce(&self, data: Piece, count: c_int, dtype: Handle, op: Handle) -> Result<Request> {
         let (library, comm) = (&self.0.library, self.0.comm);

@@ -1,8 +1,9 @@
 //! NCCL, found at run time, and communicators of it, which work on memory of the device.
 //!
-//! All calls return at once (`blocking = 0`): what is under way ends with the communicator's own error, the
-//! deadline, the fired token, or a peer that has closed its end of the group's mesh, and then NCCL is told to
-//! give up. Signatures and numbers are those of `nccl.h` since 2.14 (held against those of 2.18 and 2.31).
+//! All calls return at once (`blocking = 0`): what is under way ends with the communicator's own
+//! error, the deadline, the fired token, or a peer that has closed its end of the group's mesh, and
+//! then NCCL is told to give up. Signatures and numbers are those of `nccl.h` since 2.14 (held
+//! against those of 2.18 and 2.31).
 
 use super::cuda::{Cuda, DevicePointer, Handle, Stream};
 use crate::call::ReduceOp;
@@ -52,7 +53,8 @@ pub(super) const UNIQUE_ID_BYTES: usize = 128;
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub [u8; UNIQUE_ID_BYTES]);
 
-/// `ncclConfig_t` as 2.14 has it; later versions fill in what it does not have, by its size and version.
+/// `ncclConfig_t` as 2.14 has it; later versions fill in what it does not have, by its size and
+/// version.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -85,11 +87,11 @@ const POLL: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 /// How often a wait asks for peers that have closed their end.
 const LOOK: Duration = Duration::from_millis(10);
-/// A rank that is done sooner may leave while its last words are on their way to this one. Who has left for
-/// longer will not answer.
+/// A rank that is done sooner may leave while its last words are on their way to this one. Who has
+/// left for longer will not answer.
 const LEFT_SPAN: Duration = Duration::from_secs(2);
-/// How long an error of NCCL, or a closed end, waits for word of who died: heartbeats notice a death within
-/// a second and a moment.
+/// How long an error of NCCL, or a closed end, waits for word of who died: heartbeats notice a
+/// death within a second and a moment.
 const NOTICE_SPAN: Duration = Duration::from_secs(2);
 
 /// NCCL and the device of this process.
@@ -154,8 +156,8 @@ impl Nccl {
     }
 }
 
-/// The ranks of a group, each with its device. Calls are in the same order on all of them, on streams of
-/// the device, and each is followed by [`Communicator::settle`].
+/// The ranks of a group, each with its device. Calls are in the same order on all of them, on
+/// streams of the device, and each is followed by [`Communicator::settle`].
 pub(super) struct Communicator {
     nccl: Arc<Nccl>,
     /// None after the end.
@@ -202,8 +204,8 @@ impl Communicator {
         self.nccl.check(call(&self.nccl.f, handle), handle)
     }
 
-    // SAFETY of all that follow: parts of rooms of the device that stay until their stream is idle; counts
-    // are those of the parts.
+    // SAFETY of all that follow: parts of rooms of the device that stay until their stream is idle;
+    // counts are those of the parts.
 
     pub fn all_reduce(
         &mut self,
@@ -297,8 +299,8 @@ impl Communicator {
         })
     }
 
-    /// Waits until the last call is on its stream: before that nothing may be put behind it, and no other
-    /// call may be made.
+    /// Waits until the last call is on its stream: before that nothing may be put behind it, and no
+    /// other call may be made.
     pub fn settle(&mut self, limits: &Limits) -> Result<()> {
         self.wait(limits, |state| Ok(state == SUCCESS))
     }
@@ -382,8 +384,8 @@ fn type_number(dtype: DType) -> Result<c_int> {
     })
 }
 
-/// Of `ncclRedOp_t`. Its average multiplies before it adds, which has other bits: whoever has the sum
-/// divides it.
+/// Of `ncclRedOp_t`. Its average multiplies before it adds, which has other bits: whoever has the
+/// sum divides it.
 fn op_number(op: ReduceOp) -> c_int {
     match op {
         ReduceOp::Sum | ReduceOp::Avg => 0,

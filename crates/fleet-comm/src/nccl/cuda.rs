@@ -1,8 +1,9 @@
-//! The driver of CUDA: one device of this process, its memory, pinned memory of the host, and streams.
+//! The driver of CUDA: one device of this process, its memory, pinned memory of the host, and
+//! streams.
 //!
-//! The driver, and not the runtime library: its name has no version in it, it comes with the device, and
-//! NCCL, which has a runtime of its own inside, uses the context that is current, which is the device's
-//! primary one here. Signatures and numbers are those of `cuda.h` since CUDA 11.0.
+//! The driver, and not the runtime library: its name has no version in it, it comes with the
+//! device, and NCCL, which has a runtime of its own inside, uses the context that is current, which
+//! is the device's primary one here. Signatures and numbers are those of `cuda.h` since CUDA 11.0.
 
 use crate::load::{Wanted, functions};
 use fleet_base::{Error, ErrorKind, Result};
@@ -88,8 +89,8 @@ impl Cuda {
         let mut cuda =
             Cuda { f, context: std::ptr::null_mut(), device: String::new(), place: String::new() };
         let (mut count, mut device) = (0, 0);
-        // SAFETY: arguments as the header says, for all calls of this function. The primary context stays:
-        // NCCL's own runtime lives in it as long as the process.
+        // SAFETY: arguments as the header says, for all calls of this function. The primary context
+        // stays: NCCL's own runtime lives in it as long as the process.
         unsafe {
             match (cuda.f.init)(0) {
                 ERROR_NO_DEVICE => {}
@@ -204,8 +205,8 @@ impl Drop for Stream {
 
 /// A stretch of memory of the host that the device reads and writes, and one as long of its own.
 ///
-/// The device knows no other memory of the host: were it to write late, after an error, it would write
-/// here, and never to memory that was borrowed.
+/// The device knows no other memory of the host: were it to write late, after an error, it would
+/// write here, and never to memory that was borrowed.
 pub(super) struct Room {
     cuda: Arc<Cuda>,
     host: *mut c_void,
@@ -225,7 +226,8 @@ impl Room {
             device: DevicePointer(0),
             bytes,
         };
-        // SAFETY: places for the addresses. What was not taken stays zero, which is free to give back.
+        // SAFETY: places for the addresses. What was not taken stays zero, which is free to give
+        // back.
         unsafe {
             let code = (cuda.f.allocate_host)(&mut room.host, bytes);
             cuda.check("cuMemAllocHost", code)?;

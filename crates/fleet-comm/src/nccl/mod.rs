@@ -1,12 +1,14 @@
-//! Groups over NCCL: ranks that have a GPU each, by the libraries of CUDA and NCCL that the machine has.
+//! Groups over NCCL: ranks that have a GPU each, by the libraries of CUDA and NCCL that the machine
+//! has.
 //!
-//! A group has a mesh beside its communicator. Over the mesh every call is checked on all ranks before NCCL
-//! hears of it, messages between two ranks go, and a rank that fails or dies is seen; so what Fleet promises
-//! stays: NCCL, which would wait for ever for a peer that is gone, is told to give up.
+//! A group has a mesh beside its communicator. Over the mesh every call is checked on all ranks
+//! before NCCL hears of it, messages between two ranks go, and a rank that fails or dies is seen;
+//! so what Fleet promises stays: NCCL, which would wait for ever for a peer that is gone, is told
+//! to give up.
 //!
-//! Tensors are in memory of the host here. They go through pinned memory to the device, and come back the
-//! same way (`staged.rs`), so between ranks of one host memory is the faster way where nothing else asks for
-//! NCCL: `GroupOptions::native` off brings that back for a group.
+//! Tensors are in memory of the host here. They go through pinned memory to the device, and come
+//! back the same way (`staged.rs`), so between ranks of one host memory is the faster way where
+//! nothing else asks for NCCL: `GroupOptions::native` off brings that back for a group.
 //!
 //! Sums have the same bits on every rank, but not those of the other backends: the order is NCCL's.
 
@@ -42,8 +44,8 @@ pub struct NcclOptions {
     pub library: Option<PathBuf>,
     /// `libcuda.so.1`, or the folder that it is in; by default the system's.
     pub driver: Option<PathBuf>,
-    /// The GPU, counted among those that the process may see; by default the rank's number among the ranks
-    /// of its host, or the only one.
+    /// The GPU, counted among those that the process may see; by default the rank's number among
+    /// the ranks of its host, or the only one.
     pub device: Option<usize>,
 }
 
@@ -126,8 +128,8 @@ impl Carrier for Opener {
     fn open(&self, name: &str, members: &[usize], limits: &Limits) -> Result<Carried> {
         let mesh = self.fabric.open(name, members)?;
         let own = self.check_devices(name, members, limits);
-        // Who cannot go on tells the others, who would wait for it; and connections are there from here on,
-        // by whose end a rank is seen that is gone.
+        // Who cannot go on tells the others, who would wait for it; and connections are there from
+        // here on, by whose end a rank is seen that is gone.
         let claim = own.as_ref().map_or_else(Claim::refusal, |()| Claim::fine());
         let agreed = Step::new(&*mesh, limits, name).agree(&claim);
         own.and(agreed)?;

@@ -1,5 +1,5 @@
-//! Collectives of NCCL for memory of the host: a call goes through rooms of fixed size that the device
-//! knows, in turns. While one turn is with NCCL, the host fills the room of the next.
+//! Collectives of NCCL for memory of the host: a call goes through rooms of fixed size that the
+//! device knows, in turns. While one turn is with NCCL, the host fills the room of the next.
 //!
 //! Who has memory of the device calls [`Communicator`] itself, and needs nothing of this file.
 
@@ -15,13 +15,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of one turn. Long enough that the latency of NCCL and of the bus is a small part of it; not measured.
+/// Of one turn. Long enough that the latency of NCCL and of the bus is a small part of it; not
+/// measured.
 const ROOM_BYTES: usize = 4 << 20;
 /// Turns under way: one with the device, one with the host.
 const LANES: usize = 2;
 /// Parts of rooms begin at multiples of this.
 const ALIGN_BYTES: usize = 64;
-/// How long a rank that is done waits for the others to be done: NCCL reads out of the memory of peers.
+/// How long a rank that is done waits for the others to be done: NCCL reads out of the memory of
+/// peers.
 const FAREWELL_SPAN: Duration = Duration::from_secs(5);
 /// How long a device may go on after NCCL was told to give up.
 const QUIET_SPAN: Duration = Duration::from_secs(5);
@@ -52,7 +54,8 @@ impl Collectives {
         communicator: Communicator,
     ) -> Result<Collectives> {
         let (version, group) = (version.to_string(), group.to_string());
-        // Now and not with the first call: taking memory may wait for what other groups have under way.
+        // Now and not with the first call: taking memory may wait for what other groups have under
+        // way.
         let lane = || Ok(Lane { room: Room::new(cuda, ROOM_BYTES)?, stream: Stream::new(cuda)? });
         let lanes = (0..LANES).map(|_| lane()).collect::<Result<_>>()?;
         Ok(Collectives { version, group, mesh, abort, communicator, lanes })
@@ -120,7 +123,8 @@ impl Native for Collectives {
     }
 
     fn leave(&mut self) {
-        // In good order everybody comes here; who is in a call instead hears that this rank has left.
+        // In good order everybody comes here; who is in a call instead hears that this rank has
+        // left.
         let limits = self.mesh.limits(FAREWELL_SPAN, &self.abort);
         let left = Claim::refusal(&Error::unavailable("this rank has left the group"));
         let _ = Step::new(&*self.mesh, &limits, &self.group).agree(&left);
@@ -188,8 +192,8 @@ fn turns<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Turns + 'a>> {
             let into = others().map(|peer| (peer, block(*output, receives, peer))).collect();
             Box::new(exchange(out, to, into)?)
         }
-        // All ranks are known to be here. Messages may be sent before they are asked for, which NCCL's
-        // may not: those go over the mesh.
+        // All ranks are known to be here. Messages may be sent before they are asked for, which
+        // NCCL's may not: those go over the mesh.
         Work::Barrier | Work::Send { .. } | Work::Recv { .. } => return None,
     })
 }
@@ -217,8 +221,8 @@ trait Turns {
     fn take(&mut self, turn: usize, room: &mut [u8]);
 }
 
-/// How elements are in a room: as they are, but half floats that are added up or multiplied are f32 there,
-/// and rounded once at the end, as everywhere.
+/// How elements are in a room: as they are, but half floats that are added up or multiplied are f32
+/// there, and rounded once at the end, as everywhere.
 #[derive(Clone, Copy)]
 struct Form {
     dtype: DType,
@@ -385,7 +389,8 @@ impl Turns for Elements<'_> {
     }
 }
 
-/// A block of each rank on one side, the own block on the other; a turn moves as much of every block.
+/// A block of each rank on one side, the own block on the other; a turn moves as much of every
+/// block.
 struct Blocks {
     form: Form,
     rank: usize,
@@ -460,7 +465,8 @@ impl Turns for ReduceScatter {
         let (start, bytes, _) = self.0.part(turn);
         let own = &mut room[self.0.rooms(turn).1];
         self.0.form.finish(own);
-        // SAFETY: inside the output. Where that is the own block of the input, this part of it was read.
+        // SAFETY: inside the output. Where that is the own block of the input, this part of it was
+        // read.
         unsafe { self.0.form.unstage(own, self.0.output.start.wrapping_add(start), bytes) };
     }
 }
@@ -505,8 +511,8 @@ impl Turns for AllGather {
     }
 }
 
-/// Messages between pairs. Both ends of one cut it alike, whatever else they have: into parts of which a
-/// room holds one to and one from every rank.
+/// Messages between pairs. Both ends of one cut it alike, whatever else they have: into parts of
+/// which a room holds one to and one from every rank.
 struct Exchange {
     /// What is sent, once, to however many.
     out: Vec<Piece>,

@@ -130,10 +130,10 @@ impl Engine {
         self.wait_longer(flag, target, limits, peer, waiting)
     }
 
-    /// Looks while that costs nobody anything, then sleeps. To wake a thread takes longer than most waits,
-    /// but a core that is burnt looking may be the one that the awaited rank, or the own computation,
-    /// needs: so the core is offered to others between looks, and how long the offer takes tells whether
-    /// there are any.
+    /// Looks while that costs nobody anything, then sleeps. To wake a thread takes longer than most
+    /// waits, but a core that is burnt looking may be the one that the awaited rank, or the own
+    /// computation, needs: so the core is offered to others between looks, and how long the offer
+    /// takes tells whether there are any.
     #[cold]
     fn wait_longer(
         &self,
@@ -359,8 +359,8 @@ impl Run<'_> {
         self.engine.segment.consumed(self.engine.rank).publish(step.wrapping_add(1));
     }
 
-    /// Where one rank's data was waited for alone the others may still be in another call: those that
-    /// have begun are checked.
+    /// Where one rank's data was waited for alone the others may still be in another call: those
+    /// that have begun are checked.
     fn finish(&mut self) -> Result<()> {
         if !self.signature.kind.is_rooted() {
             return Ok(());

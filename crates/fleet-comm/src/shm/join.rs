@@ -1,5 +1,5 @@
-//! How the ranks of a host come to share a segment: one makes it and publishes where it is, the others
-//! open it, and it is used when all have.
+//! How the ranks of a host come to share a segment: one makes it and publishes where it is, the
+//! others open it, and it is used when all have.
 
 use super::engine::{Engine, Tuning};
 use super::segment::{Layout, Segment};
@@ -81,8 +81,8 @@ fn attempt_join(
     Ok(segment.ok().filter(|_| votes.iter().all(|vote| vote == b"yes")))
 }
 
-/// A number that no other group's memory has: it tells a file of a process that is gone, whose number
-/// was given to another, from the right one.
+/// A number that no other group's memory has: it tells a file of a process that is gone, whose
+/// number was given to another, from the right one.
 fn nonce(local: &Local) -> u64 {
     use std::hash::BuildHasher;
     std::collections::hash_map::RandomState::new().hash_one(&local.name)

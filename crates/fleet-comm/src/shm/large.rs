@@ -1,16 +1,16 @@
-//! Reductions of much data: cut into chunks, each chunk into one slice a rank. A rank writes the others'
-//! slices of a chunk to its slot, folds its own slice from all slots (its own part straight from the
-//! user's memory), and the results go back. Chunks overlap: while a chunk's results are read the next
-//! one is folded and the one after that is written.
+//! Reductions of much data: cut into chunks, each chunk into one slice a rank. A rank writes the
+//! others' slices of a chunk to its slot, folds its own slice from all slots (its own part straight
+//! from the user's memory), and the results go back. Chunks overlap: while a chunk's results are
+//! read the next one is folded and the one after that is written.
 //!
 //! The stream of steps is in(0), in(1), out(0), in(2), out(1), ..., out(last).
 //!
-//! **In place.** What a chunk costs is lines of memory that go from one core's cache to another's. Few
-//! ranks hand a result back in the place of its operand, in the slot of the rank that wants it: the line
-//! is in the cache of who folds already, and comes back to its owner, who reads and later overwrites it.
-//! With two ranks that is half the traffic of results in slots of their own (measured, two cores of a
-//! Xeon, 100 MB: 7.5 GB/s in place of 4.4). With many ranks it would be one write for each of them,
-//! where a slot that all read is written once.
+//! **In place.** What a chunk costs is lines of memory that go from one core's cache to another's.
+//! Few ranks hand a result back in the place of its operand, in the slot of the rank that wants it:
+//! the line is in the cache of who folds already, and comes back to its owner, who reads and later
+//! overwrites it. With two ranks that is half the traffic of results in slots of their own
+//! (measured, two cores of a Xeon, 100 MB: 7.5 GB/s in place of 4.4). With many ranks it would be
+//! one write for each of them, where a slot that all read is written once.
 
 use super::engine::Run;
 use crate::call::{Cursor, Done, Pieces, ReduceOp, fold_bytes, part};
@@ -20,14 +20,14 @@ use fleet_tensor::DType;
 
 /// Slices begin on cache lines of the slot.
 const GRAIN_BYTES: usize = 64;
-/// Up to here results go back in place: measured with 2 ranks on 2 cores (1.7 times as fast) and 4 on 2
-/// (1.4 times).
+/// Up to here results go back in place: measured with 2 ranks on 2 cores (1.7 times as fast) and 4
+/// on 2 (1.4 times).
 const IN_PLACE_RANKS_MAX: usize = 4;
 
 impl Run<'_> {
-    /// Into every rank's data, or into that of `root` alone. With `done` the data is left as it is: `done` is
-    /// told of each slice of a chunk where it lies, in the slot that it was folded into, which saves writing
-    /// all results to memory and reading half of them twice.
+    /// Into every rank's data, or into that of `root` alone. With `done` the data is left as it is:
+    /// `done` is told of each slice of a chunk where it lies, in the slot that it was folded into,
+    /// which saves writing all results to memory and reading half of them twice.
     pub(super) fn large_reduce<'a>(
         &mut self,
         data: Pieces<'a>,
@@ -166,8 +166,8 @@ impl Large<'_> {
         });
         run.publish(step_out);
         if let (Some(done), Some(place)) = (&mut self.done, takers.first()) {
-            // SAFETY: the result was just written there, and the slot is not written again before all ranks,
-            // this one too, have consumed the step.
+            // SAFETY: the result was just written there, and the slot is not written again before
+            // all ranks, this one too, have consumed the step.
             done(start + from, unsafe { std::slice::from_raw_parts(place.add(from), to - from) });
         }
         run.consume(step_in);

@@ -1,5 +1,5 @@
-//! Collectives that move data and do no arithmetic beyond a fold at the end: a rank writes what others
-//! need, chunk by chunk, and one chunk is written ahead of what is read.
+//! Collectives that move data and do no arithmetic beyond a fold at the end: a rank writes what
+//! others need, chunk by chunk, and one chunk is written ahead of what is read.
 
 use super::engine::Run;
 use crate::call::{Cursor, Piece, Pieces, ReduceOp, fold_bytes};

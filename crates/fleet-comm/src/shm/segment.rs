@@ -2,8 +2,8 @@
 //!
 //! One rank makes an anonymous file (`memfd`), the others open it through `/proc/PID/fd`. It has no
 //! name anywhere, so nothing is left behind however the processes end, and the size of `/dev/shm`
-//! does not matter. Where `/proc` of the other process cannot be read there is a file in `/dev/shm`,
-//! whose name is gone as soon as everybody has opened it.
+//! does not matter. Where `/proc` of the other process cannot be read there is a file in
+//! `/dev/shm`, whose name is gone as soon as everybody has opened it.
 //!
 //! ```text
 //! head        magic, sizes, a random number that proves that the right file was opened, the fault

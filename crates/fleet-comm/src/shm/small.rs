@@ -1,5 +1,5 @@
-//! Reductions of little data: one step. Everybody writes all it has and folds what all have written,
-//! in the order of the ranks. One round of flags is the whole latency.
+//! Reductions of little data: one step. Everybody writes all it has and folds what all have
+//! written, in the order of the ranks. One round of flags is the whole latency.
 
 use super::engine::Run;
 use crate::call::{Cursor, Pieces, ReduceOp, fold_bytes};

@@ -1,10 +1,11 @@
 //! Meshes in a simulated network: the same run for the same seed, whatever the machine does.
 //!
-//! Every rank is a thread, but only one of them runs at a time, and which one is drawn from the seed;
-//! time is a number that jumps to the next event. Bytes travel in segments that are late, out of order,
-//! lost and sent again, or come twice; a layer as in TCP makes a stream of them again. Above it an
-//! algorithm meets all that a network may do to it: any timing, a lost connection, a rank that dies
-//! in the middle of a step, one that falls silent, and the notice of it some time later.
+//! Every rank is a thread, but only one of them runs at a time, and which one is drawn from the
+//! seed; time is a number that jumps to the next event. Bytes travel in segments that are late, out
+//! of order, lost and sent again, or come twice; a layer as in TCP makes a stream of them again.
+//! Above it an algorithm meets all that a network may do to it: any timing, a lost connection, a
+//! rank that dies in the middle of a step, one that falls silent, and the notice of it some time
+//! later.
 //!
 //! ```
 //! use fleet_net::sim::{self, Fault, Outcome};

@@ -10,7 +10,7 @@ use crate::stream::Stream;
 use crate::token::random;
 use crate::wire::{Reader, Writer};
 use crate::{Limits, Time, Token};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, Result};
 use rustix::event::PollFlags;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// A handle for any number of threads; each call has a connection of its own while it lasts.
 ///
-/// A connection that breaks is made again, and what was asked on it is asked again, until the deadline
-/// of the call: the server knows a change that it has done and gives the same answer.
+/// A connection that breaks is made again, and what was asked on it is asked again, until the
+/// deadline of the call: the server knows a change that it has done and gives the same answer.
 pub struct StoreClient {
     address: SocketAddr,
     token: Token,
@@ -114,7 +114,7 @@ impl StoreClient {
             None => self.dial(limits)?,
         };
         let (kind, payload) = request.encode(open);
-        let header = FrameHeader::of(kind, id, &[&payload], false).encode();
+        let header = FrameHeader::of(kind, id, &[&payload], true).encode();
         socket::write_parts(&connection.stream, &[&header, &payload], limits)?;
         loop {
             match connection.reader.read(&connection.stream)? {
@@ -193,7 +193,7 @@ impl Store for StoreClient {
             limits,
             |span_ms| Request::Wait { keys: names.clone(), span_ms },
             |answer| match answer {
-                Err(error) if error.message().contains(" keys are missing: ") => {
+                Err(error) if error.code() == Some(ErrorCode::KeysMissing) => {
                     *missing.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
                     false
                 }

@@ -35,7 +35,8 @@ pub trait Store: Send + Sync {
 
     fn get(&self, key: &str, limits: &Limits) -> Result<Option<Vec<u8>>>;
 
-    /// The values of all `keys`, once all are there. Past the deadline the error says which are not.
+    /// The values of all `keys`, once all are there. Past the deadline the error says which are
+    /// not.
     fn wait(&self, keys: &[&str], limits: &Limits) -> Result<Vec<Vec<u8>>>;
 
     /// Adds to a counter, which starts at 0 and is kept as decimal text; gives the new value.
@@ -74,8 +75,8 @@ pub enum Swap {
 pub struct Changes {
     /// Where to watch from next.
     pub revision: u64,
-    /// Older deletions have been forgotten: `changes` holds every key that is there, and what is not
-    /// in it is gone.
+    /// Older deletions have been forgotten: `changes` holds every key that is there, and what is
+    /// not in it is gone.
     pub complete: bool,
     /// The last change of each key, in the order in which they came.
     pub changes: Vec<Change>,

@@ -131,8 +131,8 @@ impl StoreServer {
         self.address
     }
 
-    /// Tells the group how a process of it ended, for a launcher that has seen it end. `how` reads as
-    /// in "exit code 3" or "killed by signal 9 (SIGKILL)".
+    /// Tells the group how a process of it ended, for a launcher that has seen it end. `how` reads
+    /// as in "exit code 3" or "killed by signal 9 (SIGKILL)".
     pub fn report_end(&self, group: &str, member: &Member, how: &str) {
         let notice =
             lock(&self.shared.registry).ended(group, member.clone(), how.to_string(), Time::now());
@@ -535,7 +535,7 @@ impl Desk {
 
 impl Connection {
     fn send(&mut self, kind: u8, id: u64, payload: &[u8]) {
-        let header = FrameHeader::of(kind, id, &[payload], false);
+        let header = FrameHeader::of(kind, id, &[payload], true);
         let mut frame = Vec::with_capacity(FRAME_HEADER_BYTES + payload.len());
         frame.extend(header.encode());
         frame.extend(payload);

@@ -1,7 +1,7 @@
 //! The keys and values themselves, with their limits; no waiting, no sockets.
 
 use super::{Change, Changes, Swap};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, Result};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
@@ -196,4 +196,5 @@ pub(crate) fn missing_error(missing: &[&str], count: usize) -> Error {
         "the deadline passed while waiting in the store: {} of {count} keys are missing: {shown}{more}",
         missing.len()
     ))
+    .with_code(ErrorCode::KeysMissing)
 }

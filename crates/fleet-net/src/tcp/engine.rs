@@ -1,9 +1,9 @@
 //! Moves the messages of one call over their sockets, all at once.
 //!
-//! Every stream has a queue of parts to write and one of parts to read. A part is 16 bytes of header
-//! (length of the whole message, its number, a CRC-32 or 0) and a range of the message. The loop gives
-//! every stream a turn to write and to read; when none can go on it looks again for a moment, then
-//! sleeps until one can or the token fires.
+//! Every stream has a queue of parts to write and one of parts to read. A part is 16 bytes of
+//! header (length of the whole message, its number, a CRC-32 or 0) and a range of the message. The
+//! loop gives every stream a turn to write and to read; when none can go on it looks again for a
+//! moment, then sleeps until one can or the token fires.
 
 use crate::memory::Scratch;
 use crate::mesh::{FOLD_BYTES_MAX, FOLD_UNIT_MAX};
@@ -352,7 +352,7 @@ impl Part {
 /// The bytes that came; `None` when none are there yet. The end of the stream is an error.
 fn received(result: std::io::Result<usize>) -> Result<Option<usize>> {
     match result {
-        Ok(0) => Err(Error::unavailable("the connection was closed")),
+        Ok(0) => Err(socket::closed()),
         Ok(count) => Ok(Some(count)),
         Err(error) if matches!(error.kind(), Io::WouldBlock | Io::Interrupted) => Ok(None),
         Err(error) => Err(socket::lost(&error)),

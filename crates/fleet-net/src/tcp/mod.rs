@@ -1,13 +1,13 @@
 //! Meshes over TCP.
 //!
-//! Every rank listens on a port from the system, on the interface by which it reaches the store, and
-//! publishes the address there. Two ranks connect when they first have something for each other; the
-//! higher one dials. Between them are [`TcpOptions::streams`] connections: short messages go over the
-//! first, long ones are cut into as many parts.
+//! Every rank listens on a port from the system or a given one, on the interface by which it
+//! reaches the store, and publishes the address there. Two ranks connect when they first have
+//! something for each other; the higher one dials. Between them are [`TcpOptions::streams`]
+//! connections: short messages go over the first, long ones are cut into as many parts.
 //!
 //! Bytes go from the caller's slices to the kernel and from the kernel to the caller's slices; the
-//! one copy more is that of a fold, into a buffer that stays in the cache. A message of m bytes costs
-//! one system call on each side when it fits into a socket's buffer.
+//! one copy more is that of a fold, into a buffer that stays in the cache. A message of m bytes
+//! costs one system call on each side when it fits into a socket's buffer.
 //!
 //! ```
 //! use fleet_net::{Fabric, Limits, MemoryStore, TcpFabric, TcpOptions, Token, Transfer};
@@ -45,7 +45,7 @@ use crate::stream::Stream;
 use crate::wire::{Reader, Writer};
 use crate::{Fabric, Limits, Log, Member, Mesh, Store, Token, Transfer, host};
 use engine::{Engine, Peer};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, Result};
 use lobby::{Lobby, MeshHello};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,20 +70,22 @@ pub struct TcpOptions {
     /// The name or address of the interface to listen on; by default the one by which the store is
     /// reached, or the loopback when the store is in this process.
     pub interface: Option<String>,
+    /// The port to listen on; by default, and where it is taken, one from the system.
+    pub port: Option<u16>,
     /// Where the store is, for finding the interface.
     pub store: Option<SocketAddr>,
     /// Connections between two ranks.
     pub streams: usize,
     /// Whether every message carries a CRC-32 of its bytes.
     pub checksum: bool,
-    /// How long a rank looks for news with its eyes open before it sleeps; it yields its core between
-    /// looks.
+    /// How long a rank looks for news with its eyes open before it sleeps; it yields its core
+    /// between looks.
     pub spin: Duration,
-    /// What a stream is given at most before this rank looks for what has come: both directions go on
-    /// evenly, and what is on its way stays in the caches.
+    /// What a stream is given at most before this rank looks for what has come: both directions go
+    /// on evenly, and what is on its way stays in the caches.
     pub turn_bytes: usize,
-    /// How long a rank that finds a connection broken waits for its token to fire, whose reason says
-    /// more: for processes with a [`crate::Membership`].
+    /// How long a rank that finds a connection broken waits for its token to fire, whose reason
+    /// says more: for processes with a [`crate::Membership`].
     pub notice_wait: Duration,
     pub log: Log,
 }
@@ -95,6 +97,7 @@ impl TcpOptions {
             rank,
             size,
             interface: None,
+            port: None,
             store: None,
             streams: 2,
             checksum: false,
@@ -132,8 +135,8 @@ struct Shared {
 }
 
 impl TcpFabric {
-    /// Listens, publishes the address, and waits until every rank has done so. When some do not come
-    /// the error names their keys.
+    /// Listens, publishes the address, and waits until every rank has done so. When some do not
+    /// come the error names their keys.
     pub fn start(
         store: &dyn Store,
         token: &Token,
@@ -146,10 +149,7 @@ impl TcpFabric {
             (None, Some(store)) => host::route_to(store)?,
             (None, None) => std::net::Ipv4Addr::LOCALHOST.into(),
         };
-        let listener = TcpListener::bind((ip, 0)).map_err(|error| {
-            Error::unavailable(format!("cannot listen on {ip}: {error}"))
-                .help("name another interface")
-        })?;
+        let listener = listen(ip, &options)?;
         let lobby = Arc::new(Lobby::new(&options));
         let gate = Gate::start(listener, token.clone(), options.log.clone(), lobby.clone())?;
         let address = gate.address();
@@ -182,6 +182,26 @@ impl TcpFabric {
     pub fn address(&self) -> SocketAddr {
         self.shared.address
     }
+}
+
+/// Listens on the port of the options. Another program may have taken it since the launcher looked:
+/// a port from the system then serves as well, unless a firewall is in the way.
+fn listen(ip: std::net::IpAddr, options: &TcpOptions) -> Result<TcpListener> {
+    let port = options.port.unwrap_or(0);
+    let listener = TcpListener::bind((ip, port)).or_else(|error| {
+        if port == 0 {
+            return Err(error);
+        }
+        let listener = TcpListener::bind((ip, 0))?;
+        let other = listener.local_addr()?.port();
+        options.log.line(format!(
+            "cannot listen on port {port} of {ip} ({error}): ranks connect to port {other} instead"
+        ));
+        Ok(listener)
+    });
+    listener.map_err(|error| {
+        Error::unavailable(format!("cannot listen on {ip}: {error}")).help("name another interface")
+    })
 }
 
 fn check_options(options: &TcpOptions) -> Result<()> {
@@ -332,10 +352,11 @@ impl TcpMesh {
             return reason;
         }
         let member = self.member(rank);
-        let words = error.message().trim_start_matches("the connection ");
-        let text = match error.message().starts_with("the connection ") {
-            true => format!("{member} is gone: its connection {words}"),
-            false => format!("{member}: {error}"),
+        let text = match error.code() {
+            Some(ErrorCode::ConnectionClosed | ErrorCode::ConnectionLost) => {
+                format!("{member} is lost: {error}")
+            }
+            _ => format!("{member}: {error}"),
         };
         let error = Error::new(error.kind(), text);
         match error.kind() {
