@@ -51,12 +51,12 @@ impl Binding {
             self.bases[self.feed_places[index]] = address;
             for (step, arg) in &self.feed_args[index] {
                 if let StepKind::Run(instr) = &mut plan.steps[*step].kind {
-                    instr.args[*arg].ptr = address as *mut u8;
+                    point_to_feed(&mut instr.args[*arg], feed);
                 }
             }
             for fetch in &mut plan.fetches {
                 if plan.places[fetch.places.0] == (Place::Feed { index }) {
-                    fetch.arg.ptr = address as *mut u8;
+                    point_to_feed(&mut fetch.arg, feed);
                 }
             }
         }
@@ -118,11 +118,17 @@ impl Binding {
 }
 
 fn point(arg: &mut Arg, bases: &[usize], (values, rows): (usize, Option<usize>)) {
-    arg.ptr = bases[values] as *mut u8;
-    if let (Some(place), Some(rows)) = (rows, &mut arg.rows) {
-        rows.count = bases[place] as *mut u64;
-        rows.rows = (bases[place] + ROWS_HEADER_BYTES) as *mut i64;
-    }
+    let rows = rows
+        .map(|place| (bases[place] as *mut u64, (bases[place] + ROWS_HEADER_BYTES) as *mut i64));
+    // SAFETY: `Places::check` has compared the argument with its places when the plan was made. A
+    // place in the arena lies in the block of `Plan::block_bytes`, one of its own is as large as
+    // itself, and scope and feeds were just compared with the plan. They live as long as the run.
+    unsafe { arg.bind(bases[values] as *mut u8, rows) };
+}
+
+fn point_to_feed(arg: &mut Arg, feed: &Tensor) {
+    // SAFETY: `check_fed` has compared the tensor with the plan; it is borrowed for the run.
+    unsafe { arg.bind(feed.as_ptr(), None) };
 }
 
 /// A fed tensor has the bytes that the plan counts on.

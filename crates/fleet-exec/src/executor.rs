@@ -108,8 +108,8 @@ impl Executor {
         }
     }
 
-    /// Gives programs the way to other processes: a ring for each `ring_id` that they name. Without,
-    /// programs of one rank run.
+    /// Gives programs the way to other processes: a ring for each `ring_id` that they name.
+    /// Without, programs of one rank run.
     pub fn services(mut self, services: Services) -> Executor {
         self.plans.clear();
         self.services = services.with_spill(self.spill.clone());

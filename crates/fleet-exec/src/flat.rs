@@ -1,9 +1,9 @@
-//! The flat order of a program: its ops one after the other, conditional parts in place behind jumps,
-//! and the lane that runs each.
+//! The flat order of a program: its ops one after the other, conditional parts in place behind
+//! jumps, and the lane that runs each.
 //!
-//! A conditional part is skipped by every lane that has ops in it, each by a jump of its own over the
-//! same condition. So a collective in a conditional part runs in the lane of its ring, beside what
-//! compute does before and behind that part.
+//! A conditional part is skipped by every lane that has ops in it, each by a jump of its own over
+//! the same condition. So a collective in a conditional part runs in the lane of its ring, beside
+//! what compute does before and behind that part.
 
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, Op, OpId, Program, VarId};
@@ -83,7 +83,8 @@ fn ring_id(op: &Op, def: &OpDef) -> Option<i64> {
     talks.then(|| op.attr_int("ring_id"))
 }
 
-/// Whether an op does nothing but talk; one that computes in the same breath (a synchronous batch norm) does.
+/// Whether an op does nothing but talk; one that computes in the same breath (a synchronous batch
+/// norm) does.
 pub(crate) fn only_talks(op: &Op, def: &OpDef) -> bool {
     def.traits.lane == Lane::Ring && ring_id(op, def).is_some()
 }

@@ -12,7 +12,7 @@ use crate::spill::FileSpill;
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, KernelCtx, Meta, PrepareCtx, Registry, RowsArg, Services};
+use fleet_ops::{Arg, KernelCtx, Meta, PrepareCtx, Registry, Services};
 use fleet_tensor::{Buffer, Layout, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -202,17 +202,14 @@ impl Frame<'_> {
             self.values.insert(id, value);
         }
         let value = &self.values[&id];
-        Ok(Arg {
-            ptr: value.data.as_ref().map_or(value.address, Buffer::as_ptr),
-            dtype: value.meta.dtype,
-            shape: value.meta.shape,
-            layout: Layout::RowMajor,
-            rows: value.rows.as_ref().map(|(rows, count)| RowsArg {
-                rows: rows.as_ptr().cast(),
-                count: count.as_ptr().cast(),
-                capacity: value.meta.rows,
-            }),
-        })
+        let address = value.data.as_ref().map_or(value.address, Buffer::as_ptr);
+        let rows = value.rows.as_ref();
+        let rows = rows.map(|(rows, count)| (count.as_ptr().cast(), rows.as_ptr().cast()));
+        let mut arg = Arg::unbound(value.meta, Layout::RowMajor);
+        // SAFETY: the buffers were made for this meta, a fed tensor was compared with it, and that
+        // of the scope is where it comes from; all live as long as the frame.
+        unsafe { arg.bind(address, rows) };
+        Ok(arg)
     }
 
     /// Fresh memory for an output, or the scope's for what lives there.

@@ -1,8 +1,8 @@
 //! Running the steps of a plan, each lane in its own order.
 //!
-//! The calling thread runs the compute lane; every other lane has a thread that lives as long as the
-//! executor. A step that depends on another lane waits for that lane's count of finished steps: it
-//! spins briefly and then sleeps.
+//! The calling thread runs the compute lane; every other lane has a thread that lives as long as
+//! the executor. A step that depends on another lane waits for that lane's count of finished steps:
+//! it spins briefly and then sleeps.
 
 use crate::bind::Binding;
 use crate::plan::{Instr, Plan, SLOTS_MAX, Step, StepKind};

@@ -20,8 +20,8 @@ pub struct ExecOptions {
     /// Measure the time of each op (see [`Executor::profile`](crate::Executor::profile) and
     /// [`Executor::trace`](crate::Executor::trace)).
     pub profile: bool,
-    /// Where the file is that holds what leaves the arena (recompute with offload); none is the system's
-    /// folder of temporary files.
+    /// Where the file is that holds what leaves the arena (recompute with offload); none is the
+    /// system's folder of temporary files.
     pub offload_folder: Option<PathBuf>,
     pub memory: Memory,
     pub device: Device,

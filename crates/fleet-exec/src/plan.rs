@@ -15,9 +15,7 @@ use crate::options::{Device, ExecOptions, Memory};
 use crate::shapes::{Known, Shapes};
 use fleet_base::{Error, Result, text};
 use fleet_ir::{OpId, Program, VarId, VarKind};
-use fleet_ops::{
-    Arg, CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services,
-};
+use fleet_ops::{Arg, CostCtx, Kernel, KernelFn, Meta, OpDef, PrepareCtx, Registry, Services};
 use fleet_tensor::{DType, Layout, Shape};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -219,8 +217,8 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// What only conditional parts write has no value in steps in which they do not run: there is nothing to
-    /// give to who fetches it. What lives in the scope has the value of an earlier step.
+    /// What only conditional parts write has no value in steps in which they do not run: there is
+    /// nothing to give to who fetches it. What lives in the scope has the value of an earlier step.
     fn check_always_written(&self, id: VarId) -> Result<()> {
         let var = self.program.var(id);
         let (mut behind, mut sometimes, mut always) = (0, false, var.persistable || var.is_data);
@@ -294,8 +292,8 @@ impl<'a> Builder<'a> {
         (reads, op.all_outputs().collect())
     }
 
-    /// What the lane of a ring touches stays until the end: that lane may be late. Values that leave the
-    /// arena do so for its sake: who takes their memory waits until they are out.
+    /// What the lane of a ring touches stays until the end: that lane may be late. Values that
+    /// leave the arena do so for its sake: who takes their memory waits until they are out.
     fn keep_for_side_lanes(&mut self, end: usize) {
         for at in 0..self.flat.len() {
             if !matches!(self.lane_key(&self.flat[at]), LaneKey::Ring(_)) {
@@ -341,8 +339,8 @@ impl<'a> Builder<'a> {
         at
     }
 
-    /// Lets outputs share the memory of inputs: views always where nothing is overwritten meanwhile,
-    /// in-place pairs where the input ends here.
+    /// Lets outputs share the memory of inputs: views always where nothing is overwritten
+    /// meanwhile, in-place pairs where the input ends here.
     fn join_places(&mut self) {
         if !self.request.options.build.enable_inplace {
             return;
@@ -368,6 +366,7 @@ impl<'a> Builder<'a> {
                     && !taken.contains(&self.root(*input))
                     && !taken.contains(&self.root(*out))
                     && self.is_read_once(id, def, *input)
+                    && !op.all_outputs().any(|var| self.root(var) == self.root(*input))
                     && self.may_overwrite(at, *out, *input)
                 {
                     taken.push(self.root(*input));
@@ -417,8 +416,8 @@ impl<'a> Builder<'a> {
         in_arena && fits && ends_here && !self.written_twice(out)
     }
 
-    /// Whether the op sees the input's memory in one place only: a second one, under the same name or
-    /// as a view, could be overwritten before it is read.
+    /// Whether the op sees the input's memory in one place only: a second one, under the same name
+    /// or as a view, could be overwritten before it is read.
     fn is_read_once(&self, id: OpId, def: &OpDef, input: VarId) -> bool {
         let op = self.program.op(id);
         let slots = op.spec.inputs.iter().zip(&op.inputs);
@@ -697,19 +696,7 @@ impl<'a> Builder<'a> {
 
     /// An argument whose addresses are filled in later.
     fn arg(&self, var: VarId) -> Arg {
-        let meta = self.shapes.of(var);
-        let rows = (meta.kind == VarKind::SparseRows).then_some(RowsArg {
-            rows: std::ptr::null_mut(),
-            count: std::ptr::null_mut(),
-            capacity: meta.rows,
-        });
-        Arg {
-            ptr: std::ptr::null_mut(),
-            dtype: meta.dtype,
-            shape: meta.shape,
-            layout: self.layout(var),
-            rows,
-        }
+        Arg::unbound(self.shapes.of(var), self.layout(var))
     }
 
     /// Lists the steps of each lane and gives each lane its scratch behind the arena.
@@ -782,7 +769,8 @@ impl Places {
     /// Refuses an argument that its places cannot hold: kernels access all of an argument.
     fn check(&self, arg: &Arg, (values, rows): (usize, Option<usize>)) -> Result<()> {
         let wanted = arg.len() * arg.dtype.size();
-        let wanted_rows = arg.rows.map(|rows| ROWS_HEADER_BYTES + rows.capacity * size_of::<i64>());
+        let wanted_rows =
+            arg.rows.map(|rows| ROWS_HEADER_BYTES + rows.capacity() * size_of::<i64>());
         if wanted <= self.bytes[values] && wanted_rows <= rows.map(|rows| self.bytes[rows]) {
             return Ok(());
         }

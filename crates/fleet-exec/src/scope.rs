@@ -47,8 +47,8 @@ impl Scope {
         self.token = Arc::new(());
     }
 
-    /// Writes `tensor` over the one that is there, which must have its type and shape, and keeps its
-    /// address and layout.
+    /// Writes `tensor` over the one that is there, which must have its type and shape, and keeps
+    /// its address and layout.
     pub fn assign(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let held = self.raw(name)?;
         if held.dtype() != tensor.dtype() || held.shape() != tensor.shape() {

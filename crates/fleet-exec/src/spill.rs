@@ -1,9 +1,10 @@
 //! A file as the store of what leaves the arena.
 //!
-//! The file is made at the first write and has no name from then on (where the system allows that), so
-//! nothing is left of it however the process ends. A slot keeps its place and grows only when something
-//! larger comes: a steady step allocates nothing. What is written goes through the system's cache of
-//! pages, which gives way when memory is short; a folder in memory (tmpfs) saves nothing.
+//! The file is made at the first write and has no name from then on (where the system allows that),
+//! so nothing is left of it however the process ends. A slot keeps its place and grows only when
+//! something larger comes: a steady step allocates nothing. What is written goes through the
+//! system's cache of pages, which gives way when memory is short; a folder in memory (tmpfs) saves
+//! nothing.
 
 use fleet_base::{Error, Result};
 use fleet_ops::Spill;

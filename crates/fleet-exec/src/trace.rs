@@ -1,14 +1,14 @@
 //! When the steps of a plan ran: totals for a profile, and the last run as a trace.
 //!
-//! A [`Trace`] says which op ran on which lane from when to when, so that it shows what communication
-//! hides behind compute and what it does not. Written as JSON it opens in `chrome://tracing` and in
-//! Perfetto; traces of several ranks join, because their times are those of the system's clock, and
-//! [`Trace::from_chrome_json`] reads them again.
+//! A [`Trace`] says which op ran on which lane from when to when, so that it shows what
+//! communication hides behind compute and what it does not. Written as JSON it opens in
+//! `chrome://tracing` and in Perfetto; traces of several ranks join, because their times are those
+//! of the system's clock, and [`Trace::from_chrome_json`] reads them again.
 
 use crate::plan::{Plan, StepKind};
 use fleet_base::{Error, Result};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -99,8 +99,8 @@ pub struct Span {
     pub detail: String,
     /// 0 computes; every other lane is a thread of its own.
     pub lane: usize,
-    /// How much of it went into talking to other ranks; the rest of it is computing, such as updates of
-    /// parameters whose sums arrive.
+    /// How much of it went into talking to other ranks; the rest of it is computing, such as
+    /// updates of parameters whose sums arrive.
     pub talked_us: f64,
     /// Microseconds since the run began.
     pub begin_us: f64,
@@ -108,7 +108,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// How much of it is not computing: talking, and whatever another lane does that talks to nobody.
+    /// How much of it is not computing: talking, and whatever another lane does that talks to
+    /// nobody.
     fn share_beside(&self) -> f64 {
         match (self.talked_us > 0.0, self.lane) {
             (true, _) => (self.talked_us / (self.end_us - self.begin_us).max(1e-9)).min(1.0),
@@ -133,8 +134,8 @@ impl Trace {
         self.spans.iter().map(|span| span.end_us - begin).fold(0.0, f64::max)
     }
 
-    /// Time in which communication, or another lane, worked while nothing was computed: what compute did
-    /// not hide.
+    /// Time in which communication, or another lane, worked while nothing was computed: what
+    /// compute did not hide.
     pub fn exposed_us(&self) -> f64 {
         self.shares().exposed_us
     }
@@ -154,19 +155,24 @@ impl Trace {
     /// assert!(shares.to_string().ends_with("compute 80.0 %, communication 60.0 %, not hidden 20.0 %"));
     /// ```
     pub fn shares(&self) -> Shares {
-        let mut edges: Vec<(f64, bool, &Span)> = Vec::new();
-        for span in &self.spans {
-            edges.push((span.begin_us, true, span));
-            edges.push((span.end_us, false, span));
+        let mut edges: Vec<(f64, bool, usize)> = Vec::new();
+        for (index, span) in self.spans.iter().enumerate() {
+            edges.push((span.begin_us, true, index));
+            edges.push((span.end_us, false, index));
         }
         edges.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut shares = Shares { total_us: self.duration_us(), ..Shares::default() };
-        let (mut running, mut last): (Vec<&Span>, f64) = (Vec::new(), 0.0);
-        for (at, begins, span) in edges {
-            shares.pass(at - last, &running);
+        let (mut running, mut last) = (Running::new(self.spans.len()), 0.0);
+        for (at, begins, index) in edges {
+            let [none_computes, all_compute] = running.products();
+            shares.compute_us += (at - last) * (1.0 - none_computes);
+            shares.other_us += (at - last) * (1.0 - all_compute);
+            if running.count > 0 {
+                shares.exposed_us += (at - last) * none_computes;
+            }
             match begins {
-                true => running.push(span),
-                false => running.retain(|it| !std::ptr::eq(*it, span)),
+                true => running.begin(index, self.spans[index].share_beside()),
+                false => running.end(index),
             }
             last = at;
         }
@@ -195,8 +201,8 @@ impl Trace {
     fn events(&self, rank: usize) -> Vec<Value> {
         let name = json!({"name": "process_name", "ph": "M", "pid": rank,
             "args": {"name": format!("rank {rank}")}});
-        let lanes = self.spans.iter().map(|span| span.lane).max().map_or(0, |last| last + 1);
-        let lanes = (0..lanes).map(|lane| {
+        let lanes: BTreeSet<usize> = self.spans.iter().map(|span| span.lane).collect();
+        let lanes = lanes.into_iter().map(|lane| {
             let label = if lane == 0 { "compute".into() } else { format!("lane {lane}") };
             json!({"name": "thread_name", "ph": "M", "pid": rank, "tid": lane,
                 "args": {"name": label}})
@@ -210,8 +216,8 @@ impl Trace {
         std::iter::once(name).chain(lanes).chain(spans).collect()
     }
 
-    /// The traces of a file in Chrome's format, by rank: those of [`Trace::to_chrome_json`], one or several
-    /// joined.
+    /// The traces of a file in Chrome's format, by rank: those of [`Trace::to_chrome_json`], one or
+    /// several joined.
     ///
     /// ```
     /// use fleet_exec::{Span, Trace};
@@ -231,10 +237,14 @@ impl Trace {
         let events = root["traceEvents"].as_array();
         let events = events.ok_or_else(|| wrong("no list 'traceEvents'".into()))?;
         let mut by_rank: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
-        for event in events.iter().filter(|event| event["ph"] == "X") {
-            let span = read_span(event).ok_or_else(|| wrong(event.to_string()))?;
-            let rank = event["pid"].as_u64().ok_or_else(|| wrong(event.to_string()))?;
-            by_rank.entry(rank as usize).or_default().push(span);
+        for (index, event) in events.iter().enumerate().filter(|(_, event)| event["ph"] == "X") {
+            let (rank, span) = read_span(event).map_err(|field| {
+                let got: String = event[field].to_string().chars().take(VALUE_CHARS_MAX).collect();
+                Error::invalid(format!("this is no trace of a run: traceEvents[{index}].{field}"))
+                    .expected(expected(field))
+                    .got(got)
+            })?;
+            by_rank.entry(rank).or_default().push(span);
         }
         Ok(by_rank.into_iter().map(|(rank, spans)| (rank, Trace::of(spans))).collect())
     }
@@ -262,22 +272,78 @@ const TALKS: &str = "communication";
 /// their differences would not be numbers.
 const TIME_US_MAX: f64 = 1e18;
 
-fn read_span(event: &Value) -> Option<Span> {
+/// Of a value that an error quotes.
+const VALUE_CHARS_MAX: usize = 100;
+
+/// The rank and the op of an event, or the name of the field that is wrong.
+fn read_span(event: &Value) -> std::result::Result<(usize, Span), &'static str> {
     let time_us = |name: &str| event[name].as_f64().filter(|us| us.abs() <= TIME_US_MAX);
-    let begin_us = time_us("ts")?;
-    let took_us = time_us("dur").filter(|us| *us >= 0.0)?;
+    let number = |name: &str| event[name].as_u64().and_then(|it| usize::try_from(it).ok());
+    let begin_us = time_us("ts").ok_or("ts")?;
+    let took_us = time_us("dur").filter(|us| *us >= 0.0).ok_or("dur")?;
     let talked_us = match event["cat"] == TALKS {
         true => event["args"]["talked_us"].as_f64().unwrap_or(took_us).clamp(0.0, took_us),
         false => 0.0,
     };
-    Some(Span {
-        op: event["name"].as_str()?.to_string(),
+    let span = Span {
+        op: event["name"].as_str().ok_or("name")?.to_string(),
         detail: event["args"]["op"].as_str().unwrap_or_default().to_string(),
-        lane: event["tid"].as_u64()? as usize,
+        lane: number("tid").ok_or("tid")?,
         talked_us,
         begin_us,
         end_us: begin_us + took_us,
-    })
+    };
+    Ok((number("pid").ok_or("pid")?, span))
+}
+
+fn expected(field: &str) -> &'static str {
+    match field {
+        "ts" => "microseconds, at most 1e18",
+        "dur" => "microseconds, 0 to 1e18",
+        "name" => "the name of an op",
+        _ => "a whole number, 0 or more",
+    }
+}
+
+/// The ops that run at one time. For each the share in which it does not compute, and the share in
+/// which it does, in trees whose inner nodes are the products of their children: an op begins or
+/// ends in O(log n), without the error that a division would add each time.
+struct Running {
+    /// The root is at 1, the leaves are in the second half.
+    tree: Vec<[f64; 2]>,
+    count: usize,
+}
+
+impl Running {
+    fn new(span_count: usize) -> Running {
+        Running { tree: vec![[1.0; 2]; 2 * span_count.next_power_of_two()], count: 0 }
+    }
+
+    fn begin(&mut self, index: usize, beside: f64) {
+        self.count += 1;
+        self.set(index, [beside, 1.0 - beside]);
+    }
+
+    fn end(&mut self, index: usize) {
+        self.count -= 1;
+        self.set(index, [1.0; 2]);
+    }
+
+    fn set(&mut self, index: usize, value: [f64; 2]) {
+        let mut node = self.tree.len() / 2 + index;
+        self.tree[node] = value;
+        while node > 1 {
+            node /= 2;
+            let [left, right] = [self.tree[2 * node], self.tree[2 * node + 1]];
+            self.tree[node] = [left[0] * right[0], left[1] * right[1]];
+        }
+    }
+
+    /// The share of time in which none computes, and that in which all do nothing else. What a span
+    /// talks is spread evenly over it.
+    fn products(&self) -> [f64; 2] {
+        self.tree[1]
+    }
 }
 
 /// What the time of one run, or of several, went into: see [`Trace::shares`].
@@ -293,22 +359,6 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// A time in which these ran. What a span talks is spread evenly over it.
-    fn pass(&mut self, us: f64, running: &[&Span]) {
-        if running.is_empty() {
-            return;
-        }
-        let (mut none_computes, mut all_compute) = (1.0, 1.0);
-        for span in running {
-            let beside = span.share_beside();
-            none_computes *= beside;
-            all_compute *= 1.0 - beside;
-        }
-        self.compute_us += us * (1.0 - none_computes);
-        self.other_us += us * (1.0 - all_compute);
-        self.exposed_us += us * none_computes;
-    }
-
     pub fn add(&mut self, other: &Shares) {
         self.total_us += other.total_us;
         self.compute_us += other.compute_us;
@@ -375,8 +425,8 @@ mod tests {
         assert_eq!(shares, expected);
     }
 
-    /// Parameters that move as their sums arrive are computed, also where the sum is not hidden; and a batch norm
-    /// that merges its statistics talks.
+    /// Parameters that move as their sums arrive are computed, also where the sum is not hidden;
+    /// and a batch norm that merges its statistics talks.
     #[test]
     fn ops_that_talk_and_compute_are_both() {
         let span = |lane, begin_us, end_us, talked_us| Span {
@@ -394,8 +444,53 @@ mod tests {
         assert_eq!(shares, expected);
     }
 
+    /// A list of those that run would be looked through 300,000 times.
+    #[test]
+    fn many_ops_at_one_time_are_counted() {
+        let count = 300_000;
+        let spans = (0..count).map(|index| Span {
+            op: String::new(),
+            detail: String::new(),
+            lane: index % 2,
+            talked_us: 0.0,
+            begin_us: index as f64,
+            end_us: (index + 100_000) as f64,
+        });
+        let trace = Trace { start_us: 0.0, spans: spans.collect() };
+        let shares = trace.shares();
+        assert_eq!((shares.total_us, shares.compute_us), (399_999.0, 399_998.0));
+        assert_eq!((shares.other_us, shares.exposed_us), (399_998.0, 1.0));
+    }
+
+    /// A lane is a number of the file's, and no reason to name all lanes below it.
+    #[test]
+    fn lanes_of_any_number_are_joined() {
+        let event =
+            |lane: u64| json!({"ph": "X", "name": "mul", "ts": 1, "dur": 1, "pid": 0, "tid": lane});
+        let text = json!({"traceEvents": [event(u64::MAX), event(3)]}).to_string();
+        let read = Trace::from_chrome_json(&text).unwrap();
+        assert_eq!(Trace::from_chrome_json(&Trace::join(&read)).unwrap(), read);
+    }
+
     #[test]
     fn what_is_no_trace_is_refused() {
+        let error = |field: &str, value: Value| {
+            let mut event =
+                json!({"ph": "X", "name": "mul", "ts": 1, "dur": 1, "pid": 0, "tid": 0});
+            event[field] = value;
+            let text = json!({"traceEvents": [{"ph": "M"}, event]}).to_string();
+            Trace::from_chrome_json(&text).unwrap_err().to_string()
+        };
+        let begin = "this is no trace of a run: traceEvents[1]";
+        assert_eq!(
+            error("dur", json!(-1)),
+            format!("{begin}.dur: expected microseconds, 0 to 1e18, got -1")
+        );
+        assert_eq!(
+            error("tid", json!(0.5)),
+            format!("{begin}.tid: expected a whole number, 0 or more, got 0.5")
+        );
+
         for text in [
             "",
             "[]",

@@ -1,5 +1,5 @@
-//! Programs that talk, at several ranks in threads: each op, the lanes of rings, and what happens when
-//! a rank fails.
+//! Programs that talk, at several ranks in threads: each op, the lanes of rings, and what happens
+//! when a rank fails.
 
 use fleet_base::{ErrorKind, Result};
 use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
@@ -27,7 +27,8 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.as_slice::<f32>().expect("floats").to_vec()
 }
 
-/// Runs the program at `ranks` ranks, by executor and interpreter, and gives what `y` holds on each.
+/// Runs the program at `ranks` ranks, by executor and interpreter, and gives what `y` holds on
+/// each.
 fn results(ranks: usize, body: &str, x: impl Fn(usize) -> Vec<f32> + Sync) -> Vec<Vec<f32>> {
     let program = program(body);
     let outcomes = local::run(ranks, |rank, world| {

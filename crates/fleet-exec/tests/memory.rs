@@ -392,3 +392,47 @@ fn a_slot_that_was_never_stored_is_refused() {
         .fetch(&["x"])
         .refused(&["slot 2 of the offload file holds another value", "got nothing"]);
 }
+
+/// Each output is written while inputs of the others are still to be read.
+#[test]
+fn outputs_that_are_inputs_of_each_other_are_refused() {
+    let pair = || Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap();
+    for body in [
+        "%a: f32[2] param %b: f32[2] param
+        (Out: %b, %a) = c_allreduce_sum(X: %a, %b)",
+        "%a: f32[2] param %b: f32[2] param %c: f32[2]
+        (Out: %c, %a) = c_allreduce_sum(X: %a, %b)",
+    ] {
+        let case = Case::new(body).state("a", pair()).state("b", pair()).fetch(&["a"]);
+        for outcome in [case.interpreted(), case.executed(Memory::Packed)] {
+            let error = outcome.expect_err("an order of its own").to_string();
+            assert!(error.contains("output 'Out' of c_allreduce_sum is also its input"), "{error}");
+        }
+    }
+    let body = "%a: f32[2] param %b: f32[2] param
+        (Out: %a, %b) = c_allreduce_sum(X: %a, %b)";
+    let case = Case::new(body).state("a", pair()).state("b", pair()).fetch(&["a"]);
+    assert_eq!(case.executed(Memory::Packed).unwrap()[0].to_vec::<f32>().unwrap(), [1.0, 2.0]);
+}
+
+/// The fused op stands where the activation stood, and reads what is there then.
+#[test]
+fn a_sum_and_its_relu_are_not_fused_over_another_write() {
+    for body in [
+        "%x: f32[2] data %y: f32[2] data %sum: f32[2] %z: f32[2]
+        (Out: %sum) = elementwise_add(X: %x, Y: %y)
+        (Out: %sum) = scale(X: %x) {scale: 3.0}
+        (Out: %z) = relu(X: %sum)",
+        "%x: f32[2] data %y: f32[2] data %a: f32[2] %sum: f32[2] %z: f32[2]
+        (Out: %a) = scale(X: %x) {scale: 2.0}
+        (Out: %sum) = elementwise_add(X: %a, Y: %y)
+        (Out: %a) = scale(X: %x) {scale: 5.0}
+        (Out: %z) = relu(X: %sum)",
+    ] {
+        let of = |values: [f32; 2]| Tensor::from_slice(&values, [2]).unwrap();
+        let case = Case::new(body).feed("x", of([1.0, -2.0])).feed("y", of([10.0, 20.0]));
+        let case = case.fetch(&["z"]);
+        let (plain, fast) = (case.interpreted().unwrap(), case.executed(Memory::Packed).unwrap());
+        assert_eq!(plain[0].as_bytes(), fast[0].as_bytes(), "{body}");
+    }
+}

@@ -2,12 +2,12 @@
 //!
 //! A [`Program`] holds blocks of ops over variables, all by `u32` id; names are labels for users,
 //! strategies and checkpoints, never identity. What an op means is not known here: an op points to
-//! its [`OpSpec`] (slots and attributes), which a [`Dialect`] looks up by name when a program is read
-//! from text or bytes.
+//! its [`OpSpec`] (slots and attributes), which a [`Dialect`] looks up by name when a program is
+//! read from text or bytes.
 //!
-//! A program prints itself (`Display`), is read back by [`Program::parse`], and goes through protobuf
-//! by [`Program::to_bytes`] and [`Program::from_bytes`]. Two programs are equal when they print the
-//! same. [`Program::verify`] lists everything that is wrong with one.
+//! A program prints itself (`Display`), is read back by [`Program::parse`], and goes through
+//! protobuf by [`Program::to_bytes`] and [`Program::from_bytes`]. Two programs are equal when they
+//! print the same. [`Program::verify`] lists everything that is wrong with one.
 
 mod attr;
 mod lex;

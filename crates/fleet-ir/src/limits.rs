@@ -39,8 +39,8 @@ pub(crate) fn depth(program: &Program, block: BlockId) -> usize {
     parents.take(BLOCK_DEPTH_MAX + 2).count() - 1
 }
 
-/// Which blocks belong to an op already: a block belongs to one, which stands in the block around it.
-/// That makes the blocks a tree, so that no walk over them runs in a circle.
+/// Which blocks belong to an op already: a block belongs to one, which stands in the block around
+/// it. That makes the blocks a tree, so that no walk over them runs in a circle.
 #[derive(Default)]
 pub(crate) struct BlockOwners(HashSet<BlockId>);
 
@@ -83,5 +83,5 @@ pub(crate) fn check_bytes(bytes: usize) -> Result<()> {
     }
     Err(Error::invalid("the program is too large")
         .expected(format!("at most {}", text::bytes(PROGRAM_BYTES_MAX as u64)))
-        .got(text::bytes(bytes as u64)))
+        .got(text::bytes_over(bytes as u64, PROGRAM_BYTES_MAX as u64)))
 }

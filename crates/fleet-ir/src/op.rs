@@ -276,7 +276,8 @@ impl OpBuilder {
         Ok(op)
     }
 
-    /// As [`OpBuilder::finish`] for an op whose outputs are still to be made: [`Op::check`] it then.
+    /// As [`OpBuilder::finish`] for an op whose outputs are still to be made: [`Op::check`] it
+    /// then.
     pub fn finish_open(self) -> Result<Op> {
         let OpBuilder { mut op, attrs, error } = self;
         if let Some(error) = error {
@@ -358,6 +359,9 @@ fn unknown(
 ) -> Error {
     let known = known(spec);
     let hint = text::did_you_mean(name, known.iter().copied());
+    if known.is_empty() {
+        return Error::invalid(format!("op '{}' has no {what} '{name}': it has none", spec.name));
+    }
     Error::invalid(format!("op '{}' has no {what} '{name}'{hint}", spec.name))
         .expected(format!("one of {}", known.join(", ")))
 }

@@ -1,8 +1,8 @@
 //! The text form of programs: the reader (see [`crate::text`] for the form).
 //!
-//! Two passes: the first takes the text apart and creates blocks and variables, the second builds ops,
-//! so that an op may come before the block that it owns. An error names line and column, what was
-//! expected and what came, and the nearest known name.
+//! Two passes: the first takes the text apart and creates blocks and variables, the second builds
+//! ops, so that an op may come before the block that it owns. An error names line and column, what
+//! was expected and what came, and the nearest known name.
 //!
 //! What comes out is well formed: names resolve, slots and attributes fit the op's spec, and blocks
 //! are a tree. Whether the program makes sense (a variable is written before it is read) is for

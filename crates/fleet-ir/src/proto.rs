@@ -1,6 +1,6 @@
 //! The protobuf form of programs: smaller than text and quick to read, for files and wires.
-//! `proto/program.proto` documents it; the messages below are the same by hand, so that no build needs
-//! a protobuf compiler.
+//! `proto/program.proto` documents it; the messages below are the same by hand, so that no build
+//! needs a protobuf compiler.
 //!
 //! Reading trusts nothing: sizes are bounded by the bytes that are there, names and numbers are
 //! checked, ops go through the same builder as everywhere, and blocks are a tree.
@@ -31,7 +31,7 @@ impl Program {
             }
         };
         let program = pb::Program {
-            version: VERSION,
+            version: VERSION.into(),
             seed: self.seed(),
             streams: self.streams(),
             blocks: self.block_ids().map(block).collect(),
@@ -50,7 +50,7 @@ impl Program {
         let message = pb::Program::decode(bytes).map_err(|error| {
             Error::invalid(format!("the protobuf form of the program is broken: {error}"))
         })?;
-        if message.version != VERSION {
+        if message.version != u64::from(VERSION) {
             return Err(Error::unsupported("the program has another version of the binary form")
                 .expected(VERSION)
                 .got(message.version));
@@ -374,8 +374,8 @@ mod message {
 
     #[derive(Clone, PartialEq, Message)]
     pub struct Program {
-        #[prost(uint32, tag = "1")]
-        pub version: u32,
+        #[prost(uint64, tag = "1")]
+        pub version: u64,
         #[prost(uint64, tag = "2")]
         pub seed: u64,
         #[prost(uint64, tag = "3")]

@@ -1,4 +1,5 @@
-//! What an op looks like from outside: its slots and attributes. The meaning lives with the registry.
+//! What an op looks like from outside: its slots and attributes. The meaning lives with the
+//! registry.
 
 use crate::{Attr, AttrKind};
 use fleet_tensor::DType;

@@ -17,12 +17,13 @@
 //! ```
 //!
 //! * A variable: name, element type, shape, then what differs from a plain temporary:
-//!   `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with `frozen`, `lr=`, `l1=`, `l2=`,
-//!   `no_clip`, `distributed`; `lod=`; `stop_gradient` or `stop_gradient=false` where it is not what
-//!   the rest implies (fed and persistable variables and frozen parameters stop gradients).
+//!   `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with `frozen`, `lr=`,
+//!   `l1=`, `l2=`, `no_clip`, `distributed`; `lod=`; `stop_gradient` or `stop_gradient=false` where
+//!   it is not what the rest implies (fed and persistable variables and frozen parameters stop
+//!   gradients).
 //! * An op: outputs by slot, name, inputs by slot, attributes that differ from their default, role
-//!   (`!backward`, `!optimize`, `!loss` ...; none for forward), device label, `fp16_guard` in such a region,
-//!   source label.
+//!   (`!backward`, `!optimize`, `!loss` ...; none for forward), device label, `fp16_guard` in such
+//!   a region, source label.
 //! * A block that belongs to an op of another names it: `block1 in block0 { .. }`; the op has it as
 //!   an attribute: `{sub_block: block1}`.
 //! * Names with unusual characters are quoted: `%"a b"`. A `#` starts a comment.
@@ -307,8 +308,8 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Characters that would make a printed name look like another: marks of writing direction, joiners,
-/// the byte order mark, line separators.
+/// Characters that would make a printed name look like another: marks of writing direction,
+/// joiners, the byte order mark, line separators.
 fn is_invisible(c: char) -> bool {
     matches!(u32::from(c), 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x2069 | 0xfeff)
 }

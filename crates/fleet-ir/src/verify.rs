@@ -1,19 +1,20 @@
 //! The verifier. It checks, and reports every violation with the op that has it:
 //!
-//! 1. Blocks: block 0 is the root and has no parent; every other block has one that exists, no circle,
-//!    at most 32 levels. A block belongs to at most one op, which stands in the block's parent.
+//! 1. Blocks: block 0 is the root and has no parent; every other block has one that exists, no
+//!    circle, at most 32 levels. A block belongs to at most one op, which stands in the block's
+//!    parent.
 //! 2. Variables: listed in the block that they name, once; names are not empty, unique in the whole
 //!    program, and found by [`Program::find_var`]; shapes have no dimension below -1, those in the
-//!    layout of filters four dimensions; a parameter is persistable; a variable is fed or kept between runs,
-//!    not both.
+//!    layout of filters four dimensions; a parameter is persistable; a variable is fed or kept
+//!    between runs, not both.
 //! 3. Ops: exist, and stand in one block, once; as many slots and attributes as the spec has;
 //!    in each slot as many variables as it takes; attributes of the spec's type.
-//! 4. Uses: every variable exists, and is listed in the op's block or one around it; no op writes what is
-//!    fed.
-//! 5. Order: a variable that is neither persistable nor fed (nor a tensor array, which starts empty) is
-//!    written by an earlier op before it is read; the first op that reads it too early is named. An op
-//!    with a sub-block writes what its sub-block writes; a sub-block sees what was written before its
-//!    op. Blocks that no op leads to do not run and have no order.
+//! 4. Uses: every variable exists, and is listed in the op's block or one around it; no op writes
+//!    what is fed.
+//! 5. Order: a variable that is neither persistable nor fed (nor a tensor array, which starts
+//!    empty) is written by an earlier op before it is read; the first op that reads it too early is
+//!    named. An op with a sub-block writes what its sub-block writes; a sub-block sees what was
+//!    written before its op. Blocks that no op leads to do not run and have no order.
 //!
 //! It does not know what ops mean. Whether the declared types and shapes are what the ops make is
 //! checked by the op registry's verifier, which calls this one first.
@@ -26,7 +27,8 @@ use fleet_tensor::Layout;
 use std::collections::HashSet;
 
 impl Program {
-    /// Everything that is wrong with the program, in order; see the file's head for what is checked.
+    /// Everything that is wrong with the program, in order; see the file's head for what is
+    /// checked.
     pub fn errors(&self) -> Vec<Error> {
         let mut verifier = Verifier::new(self);
         verifier.blocks();
@@ -293,7 +295,12 @@ impl<'p> Verifier<'p> {
         if self.errors.len() > before {
             let place = self.program.describe_op_at(id, Some((block, index)));
             let errors = self.errors.split_off(before);
-            self.errors.extend(errors.into_iter().map(|error| error.at(&place)));
+            let line = self.program.op(id).source.as_deref();
+            let blame = |error: Error| match line {
+                Some(line) => error.at(&place).naming(line),
+                None => error.at(&place),
+            };
+            self.errors.extend(errors.into_iter().map(blame));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Whatever the bytes, readers answer with a program that prints and reads back, or with an error:
-//! never a panic, never a program that later code could choke on. Seeds are fixed, so that a failure
-//! can be run again; the case's number is in the message.
+//! never a panic, never a program that later code could choke on. Seeds are fixed, so that a
+//! failure can be run again; the case's number is in the message.
 
 mod common;
 

@@ -37,6 +37,10 @@ fn broken_bytes_are_refused() {
     check(&[0xff, 0xfe], "not a program");
     check(&[0x08], "the protobuf form of the program is broken");
     check(&[0x08, 9], "another version of the binary form: expected 1, got 9");
+    let beyond_32_bits = [0x08, 0x81, 0x80, 0x80, 0x80, 0x10];
+    check(&beyond_32_bits, "another version of the binary form: expected 1, got 4294967297");
+    let largest = [[0x08].as_slice(), &[0xff; 9], &[1]].concat();
+    check(&largest, "binary form: expected 1, got 18446744073709551615");
     check(&[0x08, 1], "the program has no blocks");
     // A block with a parent in front of the root; a second block without parent.
     check(&[0x08, 1, 0x22, 2, 0x08, 0], "does not come before it");

@@ -132,6 +132,9 @@ fn mistakes_are_explained() {
 
     in_block("%c f32[2]", &["expected ':', got 'f32'", "line 6, column 6: %c f32[2]"]);
     in_block("%c: flaot32[2]", &["unknown element type 'flaot32'; did you mean 'float32'?"]);
+    in_block("(Out: %b) = send(X: %a)", &["op 'send' has no output slot 'Out': it has none\n"]);
+    in_block("() = data(X: %a)", &["op 'data' has no input slot 'X': it has none\n"]);
+    in_block("() = data() {axis: 1}", &["op 'data' has no attribute 'axis': it has none\n"]);
     in_block("%c: f32[2", &["expected ',', got '}'"]);
     in_block("%c: f32[x]", &["expected a dimension", "got 'x'"]);
     in_block("%c: f32[-2]", &["negative dimension", "got -2"]);

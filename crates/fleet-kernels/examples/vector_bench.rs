@@ -1,6 +1,6 @@
-//! Times the vector kernels on this machine and prints one line a kernel: milliseconds, GB/s of what
-//! it must move, and the time of a rival (torch, 2 threads, measured elsewhere) where there is one.
-//! Run with `cargo run --release --example vector_bench [threads] [name part]`.
+//! Times the vector kernels on this machine and prints one line a kernel: milliseconds, GB/s of
+//! what it must move, and the time of a rival (torch, 2 threads, measured elsewhere) where there is
+//! one. Run with `cargo run --release --example vector_bench [threads] [name part]`.
 
 use std::hint::black_box;
 use std::time::Instant;

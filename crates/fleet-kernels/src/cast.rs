@@ -1,7 +1,8 @@
 //! Casts between element types: f32, f64, f16, bf16, i32, i64, u8 and bool.
 //!
-//! Floats become integers by truncation, saturating, with NaN as 0; wider integers become narrower by
-//! dropping bits; anything but zero becomes true. The half floats round to nearest, ties to even.
+//! Floats become integers by truncation, saturating, with NaN as 0; wider integers become narrower
+//! by dropping bits; anything but zero becomes true. The half floats round to nearest, ties to
+//! even.
 //!
 //! ```
 //! use fleet_kernels::{cast::cast, pool::Pool};

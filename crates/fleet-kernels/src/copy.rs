@@ -1,10 +1,10 @@
 //! Copies of long stretches of memory.
 //!
 //! A core's prefetchers follow a stream inside one page of 4 KB and begin anew at the next, so four
-//! streams side by side keep more lines on their way; whole lines in one store let the core fetch more
-//! lines ahead of those it overwrites. Measured on a Xeon (Sapphire Rapids), one core, 64 KB at a time,
-//! GB/s: out of memory 9.9 for `memcpy` and 13.2 for four streams, out of the cache of another core 13
-//! and 17.
+//! streams side by side keep more lines on their way; whole lines in one store let the core fetch
+//! more lines ahead of those it overwrites. Measured on a Xeon (Sapphire Rapids), one core, 64 KB
+//! at a time, GB/s: out of memory 9.9 for `memcpy` and 13.2 for four streams, out of the cache of
+//! another core 13 and 17.
 
 use crate::kernel;
 

@@ -1,8 +1,8 @@
 //! Dropout, whose mask is a function of (seed, stream, position) and need not be stored.
 //!
-//! An element is kept if its random number is at least the probability of a drop. Dropout is linear,
-//! so the backward pass is the same function over the gradient. Where a program wants the mask as a
-//! tensor, [`dropout_with_mask`] writes it and [`dropout_mask_grad`] reads it.
+//! An element is kept if its random number is at least the probability of a drop. Dropout is
+//! linear, so the backward pass is the same function over the gradient. Where a program wants the
+//! mask as a tensor, [`dropout_with_mask`] writes it and [`dropout_mask_grad`] reads it.
 //!
 //! ```
 //! use fleet_kernels::{dropout::{Dropout, Mode, dropout}, fill::Draw, pool::Pool};

@@ -1,9 +1,9 @@
 //! Tensors filled with a constant or with random numbers.
 //!
 //! Element i of a random fill is a function of (seed, stream, offset + i) and of nothing else, with
-//! the generator of [`fleet_base::rng`]: any threading, and any cutting of a tensor over ranks, gives
-//! the same values. Uniform numbers are those of `Philox::unit` bit for bit, scaled; normal ones those
-//! of `Philox::normal` up to rounding; integers come from `Philox::word64`.
+//! the generator of [`fleet_base::rng`]: any threading, and any cutting of a tensor over ranks,
+//! gives the same values. Uniform numbers are those of `Philox::unit` bit for bit, scaled; normal
+//! ones those of `Philox::normal` up to rounding; integers come from `Philox::word64`.
 //!
 //! ```
 //! use fleet_kernels::{fill::{Draw, uniform}, pool::Pool};
@@ -164,7 +164,8 @@ impl WordMap for Bernoulli {
     }
 }
 
-/// Numbers of 24 bits below `probability`: `unit < probability` exactly if the upper bits are below.
+/// Numbers of 24 bits below `probability`: `unit < probability` exactly if the upper bits are
+/// below.
 pub(crate) fn limit_of(probability: f32) -> u32 {
     (f64::from(probability) * f64::from(1u32 << 24)).ceil() as u32
 }

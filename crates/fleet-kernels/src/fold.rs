@@ -1,8 +1,8 @@
 //! Several arrays into one, element by element: the arithmetic of reductions between processes.
 //!
-//! `out[i] = inputs[0][i] op inputs[1][i] op ...`, always in the order of the inputs, in registers: each
-//! input is read once and each output written once. Half floats are added up in f32 and rounded once.
-//! Integers wrap. A NaN in any input is a NaN in the maximum and in the minimum.
+//! `out[i] = inputs[0][i] op inputs[1][i] op ...`, always in the order of the inputs, in registers:
+//! each input is read once and each output written once. Half floats are added up in f32 and
+//! rounded once. Integers wrap. A NaN in any input is a NaN in the maximum and in the minimum.
 //!
 //! ```
 //! use fleet_kernels::fold::{self, FoldOp};
@@ -29,8 +29,8 @@ pub enum FoldOp {
 
 /// Elements that are loaded at a time: two registers of f32 with AVX-512.
 const BLOCK: usize = 32;
-/// Stretches of each array that are walked side by side: a core's prefetchers follow a stream inside one
-/// page of 4 KB, so more streams keep more lines on their way.
+/// Stretches of each array that are walked side by side: a core's prefetchers follow a stream
+/// inside one page of 4 KB, so more streams keep more lines on their way.
 const STREAMS: usize = 4;
 /// Shorter arrays are in the cache anyway.
 const SPREAD_BYTES_MIN: usize = 16 << 10;
@@ -50,9 +50,9 @@ pub fn fold<T: Fold>(op: FoldOp, inputs: &[&[T]], out: &mut [T]) {
 /// As [`fold`], from pointers, into one or two places; a place may be one of the inputs.
 ///
 /// # Safety
-/// `inputs` is not empty; each input is readable and each output writable for `len` elements; nobody
-/// else writes there meanwhile; an output overlaps an input only if they begin at the same address, and
-/// the outputs do not overlap each other.
+/// `inputs` is not empty; each input is readable and each output writable for `len` elements;
+/// nobody else writes there meanwhile; an output overlaps an input only if they begin at the same
+/// address, and the outputs do not overlap each other.
 pub unsafe fn fold_raw<T: Fold>(
     op: FoldOp,
     inputs: &[*const T],

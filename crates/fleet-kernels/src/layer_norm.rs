@@ -1,7 +1,7 @@
 //! Layer normalisation over rows, forward and backward, optionally with the residual sum before it.
 //!
-//! `y = (x - mean) * inv_std * gamma + beta` with `inv_std = 1 / sqrt(variance + epsilon)`. A row is
-//! read from memory once and stays in L1 for its three passes; the backward pass reads each row
+//! `y = (x - mean) * inv_std * gamma + beta` with `inv_std = 1 / sqrt(variance + epsilon)`. A row
+//! is read from memory once and stays in L1 for its three passes; the backward pass reads each row
 //! twice (sums, then the gradient) and keeps the sums for gamma and beta of a block of rows in
 //! scratch. Sketch for 8192 x 768: 50 MB forward, 75 MB backward; memory is the limit.
 //!
@@ -160,8 +160,8 @@ fn grain_rows(len: usize) -> usize {
     (GRAIN / len.max(1)).max(1)
 }
 
-/// Normalises the rows of `x`, or of `x + residual.addend`; `mean` and `inv_std` (one a row) are kept
-/// for the backward pass.
+/// Normalises the rows of `x`, or of `x + residual.addend`; `mean` and `inv_std` (one a row) are
+/// kept for the backward pass.
 pub fn layer_norm(
     pool: &Pool,
     norm: LayerNorm<'_>,
@@ -203,9 +203,9 @@ pub fn layer_norm_grad_scratch_len(rows: usize, len: usize) -> usize {
     2 * rows.div_ceil(block_rows(rows, len)) * len
 }
 
-/// The gradients of [`layer_norm`]: `dx` (plus `skip`, the gradient that reaches the residual sum by
-/// another way), `dgamma`, `dbeta`. `x` is what was normalised: the sum, if there was a residual.
-/// `dx` may not overlap `dy` here; [`layer_norm_grad_raw`] allows it.
+/// The gradients of [`layer_norm`]: `dx` (plus `skip`, the gradient that reaches the residual sum
+/// by another way), `dgamma`, `dbeta`. `x` is what was normalised: the sum, if there was a
+/// residual. `dx` may not overlap `dy` here; [`layer_norm_grad_raw`] allows it.
 pub fn layer_norm_grad(
     pool: &Pool,
     norm: LayerNorm<'_>,

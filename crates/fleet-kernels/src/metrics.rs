@@ -1,14 +1,14 @@
 //! Counts for metrics: accuracy at k, and the bucket histograms and areas of AUC.
 //!
 //! The AUC follows the documented buckets: a probability `p` falls into bucket
-//! `floor(p * thresholds)`, positives and negatives are counted apart, and the area is summed from the
-//! highest bucket down: under the ROC curve by trapezoids, under precision over recall by steps. Counts
-//! merge by addition, between steps and ranks.
+//! `floor(p * thresholds)`, positives and negatives are counted apart, and the area is summed from
+//! the highest bucket down: under the ROC curve by trapezoids, under precision over recall by
+//! steps. Counts merge by addition, between steps and ranks.
 
 use fleet_base::{Error, Result};
 
-/// Samples whose label is among the `k` highest of their `classes` scores (the first of equal scores
-/// is the higher one). A label outside the classes counts as wrong.
+/// Samples whose label is among the `k` highest of their `classes` scores (the first of equal
+/// scores is the higher one). A label outside the classes counts as wrong.
 ///
 /// ```
 /// use fleet_kernels::metrics::accuracy_count;
@@ -68,8 +68,8 @@ pub fn auc_count(
     Ok(())
 }
 
-/// Length of the counters of [`auc_count_window`]: `steps` windows, their sum, and a step counter; none
-/// where no memory could hold them.
+/// Length of the counters of [`auc_count_window`]: `steps` windows, their sum, and a step counter;
+/// none where no memory could hold them.
 pub fn auc_window_len(thresholds: usize, steps: usize) -> Option<usize> {
     steps.checked_add(1)?.checked_mul(thresholds.checked_add(1)?)?.checked_add(1)
 }
@@ -129,9 +129,10 @@ pub fn auc_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
     area(pairs.map(|(&positive, &negative)| (positive as f64, negative as f64)))
 }
 
-/// The area under the curve of precision over recall, each bucket a step as high as the precision with
-/// it (the average precision). Lines between the points would promise more than any threshold keeps: this
-/// way, scores that say nothing come to the share of positives, which is also what one class alone has.
+/// The area under the curve of precision over recall, each bucket a step as high as the precision
+/// with it (the average precision). Lines between the points would promise more than any threshold
+/// keeps: this way, scores that say nothing come to the share of positives, which is also what one
+/// class alone has.
 ///
 /// ```
 /// use fleet_kernels::metrics::precision_recall_area_of;

@@ -36,7 +36,8 @@ pub struct Pool {
 }
 
 struct Shared {
-    /// Written by the caller while `open` is false and `active` is 0, read by workers that saw `open`.
+    /// Written by the caller while `open` is false and `active` is 0, read by workers that saw
+    /// `open`.
     job: UnsafeCell<Option<Job>>,
     open: AtomicBool,
     epoch: AtomicU32,
@@ -55,8 +56,8 @@ struct Job {
     body: *const (dyn Fn(usize, usize) + Sync),
 }
 
-// SAFETY: `job` is handed from caller to workers under the protocol stated at its field; the body it
-// points to is `Sync` and outlives the call, which returns only when no worker is active.
+// SAFETY: `job` is handed from caller to workers under the protocol stated at its field; the body
+// it points to is `Sync` and outlives the call, which returns only when no worker is active.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -115,7 +116,8 @@ impl Pool {
         self.run_with_worker(tasks, |task, _| body(task));
     }
 
-    /// As [`Pool::run`], with the index of the thread (below [`Pool::threads`]) for its own scratch.
+    /// As [`Pool::run`], with the index of the thread (below [`Pool::threads`]) for its own
+    /// scratch.
     pub fn run_with_worker(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
         match self.claim(tasks) {
             Some(_turn) => self.fork(tasks, &body),
@@ -150,8 +152,8 @@ impl Pool {
 
     fn fork(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
         let shared = &*self.shared;
-        // SAFETY: the lifetime is erased for the time of this call only; no worker holds the pointer
-        // after `active` has returned to 0 with `open` false, which is awaited below.
+        // SAFETY: the lifetime is erased for the time of this call only; no worker holds the
+        // pointer after `active` has returned to 0 with `open` false, which is awaited below.
         let body: *const (dyn Fn(usize, usize) + Sync) = unsafe {
             std::mem::transmute::<
                 &(dyn Fn(usize, usize) + Sync),
@@ -160,7 +162,8 @@ impl Pool {
         };
         let job = Job { tasks, body };
         shared.next.store(0, SeqCst);
-        // SAFETY: `open` is false and `active` was 0 at the end of the last call: nobody reads `job`.
+        // SAFETY: `open` is false and `active` was 0 at the end of the last call: nobody reads
+        // `job`.
         unsafe { *shared.job.get() = Some(job) };
         shared.open.store(true, SeqCst);
         shared.epoch.fetch_add(1, SeqCst);
@@ -203,8 +206,8 @@ impl Shared {
             }
             self.active.fetch_add(1, SeqCst);
             if self.open.load(SeqCst) {
-                // SAFETY: `open` was seen after `active` was raised, so the caller waits for us before
-                // it touches `job` again.
+                // SAFETY: `open` was seen after `active` was raised, so the caller waits for us
+                // before it touches `job` again.
                 if let Some(job) = unsafe { *self.job.get() } {
                     self.take_tasks(job, worker);
                 }
@@ -259,9 +262,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A raw pointer that tasks may share: each task promises to write its own part only.
+/// A slice that tasks may share: each task promises to write its own part only.
 #[derive(Clone, Copy)]
-pub struct Shareable<T>(*mut T);
+pub struct Shareable<T> {
+    start: *mut T,
+    len: usize,
+}
 
 // SAFETY: the promise above is made by whoever calls `slice`.
 unsafe impl<T: Send> Send for Shareable<T> {}
@@ -270,21 +276,27 @@ unsafe impl<T: Send> Sync for Shareable<T> {}
 
 impl<T> Shareable<T> {
     pub fn new(slice: &mut [T]) -> Self {
-        Shareable(slice.as_mut_ptr())
+        Shareable { start: slice.as_mut_ptr(), len: slice.len() }
     }
 
     pub fn ptr(&self) -> *mut T {
-        self.0
+        self.start
     }
 
     /// The part `start..start + len` of the slice.
     ///
+    /// # Panics
+    /// If the part is not inside the slice: one comparison for each part.
+    ///
     /// # Safety
-    /// The range lies inside the slice, and no other task touches it meanwhile.
+    /// No other task touches the part meanwhile, and the slice still lives.
+    #[inline]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        // SAFETY: promised by the caller.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+        let is_inside = start <= self.len && len <= self.len - start;
+        assert!(is_inside, "{len} elements from {start} of a slice of {}", self.len);
+        // SAFETY: the part is inside; the rest is promised by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }
 
@@ -305,6 +317,18 @@ mod tests {
                 assert!(hits.iter().all(|hit| hit.load(SeqCst) == 1));
             }
         }
+    }
+
+    #[test]
+    fn a_part_outside_of_a_shared_slice_is_a_panic() {
+        let mut slice = [0u8; 8];
+        let shared = Shareable::new(&mut slice);
+        let part = |start: usize, len: usize| {
+            // SAFETY: no other task runs, and the slice lives.
+            catch_unwind(AssertUnwindSafe(|| unsafe { shared.slice(start, len) }.len())).ok()
+        };
+        assert_eq!((part(0, 8), part(8, 0), part(3, 5)), (Some(8), Some(0), Some(5)));
+        assert_eq!((part(3, 6), part(9, 0), part(usize::MAX, 2)), (None, None, None));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Kernels that follow indices or an order: scatter, top-k, sorting, running sums.
 //!
-//! Rows of a scatter are bytes, so that one serves every dtype. An index out of range is an error value
-//! that names the first such position; nothing outside is read or written. Indices are followed in
-//! order within every column, so that equal indices have a defined result (the last one) on any number
-//! of threads. Copies by index and by stride belong to the ops that need them; tall tables with many
-//! duplicate ids have their own file: `embedding`.
+//! Rows of a scatter are bytes, so that one serves every dtype. An index out of range is an error
+//! value that names the first such position; nothing outside is read or written. Indices are
+//! followed in order within every column, so that equal indices have a defined result (the last
+//! one) on any number of threads. Copies by index and by stride belong to the ops that need them;
+//! tall tables with many duplicate ids have their own file: `embedding`.
 
 use crate::pool::{Pool, Shareable};
 
@@ -246,8 +246,8 @@ fn order(a: f32, b: f32) -> std::cmp::Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
-/// The first `values.len()` of a row in the order `by`, sorted. The results are a heap with the last
-/// one on top until the row is through, so that no scratch is needed.
+/// The first `values.len()` of a row in the order `by`, sorted. The results are a heap with the
+/// last one on top until the row is through, so that no scratch is needed.
 #[inline(always)]
 fn select(
     x: &[f32],

@@ -1,8 +1,8 @@
 //! Permutations of the axes of contiguous tensors, of elements of any copyable type.
 //!
-//! A [`Permute`] is planned once: axes of length 1 vanish and axes that stay together are merged, so
-//! that NCHW to NHWC is a batch of matrix transpositions and `[B, T, H, D]` to `[B, H, T, D]` a copy
-//! of rows. Transpositions go by tiles of 16 x 16, in registers for elements of four bytes.
+//! A [`Permute`] is planned once: axes of length 1 vanish and axes that stay together are merged,
+//! so that NCHW to NHWC is a batch of matrix transpositions and `[B, T, H, D]` to `[B, H, T, D]` a
+//! copy of rows. Transpositions go by tiles of 16 x 16, in registers for elements of four bytes.
 //!
 //! ```
 //! use fleet_kernels::{pool::Pool, transpose::{Permute, permute}};

@@ -1,9 +1,9 @@
 //! Elementary functions over registers of f32, good to about two units in the last place.
 //!
-//! Every function takes the token of [`crate::simd`] and is inlined into the kernel around it. Range
-//! reductions are exact, polynomials are minimax fits made for this file (relative error of the
-//! fit below 2^-25 throughout). Infinities, zeros, denormals and NaN come out as in the C library.
-//! `sin` and `cos` of arguments above 10^4 go lane by lane through the standard library.
+//! Every function takes the token of [`crate::simd`] and is inlined into the kernel around it.
+//! Range reductions are exact, polynomials are minimax fits made for this file (relative error of
+//! the fit below 2^-25 throughout). Infinities, zeros, denormals and NaN come out as in the C
+//! library. `sin` and `cos` of arguments above 10^4 go lane by lane through the standard library.
 
 use crate::simd::Simd;
 

@@ -1,5 +1,5 @@
-//! The mean AUC of groups: of users, of queries. It asks whether a model ranks within a group, which
-//! the overall AUC mixes with how groups differ.
+//! The mean AUC of groups: of users, of queries. It asks whether a model ranks within a group,
+//! which the overall AUC mixes with how groups differ.
 
 use crate::{expect_pairs, is_positive};
 use fleet_base::{Error, Result};
@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 /// AUC by group, weighted by the groups' samples; groups of one class say nothing and are left out.
 ///
-/// Samples are kept (12 bytes each and the group's id), since a group's AUC needs all of its scores:
-/// over workers, send a group's samples to one worker (a global shuffle by record id does) and reduce
-/// [`GroupAuc::weighted`].
+/// Samples are kept (12 bytes each and the group's id), since a group's AUC needs all of its
+/// scores: over workers, send a group's samples to one worker (a global shuffle by record id does)
+/// and reduce [`GroupAuc::weighted`].
 ///
 /// ```
 /// use fleet_metrics::{Alone, GroupAuc};

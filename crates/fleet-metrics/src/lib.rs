@@ -1,9 +1,10 @@
 //! Metrics of a model that are exact over any number of batches, threads and workers.
 //!
-//! Two forms. The documented functions ([`sum`], [`max`], [`min`], [`acc`], [`auc`], [`mae`], [`mse`],
-//! [`rmse`]) take what a worker has counted and reduce it over a [`Group`]. The accumulators
-//! ([`Auc`], [`Classification`], [`Regression`], ..) count themselves: they take predictions, merge
-//! with each other, and reduce over a group in one call ([`Accumulator::all_reduce`]).
+//! Two forms. The documented functions ([`sum`], [`max`], [`min`], [`acc`], [`auc`], [`mae`],
+//! [`mse`], [`rmse`]) take what a worker has counted and reduce it over a [`Group`]. The
+//! accumulators ([`Auc`], [`Classification`], [`Regression`], ..) count themselves: they take
+//! predictions, merge with each other, and reduce over a group in one call
+//! ([`Accumulator::all_reduce`]).
 //!
 //! A group is anything that reduces a slice of `f64` over workers; a closure will do. This crate
 //! knows neither programs nor networks.

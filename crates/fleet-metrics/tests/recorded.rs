@@ -1,5 +1,5 @@
-//! Values that scikit-learn gives for the same predictions (`tests/oracle/metrics.py`), counted by three
-//! workers and merged.
+//! Values that scikit-learn gives for the same predictions (`tests/oracle/metrics.py`), counted by
+//! three workers and merged.
 
 use fleet_base::Result;
 use fleet_metrics::{Accumulator, Auc, Classification, Confusion, GroupAuc, Regression};

@@ -1,8 +1,8 @@
 //! `cond`: one of two branches of a network, chosen in each step.
 //!
-//! Each branch becomes a block of its own behind a `conditional_block`, and only the one that is chosen
-//! runs, forward and backward. Both end by writing the same variables, which is where the branches meet.
-//! What only the other branch uses has a gradient of zero in that step.
+//! Each branch becomes a block of its own behind a `conditional_block`, and only the one that is
+//! chosen runs, forward and backward. Both end by writing the same variables, which is where the
+//! branches meet. What only the other branch uses has a gradient of zero in that step.
 
 use crate::build::Build;
 use crate::{Net, Var};
@@ -19,9 +19,9 @@ struct Sides {
 }
 
 impl Net {
-    /// What `then` gives where `condition` (one boolean) holds, what `otherwise` gives where it does not.
-    /// Branches may use whatever was made before, and make parameters; their results must be of one type
-    /// and shape. Gradients flow through the branch that runs.
+    /// What `then` gives where `condition` (one boolean) holds, what `otherwise` gives where it
+    /// does not. Branches may use whatever was made before, and make parameters; their results must
+    /// be of one type and shape. Gradients flow through the branch that runs.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

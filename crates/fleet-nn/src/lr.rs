@@ -1,9 +1,9 @@
 //! Learning rates: numbers and schedules.
 //!
 //! A schedule becomes ops of the main program: a counter that lives from step to step, one
-//! `lr_schedule` op, or two when warm-up wraps another schedule. [`LrSchedule::value_at`] is the same
-//! function in plain Rust. A schedule that the user gives as a function stays with the programs
-//! ([`HostRate`]): whoever runs them calls it before each step and writes what it says.
+//! `lr_schedule` op, or two when warm-up wraps another schedule. [`LrSchedule::value_at`] is the
+//! same function in plain Rust. A schedule that the user gives as a function stays with the
+//! programs ([`HostRate`]): whoever runs them calls it before each step and writes what it says.
 
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
@@ -123,7 +123,8 @@ pub enum LrSchedule {
     Step { learning_rate: f64, step_size: u64, gamma: f64 },
     /// `rate * gamma^(number of milestones passed)`.
     MultiStep { learning_rate: f64, milestones: Vec<u64>, gamma: f64 },
-    /// `rate * factor(step)`, computed by the host: a session sets `learning_rate_0` before each step.
+    /// `rate * factor(step)`, computed by the host: a session sets `learning_rate_0` before each
+    /// step.
     Lambda { learning_rate: f64, factor: HostFn },
 }
 
@@ -166,8 +167,8 @@ impl LrSchedule {
         LrSchedule::MultiStep { learning_rate, milestones: milestones.into(), gamma: 0.1 }
     }
 
-    /// `learning_rate` times whatever a function says of the step, counted from 0. A session calls it before
-    /// each step.
+    /// `learning_rate` times whatever a function says of the step, counted from 0. A session calls
+    /// it before each step.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -306,8 +307,8 @@ impl LrSchedule {
 }
 
 impl LearningRate {
-    /// Makes `learning_rate_<n>` and, for a schedule, the ops that set it in each step; for one that the host
-    /// computes, only the counter, so that it goes on where a checkpoint left it.
+    /// Makes `learning_rate_<n>` and, for a schedule, the ops that set it in each step; for one
+    /// that the host computes, only the counter, so that it goes on where a checkpoint left it.
     pub(crate) fn emit(&self, main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
         if let LearningRate::Schedule(schedule) = self {
             schedule.check()?;
@@ -357,7 +358,8 @@ impl HostRate {
     /// The variable of the scope that counts steps: a 64-bit integer, -1 before the first one.
     pub const COUNTER: &'static str = COUNTER;
 
-    /// The rate of the next step, where the counter says `done`; that of the first where it says nothing.
+    /// The rate of the next step, where the counter says `done`; that of the first where it says
+    /// nothing.
     pub fn value_after(&self, done: Option<i64>) -> f64 {
         let next = done.map_or(0, |done| done.saturating_add(1).max(0));
         self.schedule.value_at(next.unsigned_abs())

@@ -111,8 +111,8 @@ binary! {
     greater_equal => "greater_equal";
 }
 
-/// How two variables are combined, beyond the operator: where the smaller one's dimensions align, an
-/// activation on top, a name.
+/// How two variables are combined, beyond the operator: where the smaller one's dimensions align,
+/// an activation on top, a name.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

@@ -1,4 +1,5 @@
-//! Metrics inside the network: accuracy, and areas under the ROC curve and under precision over recall.
+//! Metrics inside the network: accuracy, and areas under the ROC curve and under precision over
+//! recall.
 
 use crate::Var;
 use fleet_base::Error;
@@ -121,8 +122,8 @@ impl<'n> Var<'n> {
         (made.one("Accuracy"), made.one("Correct"), made.one("Total"))
     }
 
-    /// The area under the ROC curve, or another [`Curve`], of probabilities (`[N, 1]`, or `[N, 2]` whose second column
-    /// counts), over the last batches and over everything.
+    /// The area under the ROC curve, or another [`Curve`], of probabilities (`[N, 1]`, or `[N, 2]`
+    /// whose second column counts), over the last batches and over everything.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

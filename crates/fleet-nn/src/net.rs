@@ -76,8 +76,8 @@ struct State {
     scope: String,
     device: Option<Arc<str>>,
     fp16_guard: bool,
-    /// Where ops go: the root block, or a branch that is being written. Variables always live in the
-    /// root.
+    /// Where ops go: the root block, or a branch that is being written. Variables always live in
+    /// the root.
     block: BlockId,
 }
 
@@ -500,7 +500,7 @@ impl Net {
                 Some(made)
             }
             Err(error) => {
-                state.error = Some(located(error, &source));
+                state.error = Some(error.at_line(&source));
                 None
             }
         }
@@ -534,8 +534,8 @@ impl Net {
         self.rewrite(Location::caller(), |net, programs| rewrite(programs, net.registry))
     }
 
-    /// As [`rewrite_with`](Self::rewrite_with), for what a file asks for: an error names it, and not the caller's
-    /// line.
+    /// As [`rewrite_with`](Self::rewrite_with), for what a file asks for: an error names it, and
+    /// not the caller's line.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -577,7 +577,7 @@ impl Net {
             false => rewrite(net, programs),
         };
         rewrite(self, &mut state.programs).map_err(|error| {
-            let error = located(error, place);
+            let error = error.at_line(place);
             state.error = Some(error.clone());
             error
         })
@@ -617,13 +617,6 @@ fn dead_id() -> VarId {
     VarId::from_index(u32::MAX as usize - 1)
 }
 
-/// Adds the user's line where the error does not name it yet.
-fn located(error: Error, source: &str) -> Error {
-    let named = error.message().contains(source)
-        || error.places().iter().any(|place| place.contains(source));
-    if named { error } else { error.at(source) }
-}
-
 fn check_device(device: &str) -> Result<()> {
     let known = match device.split_once(':') {
         None => matches!(device, "cpu" | "gpu"),
@@ -639,7 +632,8 @@ fn check_device(device: &str) -> Result<()> {
         .got(format!("'{device}'")))
 }
 
-/// Ends a scope, a device label or a region when it is dropped. Bind it to a name: `let _scope = ..`.
+/// Ends a scope, a device label or a region when it is dropped. Bind it to a name:
+/// `let _scope = ..`.
 ///
 /// ```
 /// let net = fleet_nn::Net::new();

@@ -87,8 +87,8 @@ impl<'n> Var<'n> {
         call.attr("start_axis", axis).attr("stop_axis", -1i64).one("Out")
     }
 
-    /// Drops dimensions of size 1: the named ones, or, where none is named, all whose size is known (a
-    /// batch stays, whatever is fed).
+    /// Drops dimensions of size 1: the named ones, or, where none is named, all whose size is known
+    /// (a batch stays, whatever is fed).
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

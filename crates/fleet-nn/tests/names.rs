@@ -1,5 +1,5 @@
-//! Programs as users get them: the names, the order, the roles. Each network has its two programs as
-//! text under `tests/filetests/nn`; `cargo xtask bless` rewrites them.
+//! Programs as users get them: the names, the order, the roles. Each network has its two programs
+//! as text under `tests/filetests/nn`; `cargo xtask bless` rewrites them.
 
 use fleet_nn::models::{
     BertConfig, DeepFmConfig, GptConfig, ResNetConfig, WideDeepConfig, Word2VecConfig,

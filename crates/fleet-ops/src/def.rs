@@ -38,20 +38,25 @@ impl OpDef {
     /// Kernels see their operands apart, but for those that they may write over.
     fn check_overlap(&self, op: &Op) -> Result<()> {
         // By variable, since a program may give an op any number of them.
-        let mut read: HashMap<VarId, Vec<&str>> = HashMap::new();
+        let mut read: HashMap<VarId, Vec<(&str, usize)>> = HashMap::new();
         for (slot, vars) in op.spec.inputs.iter().zip(&op.inputs) {
-            for var in vars {
-                let slots = read.entry(*var).or_default();
-                if slots.last() != Some(&slot.name) {
-                    slots.push(slot.name);
-                }
+            for (index, var) in vars.iter().enumerate() {
+                read.entry(*var).or_default().push((slot.name, index));
             }
         }
         let mut written = HashSet::new();
         for (out, vars) in op.spec.outputs.iter().zip(&op.outputs) {
-            for var in vars {
-                let slots = read.get(var).map_or(&[][..], Vec::as_slice);
-                if let Some(slot) = slots.iter().find(|slot| !self.may_write_over(out.name, slot)) {
+            for (index, var) in vars.iter().enumerate() {
+                let places = read.get(var).map_or(&[][..], Vec::as_slice);
+                // One output may lie where any of its inputs does. Of several, each is written
+                // while the inputs of the others are still to be read.
+                let elsewhere = |slot: &str, at: usize| {
+                    vars.len() > 1 && at != index && !self.traits.shape_only.contains(&slot)
+                };
+                let may_not = |(slot, at): &&(&str, usize)| {
+                    !self.may_write_over(out.name, slot) || elsewhere(slot, *at)
+                };
+                if let Some((slot, _)) = places.iter().find(may_not) {
                     return Err(Error::invalid(format!(
                         "output '{}' of {} is also its input '{slot}'",
                         out.name,
@@ -228,7 +233,8 @@ impl Meta {
         }
     }
 
-    /// Elements in memory, the layout's padding included; of sparse rows, those that there is room for.
+    /// Elements in memory, the layout's padding included; of sparse rows, those that there is room
+    /// for.
     pub fn physical_len(&self, layout: Layout) -> usize {
         match self.kind {
             VarKind::SparseRows => self.numel(),
@@ -435,9 +441,13 @@ impl Kernel {
 }
 
 /// A variable's memory at run time.
+///
+/// The address is no public field: a kernel gets it as a slice, or together with a length that was
+/// compared with that of the argument ([`Arg::start`], [`Arg::start_of_width`]). One comparison a
+/// step and argument keeps a kernel that was made for another length out of its neighbours' memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
-    pub ptr: *mut u8,
+    ptr: *mut u8,
     pub dtype: DType,
     pub shape: Shape,
     pub layout: Layout,
@@ -448,10 +458,34 @@ pub struct Arg {
 /// `ptr` points to `capacity` rows of values.
 #[derive(Clone, Copy, Debug)]
 pub struct RowsArg {
-    pub rows: *mut i64,
-    pub count: *mut u64,
-    pub capacity: usize,
+    rows: *mut i64,
+    count: *mut u64,
+    capacity: usize,
 }
+
+impl RowsArg {
+    /// Rows that there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+}
+
+/// Elements that only move: their width is all that matters.
+pub trait Bits: Copy + Send + Sync + sealed::Sealed {}
+
+mod sealed {
+    /// Every bit pattern is a value.
+    pub trait Sealed {}
+}
+
+macro_rules! bits {
+    ($($T:ty),*) => {
+        $(impl sealed::Sealed for $T {}
+        impl Bits for $T {})*
+    };
+}
+
+bits!(u8, u16, u32, u64);
 
 // SAFETY: an `Arg` is an address that the plan owns; who may touch it when is the plan's promise.
 unsafe impl Send for Arg {}
@@ -461,8 +495,8 @@ unsafe impl Sync for Arg {}
 /// What a kernel sees. Slots go by index, in the order of the spec.
 ///
 /// The memory behind the arguments belongs to the plan, which promises that no two lanes touch the
-/// same bytes at once and that an output overlaps an input only as [`OpTraits`] allows. A kernel asks
-/// for each output once, and uses [`KernelCtx::same`] where it allowed sharing.
+/// same bytes at once and that an output overlaps an input only as [`OpTraits`] allows. A kernel
+/// asks for each output once, and uses [`KernelCtx::same`] where it allowed sharing.
 pub struct KernelCtx<'a> {
     /// Variables by slot.
     pub inputs: &'a [&'a [Arg]],
@@ -473,8 +507,8 @@ pub struct KernelCtx<'a> {
     /// Runs of the program so far: what makes a random op draw new numbers each time.
     pub step: u64,
     pub seed: u64,
-    /// Where a profile wants to know how long the op talked to other ranks, in nanoseconds. Ops that do nothing
-    /// else are measured as a whole.
+    /// Where a profile wants to know how long the op talked to other ranks, in nanoseconds. Ops
+    /// that do nothing else are measured as a whole.
     pub talked: Option<&'a AtomicU64>,
 }
 
@@ -536,7 +570,7 @@ impl<'a> KernelCtx<'a> {
     /// Whether an output took over an input's memory.
     pub fn same(&self, output: usize, input: usize) -> bool {
         match (self.outputs[output].first(), self.inputs[input].first()) {
-            (Some(out), Some(arg)) => out.ptr == arg.ptr,
+            (Some(out), Some(arg)) => out.is_at(arg),
             _ => false,
         }
     }
@@ -560,7 +594,59 @@ impl<'a> KernelCtx<'a> {
 }
 
 impl Arg {
-    /// Elements in memory, the layout's padding included; for sparse rows, those of all rows that fit.
+    /// An argument that has no memory yet: [`Arg::bind`] comes before any use.
+    pub fn unbound(meta: Meta, layout: Layout) -> Arg {
+        let rows = (meta.kind == VarKind::SparseRows).then_some(RowsArg {
+            rows: std::ptr::null_mut(),
+            count: std::ptr::null_mut(),
+            capacity: meta.rows,
+        });
+        let Meta { dtype, shape, .. } = meta;
+        Arg { ptr: std::ptr::null_mut(), dtype, shape, layout, rows }
+    }
+
+    /// A dense tensor of one dimension over a slice, which must outlive every use.
+    pub(crate) fn of_slice<T: Element>(slice: &mut [T]) -> Arg {
+        Arg {
+            ptr: slice.as_mut_ptr().cast(),
+            dtype: T::DTYPE,
+            shape: Shape::from([slice.len() as i64]),
+            layout: Layout::RowMajor,
+            rows: None,
+        }
+    }
+
+    /// Points the argument to its memory; `rows` is where the count and the numbers of sparse rows
+    /// lie.
+    ///
+    /// # Safety
+    /// Until it is bound again, `values` has room for [`Arg::len`] elements, aligned to 64 bytes,
+    /// and the numbers of sparse rows for as many as the argument was made for. See [`KernelCtx`]
+    /// for who may touch them when.
+    pub unsafe fn bind(&mut self, values: *mut u8, rows: Option<(*mut u64, *mut i64)>) {
+        self.ptr = values;
+        if let (Some(own), Some((count, numbers))) = (&mut self.rows, rows) {
+            (own.count, own.rows) = (count, numbers);
+        }
+    }
+
+    /// Moves the values to the memory of another argument.
+    ///
+    /// # Panics
+    /// If they do not fit there.
+    pub fn bind_over(&mut self, other: &Arg) {
+        let (bytes, room) = (self.len() * self.dtype.size(), other.len() * other.dtype.size());
+        assert!(bytes <= room, "an argument of {bytes} bytes over one of {room}");
+        self.ptr = other.ptr;
+    }
+
+    /// Whether both have their values at one address.
+    pub fn is_at(&self, other: &Arg) -> bool {
+        self.ptr == other.ptr
+    }
+
+    /// Elements in memory, the layout's padding included; for sparse rows, those of all rows that
+    /// fit.
     pub fn len(&self) -> usize {
         match &self.rows {
             None => self.layout.physical_len(&self.shape),
@@ -588,13 +674,42 @@ impl Arg {
         self.ptr.cast()
     }
 
+    /// As [`Arg::start`], for kernels that look at nothing but the width of elements.
+    ///
+    /// # Panics
+    /// If the argument's elements have another width, or are fewer than the kernel was made for.
+    pub fn start_of_width<T: Bits>(&self, len: usize) -> *mut T {
+        let width = size_of::<T>();
+        assert!(width == self.dtype.size(), "kernel takes {} as {width} bytes", self.dtype);
+        assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
+        self.ptr.cast()
+    }
+
+    /// All elements by their width.
+    pub fn bits<'a, T: Bits>(&self) -> &'a [T] {
+        match self.len() {
+            0 => &[],
+            // SAFETY: as for `slice`, and every bit pattern is a value.
+            len => unsafe { std::slice::from_raw_parts(self.start_of_width(len), len) },
+        }
+    }
+
+    pub fn bits_mut<'a, T: Bits>(&self) -> &'a mut [T] {
+        match self.len() {
+            0 => &mut [],
+            // SAFETY: as for `slice_mut`.
+            len => unsafe { std::slice::from_raw_parts_mut(self.start_of_width(len), len) },
+        }
+    }
+
     pub fn slice<'a, T: Element>(&self) -> &'a [T] {
         assert!(T::reads(self.dtype), "kernel reads {} as {}", self.dtype, T::DTYPE);
         let len = self.len();
         if len == 0 {
             return &[];
         }
-        // SAFETY: the plan points arguments to live memory of this length and type (see `KernelCtx`).
+        // SAFETY: the plan points arguments to live memory of this length and type (see
+        // `KernelCtx`).
         unsafe { std::slice::from_raw_parts(self.ptr.cast(), len) }
     }
 

@@ -153,7 +153,7 @@ impl<'e, 'p> Call<'e, 'p> {
             .fp16_guard(emit.fp16_guard)
             .source(emit.source.clone());
         let blamed = |error: Error| match &emit.source {
-            Some(source) => error.at(format!("{}, {source}", def.spec.name)),
+            Some(source) => error.at(format!("{}, {source}", def.spec.name)).naming(source),
             None => error.at(def.spec.name),
         };
         let mut op = builder.finish_open().map_err(blamed)?;

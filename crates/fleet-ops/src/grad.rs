@@ -7,8 +7,9 @@ use std::collections::HashMap;
 
 /// Passed to the gradient rule of one forward op.
 ///
-/// A rule asks which gradients are wanted ([`GradCtx::dx`]), which arrive ([`GradCtx::dy`]) and emits
-/// ops that compute the former. The pass that drives it sums several contributions and names them.
+/// A rule asks which gradients are wanted ([`GradCtx::dx`]), which arrive ([`GradCtx::dy`]) and
+/// emits ops that compute the former. The pass that drives it sums several contributions and names
+/// them.
 pub struct GradCtx<'g, 'p> {
     pub emit: &'g mut Emit<'p>,
     pub op: Op,

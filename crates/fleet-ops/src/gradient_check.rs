@@ -1,8 +1,9 @@
 //! What all gradient ops have in common: `Out@GRAD` looks like `Out`.
 //!
 //! A gradient op that has every input and attribute of its forward op tells by that op's shape rule
-//! what the gradients that arrive, and what was saved, must look like. Checked here once, for programs
-//! that somebody wrote: kernels rely on it. Rules of gradient ops that have less check it themselves.
+//! what the gradients that arrive, and what was saved, must look like. Checked here once, for
+//! programs that somebody wrote: kernels rely on it. Rules of gradient ops that have less check it
+//! themselves.
 
 use crate::{InferCtx, Meta, OpDef, Registry};
 use fleet_base::Result;

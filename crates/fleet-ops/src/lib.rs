@@ -26,8 +26,8 @@ pub mod ps;
 pub mod tensor;
 
 pub use def::{
-    AmpClass, Arg, Cost, CostCtx, Grad, InferCtx, Kernel, KernelCtx, KernelFn, Lane, Meta, OpDef,
-    OpTraits, PrepareCtx, RowsArg, elementwise_cost,
+    AmpClass, Arg, Bits, Cost, CostCtx, Grad, InferCtx, Kernel, KernelCtx, KernelFn, Lane, Meta,
+    OpDef, OpTraits, PrepareCtx, RowsArg, elementwise_cost,
 };
 pub use emit::{Call, Emit, meta};
 pub use grad::GradCtx;

@@ -1,8 +1,9 @@
 //! The way out of a program: what ops that talk to other processes are given.
 //!
 //! Ops know no sockets. Whoever makes an executor hands it [`Services`]: one [`Ring`] for each
-//! `ring_id` that the program names, and the [`Tables`] of the job's servers. A kernel looks its ring up once, when it is planned. A ring of one
-//! rank needs nobody: where a program was written for one rank, no service has to be given.
+//! `ring_id` that the program names, and the [`Tables`] of the job's servers. A kernel looks its
+//! ring up once, when it is planned. A ring of one rank needs nobody: where a program was written
+//! for one rank, no service has to be given.
 
 use crate::{Arg, Tables};
 use fleet_base::{Error, Result};
@@ -26,18 +27,18 @@ pub enum ReduceOp {
 /// Ranks that talk to each other, seen from one of them.
 ///
 /// Every call blocks until this rank's part is done. All ranks of a ring make the same calls in the
-/// same order: ops of one ring run in one lane, in program order. `label` names the call for errors,
-/// and is equal on all ranks. Memory comes as [`Arg`]s, so that a bucket of gradients is one call
-/// without a copy; an implementation reads their `dtype` and `bytes_mut()`.
+/// same order: ops of one ring run in one lane, in program order. `label` names the call for
+/// errors, and is equal on all ranks. Memory comes as [`Arg`]s, so that a bucket of gradients is
+/// one call without a copy; an implementation reads their `dtype` and `bytes_mut()`.
 pub trait Ring: Send + Sync {
     /// This rank's place, from 0.
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
     /// Every part becomes the reduction of that part over all ranks.
     fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()>;
-    /// As [`Ring::all_reduce`]; `done(part, start, values)` is told of every stretch of every part, in bytes
-    /// and in any order, once it is final: while it is in the cache, where the ring can tell. What the parts
-    /// hold afterwards is unspecified.
+    /// As [`Ring::all_reduce`]; `done(part, start, values)` is told of every stretch of every part,
+    /// in bytes and in any order, once it is final: while it is in the cache, where the ring can
+    /// tell. What the parts hold afterwards is unspecified.
     fn all_reduce_then(
         &self,
         label: &str,
@@ -69,8 +70,8 @@ pub trait Ring: Send + Sync {
     fn send(&self, label: &str, to: usize, bytes: &[u8]) -> Result<()>;
     fn recv(&self, label: &str, from: usize, bytes: &mut [u8]) -> Result<()>;
     fn barrier(&self, label: &str) -> Result<()>;
-    /// This rank has failed and will make no further call: whoever waits, here or elsewhere, is to be
-    /// told at once.
+    /// This rank has failed and will make no further call: whoever waits, here or elsewhere, is to
+    /// be told at once.
     fn abort(&self, error: &Error);
 }
 

@@ -34,8 +34,8 @@ pub trait Tables: Send + Sync {
     /// Rows that this step is about to change in the worker's own copy of a table.
     fn touch(&self, table: u32, ids: &[i64]) -> Result<()>;
 
-    /// The worker's own copy of a table, `width` numbers a row: it may read what training changed, and
-    /// write what others did. A dense table is one row, in parts.
+    /// The worker's own copy of a table, `width` numbers a row: it may read what training changed,
+    /// and write what others did. A dense table is one row, in parts.
     fn exchange(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()>;
 }
 
@@ -61,7 +61,7 @@ pub struct LookUp {
 pub struct PushRows<'a> {
     pub ids: &'a [i64],
     pub grads: &'a [f32],
-    /// One number an id, or one for all.
+    /// One number a sample: each is that of equally many ids, which are next to each other.
     pub shows: Option<&'a [f32]>,
     pub clicks: Option<&'a [f32]>,
     /// The feature that the ids are values of; click tables keep it.

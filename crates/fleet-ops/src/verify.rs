@@ -1,10 +1,11 @@
 //! The verifier that knows what ops mean. It checks, and reports every violation with the op:
 //!
-//! 1. Everything that [`Program::errors`] checks; where that finds something, this file adds nothing.
+//! 1. Everything that [`Program::errors`] checks; where that finds something, this file adds
+//!    nothing.
 //! 2. Every op is in the registry, under the definition that the program holds.
-//! 3. Every op's shape rule, run again over the declared types and shapes of its inputs, accepts them
-//!    and makes what its outputs are declared to be: element type, dense or sparse, and a shape that
-//!    agrees (an unknown dimension agrees with any).
+//! 3. Every op's shape rule, run again over the declared types and shapes of its inputs, accepts
+//!    them and makes what its outputs are declared to be: element type, dense or sparse, and a
+//!    shape that agrees (an unknown dimension agrees with any).
 //! 4. In the order in which ops run, every write of a variable has the size of the first one, as
 //!    far as sizes are known: memory and kernels are planned for one size of a variable.
 

@@ -81,6 +81,7 @@ impl Plan {
     }
 
     fn run(&self, k: &KernelCtx<'_>, inner: &Kernel) -> Result<()> {
+        assert!(self.bytes <= k.scratch_bytes, "less scratch than the kernel asked for");
         // SAFETY: the places lie inside the scratch that was asked for, aligned to 64 bytes, do not
         // overlap, and are written below before they are read.
         let (args, slots) = unsafe {
@@ -94,9 +95,10 @@ impl Plan {
             for arg in *vars {
                 let mut arg = *arg;
                 if let Some(at) = self.copies[index] {
-                    // SAFETY: as above.
-                    arg.ptr = unsafe { k.scratch.add(at) };
                     arg.dtype = DType::F32;
+                    // SAFETY: as above: there is room for as many floats as the argument has
+                    // elements, which `widen` and `narrow` compare.
+                    unsafe { arg.bind(k.scratch.add(at), None) };
                     if slot < k.inputs.len() {
                         widen(k.pool, &vars[index - first], &arg);
                     }

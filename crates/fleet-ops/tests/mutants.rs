@@ -1,5 +1,6 @@
-//! Ops under programs that are wrong: the cases of `tests/filetests/ops` with numbers, types and inputs
-//! changed. Whatever a program says, shape rules and kernels answer with outputs or with an error.
+//! Ops under programs that are wrong: the cases of `tests/filetests/ops` with numbers, types and
+//! inputs changed. Whatever a program says, shape rules and kernels answer with outputs or with an
+//! error.
 //!
 //! `FLEET_MUTANTS=200` makes so many of each case (2 otherwise); a failure prints its text.
 

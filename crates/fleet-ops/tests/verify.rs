@@ -65,7 +65,8 @@ fn ops_write_over_what_they_may() {
     );
 }
 
-/// A kernel that does not know of sparse rows would read and write as many elements as the matrix has.
+/// A kernel that does not know of sparse rows would read and write as many elements as the matrix
+/// has.
 #[test]
 fn sparse_rows_go_where_they_are_known() {
     let head = "%ids: i64[-1] data %w: f32[5, 2] data %d: f32[-1, 2] data %g: f32[5, 2] sparse_rows
@@ -193,8 +194,8 @@ fn an_op_of_another_registry_is_refused() {
     assert!(error.starts_with("op 'scale' is not the one of this registry"), "{error}");
 }
 
-/// Random types, shapes and attributes, wrong ones above all: a rule answers or refuses. The same for
-/// the cost of what it accepts.
+/// Random types, shapes and attributes, wrong ones above all: a rule answers or refuses. The same
+/// for the cost of what it accepts.
 #[test]
 fn no_shape_rule_panics() {
     const CASES: u64 = 400;

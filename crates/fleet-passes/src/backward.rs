@@ -135,7 +135,8 @@ struct Tape<'f> {
     flows: &'f HashSet<VarId>,
     /// The block whose ops are differentiated.
     block: BlockId,
-    /// Inside of a conditional block: what it writes. The gradients of all else are finished outside.
+    /// Inside of a conditional block: what it writes. The gradients of all else are finished
+    /// outside.
     local: Option<Vec<VarId>>,
     /// Ops still to be visited that use the variable.
     pending: HashMap<VarId, usize>,

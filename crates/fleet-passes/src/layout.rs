@@ -1,11 +1,11 @@
 //! Chooses how images and filters lie in memory.
 //!
-//! Users write NCHW; the convolution kernels want channels last and filters packed. Starting from the
-//! image ops, the pass finds every four-dimensional variable that is reached through ops which work
-//! element by element, gives each a channels-last twin, and moves those ops over to the twins. Where
-//! another op reads or writes such a variable, a transpose stands in between (a mere view where the
-//! image is 1x1). Filters whose every user is a convolution or works element by element (gradient,
-//! optimizer state) are kept packed in the scope.
+//! Users write NCHW; the convolution kernels want channels last and filters packed. Starting from
+//! the image ops, the pass finds every four-dimensional variable that is reached through ops which
+//! work element by element, gives each a channels-last twin, and moves those ops over to the twins.
+//! Where another op reads or writes such a variable, a transpose stands in between (a mere view
+//! where the image is 1x1). Filters whose every user is a convolution or works element by element
+//! (gradient, optimizer state) are kept packed in the scope.
 
 use fleet_base::Result;
 use fleet_ir::{Attr, Op, OpId, Program, Var, VarId, VarKind};
@@ -24,9 +24,9 @@ const IMAGE_OPS: [(&str, &str, &[&str]); 7] = [
     ("fused_bn_add_activation", "data_layout", &["X", "Z", "Y", "Addend"]),
 ];
 
-/// Ops that treat every element alike and do not say so in their traits, because they do so only for
-/// operands of one shape, or because their padding would not stay zero, which images do not have.
-/// Functions of one element are known by their list.
+/// Ops that treat every element alike and do not say so in their traits, because they do so only
+/// for operands of one shape, or because their padding would not stay zero, which images do not
+/// have. Functions of one element are known by their list.
 const ALIKE: [&str; 10] = [
     "sum",
     "elementwise_add",
@@ -218,7 +218,8 @@ fn takes_twins(op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
     images.iter().all(has_twin) && uses == images.len()
 }
 
-/// Images that an op reads or writes; of a conditional part, those that its ops do, which stay as they are.
+/// Images that an op reads or writes; of a conditional part, those that its ops do, which stay as
+/// they are.
 fn touched(
     id: OpId,
     program: &Program,

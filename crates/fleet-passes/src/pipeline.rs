@@ -20,8 +20,9 @@ pub struct BuildOptions {
     pub fuse_relu_depthwise_conv: bool,
     /// One sweep of the optimizer over all parameters.
     pub fuse_all_optimizer_ops: bool,
-    /// Parameters move while the sum of their gradients comes in, in the lane of the ring. Only where a
-    /// rank has one thread: more update faster behind the backward pass than the ring's lane alone does.
+    /// Parameters move while the sum of their gradients comes in, in the lane of the ring. Only
+    /// where a rank has one thread: more update faster behind the backward pass than the ring's
+    /// lane alone does.
     pub update_on_arrival: bool,
     /// Outputs take over the memory of inputs that end there.
     pub enable_inplace: bool,
@@ -29,8 +30,8 @@ pub struct BuildOptions {
     pub enable_addto: bool,
     /// Ops run one after the other in program order: no lanes beside compute.
     pub enable_sequential_execution: bool,
-    /// Images are kept channels-last and filters packed inside the program; rows of a table are written
-    /// straight into the concat that wants them.
+    /// Images are kept channels-last and filters packed inside the program; rows of a table are
+    /// written straight into the concat that wants them.
     pub choose_layout: bool,
 }
 
@@ -73,9 +74,10 @@ impl BuildOptions {
 /// `keep` nor the scope needs left out.
 ///
 /// Order: dead ops first, so that no fusion is held up by a reader that nobody reads. Batch norm
-/// before the plain `act(x + y)`, which would take its sum away. Layouts after the fusions, which then
-/// need to know no format; updates join the sums of their buckets before the rest is joined; the convolution's statistics after the layouts, because only the
-/// channels-last kernel takes them.
+/// before the plain `act(x + y)`, which would take its sum away. Layouts after the fusions, which
+/// then need to know no format; updates join the sums of their buckets before the rest is joined;
+/// the convolution's statistics after the layouts, because only the channels-last kernel takes
+/// them.
 pub fn optimize(
     program: &Program,
     registry: &Registry,

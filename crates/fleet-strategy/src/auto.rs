@@ -2,12 +2,12 @@
 //!
 //! Only when nothing else is assigned. What is chosen never changes what is trained, but for
 //! fp16_allreduce, which rounds what travels and is taken only where the network would hold up the
-//! machine: DGC, LocalSGD, gradient merge, LARS and LAMB train something else, and are the user's to
-//! choose.
+//! machine: DGC, LocalSGD, gradient merge, LARS and LAMB train something else, and are the user's
+//! to choose.
 //!
-//! The estimate is a sum over ops: an op takes as long as its arithmetic or its memory, whichever is
-//! longer. Gradients that travel during the backward pass cost nothing as long as they are faster than
-//! it; everything that is chosen is about that comparison.
+//! The estimate is a sum over ops: an op takes as long as its arithmetic or its memory, whichever
+//! is longer. Gradients that travel during the backward pass cost nothing as long as they are
+//! faster than it; everything that is chosen is about that comparison.
 
 use crate::DistributedStrategy;
 use crate::compiler::{Decision, Verdict};

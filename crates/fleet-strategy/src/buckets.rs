@@ -16,10 +16,10 @@ const MB: f64 = 1024.0 * 1024.0;
 /// Groups `items`, which stand in the order in which they become ready, into buckets of indices.
 ///
 /// * `memory_mb == 0`: one bucket of everything, sorted by name.
-/// * Otherwise parameters of one layer (the name up to its first dot) stay together, layers in order
-///   of first appearance. With `memory_mb < 0` every layer is a bucket; else a layer is added to the
-///   open bucket as a whole, which is closed when it then holds more than `parameters_max` parameters
-///   (if that is above 1) or `memory_mb` or more.
+/// * Otherwise parameters of one layer (the name up to its first dot) stay together, layers in
+///   order of first appearance. With `memory_mb < 0` every layer is a bucket; else a layer is added
+///   to the open bucket as a whole, which is closed when it then holds more than `parameters_max`
+///   parameters (if that is above 1) or `memory_mb` or more.
 /// * Buckets of several element types are split by type.
 ///
 /// ```

@@ -1,4 +1,5 @@
-//! Names that documents use and the schema does not: aliases, and the attributes of the 1.x interface.
+//! Names that documents use and the schema does not: aliases, and the attributes of the 1.x
+//! interface.
 
 use crate::problem::Problem;
 use crate::schema::{BuildStrategy, ExecutionStrategy};

@@ -1,5 +1,5 @@
-//! From a strategy to programs: which strategies apply, in which order, why, and what becomes of the
-//! programs.
+//! From a strategy to programs: which strategies apply, in which order, why, and what becomes of
+//! the programs.
 //!
 //! [`decide`] answers without touching anything; [`minimize`] rewrites.
 
@@ -147,8 +147,8 @@ fn not_there(facts: &Facts<'_>) -> Vec<Decision> {
 }
 
 /// Rewrites the programs of a network into those of one rank: backward pass, communication, update.
-/// A strategy with errors is refused first, with all of them at once. `on` are the ranks, with what their
-/// machines can do where that is known ([`Cluster`]).
+/// A strategy with errors is refused first, with all of them at once. `on` are the ranks, with what
+/// their machines can do where that is known ([`Cluster`]).
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -271,7 +271,8 @@ fn applied(decisions: &[Decision]) -> Vec<&'static dyn Strategy> {
     STRATEGIES.iter().copied().filter(|it| is_applied(it.name())).collect()
 }
 
-/// An error where something is refused: why, which fields with which values ask for it, and where they stand.
+/// An error where something is refused: why, which fields with which values ask for it, and where
+/// they stand.
 pub(crate) fn refuse(decisions: &[Decision], asked: &Asked<'_>) -> Result<()> {
     let refused: Vec<&Decision> =
         decisions.iter().filter(|decision| decision.verdict == Verdict::Refused).collect();
@@ -359,8 +360,9 @@ fn pass(
     Ok(())
 }
 
-/// Appends the backward pass. Gradients then stand in the opposite order of their parameters, in which
-/// the backward pass makes them by and large, and in which the documented buckets were formed.
+/// Appends the backward pass. Gradients then stand in the opposite order of their parameters, in
+/// which the backward pass makes them by and large, and in which the documented buckets were
+/// formed.
 fn append_backward(job: &mut Job<'_>) -> Result<()> {
     job.grads = job.optimizer.backward(job.programs, job.registry, job.loss)?;
     job.grads.sort_by_key(|(param, _)| std::cmp::Reverse(*param));

@@ -1,8 +1,8 @@
 //! What a rewritten program sends: calls, messages and bytes per rank and step, read off its ops.
 //!
-//! Bytes are those that one rank sends under the algorithm that moves the fewest: an all-reduce of S
-//! bytes over n ranks sends 2 S (n-1)/n in 2 (n-1) messages around a ring; gathering, scattering and
-//! rooted calls send half of that or less.
+//! Bytes are those that one rank sends under the algorithm that moves the fewest: an all-reduce of
+//! S bytes over n ranks sends 2 S (n-1)/n in 2 (n-1) messages around a ring; gathering, scattering
+//! and rooted calls send half of that or less.
 
 use fleet_ir::{Op, Program, VarId, VarKind};
 use std::collections::BTreeMap;
@@ -31,7 +31,8 @@ pub struct Cost {
     pub always: BTreeMap<i64, Traffic>,
     /// In those steps in which the conditional parts run, by ring.
     pub sometimes: BTreeMap<i64, Traffic>,
-    /// Bytes of sparse rows are not known before they are there: calls that are not counted in bytes.
+    /// Bytes of sparse rows are not known before they are there: calls that are not counted in
+    /// bytes.
     pub unknown: usize,
 }
 
@@ -91,7 +92,8 @@ fn compressed_bytes(program: &Program, op: &Op) -> f64 {
     (elements * (1.0 - sparsity)).max(1.0).floor() * PAIR
 }
 
-/// What ranks sum of their batches: two doubles a channel, and a count. None where nothing is measured.
+/// What ranks sum of their batches: two doubles a channel, and a count. None where nothing is
+/// measured.
 fn statistics_bytes(program: &Program, op: &Op) -> Option<f64> {
     let measures = !op.attr_bool("is_test") && !op.attr_bool("use_global_stats");
     let scale = op.input("Scale").first().filter(|_| measures)?;

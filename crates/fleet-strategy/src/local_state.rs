@@ -1,10 +1,10 @@
 //! Which variables that a program keeps differ between the ranks of a job.
 //!
-//! Ranks run the same program with different data. What follows from fed values alone differs; what a
-//! collective gives to all is the same again. So this is read off the program: values flow from fed
-//! variables through ops, and stop at sums, broadcasts and gathers. In data parallel training nothing
-//! is left but statistics of batches; under gradient merge the sums that wait, under LocalSGD the
-//! parameters between two meetings, under DGC what has not been sent.
+//! Ranks run the same program with different data. What follows from fed values alone differs; what
+//! a collective gives to all is the same again. So this is read off the program: values flow from
+//! fed variables through ops, and stop at sums, broadcasts and gathers. In data parallel training
+//! nothing is left but statistics of batches; under gradient merge the sums that wait, under
+//! LocalSGD the parameters between two meetings, under DGC what has not been sent.
 
 use fleet_ir::{BlockId, Op, Program, VarId};
 use std::collections::HashSet;

@@ -1,13 +1,13 @@
-//! The objects of `paddle.static` that are assigned to a strategy as a whole, and what they mean for
-//! the executor.
+//! The objects of `paddle.static` that are assigned to a strategy as a whole, and what they mean
+//! for the executor.
 
 use crate::reflect::{Item, Reflect, Scalar};
 use crate::schema::{BuildStrategy, ExecutionStrategy};
 use fleet_passes::BuildOptions;
 
 impl BuildStrategy {
-    /// The object with every field assigned: its defaults, which differ from those of the message in
-    /// `enable_inplace` and `fuse_broadcast_ops`. A message with nothing assigned is
+    /// The object with every field assigned: its defaults, which differ from those of the message
+    /// in `enable_inplace` and `fuse_broadcast_ops`. A message with nothing assigned is
     /// `BuildStrategy::default()`.
     ///
     /// ```

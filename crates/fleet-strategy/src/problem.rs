@@ -1,5 +1,6 @@
 //! What is wrong with a strategy, or worth knowing: where, what, why, and what to do.
 
+use fleet_base::text::{printable, printable_line};
 use fleet_base::{Error, Result};
 use std::fmt;
 use std::path::PathBuf;
@@ -28,7 +29,8 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub severity: Severity,
-    /// The field, such as `amp_configs.decr_ratio` or `dgc_configs.sparsity[1]`; empty for the whole.
+    /// The field, such as `amp_configs.decr_ratio` or `dgc_configs.sparsity[1]`; empty for the
+    /// whole.
     pub path: String,
     pub place: Option<Place>,
     /// The file that it is in, where one was read.
@@ -76,32 +78,48 @@ impl Problem {
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }
+
+    /// File and place, as far as they are known.
+    fn prefix(&self) -> String {
+        match (&self.file, self.place) {
+            (Some(file), Some(place)) => {
+                format!("{}:{place}: ", printable_line(&file.to_string_lossy()))
+            }
+            (Some(file), None) => format!("{}: ", printable_line(&file.to_string_lossy())),
+            (None, Some(place)) => format!("{place}: "),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// Field, message, reason and help.
+    fn text(&self) -> String {
+        let mut text = printable(&self.message).into_owned();
+        if !self.path.is_empty() {
+            text = format!("{}: {text}", printable_line(&self.path));
+        }
+        for (name, part) in [("why", &self.why), ("help", &self.help)] {
+            if !part.is_empty() {
+                text += &format!("\n  {name}: {}", printable(part));
+            }
+        }
+        text
+    }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.file, self.place) {
-            (Some(file), Some(place)) => write!(f, "{}:{place}: ", file.display())?,
-            (Some(file), None) => write!(f, "{}: ", file.display())?,
-            (None, Some(place)) => write!(f, "{place}: ")?,
-            (None, None) => {}
-        }
-        f.write_str(match self.severity {
-            Severity::Error => "error: ",
-            Severity::Warning => "warning: ",
-        })?;
-        if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
-        }
-        f.write_str(&self.message)?;
-        if !self.why.is_empty() {
-            write!(f, "\n  why: {}", self.why)?;
-        }
-        if !self.help.is_empty() {
-            write!(f, "\n  help: {}", self.help)?;
-        }
-        Ok(())
+        let severity = match self.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        write!(f, "{}{severity}: {}", self.prefix(), self.text())
     }
+}
+
+/// Notes the files that the text of `error` names.
+fn naming(problems: &[Problem], error: Error) -> Error {
+    let files = problems.iter().filter_map(|problem| problem.file.as_ref());
+    files.fold(error, |error, file| error.naming(&file.display().to_string()))
 }
 
 /// The warnings among `problems`, or all its errors as one.
@@ -110,13 +128,11 @@ pub fn all_in_one(problems: Vec<Problem>) -> Result<Vec<Problem>> {
         problems.into_iter().partition(Problem::is_error);
     match &errors[..] {
         [] => Ok(warnings),
-        [only] => {
-            let text = only.to_string();
-            Err(Error::invalid(text.replacen("error: ", "", 1)))
-        }
+        [only] => Err(naming(&errors, Error::invalid(format!("{}{}", only.prefix(), only.text())))),
         many => {
             let lines: String = many.iter().map(|problem| format!("\n{problem}")).collect();
-            Err(Error::invalid(format!("the strategy has {} errors{lines}", many.len())))
+            let text = format!("the strategy has {} errors{lines}", many.len());
+            Err(naming(&errors, Error::invalid(text)))
         }
     }
 }

@@ -11,13 +11,14 @@ pub struct Rates {
     pub memory_bytes_per_second: f64,
     /// What a rank sends in an all-reduce; by default according to where the ranks are.
     pub network_bytes_per_second: Option<f64>,
-    /// Samples that a rank works on in a step, where the program leaves that open; [`BATCH_ASSUMED`] if
-    /// nobody says.
+    /// Samples that a rank works on in a step, where the program leaves that open;
+    /// [`BATCH_ASSUMED`] if nobody says.
     pub batch: Option<usize>,
     pub origin: Origin,
 }
 
-/// Samples of a rank in a step where neither the program nor the user says: usual for images and text.
+/// Samples of a rank in a step where neither the program nor the user says: usual for images and
+/// text.
 pub const BATCH_ASSUMED: usize = 32;
 
 /// Where the numbers come from.

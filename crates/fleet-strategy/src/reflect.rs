@@ -37,7 +37,8 @@ pub struct Field {
     pub doc: &'static [&'static str],
     /// Why the field is accepted and stored, but has no effect.
     pub ignored: Option<&'static str>,
-    /// Why a program is not rewritten where the field is more than its default: it is not there yet.
+    /// Why a program is not rewritten where the field is more than its default: it is not there
+    /// yet.
     pub refused: Option<&'static str>,
 }
 
@@ -180,7 +181,8 @@ pub trait Slot {
     fn item(&self, index: usize) -> Item<'_>;
     /// Sets a scalar, or appends it to a repeated field; false if it has another type.
     fn put(&mut self, scalar: Scalar) -> bool;
-    /// The message of the field (made if there was none), or a new one at the end of a repeated field.
+    /// The message of the field (made if there was none), or a new one at the end of a repeated
+    /// field.
     fn open(&mut self) -> Option<&mut dyn Reflect>;
     /// The `index`-th message, if there is one.
     fn message_mut(&mut self, index: usize) -> Option<&mut dyn Reflect>;

@@ -12,8 +12,13 @@ use crate::value::{Value, wanted};
 use fleet_base::text::did_you_mean;
 use fleet_base::{Error, Result};
 
-/// How notices about values end that were not taken.
-const IGNORED: &str = "ignored, and the field stays as it was";
+/// The result of an assignment besides the assigned values.
+#[derive(Default)]
+struct Outcome {
+    notices: Vec<Problem>,
+    /// The first value that was ignored because of its type.
+    ignored: Option<Error>,
+}
 
 impl DistributedStrategy {
     /// Assigns a field by name: a switch or number, or a map to one of the messages.
@@ -37,25 +42,29 @@ impl DistributedStrategy {
     /// # Ok::<(), fleet_base::Error>(())
     /// ```
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
+        let mut outcome = Outcome::default();
         let mut changed = self.clone();
-        let mut notices = Vec::new();
-        changed.assign(key, value.into(), &mut notices)?;
+        changed.assign(key, value.into(), &mut outcome)?;
         *self = changed;
-        Ok(Notices::new(notices))
+        Ok(Notices::new(outcome.notices))
     }
 
     /// As [`set`](Self::set), but a value of the wrong type is an error and not ignored.
     pub fn set_strictly(&mut self, key: &str, value: impl Into<Value>) -> Result<Notices> {
+        let mut outcome = Outcome::default();
         let mut changed = self.clone();
-        let notices = changed.set(key, value)?;
-        if let Some(notice) = notices.iter().find(|notice| notice.why.ends_with(IGNORED)) {
-            return Err(Error::invalid(notice.message.clone()).at(&notice.path));
+        changed.assign(key, value.into(), &mut outcome)?;
+        match outcome.ignored {
+            Some(error) => Err(error),
+            None => {
+                *self = changed;
+                Ok(Notices::new(outcome.notices))
+            }
         }
-        *self = changed;
-        Ok(notices)
     }
 
-    /// The value of a field or path, assigned or default. Messages come as maps of all their fields.
+    /// The value of a field or path, assigned or default. Messages come as maps of all their
+    /// fields.
     pub fn get(&self, key: &str) -> Result<Value> {
         let mut value = None;
         let (mut shape, mut message) = (Self::describe(), Some(self as &dyn Reflect));
@@ -82,10 +91,10 @@ impl DistributedStrategy {
         value.ok_or_else(|| unknown_attribute(key, shape))
     }
 
-    fn assign(&mut self, key: &str, value: Value, notices: &mut Vec<Problem>) -> Result<()> {
+    fn assign(&mut self, key: &str, value: Value, outcome: &mut Outcome) -> Result<()> {
         match key {
             "sparse_table_configs" => {
-                notices.extend(tables::sparse_table_configs(self, &value)?);
+                outcome.notices.extend(tables::sparse_table_configs(self, &value)?);
                 return Ok(());
             }
             "fleet_desc_configs" => return tables::fleet_desc_configs(self, &value),
@@ -97,7 +106,7 @@ impl DistributedStrategy {
         };
         let shape = Self::describe();
         let Some(field) = shape.field(name) else {
-            return self.renamed(key, name, rest, value, notices);
+            return self.renamed(key, name, rest, value, outcome);
         };
         if let Some(rest) = rest {
             let Kind::Message(shape) = field.kind else {
@@ -117,7 +126,7 @@ impl DistributedStrategy {
                 self.configs(field, value)
             }
             (Kind::Message(_), _) => self.configs(field, value),
-            _ => self.scalar(field, value, notices),
+            _ => self.scalar(field, value, outcome),
         }
     }
 
@@ -128,12 +137,12 @@ impl DistributedStrategy {
         name: &str,
         rest: Option<&str>,
         value: Value,
-        notices: &mut Vec<Problem>,
+        outcome: &mut Outcome,
     ) -> Result<()> {
         let shape = Self::describe();
         let renamed =
             compat::renamed(shape.name, name).ok_or_else(|| unknown_attribute(name, shape))?;
-        notices.extend(renamed.notice(key));
+        outcome.notices.extend(renamed.notice(key));
         // Settings of both strategies were given in one map.
         if let (None, "build_strategy" | "execution_strategy", Value::Map(entries)) =
             (rest, renamed.path.as_ref(), &value)
@@ -143,7 +152,7 @@ impl DistributedStrategy {
                     Some(inside) => inside.path.into_owned(),
                     None => format!("{}.{key}", renamed.path),
                 };
-                self.assign(&path, value.clone(), notices)?;
+                self.assign(&path, value.clone(), outcome)?;
             }
             return Ok(());
         }
@@ -151,11 +160,11 @@ impl DistributedStrategy {
             Some(rest) => format!("{}.{rest}", renamed.path),
             None => renamed.path.into_owned(),
         };
-        self.assign(&path, value, notices)
+        self.assign(&path, value, outcome)
     }
 
     /// A switch or a number.
-    fn scalar(&mut self, field: &Field, value: Value, notices: &mut Vec<Problem>) -> Result<()> {
+    fn scalar(&mut self, field: &Field, value: Value, outcome: &mut Outcome) -> Result<()> {
         let name = field.name;
         let right = match (field.kind, &value) {
             // Python's bool is an int; here it is a mistake.
@@ -202,8 +211,10 @@ impl DistributedStrategy {
                     kind => kind.name(),
                 };
                 let message = format!("{name} should have value of {wanted} type");
-                let why = format!("{value} is {IGNORED}");
-                notices.push(Problem::warning(name, message).why(why));
+                let error = Error::invalid(message.clone()).at(name);
+                outcome.ignored.get_or_insert(error);
+                let why = format!("{value} is ignored, and the field stays as it was");
+                outcome.notices.push(Problem::warning(name, message).why(why));
             }
         }
         Ok(())
@@ -223,7 +234,7 @@ impl DistributedStrategy {
 }
 
 fn unknown_attribute(name: &str, shape: &Shape) -> Error {
-    let error = Error::invalid(format!("{name} is not a attribute of {}", shape.name));
+    let error = Error::invalid(format!("{name} is not an attribute of {}", shape.name));
     let known = shape.fields.iter().map(|field| field.name);
     match did_you_mean(name, known).strip_prefix("; ") {
         Some(hint) => error.help(hint),

@@ -1,5 +1,5 @@
-//! Where a strategy was read: which file, and where in it which field stands. Errors that come later, from a
-//! program or a cluster that the strategy does not go with, then name the line.
+//! Where a strategy was read: which file, and where in it which field stands. Errors that come
+//! later, from a program or a cluster that the strategy does not go with, then name the line.
 
 use crate::check::value_at;
 use crate::problem::{Place, Problem, all_in_one};
@@ -79,7 +79,8 @@ impl<'a> From<&'a DistributedStrategy> for Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The warnings of [`DistributedStrategy::check`], or all its errors as one, each with its place.
+    /// The warnings of [`DistributedStrategy::check`], or all its errors as one, each with its
+    /// place.
     pub fn check(&self) -> Result<Vec<Problem>> {
         let problems = self.strategy.check();
         all_in_one(problems.into_iter().map(|problem| self.placed(problem)).collect())
@@ -104,12 +105,10 @@ impl Asked<'_> {
         }
     }
 
-    /// An error that comes of the strategy: it names the file, where there is one and it does not yet.
+    /// An error that comes of the strategy: it names the file, where there is one and it does not
+    /// yet.
     pub fn blame(&self, error: Error) -> Error {
         let Some(source) = self.source else { return error };
-        let file = source.file.display().to_string();
-        let named = error.message().contains(&file)
-            || error.places().iter().any(|place| place.contains(&file));
-        if named { error } else { error.at(file) }
+        error.at_line(&source.file.display().to_string())
     }
 }

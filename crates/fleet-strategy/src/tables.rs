@@ -10,9 +10,9 @@ use fleet_base::{Error, Result};
 use std::collections::BTreeSet;
 
 /// A table name to a flat map with keys such as
-/// `table_parameters.NAME.accessor.embed_sgd_param.adam.learning_rate`. A repeated message needs its
-/// number under `PATH.num`; its fields may then be lists, one value a message. Keys that lead to no
-/// field are ignored with a notice.
+/// `table_parameters.NAME.accessor.embed_sgd_param.adam.learning_rate`. A repeated message needs
+/// its number under `PATH.num`; its fields may then be lists, one value a message. Keys that lead
+/// to no field are ignored with a notice.
 pub fn sparse_table_configs(
     strategy: &mut DistributedStrategy,
     value: &Value,
@@ -324,7 +324,8 @@ fn rule(configs: &Configs, part: &str, is_split: bool) -> Result<SgdParameter> {
                 .got(other));
         }
     };
-    // The first column of a row under Adagrad starts at zero where the accessor tells it from the others.
+    // The first column of a row under Adagrad starts at zero where the accessor tells it from the
+    // others.
     let range = if message == "adagrad" && part == PARTS[0] && is_split { 0.0 } else { 1e-4 };
     let rate = if message == "adam" { 0.001 } else { 0.05 };
     let defaults: &[(&str, &str, Value)] = &[

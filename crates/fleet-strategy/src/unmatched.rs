@@ -1,6 +1,6 @@
-//! Names in a strategy that mean nothing in the program at hand: kinds of ops for mixed precision, variables,
-//! parameters that are not to decay. A strategy may be written for several models, so they are no errors; a
-//! slip of the pen in one would else go unseen.
+//! Names in a strategy that mean nothing in the program at hand: kinds of ops for mixed precision,
+//! variables, parameters that are not to decay. A strategy may be written for several models, so
+//! they are no errors; a slip of the pen in one would else go unseen.
 
 use crate::meta::Facts;
 use crate::problem::Problem;

@@ -57,8 +57,8 @@ impl Value {
         }
     }
 
-    /// This value as one of a field. Whole numbers are taken for floats, truth values for 0 and 1 and
-    /// the other way round; nothing else changes its type. `None` if it does not fit.
+    /// This value as one of a field. Whole numbers are taken for floats, truth values for 0 and 1
+    /// and the other way round; nothing else changes its type. `None` if it does not fit.
     pub fn scalar(&self, kind: Kind) -> Option<Scalar> {
         let scalar = match (kind, self) {
             (Kind::Bool, Value::Bool(value)) => Scalar::Bool(*value),

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 /// Alignment of every buffer in bytes: a cache line and an AVX-512 register.
 pub const ALIGN: usize = 64;
 
-/// From this size on, buffers are mapped by themselves, in huge pages where the kernel has them: a random row
-/// of a large table then costs one cache miss and not also a page walk.
+/// From this size on, buffers are mapped by themselves, in huge pages where the kernel has them: a
+/// random row of a large table then costs one cache miss and not also a page walk.
 const LARGE_BYTES_MIN: usize = 8 << 20;
 
 /// Owned, zero-initialised, 64-byte aligned memory.
@@ -96,8 +96,8 @@ mod small {
 #[cfg(not(target_os = "linux"))]
 use small as large;
 
-/// From the kernel, which gives zeros; huge pages must be asked for before anybody touches the memory, and an
-/// allocator that is asked for zeros at a large alignment writes them itself.
+/// From the kernel, which gives zeros; huge pages must be asked for before anybody touches the
+/// memory, and an allocator that is asked for zeros at a large alignment writes them itself.
 #[cfg(target_os = "linux")]
 mod large {
     use super::NonNull;
@@ -116,8 +116,8 @@ mod large {
         }
         let map = map.cast::<u8>();
         let head = map.align_offset(HUGE_PAGE_BYTES);
-        // SAFETY: both ends are inside of the mapping, begin on pages and are used by nobody; advice is a hint,
-        // whose failure is harmless.
+        // SAFETY: both ends are inside of the mapping, begin on pages and are used by nobody;
+        // advice is a hint, whose failure is harmless.
         unsafe {
             let start = map.add(head);
             unmap(map, head);
@@ -136,13 +136,14 @@ mod large {
 
     unsafe fn unmap(start: *mut u8, bytes: usize) {
         if bytes > 0 {
-            // SAFETY: promised by the caller. It fails where the process has too many mappings; then the memory
-            // stays mapped, and nothing is lost but room.
+            // SAFETY: promised by the caller. It fails where the process has too many mappings;
+            // then the memory stays mapped, and nothing is lost but room.
             unsafe { libc::munmap(start.cast(), bytes) };
         }
     }
 
-    /// Whole pages of the kernel for `bytes`. Rounding to a whole huge page would take memory that nobody uses.
+    /// Whole pages of the kernel for `bytes`. Rounding to a whole huge page would take memory that
+    /// nobody uses.
     fn pages(bytes: usize) -> Option<usize> {
         const PAGE_BYTES_MAX: usize = 64 << 10;
         bytes.checked_next_multiple_of(PAGE_BYTES_MAX)

@@ -11,8 +11,9 @@ pub enum Layout {
     /// The last dimension is contiguous.
     #[default]
     RowMajor,
-    /// A convolution filter [Cout, Cin/groups, kh, kw] kept as [ceil(Cout/64)][kh][kw][Cin/groups][64],
-    /// missing output channels zero: what the direct convolution kernels read without packing.
+    /// A convolution filter [Cout, Cin/groups, kh, kw] kept as
+    /// [ceil(Cout/64)][kh][kw][Cin/groups][64], missing output channels zero: what the direct
+    /// convolution kernels read without packing.
     Filter64,
 }
 

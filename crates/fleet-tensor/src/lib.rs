@@ -1,5 +1,5 @@
-//! The bytes that programs compute on: element types, shapes, aligned buffers, tensors, sparse rows.
-//! It knows nothing of programs or sockets.
+//! The bytes that programs compute on: element types, shapes, aligned buffers, tensors, sparse
+//! rows. It knows nothing of programs or sockets.
 
 mod buffer;
 mod dtype;

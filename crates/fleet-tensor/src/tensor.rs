@@ -166,8 +166,9 @@ impl Tensor {
     }
 }
 
-/// Copies a filter of `[c_out, c_in, taps]` weights of `N` bytes into another layout: plain weights a line of the
-/// cache at a time, for all channels of a panel, so that the packed ones stay in the cache too.
+/// Copies a filter of `[c_out, c_in, taps]` weights of `N` bytes into another layout: plain weights
+/// a line of the cache at a time, for all channels of a panel, so that the packed ones stay in the
+/// cache too.
 fn move_filter<const N: usize>(
     from: &[u8],
     to: &mut [u8],
@@ -207,8 +208,8 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Some rows of a tall matrix, as the gradient of an embedding: `values[i]` belongs to row `rows[i]`.
-/// The tensors hold room for `rows.len()` rows, of which the first `count` are in use.
+/// Some rows of a tall matrix, as the gradient of an embedding: `values[i]` belongs to row
+/// `rows[i]`. The tensors hold room for `rows.len()` rows, of which the first `count` are in use.
 #[derive(Debug)]
 pub struct SparseRows {
     /// i64, one per row.

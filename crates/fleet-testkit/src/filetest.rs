@@ -19,8 +19,8 @@
 //! * `op NAME ATTR=VALUE ...`; lists are `[1,2]` without blanks, strings may be quoted.
 //! * `in SLOT TYPE = VALUES`, once for each variable of the slot. TYPE is `f32[2,3]`,
 //!   `f32[64,8,3,3]:filter64`, or `f32[10,4]@3,7,3` for sparse rows with these ids. VALUES are
-//!   numbers, `rand SEED LOW HIGH` (see [`Value::random`]), `fill V`, or `range START STEP`. Without
-//!   `= VALUES` all are zero.
+//!   numbers, `rand SEED LOW HIGH` (see [`Value::random`]), `fill V`, or `range START STEP`.
+//!   Without `= VALUES` all are zero.
 //! * `out SLOT TYPE = VALUES` compares every element, `out SLOT TYPE at I:V I:V ...` some of them,
 //!   `out SLOT TYPE` only type and shape. An optional output is asked for by naming it. Sparse rows
 //!   are compared as the dense matrix that they are.
@@ -197,7 +197,7 @@ fn check_error(block: &Block<'_>, def: &'static OpDef) -> Result<()> {
         if !message.contains(text.trim()) {
             return Err(Error::internal("the message is another")
                 .expected(text)
-                .got(format!("\n    {message}")));
+                .help(format!("the message is\n    {message}")));
         }
     }
     Ok(())

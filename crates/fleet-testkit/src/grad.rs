@@ -13,9 +13,9 @@ use std::collections::HashMap;
 const ELEMENTS_MAX: usize = 48;
 
 impl Case {
-    /// Compares the op's own gradient with respect to the input slots `wrt` with central differences
-    /// of a random projection of its outputs. The gradient ops run as [`Case::run`] does: on 1 and 3
-    /// threads, in place and not.
+    /// Compares the op's own gradient with respect to the input slots `wrt` with central
+    /// differences of a random projection of its outputs. The gradient ops run as [`Case::run`]
+    /// does: on 1 and 3 threads, in place and not.
     pub fn check_grad(&self, wrt: &[&str]) -> Result<()> {
         let (mut machine, id) = self.build()?;
         machine.run(id)?;

@@ -1,7 +1,7 @@
 //! What tests use; never part of a release.
 //!
-//! * [`Case`]: one op with inputs and attributes, run alone. Every run is really several: one thread
-//!   against three, in place against not, over memory full of garbage, counting allocations.
+//! * [`Case`]: one op with inputs and attributes, run alone. Every run is really several: one
+//!   thread against three, in place against not, over memory full of garbage, counting allocations.
 //! * [`Case::check_grad`]: the op's gradient rule against finite differences.
 //! * [`filetest`]: cases as text, with numbers made by an oracle.
 //!

@@ -1,10 +1,10 @@
-//! Ranks as threads of one process: rings in memory, so that rewritten programs run at several ranks
-//! without a socket.
+//! Ranks as threads of one process: rings in memory, so that rewritten programs run at several
+//! ranks without a socket.
 //!
-//! Every collective is an exchange: each rank leaves what it has, the last one lets all go on, and each
-//! takes what it needs. Sums are made in order of ranks, in f64 for f32 and halves, so all ranks get the same
-//! bits. Ranks that make different calls get an error that names both; so does a rank that waits too
-//! long.
+//! Every collective is an exchange: each rank leaves what it has, the last one lets all go on, and
+//! each takes what it needs. Sums are made in order of ranks, in f64 for f32 and halves, so all
+//! ranks get the same bits. Ranks that make different calls get an error that names both; so does a
+//! rank that waits too long.
 //!
 //! ```
 //! use fleet_ops::Ring;
@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 /// A rank that waits so long for its peers is in a program that hangs; tests take milliseconds.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Runs `body` for every rank in a thread of its own, and gives the results in order of ranks. A rank
-/// that fails aborts the rings.
+/// Runs `body` for every rank in a thread of its own, and gives the results in order of ranks. A
+/// rank that fails aborts the rings.
 pub fn run<T: Send>(
     ranks: usize,
     body: impl Fn(usize, &World) -> Result<T> + Sync,
@@ -62,8 +62,8 @@ pub struct World {
 type Made = HashMap<Vec<usize>, Arc<Shared>>;
 
 impl World {
-    /// The ring called `id` of these ranks of the job, seen from `rank`, one of them. Different groups
-    /// of ranks may have a ring of the same name, as they do in a cluster of nodes.
+    /// The ring called `id` of these ranks of the job, seen from `rank`, one of them. Different
+    /// groups of ranks may have a ring of the same name, as they do in a cluster of nodes.
     ///
     /// # Panics
     /// If `rank` is none of the members.

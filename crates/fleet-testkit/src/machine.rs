@@ -4,7 +4,7 @@ use crate::{Value, allocations};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Program, VarId, VarKind};
 use fleet_kernels::pool::Pool;
-use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, RowsArg, Services};
+use fleet_ops::{Arg, Kernel, KernelCtx, Meta, OpDef, PrepareCtx, Registry, Services};
 use fleet_tensor::{Buffer, Layout};
 use std::collections::HashMap;
 
@@ -134,7 +134,7 @@ impl Machine {
             };
             let args = input_args[from].iter().skip(how.turn_of(output_args[to].len()));
             for (out, arg) in output_args[to].iter_mut().zip(args) {
-                out.ptr = arg.ptr;
+                out.bind_over(arg);
             }
         }
         let input_slots: Vec<&[Arg]> = input_args.iter().map(Vec::as_slice).collect();
@@ -234,20 +234,17 @@ fn args_of(slots: &mut [Vec<Value>], counts: &mut Vec<u64>) -> Vec<Vec<Arg>> {
             Value::Dense(_) => None,
             Value::Rows(rows) => {
                 assert!(counts.len() < counts.capacity(), "counters stay where they are");
+                assert_eq!(rows.rows.physical_len(), meta.rows, "a number for each row");
                 counts.push(rows.count as u64);
                 let count = counts.as_mut_ptr().wrapping_add(counts.len() - 1);
-                let capacity = rows.rows.physical_len();
-                Some(RowsArg { rows: rows.rows.as_ptr().cast(), count, capacity })
+                Some((count, rows.rows.as_ptr().cast()))
             }
         };
         let tensor = value.tensor();
-        Arg {
-            ptr: tensor.as_ptr(),
-            dtype: meta.dtype,
-            shape: meta.shape,
-            layout: tensor.layout(),
-            rows,
-        }
+        let mut arg = Arg::unbound(meta, tensor.layout());
+        // SAFETY: the value has the memory of its meta and lives through the call.
+        unsafe { arg.bind(tensor.as_ptr(), rows) };
+        arg
     };
     slots.iter_mut().map(|slot| slot.iter_mut().map(&mut arg).collect()).collect()
 }

@@ -26,7 +26,8 @@ impl From<SparseRows> for Value {
 
 impl Value {
     /// # Panics
-    /// If the number of values does not fit the shape, as all makers here: tests are to fail loudly.
+    /// If the number of values does not fit the shape, as all makers here: tests are to fail
+    /// loudly.
     pub fn f32(shape: impl Into<Shape>, values: &[f32]) -> Value {
         Tensor::from_slice(values, shape).expect("values fit the shape").into()
     }
@@ -151,7 +152,8 @@ impl Value {
         }
     }
 
-    /// Every element as a number, in row-major order; sparse rows as the dense matrix that they are.
+    /// Every element as a number, in row-major order; sparse rows as the dense matrix that they
+    /// are.
     pub fn numbers(&self) -> Vec<f64> {
         match self {
             Value::Dense(tensor) => {

@@ -4,6 +4,9 @@
 //! kept if its shape rule accepts them. An output is a new variable or one that was written before:
 //! in this block or one around it, in place, dense or sparse rows. In a third of the programs the
 //! second write may have another size, which unknown dimensions hide from the declaration.
+//!
+//! Some programs talk: over rings of one rank or of two that run the same program, or with the
+//! tables of servers.
 
 use fleet_base::EntityRef;
 use fleet_base::rng::Sequence;
@@ -73,9 +76,60 @@ const FAVOURITES: [&str; 40] = [
     "offload_fetch",
 ];
 
+/// Ops that communicate over a ring.
+const RING_OPS: [&str; 19] = [
+    "c_allreduce_sum",
+    "c_allreduce_max",
+    "c_allreduce_min",
+    "c_allreduce_prod",
+    "c_allreduce_avg",
+    "c_reduce_sum",
+    "c_broadcast",
+    "c_allgather",
+    "c_allgather_rows",
+    "c_reducescatter",
+    "c_concat",
+    "c_split",
+    "alltoall",
+    "barrier",
+    "c_sync_comm_stream",
+    "dgc",
+    "sync_batch_norm",
+    "allreduce_sgd",
+    "allreduce_momentum",
+];
+
+/// Ops that communicate with servers.
+const TABLE_OPS: [&str; 7] = [
+    "distributed_lookup_table",
+    "distributed_push_sparse",
+    "send",
+    "recv",
+    "send_barrier",
+    "fetch_barrier",
+    "fake_init",
+];
+
+/// Numbers of the dense table.
+const DENSE_LEN: usize = 64;
+
+/// The peers of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Talk {
+    Alone,
+    /// Rings 0 and 1 of so many ranks, which run the same program.
+    Rings(usize),
+    /// Tables of servers. Numbers of one row of the tables 0 and 1; table 2 is dense and
+    /// has 64.
+    Tables([i64; 2]),
+}
+
 /// A program with what it is run on.
 pub struct Draft {
     pub program: Program,
+    pub talk: Talk,
+    /// Threads of an executor.
+    pub threads: usize,
     pub feeds: Vec<(String, Tensor)>,
     pub state: Vec<(String, Tensor)>,
     pub fetches: Vec<String>,
@@ -97,10 +151,66 @@ impl Draft {
     pub fn fetch(&self) -> Vec<&str> {
         self.fetches.iter().map(String::as_str).collect()
     }
+
+    /// For reports: the program, its inputs, and what is asked of it.
+    pub fn describe(&self) -> String {
+        let mut text = self.program.to_string();
+        for (name, tensor) in &self.feeds {
+            text += &format!("feed {name} {}{}\n", tensor.dtype(), tensor.shape());
+        }
+        let Draft { talk, threads, .. } = self;
+        text + &format!("fetch {}\n{talk:?}, {threads} threads\n", self.fetches.join(" "))
+    }
+
+    /// The program of one of the ranks: its peer is the other one.
+    pub fn program_of(&self, rank: usize) -> Program {
+        let mut program = self.program.clone();
+        if rank == 0 {
+            return program;
+        }
+        for block in program.block_ids() {
+            for id in program.block(block).ops().to_vec() {
+                let op = program.op_mut(id);
+                if let Some(at) = op.spec.attr_index("peer") {
+                    op.attrs[at] = Attr::Int(0);
+                }
+            }
+        }
+        program
+    }
+
+    /// Ranks that run the program.
+    pub fn ranks(&self) -> usize {
+        match self.talk {
+            Talk::Rings(ranks) => ranks,
+            _ => 1,
+        }
+    }
+
+    /// Whether two correct runs give the same at every rank. Some ops say nothing of what ranks
+    /// hold that are not the root, or of sums that an update has used.
+    #[allow(dead_code)] // Not every test that shares this file compares.
+    pub fn is_exact(&self) -> bool {
+        let vague =
+            |op: &Op| op.name() == "c_reduce_sum" || op.spec.output_index("GradOut").is_some();
+        self.ranks() == 1 || !self.program.root_ops().any(|(_, op)| vague(op))
+    }
 }
 
+/// Programs of all kinds.
+#[allow(dead_code)] // Some tests that share this file draw one kind.
 pub fn draft(seed: u64) -> Draft {
-    let mut maker = Maker::new(seed);
+    let talk = match Sequence::new(seed, 1).below(8) {
+        0 => Talk::Rings(1),
+        1 => Talk::Rings(2),
+        2 => Talk::Tables([8, 3]),
+        _ => Talk::Alone,
+    };
+    draft_that_talks(seed, talk)
+}
+
+pub fn draft_that_talks(seed: u64, talk: Talk) -> Draft {
+    let mut maker = Maker::new(seed, talk);
     maker.inputs();
     let count = 3 + maker.rng.below(20);
     maker.block(Program::ROOT, 0, count);
@@ -113,12 +223,33 @@ pub fn draft(seed: u64) -> Draft {
     maker.finish()
 }
 
+/// A program that ends in a loss, and the loss: what a strategy is given.
+#[allow(dead_code)] // Not every test that shares this file trains.
+pub fn draft_with_loss(seed: u64) -> Option<(Draft, VarId)> {
+    let mut maker = Maker::new(seed, Talk::Alone);
+    maker.attack = false;
+    maker.inputs();
+    let count = 3 + maker.rng.below(12);
+    maker.block(Program::ROOT, 0, count);
+    let floats = maker.differentiable();
+    let loss = (0..6).find_map(|_| {
+        let input = (!floats.is_empty()).then(|| maker.of(&floats))?;
+        // Whether there are gradients: strategies append their own.
+        let mut forward = maker.program.clone();
+        maker.backward_of(input)?;
+        let loss = maker.loss_of(&mut forward, input);
+        maker.program = forward;
+        Some(loss)
+    })?;
+    Some((maker.finish(), loss))
+}
+
 struct Maker {
     rng: Sequence,
     program: Program,
     feeds: Vec<(String, Tensor)>,
     state: Vec<(String, Tensor)>,
-    /// What a variable holds at this point of the program; none if nothing was written.
+    /// The value of a variable at this point of the program; none if nothing was written.
     actual: HashMap<VarId, Meta>,
     /// Written by an op, fed, or in the scope.
     written: HashSet<VarId>,
@@ -127,13 +258,18 @@ struct Maker {
     batches: [i64; 2],
     /// Ids that are fed are below this. The smallest table has 4 rows.
     ids_below: u64,
-    /// What was stored in each slot of the offload file.
+    /// The values stored in each slot of the offload file.
     stored: HashMap<i64, Meta>,
     names: u64,
+    talk: Talk,
+    /// The table that the op at hand talks with.
+    table: usize,
+    /// Numbers that its operands must have.
+    len: Option<usize>,
 }
 
 impl Maker {
-    fn new(seed: u64) -> Maker {
+    fn new(seed: u64, talk: Talk) -> Maker {
         const BATCHES: [i64; 10] = [0, 1, 2, 3, 5, 16, 32, 64, 100, 512];
         let mut rng = Sequence::new(seed, 0);
         let mut batch = || BATCHES[rng.below(BATCHES.len() as u64) as usize];
@@ -154,6 +290,9 @@ impl Maker {
             ids_below,
             stored: HashMap::new(),
             names: 0,
+            talk,
+            table: 0,
+            len: None,
         }
     }
 
@@ -170,7 +309,7 @@ impl Maker {
         format!("{kind}{}", self.names)
     }
 
-    /// What is fed, and what lives in the scope.
+    /// Feeds, and variables of the scope.
     fn inputs(&mut self) {
         for index in 0..2 {
             let batch = self.batches[index];
@@ -286,12 +425,20 @@ impl Maker {
     fn op(&mut self, block: BlockId) {
         let readable: Vec<VarId> =
             self.visible(block).into_iter().filter(|var| self.actual.contains_key(var)).collect();
+        // Ranks agree on what they run together: conditions may differ between them.
+        let may_talk = block == Program::ROOT || self.talk != Talk::Rings(2);
+        if self.talk == Talk::Rings(2) && may_talk && self.one_in(12) {
+            self.exchange(block, &readable);
+        }
         for _ in 0..40 {
-            let def = match self.rng.below(4) {
-                0 => OPS[self.rng.below(OPS.len() as u64) as usize],
-                _ => Registry::standard().get(self.of(&FAVOURITES)).expect("a known op"),
+            let known = |name| Registry::standard().get(name).expect("a known op");
+            let def = match (self.rng.below(4), self.talk) {
+                (0, _) => OPS[self.rng.below(OPS.len() as u64) as usize],
+                (1, Talk::Rings(_)) => known(self.of(&RING_OPS)),
+                (1, Talk::Tables(_)) => known(self.of(&TABLE_OPS)),
+                _ => known(self.of(&FAVOURITES)),
             };
-            if is_left_out(def) {
+            if self.is_left_out(def) || speaks(def) && !may_talk {
                 continue;
             }
             for _ in 0..TRIES_MAX {
@@ -302,9 +449,60 @@ impl Maker {
         }
     }
 
+    /// Sends a variable to the other rank and receives what that has sent.
+    fn exchange(&mut self, block: BlockId, readable: &[VarId]) {
+        let dense: Vec<VarId> = readable
+            .iter()
+            .copied()
+            .filter(|var| self.actual[var].kind == VarKind::Dense)
+            .collect();
+        if dense.is_empty() {
+            return;
+        }
+        let from = self.of(&dense);
+        let mut held = self.actual[&from];
+        if self.one_in(10) {
+            // The receiver refuses a wrong size.
+            held.shape = Shape::of(&[1 + self.rng.below(40) as i64]);
+        }
+        let ring = self.rng.below(2) as i64;
+        let known = |name| &Registry::standard().get(name).expect("a known op").spec;
+        let common = |op: fleet_ir::OpBuilder| {
+            op.attr("ring_id", ring).attr("nranks", 2i64).attr("peer", 1i64)
+        };
+        let send = common(Op::build(known("send_v2")).input("X", from));
+        let name = self.name("v");
+        let var = Var::new(name, held.dtype, held.shape);
+        let to = self.program.add_var(block, var).expect("a new name");
+        let recv = common(Op::build(known("recv_v2")).output("Out", to));
+        let recv = recv.attr("out_shape", held.shape.to_vec()).attr("dtype", held.dtype);
+        for op in [send, recv] {
+            self.program.append_op(block, op.finish().expect("well formed"));
+        }
+        self.actual.insert(to, held);
+        self.written.insert(to);
+    }
+
+    /// Ops that talk to others than this program does, and those that the executor runs by itself.
+    fn is_left_out(&self, def: &OpDef) -> bool {
+        let name = def.spec.name;
+        let alone = ["conditional_block", "listen_and_serv", "send_v2", "recv_v2"];
+        let (rings, tables) = (speaks(def), TABLE_OPS.contains(&name));
+        alone.contains(&name)
+            || rings && !matches!(self.talk, Talk::Rings(_))
+            || tables && !matches!(self.talk, Talk::Tables(_))
+    }
+
     /// Appends an op if its shape rule takes what was drawn.
     fn try_op(&mut self, block: BlockId, def: &'static OpDef, readable: &[VarId]) -> bool {
         let mut builder = Op::build(&def.spec);
+        let is_dense = matches!(def.spec.name, "send" | "recv");
+        self.table = match self.one_in(20) {
+            true => self.rng.below(3) as usize,
+            false if is_dense => 2,
+            false => self.rng.below(2) as usize,
+        };
+        self.len = (is_dense && !self.one_in(10)).then_some(DENSE_LEN);
         let is_gradient = def.spec.name.ends_with("_grad");
         let mut first = None;
         for slot in def.spec.inputs {
@@ -312,6 +510,7 @@ impl Maker {
                 Arity::One => 1,
                 Arity::Optional if is_gradient => u64::from(!self.one_in(8)),
                 Arity::Optional => self.rng.below(2),
+                Arity::Many if is_dense => 1,
                 Arity::Many => 1 + self.rng.below(3),
             };
             for _ in 0..count {
@@ -321,7 +520,8 @@ impl Maker {
             }
         }
         for spec in def.spec.attrs {
-            if spec.default.is_none() || self.one_in(3) {
+            let always = ["nranks", "table_id"].contains(&spec.name);
+            if spec.default.is_none() || always || self.one_in(3) {
                 let value = self.attr(spec);
                 builder = builder.attr(spec.name, value);
             }
@@ -367,7 +567,7 @@ impl Maker {
         // An output may be an input, where the op allows that; the rule knows.
         let checked = op.check().and_then(|()| def.shapes(&op, |var| self.actual[&var]));
         if checked.is_err() {
-            // What was made for it is not written.
+            // Variables made for it are not written.
             let unwritten = |var: &VarId| !self.written.contains(var);
             for var in op.all_outputs().filter(unwritten) {
                 self.actual.remove(&var);
@@ -412,9 +612,11 @@ impl Maker {
             "LearningRate" => Some(1),
             _ => None,
         };
+        let len = self.len;
         let fits = |var: &VarId, strict: bool| {
             let held = self.actual[var];
-            dtype.is_none_or(|dtype| dtype == held.dtype)
+            len.is_none_or(|len| held.numel() == len)
+                && dtype.is_none_or(|dtype| dtype == held.dtype)
                 && rank.is_none_or(|rank| rank == held.shape.rank())
                 && (!strict || like.is_none_or(|like| like.shape == held.shape))
         };
@@ -482,6 +684,19 @@ impl Maker {
 
     fn attr(&mut self, spec: &AttrSpec) -> Attr {
         let rank = 1 + self.rng.below(3) as usize;
+        match (spec.name, self.talk) {
+            ("ring_id", Talk::Rings(_)) => return Attr::Int(self.rng.below(2) as i64),
+            ("nranks", Talk::Rings(ranks)) if !self.one_in(30) => return Attr::Int(ranks as i64),
+            ("root" | "root_id" | "rank", Talk::Rings(ranks)) => {
+                return Attr::Int(self.rng.below(ranks as u64) as i64);
+            }
+            ("table_id", _) => return Attr::Int(self.table as i64),
+            ("width" | "size", Talk::Tables(widths)) if !self.one_in(20) => {
+                return Attr::Int(widths[self.table.min(1)]);
+            }
+            ("counter_columns", _) => return Attr::Int(self.of(&[0, 0, 1, 2])),
+            _ => {}
+        }
         match (spec.name, spec.kind) {
             ("shape", AttrKind::Ints) => {
                 let shapes: [&[i64]; 8] =
@@ -538,11 +753,9 @@ impl Maker {
         }
     }
 
-    /// The gradients of a loss, and updates.
-    fn gradients(&mut self) {
-        let root = Program::ROOT;
-        let floats: Vec<VarId> = self
-            .visible(root)
+    /// Variables that a loss may be made of.
+    fn differentiable(&self) -> Vec<VarId> {
+        self.visible(Program::ROOT)
             .into_iter()
             .filter(|var| {
                 let it = self.program.var(*var);
@@ -552,7 +765,13 @@ impl Maker {
                     && !it.is_data
                     && !it.persistable
             })
-            .collect();
+            .collect()
+    }
+
+    /// The gradients of a loss, and updates.
+    fn gradients(&mut self) {
+        let root = Program::ROOT;
+        let floats = self.differentiable();
         if floats.is_empty() {
             return;
         }
@@ -576,17 +795,22 @@ impl Maker {
 
     /// Appends the mean of a variable and its gradients: each parameter with its own.
     fn backward_of(&mut self, input: VarId) -> Option<Vec<(VarId, VarId)>> {
-        let root = Program::ROOT;
         let mut program = self.program.clone();
-        let mean = &Registry::standard().get("mean").expect("a known op").spec;
-        let name = self.name("loss");
-        let loss = program.add_var(root, Var::new(name, DType::F32, [1])).expect("a new name");
-        let op = Op::build(mean).input("X", input).output("Out", loss).finish().expect("formed");
-        program.append_op(root, op);
+        let loss = self.loss_of(&mut program, input);
         let options = BackwardOptions::default();
         let pairs = append_backward(&mut program, Registry::standard(), loss, &options).ok()?;
         self.program = program;
         Some(pairs)
+    }
+
+    /// Appends the mean of a variable.
+    fn loss_of(&mut self, program: &mut Program, input: VarId) -> VarId {
+        let mean = &Registry::standard().get("mean").expect("a known op").spec;
+        let var = Var::new(self.name("loss"), DType::F32, [1]);
+        let loss = program.add_var(Program::ROOT, var).expect("a new name");
+        let op = Op::build(mean).input("X", input).output("Out", loss).finish().expect("formed");
+        program.append_op(Program::ROOT, op);
+        loss
     }
 
     /// Lets some ops write another variable that is declared alike, whatever its size.
@@ -634,15 +858,13 @@ impl Maker {
                 }
             }
         }
-        let Maker { program, feeds, state, .. } = self;
-        Draft { program, feeds, state, fetches }
+        let threads = if self.one_in(4) { 3 } else { 1 };
+        let Maker { program, feeds, state, talk, .. } = self;
+        Draft { program, talk, threads, feeds, state, fetches }
     }
 }
 
-/// Ops that talk to others, and those that the executor runs by itself.
-fn is_left_out(def: &OpDef) -> bool {
-    let name = def.spec.name;
-    let talks = def.traits.lane == Lane::Ring || def.spec.attr_index("ring_id").is_some();
-    let remote = ["send", "recv", "listen_and_serv", "fake_init", "barrier", "distributed", "c_"];
-    talks || name == "conditional_block" || remote.iter().any(|part| name.contains(part))
+/// Whether an op belongs to a ring.
+fn speaks(def: &OpDef) -> bool {
+    def.traits.lane == Lane::Ring || def.spec.attr_index("ring_id").is_some()
 }

@@ -2,26 +2,29 @@
 //! is refused, and what runs gives what the interpreter gives.
 //!
 //! Every variable is an allocation of its own (`Memory::Separate`) that ends at a guard page
-//! (`guard.rs`). Programs run in child processes; one that dies is reported with the seed and the
-//! text of its program.
+//! (`guard.rs`). Programs run in child processes (`harness.rs`); one that dies is reported with the
+//! seed and the text of its program. Ranks of a ring are threads of the child.
 //!
 //! * `FLEET_PROGRAMS=100000` runs so many programs, `FLEET_PROGRAMS_FROM` the first seed.
 //! * `FLEET_GUARD=0` leaves allocations to the system, for a run under AddressSanitizer.
 //!
-//! docs/add-an-op.md has the commands.
+//! docs/add-an-op.md has the commands. `crates/fleet-strategy/tests/programs` and
+//! `crates/fleet/tests/programs` give the same programs to strategies, to the rings of jobs, and to
+//! servers.
 
 mod generate;
 mod guard;
+mod harness;
 
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_exec::{ExecOptions, Executor, Interpreter, Memory};
+use fleet_ops::{LookUp, Lookup, PushRows, Services, Tables};
 use fleet_passes::BuildOptions;
 use fleet_tensor::Tensor;
-use generate::Draft;
-use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use fleet_testkit::local::{self, World};
+use generate::{Draft, Talk};
+use harness::guarded;
+use std::sync::Arc;
 
 #[global_allocator]
 static ALLOCATOR: guard::GuardAllocator = guard::GuardAllocator;
@@ -29,124 +32,57 @@ static ALLOCATOR: guard::GuardAllocator = guard::GuardAllocator;
 /// Programs of a run that says nothing else: some seconds.
 const PROGRAMS: u64 = 1000;
 
-/// Programs of one child, which frees no address space.
-const BATCH: u64 = 1000;
-
-/// Given to a child: first seed, number of programs, and the file where it notes the seed at hand.
-const CHILD: &str = "FLEET_PROGRAMS_CHILD";
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
 #[test]
 fn programs_stay_in_their_memory() {
-    let (from, count) = (setting("FLEET_PROGRAMS_FROM", 0), setting("FLEET_PROGRAMS", PROGRAMS));
-    let note = std::env::temp_dir().join(format!("fleet-programs-{}", std::process::id()));
-    let mut failures = Vec::new();
-    let (mut ran, mut refused) = (0, 0);
-    let mut next = from;
-    while next < from + count {
-        let size = BATCH.min(from + count - next);
-        let child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "batch_of_programs", "--nocapture", "--test-threads=1"])
-            .env(CHILD, format!("{next} {size} {}", note.display()))
-            .stdin(Stdio::null())
-            .output()
-            .expect("a child process");
-        let noted = fs::read_to_string(&note).unwrap_or_default();
-        let counts: Vec<u64> = noted.split_whitespace().filter_map(|w| w.parse().ok()).collect();
-        let [seed, did_run, was_refused] = counts[..] else {
-            panic!("a child said nothing: {}", String::from_utf8_lossy(&child.stderr));
-        };
-        ran += did_run;
-        refused += was_refused;
-        next += size;
-        if !child.status.success() {
-            let said = String::from_utf8_lossy(&child.stderr);
-            let last: Vec<&str> = said.lines().rev().take(30).collect();
-            let last: Vec<&str> = last.into_iter().rev().collect();
-            failures.push(format!(
-                "seed {seed} (program {} of this run): {}\n{}\n{}",
-                seed - from + 1,
-                child.status,
-                last.join("\n"),
-                describe(&generate::draft(seed)),
-            ));
-            // The next child goes on behind the program that failed.
-            next = seed + 1;
-        }
-        if failures.len() >= setting("FLEET_PROGRAMS_FAILURES", 1) as usize {
-            break;
-        }
-    }
-    let _ = fs::remove_file(&note);
-    println!("{ran} programs ran, {refused} were refused");
-    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
-    assert!(count < PROGRAMS || ran > count / 4, "{ran} of {count} programs ran");
+    let describe = |seed| generate::draft(seed).describe();
+    harness::run_in_children("batch_of_programs", PROGRAMS, describe);
 }
 
 /// Not a test by itself: what the child processes of the one above run.
 #[test]
 fn batch_of_programs() {
-    let Ok(work) = std::env::var(CHILD) else { return };
-    let mut words = work.splitn(3, ' ');
-    let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).expect("a number");
-    let (from, count) = (number(), number());
-    let note = words.next().expect("a path").to_string();
-    if setting("FLEET_GUARD", 1) != 0 {
-        guard::enable();
-    }
-    let (mut ran, mut refused) = (0, 0);
-    for seed in from..from + count {
-        fs::write(Path::new(&note), format!("{seed} {ran} {refused}")).expect("the note");
-        match attempt(&generate::draft(seed)) {
-            Ok(true) => ran += 1,
-            Ok(false) => refused += 1,
-            Err(error) => panic!("seed {seed}: {error}"),
-        }
-    }
-    fs::write(Path::new(&note), format!("{} {ran} {refused}", from + count - 1)).expect("the note");
-}
-
-fn describe(draft: &Draft) -> String {
-    let mut text = draft.program.to_string();
-    for (name, tensor) in &draft.feeds {
-        text += &format!("feed {name} {}{}\n", tensor.dtype(), tensor.shape());
-    }
-    text + &format!("fetch {}\n", draft.fetches.join(" "))
+    harness::run_batch(|seed| attempt(&generate::draft(seed)));
 }
 
 /// Runs a program in several ways; whether it was accepted.
 fn attempt(draft: &Draft) -> Result<bool> {
-    let plain = guarded("the interpreter", || {
+    let plain = run_ranks("the interpreter", draft, &|rank, services| {
         let mut scope = draft.scope();
-        Interpreter::new().run(&draft.program, &mut scope, &draft.feed(), &draft.fetch())
+        let interpreter = Interpreter::new().services(services);
+        interpreter.run(&draft.program_of(rank), &mut scope, &draft.feed(), &draft.fetch())
     })?;
-    let exact = ExecOptions { build: BuildOptions::none(), ..options() };
+    let options = ExecOptions { memory: Memory::Separate, ..ExecOptions::threads(draft.threads) };
+    let exact = ExecOptions { build: BuildOptions::none(), ..options.clone() };
     let inplace = BuildOptions { enable_inplace: true, ..BuildOptions::none() };
-    let inplace = ExecOptions { build: inplace, ..options() };
+    let inplace = ExecOptions { build: inplace, ..options.clone() };
     let mut accepted = false;
     // Here memory that was not written holds what other variables left.
-    let packed = ExecOptions { memory: Memory::Packed, ..options() };
+    let packed = ExecOptions { memory: Memory::Packed, ..options.clone() };
     let ways =
-        [("plain", exact), ("in place", inplace), ("rewritten", options()), ("packed", packed)];
+        [("plain", exact), ("in place", inplace), ("rewritten", options), ("packed", packed)];
     for (what, options) in ways {
-        let outcome = guarded(what, || {
-            let (mut scope, mut executor) = (draft.scope(), Executor::new(options));
-            let (feed, fetch) = (draft.feed(), draft.fetch());
-            let first = executor.run(&draft.program, &mut scope, &feed, &fetch)?;
-            executor.run(&draft.program, &mut scope, &feed, &fetch)?;
+        let outcomes = run_ranks(what, draft, &|rank, services| {
+            let mut scope = draft.scope();
+            let mut executor = Executor::new(options.clone()).services(services);
+            let (program, feed, fetch) = (draft.program_of(rank), draft.feed(), draft.fetch());
+            let first = executor.run(&program, &mut scope, &feed, &fetch)?;
+            executor.run(&program, &mut scope, &feed, &fetch)?;
             Ok(first)
         })?;
-        accepted |= outcome.is_ok();
-        if let (Ok(plain), Ok(outcome)) = (&plain, &outcome) {
+        accepted |= outcomes.iter().any(harness::is_accepted);
+        if !draft.is_exact() {
+            continue;
+        }
+        for (rank, (plain, outcome)) in plain.iter().zip(&outcomes).enumerate() {
+            let (Ok(plain), Ok(outcome)) = (plain, outcome) else { continue };
             let is_rewritten = what == "rewritten" || what == "packed";
             let difference = if is_rewritten { near } else { same };
             for ((name, plain), found) in draft.fetches.iter().zip(plain).zip(outcome) {
                 if let Some(difference) = difference(plain, found) {
                     let message = format!("{what}: '{name}' is not what the interpreter makes");
-                    return Err(Error::internal(message).got(difference));
+                    return Err(Error::internal(message)
+                        .got(difference)
+                        .at(format!("rank {rank}")));
                 }
             }
         }
@@ -154,18 +90,99 @@ fn attempt(draft: &Draft) -> Result<bool> {
     Ok(accepted)
 }
 
-fn options() -> ExecOptions {
-    ExecOptions { memory: Memory::Separate, ..ExecOptions::threads(1) }
+/// What one rank does with its way to the others.
+type Work<'a> = dyn Fn(usize, Services) -> Result<Vec<Tensor>> + Sync + 'a;
+
+/// Runs a program at all of its ranks; the outcome of each.
+fn run_ranks(what: &str, draft: &Draft, work: &Work<'_>) -> Result<Vec<Result<Vec<Tensor>>>> {
+    let alone = |services: Services| Ok(vec![guarded(what, || work(0, services))?]);
+    match draft.talk {
+        Talk::Alone | Talk::Rings(1) => alone(Services::none()),
+        Talk::Tables(_) => alone(Services::none().with_tables(Arc::new(Echo))),
+        // A rank that fails ends the rings of the other.
+        Talk::Rings(ranks) => local::run(ranks, |rank, world| {
+            guarded(what, || work(rank, rings(world, ranks, rank)))?
+        })
+        .into_iter()
+        .map(|outcome| match outcome {
+            Err(error) if is_our_fault(&error) => Err(error),
+            outcome => Ok(outcome),
+        })
+        .collect(),
+    }
 }
 
-/// What a run says; a panic or a fault of ours is a failure of the test.
-fn guarded<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<Result<T>> {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Err(_) => Err(Error::internal(format!("{what}: a panic"))),
-        Ok(Err(error)) if error.kind() == ErrorKind::Internal => {
-            Err(Error::internal(format!("{what}: {error}")))
+/// Ranks that run the same program do not wait for each other in vain.
+fn is_our_fault(error: &Error) -> bool {
+    error.kind() == ErrorKind::Internal || error.to_string().contains("waited too long")
+}
+
+fn rings(world: &World, ranks: usize, rank: usize) -> Services {
+    let members: Vec<usize> = (0..ranks).collect();
+    (0..2).fold(Services::none(), |services, id| {
+        services.with_ring(id, world.ring(id, &members, rank))
+    })
+}
+
+/// Tables that write all that they are given to write, and read all that they are given to read.
+struct Echo;
+
+impl Echo {
+    fn read(parts: &[&[f32]]) -> Result<()> {
+        std::hint::black_box(parts.iter().flat_map(|part| part.iter()).sum::<f32>());
+        Ok(())
+    }
+}
+
+impl Tables for Echo {
+    fn lookup(&self, _: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()> {
+        for lookup in lookups {
+            assert_eq!(lookup.rows.len(), lookup.ids.len() * how.width, "a row for each id");
+            for (id, row) in lookup.ids.iter().zip(lookup.rows.chunks_exact_mut(how.width)) {
+                row.fill(if Some(*id) == how.padding { 0.0 } else { 1.0 / (2.0 + *id as f32) });
+            }
         }
-        Ok(outcome) => Ok(outcome),
+        Ok(())
+    }
+
+    fn push_sparse(&self, _: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()> {
+        for push in pushes {
+            assert_eq!(push.grads.len(), push.ids.len() * width, "a row for each id");
+            for counts in [push.shows, push.clicks].into_iter().flatten() {
+                let fits = push.ids.is_empty() || push.ids.len().is_multiple_of(counts.len());
+                assert!(fits, "a count for each sample");
+                Echo::read(&[counts])?;
+            }
+            Echo::read(&[push.grads])?;
+        }
+        Ok(())
+    }
+
+    fn send_dense(&self, _: u32, parts: &[&[f32]]) -> Result<()> {
+        Echo::read(parts)
+    }
+
+    fn recv_dense(&self, _: u32, parts: &mut [&mut [f32]]) -> Result<()> {
+        parts.iter_mut().for_each(|part| part.fill(0.5));
+        Ok(())
+    }
+
+    fn send_barrier(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn fetch_barrier(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn touch(&self, _: u32, ids: &[i64]) -> Result<()> {
+        std::hint::black_box(ids.iter().fold(0, |sum: i64, id| sum.wrapping_add(*id)));
+        Ok(())
+    }
+
+    fn exchange(&self, _: u32, parts: &mut [&mut [f32]], _: Option<usize>) -> Result<()> {
+        parts.iter_mut().for_each(|part| part.iter_mut().for_each(|value| *value += 1.0));
+        Ok(())
     }
 }
 

@@ -1,4 +1,5 @@
-//! A small dialect with one op for each shape that an op can have, and programs that use everything.
+//! A small dialect with one op for each shape that an op can have, and programs that use
+//! everything.
 #![allow(dead_code)] // each test file uses a part
 
 use fleet_base::rng::Sequence;

@@ -1,9 +1,9 @@
 //! Scaled dot-product attention, fused: softmax(scale * Q K^T + mask) V without the [T, T] matrix.
 //!
-//! Tiles of 64 queries x 128 keys live in L1 and L2: scores by the register tile of [`crate::micro`],
-//! softmax with a running maximum, product with V. The forward pass keeps only the logarithm of the
-//! sum of exponentials of each row; the backward pass recomputes the tile and makes five products of
-//! it. Tiles that a causal mask hides are skipped.
+//! Tiles of 64 queries x 128 keys live in L1 and L2: scores by the register tile of
+//! [`crate::micro`], softmax with a running maximum, product with V. The forward pass keeps only
+//! the logarithm of the sum of exponentials of each row; the backward pass recomputes the tile and
+//! makes five products of it. Tiles that a causal mask hides are skipped.
 //!
 //! Forward, a task owns up to 256 queries of one head of one sample; backward, one head of one
 //! sample: the order of every sum is fixed by the shape. Dropout on the probabilities is a function

@@ -65,8 +65,8 @@ pub(super) struct MaskView {
 // SAFETY: only read.
 unsafe impl Sync for MaskView {}
 
-/// A product for the register tile: C[rows, cols] (+)= A[rows, depth] * B[depth, cols], where row `r`
-/// of A begins at `a + r * a_row` and its terms are `a_step` apart; B is packed in panels.
+/// A product for the register tile: C[rows, cols] (+)= A[rows, depth] * B[depth, cols], where row
+/// `r` of A begins at `a + r * a_row` and its terms are `a_step` apart; B is packed in panels.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     pub(super) a: *const f32,

@@ -14,8 +14,8 @@ pub(super) fn rows_per_block(channels: usize) -> usize {
     (BLOCK_FLOATS / channels.max(1)).clamp(8, BLOCK_ROWS_MAX)
 }
 
-/// A rectangle of the tensor: `rows` runs of `len` floats, `stride` apart from `start` on, the first
-/// of which belongs to channel `channel`.
+/// A rectangle of the tensor: `rows` runs of `len` floats, `stride` apart from `start` on, the
+/// first of which belongs to channel `channel`.
 #[derive(Clone, Copy)]
 pub(super) struct Area {
     pub(super) start: usize,

@@ -99,6 +99,11 @@ impl Broadcast {
         self.len
     }
 
+    /// Elements of both operands and of the result.
+    pub fn lens(&self) -> [usize; 3] {
+        [self.a_len, self.b_len, self.len]
+    }
+
     /// Calls `segment(out, a, b, len)` for the contiguous pieces of the flat range.
     #[inline(always)]
     pub(super) fn walk(

@@ -31,8 +31,8 @@ fn fused_sum(op: Binary, plan: &Broadcast, side: Side) -> bool {
 }
 
 /// The gradients `da` and `db` of `a op b` from `dz`, each where it is asked for. `scratch` holds
-/// [`binary_grad_scratch_len`] floats. Where both operands are equal, max and min give the gradient to
-/// `b`.
+/// [`binary_grad_scratch_len`] floats. Where both operands are equal, max and min give the gradient
+/// to `b`.
 pub fn binary_grad(
     pool: &Pool,
     op: Binary,

@@ -1,9 +1,10 @@
 //! Functions of two tensors with broadcasting: arithmetic, comparison, logic, and their gradients.
 //!
-//! A [`Broadcast`] is planned once from two shapes. Neighbouring axes that both operands treat alike
-//! are merged, so that the same shape, a scalar, a bias row and a per-channel column all end in an
-//! inner loop over contiguous elements. Arithmetic is there for f32, f64, i32 and i64 (integers
-//! wrap, and division by zero gives 0); gradients are for f32, and sum over the broadcast axes.
+//! A [`Broadcast`] is planned once from two shapes. Neighbouring axes that both operands treat
+//! alike are merged, so that the same shape, a scalar, a bias row and a per-channel column all end
+//! in an inner loop over contiguous elements. Arithmetic is there for f32, f64, i32 and i64
+//! (integers wrap, and division by zero gives 0); gradients are for f32, and sum over the broadcast
+//! axes.
 //!
 //! ```
 //! use fleet_kernels::{binary::{binary, Binary, Broadcast}, pool::Pool};
@@ -310,8 +311,8 @@ predicates! { Truth:
 /// Elements handled as one array, which the compiler keeps in registers.
 const CHUNK: usize = 16;
 
-/// A contiguous piece; `STEP_*` is 0 for an operand that is repeated along it. Whole arrays are read
-/// before one is written, so that the output may be an operand.
+/// A contiguous piece; `STEP_*` is 0 for an operand that is repeated along it. Whole arrays are
+/// read before one is written, so that the output may be an operand.
 #[inline(always)]
 unsafe fn segment<T: Copy, R: Copy, O: PairOp<T, R>, const STEP_A: usize, const STEP_B: usize>(
     _op: O,

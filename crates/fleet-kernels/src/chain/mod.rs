@@ -1,10 +1,10 @@
-//! Several elementwise steps in one pass over memory: a tiny interpreter that runs them tile by tile
-//! in L1, forward and backward.
+//! Several elementwise steps in one pass over memory: a tiny interpreter that runs them tile by
+//! tile in L1, forward and backward.
 //!
 //! A [`Chain`] carries one value through its steps; a step is a function of it or joins it with an
 //! operand that is as long as the value or repeated along it (a bias row, a channel, a scalar).
-//! [`bias_activation_grad`] is the backward pass of the most common chain with the sum over the bias
-//! in the same sweep. Not for trees of values: a chain has one value alive.
+//! [`bias_activation_grad`] is the backward pass of the most common chain with the sum over the
+//! bias in the same sweep. Not for trees of values: a chain has one value alive.
 //!
 //! ```
 //! use fleet_kernels::chain::{Chain, Layout, Step};
@@ -102,7 +102,8 @@ pub enum ChainSaved {
 }
 
 impl Chain {
-    /// Refuses an empty chain, one of more than [`STEPS_MAX`] steps, and operands that repeat nothing.
+    /// Refuses an empty chain, one of more than [`STEPS_MAX`] steps, and operands that repeat
+    /// nothing.
     pub fn new(steps: Vec<Step>) -> Result<Self> {
         if steps.is_empty() || steps.len() > STEPS_MAX {
             return Err(Error::invalid("a chain has a wrong number of steps")
@@ -195,10 +196,10 @@ impl Chain {
         });
     }
 
-    /// The gradient `dx` of the input, and of those operands for which `operand_grads` holds a slice
-    /// (one slot an operand). The gradient of a repeated operand is written for every element of the
-    /// value, to be summed by the caller (see [`crate::reduce`]). `saved` is what [`Chain::saved`]
-    /// says, or any slice of the length of the value.
+    /// The gradient `dx` of the input, and of those operands for which `operand_grads` holds a
+    /// slice (one slot an operand). The gradient of a repeated operand is written for every element
+    /// of the value, to be summed by the caller (see [`crate::reduce`]). `saved` is what
+    /// [`Chain::saved`] says, or any slice of the length of the value.
     pub fn backward(
         &self,
         pool: &Pool,
@@ -428,8 +429,8 @@ pub fn bias_grad(pool: &Pool, dy: &[f32], dbias: &mut [f32], scratch: &mut [f32]
 /// [`bias_activation_grad`] over pointers. With no `op`, a `dx` that is `dy` is not written.
 ///
 /// # Safety
-/// `saved`, `dy` and `dx` hold `rows` times the length of `dbias`; `dx` is equal to or disjoint from
-/// each of the others.
+/// `saved`, `dy` and `dx` hold `rows` times the length of `dbias`; `dx` is equal to or disjoint
+/// from each of the others.
 pub unsafe fn bias_activation_grad_raw(
     pool: &Pool,
     op: Option<Unary>,
@@ -447,8 +448,8 @@ pub unsafe fn bias_activation_grad_raw(
     let partial = Raw::new_mut(scratch.as_mut_ptr());
     let blocks = rows.div_ceil(block);
     pool.run_ranges(rows, block, |range| {
-        // SAFETY: every range has its own rows and its own row of partial sums. A few rows at a time
-        // stay in L1 between the two passes over them.
+        // SAFETY: every range has its own rows and its own row of partial sums. A few rows at a
+        // time stay in L1 between the two passes over them.
         unsafe {
             let sums = partial.at(range.start / block * columns);
             std::slice::from_raw_parts_mut(sums, columns).fill(0.0);

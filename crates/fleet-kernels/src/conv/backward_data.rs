@@ -1,9 +1,9 @@
 //! The gradient of the input: windows over the gradient of the output.
 //!
 //! Input pixels fall into `stride x stride` classes by their position; those of one class see the
-//! same taps, at every stride-th pixel. Each class is a window over dy with step 1, whose weights are
-//! the filter with channels swapped and taps in falling order. Stride 1 is one class of all taps; a
-//! class without taps is filled with zeros.
+//! same taps, at every stride-th pixel. Each class is a window over dy with step 1, whose weights
+//! are the filter with channels swapped and taps in falling order. Stride 1 is one class of all
+//! taps; a class without taps is filled with zeros.
 
 use super::filter::{Picked, turn, turned_len, turned_panels};
 use super::window::{self, Axis, Sides, Window};

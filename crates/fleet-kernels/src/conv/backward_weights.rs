@@ -4,8 +4,8 @@
 //! is broadcast from a copy of the input rows with zeros around them, dy is packed into panels, and
 //! both lie in scratch for a block of pixels at a time. The sum is dealt out three ways, all by
 //! shape: slices of the pixels (the first adds into the gradient, the others into scratch, and are
-//! added in order), ranges of the rows, ranges of the panels. Small gradients are sliced; large ones
-//! are cut along the side whose repeated copies cost least.
+//! added in order), ranges of the rows, ranges of the panels. Small gradients are sliced; large
+//! ones are cut along the side whose repeated copies cost least.
 
 use super::window::Source;
 use super::{Backward, Conv2d, depthwise};
@@ -70,9 +70,9 @@ impl Cut {
 }
 
 /// Slices of the pixels, parts of the input channels and of the panels: at least [`TASKS`] pieces
-/// where the shape allows, and of these the way that moves the least. x is copied once a part of the
-/// panels (reading it in place again costs a quarter), dy once a part of the channels, and a slice's
-/// sums are written, read and added.
+/// where the shape allows, and of these the way that moves the least. x is copied once a part of
+/// the panels (reading it in place again costs a quarter), dy once a part of the channels, and a
+/// slice's sums are written, read and added.
 fn cheapest_parts(conv: &Conv2d, lines: usize, len: usize) -> (usize, usize, usize) {
     let (panels, wanted) = (conv.panels(), TASKS.div_ceil(conv.groups));
     let channels_max = (conv.group_in() / CUT_CHANNELS_MIN).max(1);

@@ -76,8 +76,8 @@ impl Conv2d {
     }
 }
 
-/// Weights of an output channel that are moved together: a line of the cache of plain ones, and with a panel's
-/// channels 4 KiB of packed ones, which stay in the cache until they are whole.
+/// Weights of an output channel that are moved together: a line of the cache of plain ones, and
+/// with a panel's channels 4 KiB of packed ones, which stay in the cache until they are whole.
 const BLOCK: usize = 16;
 
 /// Rows and columns of a filter, in the order in which a window of backward-to-data wants them.

@@ -7,7 +7,8 @@ fn numbers(rng: &mut Sequence, len: usize) -> Vec<f32> {
     (0..len).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect()
 }
 
-/// Calls with positions in x, in the plain filter and in y for every product that a convolution adds.
+/// Calls with positions in x, in the plain filter and in y for every product that a convolution
+/// adds.
 fn for_products(conv: &Conv2d, mut body: impl FnMut(usize, usize, usize)) {
     let (g_in, g_out) = (conv.group_in(), conv.group_out());
     for image in 0..conv.n {

@@ -4,8 +4,8 @@
 //! A task takes some rows of the grid (or some whole images), copies the input rows that they touch
 //! into scratch with zeros around them (not needed where no tap leaves the image: 1 x 1), and runs
 //! register tiles over six pixels at a time: for each block of terms, each panel of 64 output
-//! channels, all pixels. Copied rows are contiguous over (column, channel), so that a k x k window is
-//! k segments. Scratch, one panel's weights and the output stay within L2.
+//! channels, all pixels. Copied rows are contiguous over (column, channel), so that a k x k window
+//! is k segments. Scratch, one panel's weights and the output stay within L2.
 //!
 //! Sketch: copying costs about 0.3 cycles an input number, the window `taps * c_out / 32` cycles.
 

@@ -414,8 +414,8 @@ pub fn unary_inplace(pool: &Pool, op: Unary, x: &mut [f32]) {
 /// [`unary`] over pointers.
 ///
 /// # Safety
-/// `len` floats are readable at `x` and writable at `y` and nobody else writes them; `x` and `y` are
-/// equal or their ranges disjoint.
+/// `len` floats are readable at `x` and writable at `y` and nobody else writes them; `x` and `y`
+/// are equal or their ranges disjoint.
 pub unsafe fn unary_raw(pool: &Pool, op: Unary, x: *const f32, y: *mut f32, len: usize) {
     let (x, y) = (Raw::new(x), Raw::new_mut(y));
     pool.run_ranges(len, GRAIN, |range| {

@@ -7,7 +7,8 @@
 //! and the result does not depend on the number of threads.
 //!
 //! Sketch for 53,248 ids of dimension 16 over 1e6 rows: 3.4 MB of rows in, 3.4 MB out, about 53,000
-//! cache misses; merge: three radix passes over 0.4 MB. `examples/norm_bench.rs` has the measurement.
+//! cache misses; merge: three radix passes over 0.4 MB. `examples/norm_bench.rs` has the
+//! measurement.
 //!
 //! It is not a parameter-server table: rows are addressed by index and all exist.
 
@@ -45,8 +46,8 @@ impl From<BadId> for fleet_base::Error {
     }
 }
 
-/// Where the row of each position lies: `start + (i / group) * group_stride + (i % group) * stride`,
-/// in floats.
+/// Where the row of each position lies:
+/// `start + (i / group) * group_stride + (i % group) * stride`, in floats.
 ///
 /// Ids [batch, slots] whose rows go side by side into `[batch, width]` at column 13:
 /// `Grid { start: 13, group: slots, group_stride: width, stride: dim }`.
@@ -135,8 +136,8 @@ impl Pooling {
     }
 }
 
-/// Copies row `ids[i]` of `table` ([rows, dim]) to where `grid` puts row `i` of `out`; `padding_idx`
-/// gives zeros.
+/// Copies row `ids[i]` of `table` ([rows, dim]) to where `grid` puts row `i` of `out`;
+/// `padding_idx` gives zeros.
 ///
 /// ```
 /// use fleet_kernels::{embedding::{Grid, lookup}, pool::Pool};

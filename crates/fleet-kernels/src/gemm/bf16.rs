@@ -1,7 +1,7 @@
 //! Products of bf16 by the machine's own unit: bf16 in, sums in f32, rounded once on the way out.
 //!
-//! Where there is no such unit, callers widen to f32 and use the other product. The results differ by
-//! the order of additions, and numbers below 2^-126 count as zero here.
+//! Where there is no such unit, callers widen to f32 and use the other product. The results differ
+//! by the order of additions, and numbers below 2^-126 count as zero here.
 
 #[cfg(target_arch = "x86_64")]
 use super::tiles;

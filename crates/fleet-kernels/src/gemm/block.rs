@@ -1,12 +1,13 @@
 //! The blocked product: the loops of a task.
 //!
-//! Sketch: C is cut into blocks, K into blocks of terms. For one block of K a thread brings the columns of
-//! B that it works at to panels of its own, which fit its L2, and goes over the row tiles of C;
-//! a tile of A (at most 18 KB) then stays in L1 while the panels stream from L2. Threads keep to their
-//! columns as long as there are rows left for them ([`Queues`]), so B is read from memory about once.
+//! Sketch: C is cut into blocks, K into blocks of terms. For one block of K a thread brings the
+//! columns of B that it works at to panels of its own, which fit its L2, and goes over the row
+//! tiles of C; a tile of A (at most 18 KB) then stays in L1 while the panels stream from L2.
+//! Threads keep to their columns as long as there are rows left for them ([`Queues`]), so B is read
+//! from memory about once.
 //!
-//! A transposed A goes into strips of six columns, some rows of C at a time, just before they are used.
-//! What comes next of A is asked for while sums run.
+//! A transposed A goes into strips of six columns, some rows of C at a time, just before they are
+//! used. What comes next of A is asked for while sums run.
 
 use super::cut::Cut;
 use super::pack::Source;
@@ -109,7 +110,8 @@ struct Panels {
     packed: *const f32,
     first: usize,
     terms: usize,
-    /// The first term of a B that is read where it lies, its leading dimension, and the panels of it.
+    /// The first term of a B that is read where it lies, its leading dimension, and the panels of
+    /// it.
     in_place: Option<(*const f32, usize, usize)>,
 }
 

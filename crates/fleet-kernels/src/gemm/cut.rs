@@ -7,10 +7,12 @@ use std::ops::Range;
 /// Columns of a block of C at most.
 const N_BLOCK: usize = 512;
 
-/// Threads that may bring the same block of B to panels, each for itself, before blocks are made narrower.
+/// Threads that may bring the same block of B to panels, each for itself, before blocks are made
+/// narrower.
 const PACKED_TIMES: usize = 4;
 
-/// Blocks that an output is cut into where it is large enough: fair shares for up to a dozen threads.
+/// Blocks that an output is cut into where it is large enough: fair shares for up to a dozen
+/// threads.
 const TASKS_WANTED: usize = 24;
 
 /// Rows below which a block of C is not cut further.
@@ -26,14 +28,15 @@ const M_DIRECT: usize = 24;
 const K_IN_PLACE: usize = 512;
 const PITCH_IN_PLACE: usize = 512;
 
-/// Slices of K at most, where an output is too small to give [`SLICE_TASKS`] blocks of these columns.
+/// Slices of K at most, where an output is too small to give [`SLICE_TASKS`] blocks of these
+/// columns.
 const SLICES_MAX: usize = 8;
 const SLICE_TASKS: usize = 4;
 const SLICE_COLUMNS: usize = 2 * PANEL;
 
-/// Floats of a packed block of B, which streams from L2. Cores with AVX-512 have 1 to 2 MB of it (on a Xeon
-/// with 2 MB blocks of 1.5 MB were slower, 512 KB to 1 MB alike), those with AVX2 alone often 512 KB (measured on
-/// a Zen 3: 75 to 84 in place of 67 to 80 GFLOP/s).
+/// Floats of a packed block of B, which streams from L2. Cores with AVX-512 have 1 to 2 MB of it
+/// (on a Xeon with 2 MB blocks of 1.5 MB were slower, 512 KB to 1 MB alike), those with AVX2 alone
+/// often 512 KB (measured on a Zen 3: 75 to 84 in place of 67 to 80 GFLOP/s).
 fn b_block(isa: Isa) -> usize {
     match isa {
         Isa::Avx512 => 3 << 16,
@@ -122,10 +125,11 @@ fn slices(gemm: &Gemm, k_blocks: usize) -> usize {
     SLICE_TASKS.div_ceil(blocks.max(1)).min(SLICES_MAX).min(k_blocks)
 }
 
-/// Whether a product is `A^T B` of a tall B whose rows are short, lie on whole lines and do not meet in a
-/// few sets of the caches, as rows a multiple of 512 bytes apart do: bringing such a B to
-/// panels is work that a narrow output (the weight gradient of a small layer) does not earn back. Tiles
-/// of fewer columns read A more often, and win by a packed B (Zen 3: 78 in place of 58 GFLOP/s).
+/// Whether a product is `A^T B` of a tall B whose rows are short, lie on whole lines and do not
+/// meet in a few sets of the caches, as rows a multiple of 512 bytes apart do: bringing such a B to
+/// panels is work that a narrow output (the weight gradient of a small layer) does not earn back.
+/// Tiles of fewer columns read A more often, and win by a packed B (Zen 3: 78 in place of 58
+/// GFLOP/s).
 fn is_tall(gemm: &Gemm) -> bool {
     let spread = |pitch: usize| pitch <= PITCH_IN_PLACE && (16..=112).contains(&(pitch % 128));
     gemm.isa == Isa::Avx512

@@ -1,10 +1,10 @@
 //! Matrix products in f32: `C = act(alpha * op(A) * op(B) + beta * C + bias)`, whole or batched.
 //!
-//! Matrices are row-major with leading dimensions. Blocks of B are packed into panels of 64 columns in
-//! the caches of the thread that uses them; A is read in place, except that a transposed A is packed into
-//! strips of six rows of op(A). The output is cut into blocks and K into
-//! blocks of at most [`K_BLOCK`]; a small output with a long K is summed in a fixed number of slices,
-//! added in order. Results are bitwise the same for any number of threads.
+//! Matrices are row-major with leading dimensions. Blocks of B are packed into panels of 64 columns
+//! in the caches of the thread that uses them; A is read in place, except that a transposed A is
+//! packed into strips of six rows of op(A). The output is cut into blocks and K into blocks of at
+//! most [`K_BLOCK`]; a small output with a long K is summed in a fixed number of slices, added in
+//! order. Results are bitwise the same for any number of threads.
 //!
 //! Products with one row or one column are bound by memory and go through `gemv`.
 //!

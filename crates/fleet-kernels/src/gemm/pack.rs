@@ -3,8 +3,8 @@
 use crate::micro::{self, Isa, PANEL};
 use std::ops::Range;
 
-/// Terms that are brought to all panels before the next ones: rows of a block are read whole. Where B is
-/// transposed, its rows lie the other way: a panel is brought whole.
+/// Terms that are brought to all panels before the next ones: rows of a block are read whole. Where
+/// B is transposed, its rows lie the other way: a panel is brought whole.
 const TERMS_AT_ONCE: usize = 16;
 
 /// A matrix B as it is stored.

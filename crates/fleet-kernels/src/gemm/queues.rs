@@ -1,5 +1,5 @@
-//! Tasks in queues: who works at a queue has what its tasks share at hand, so each thread begins with
-//! a queue of its own and goes to others when that one is empty.
+//! Tasks in queues: who works at a queue has what its tasks share at hand, so each thread begins
+//! with a queue of its own and goes to others when that one is empty.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

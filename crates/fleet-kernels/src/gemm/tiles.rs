@@ -1,7 +1,8 @@
 //! The blocked product of bf16 in the machine's own unit.
 //!
-//! Both sides are packed into tiles (rows of A read in place are half as fast: they meet in a few sets
-//! of the caches), C is cut into blocks by shape, and a block makes its sums 32 x 32 at a time.
+//! Both sides are packed into tiles (rows of A read in place are half as fast: they meet in a few
+//! sets of the caches), C is cut into blocks by shape, and a block makes its sums 32 x 32 at a
+//! time.
 
 use super::bf16::Narrow;
 use super::block::{finish_row, mask_row};
@@ -50,7 +51,8 @@ impl Cut {
         self.n_strips * self.k_tiles * TILE_LEN
     }
 
-    /// Floats of sums that a worker keeps: one 32 x 32 block, or all of its block of C where K is long.
+    /// Floats of sums that a worker keeps: one 32 x 32 block, or all of its block of C where K is
+    /// long.
     fn sums_len(&self, gemm: &Gemm) -> usize {
         if gemm.k <= K_BLOCK { BLOCK * BLOCK } else { M_BLOCK * N_BLOCK }
     }
@@ -203,8 +205,8 @@ impl<C: Narrow> Call<'_, C> {
         }
     }
 
-    /// Two packed strips from a row or column on, at a tile of terms. A strip that is not there is the
-    /// first again: nobody looks at its sums.
+    /// Two packed strips from a row or column on, at a tile of terms. A strip that is not there is
+    /// the first again: nobody looks at its sums.
     fn strips(&self, side: *mut u16, count: usize, at: usize, tile: usize) -> [*const u16; 2] {
         let strip = at / TILE;
         let second = if strip + 1 < count { strip + 1 } else { strip };

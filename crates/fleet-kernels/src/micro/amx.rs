@@ -3,7 +3,8 @@
 //! A tile fills a register of the unit: four of sums, two of A and two of B use all eight.
 //!
 //! Sketch: four tile products of 16 cycles each take four loads of 1 KB, 64 bytes a cycle: from L1
-//! that is what the unit asks for, from L2 it is half. So a strip of A is kept in L1 while B streams.
+//! that is what the unit asks for, from L2 it is half. So a strip of A is kept in L1 while B
+//! streams.
 //!
 //! The compiler knows nothing of tile registers: they live inside one `asm!` block, only their
 //! configuration ([`Tiles`]) lasts longer.

@@ -32,7 +32,8 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
             let mut at = 0usize;
             for _ in 0..tile.segment_len {
                 let columns = [_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8))];
-                // A strip's part of the panel meets itself in a few sets of L1: it comes from L2 each time.
+                // A strip's part of the panel meets itself in a few sets of L1: it comes from L2
+                // each time.
                 _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(8 * tile.b_step).cast());
                 for r in 0..ROWS {
                     let value = _mm256_set1_ps(*a[r].add(at));
@@ -48,7 +49,8 @@ unsafe fn strip_of<const ROWS: usize>(tile: &Tile, first: usize) {
     }
 }
 
-/// Pass by pass, each short enough to be unrolled: only then do the sums stay in registers in the loop above.
+/// Pass by pass, each short enough to be unrolled: only then do the sums stay in registers in the
+/// loop above.
 #[inline(always)]
 unsafe fn finish<const ROWS: usize>(tile: &Tile, first: usize, acc: &mut [[__m256; 2]; ROWS]) {
     let Finish { alpha, beta, bias, relu, stats } = tile.finish;

@@ -281,8 +281,9 @@ pub(crate) unsafe fn copy_strips(
     cols: usize,
     target: *mut f32,
 ) {
-    // A few rows at a time, so that their lines stay in L1 from the first strip to the last. Asking for the next
-    // ones was slower: rows some KB apart meet in a few sets of L1 and are gone before they are read.
+    // A few rows at a time, so that their lines stay in L1 from the first strip to the last. Asking
+    // for the next ones was slower: rows some KB apart meet in a few sets of L1 and are gone before
+    // they are read.
     const ROWS: usize = 16;
     const SIX: __mmask8 = 0x3f;
     for first in (0..rows).step_by(ROWS) {

@@ -1,8 +1,9 @@
 //! Products of bf16 in the machine's own units: 32 x 32 sums in f32, 32 terms a step.
 //!
-//! Both sides are packed into tiles of 16 lines of 64 bytes. On the left a line is a row of A, 32 terms of
-//! it; on the right a line is two terms of 16 columns of B, pair by pair. Products of two bf16 are exact in
-//! f32. Two units take these tiles: [`amx`], and the dot products of AVX-512 ([`dot`]).
+//! Both sides are packed into tiles of 16 lines of 64 bytes. On the left a line is a row of A, 32
+//! terms of it; on the right a line is two terms of 16 columns of B, pair by pair. Products of two
+//! bf16 are exact in f32. Two units take these tiles: [`amx`], and the dot products of AVX-512
+//! ([`dot`]).
 
 use super::avx512::transpose_registers;
 use super::{amx, dot};

@@ -1,7 +1,7 @@
 //! A block of bf16 products by the dot products of AVX-512: pairs of terms into sums of f32.
 //!
-//! Sketch: 12 rows x 32 columns of sums are 24 registers; a pair of terms takes two loads of B and 12
-//! broadcasts of A, which the products bring with them, for 24 products, one a cycle.
+//! Sketch: 12 rows x 32 columns of sums are 24 registers; a pair of terms takes two loads of B and
+//! 12 broadcasts of A, which the products bring with them, for 24 products, one a cycle.
 
 use super::bf16::{BLOCK, Block, TERMS, TILE, TILE_LEN};
 use std::arch::x86_64::*;

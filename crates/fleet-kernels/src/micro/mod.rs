@@ -1,15 +1,15 @@
 //! The register tile that GEMM and convolution share: 6 rows x 64 columns of the output.
 //!
-//! A tile is `C[r][j] (+)= sum over k of A[r][k] * B[k][j]`. Each of its (at most six) rows of A has
-//! its own pointer, so that rows may be pixels anywhere in an image; B is a panel of 64 columns, one
-//! row of it after each other. The sum runs over `segments` of `segment_len` terms each: segment `s`
-//! begins `segments[s]` elements after the row pointers, term `k` of it lies `k * a_step` further.
-//! A k x k convolution is k segments, a GEMM is one.
+//! A tile is `C[r][j] (+)= sum over k of A[r][k] * B[k][j]`. Each of its (at most six) rows of A
+//! has its own pointer, so that rows may be pixels anywhere in an image; B is a panel of 64
+//! columns, one row of it after each other. The sum runs over `segments` of `segment_len` terms
+//! each: segment `s` begins `segments[s]` elements after the row pointers, term `k` of it lies
+//! `k * a_step` further. A k x k convolution is k segments, a GEMM is one.
 //!
-//! Sketch (AVX-512): 24 accumulators, 4 loads of B and 6 broadcasts of A for 24 fused multiply-adds,
-//! 12 cycles; B streams from L2 at 21 bytes a cycle, half of what L2 delivers. Every element of C is
-//! one chain of additions over k in order, wherever it lies in a tile: how rows and columns are cut
-//! does not change a bit of the result, only how k is cut does.
+//! Sketch (AVX-512): 24 accumulators, 4 loads of B and 6 broadcasts of A for 24 fused
+//! multiply-adds, 12 cycles; B streams from L2 at 21 bytes a cycle, half of what L2 delivers. Every
+//! element of C is one chain of additions over k in order, wherever it lies in a tile: how rows and
+//! columns are cut does not change a bit of the result, only how k is cut does.
 //!
 //! Nothing here knows of matrices or images; it is no public interface for models.
 
@@ -107,8 +107,8 @@ pub(crate) struct Tile {
     pub ahead: Ahead,
 }
 
-/// Memory that will be read soon: each term asks for a line of it, so that it comes in while the sums
-/// run. (Asked for in one go, it stalls the loads of the sums.)
+/// Memory that will be read soon: each term asks for a line of it, so that it comes in while the
+/// sums run. (Asked for in one go, it stalls the loads of the sums.)
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Only the AVX-512 tile asks ahead.
 pub(crate) struct Ahead {

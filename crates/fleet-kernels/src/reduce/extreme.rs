@@ -88,8 +88,8 @@ unsafe fn arg_row<S: Simd>(s: S, row: *const f32, len: usize, sign: S::F) -> usi
     best_index
 }
 
-/// The index of the first largest (smallest) element along the middle axis of `[outer, len, inner]`,
-/// as `[outer, inner]`. NaN never wins.
+/// The index of the first largest (smallest) element along the middle axis of
+/// `[outer, len, inner]`, as `[outer, inner]`. NaN never wins.
 pub fn arg_extreme(
     pool: &Pool,
     extreme: Extreme,

@@ -1,8 +1,8 @@
 //! Reductions of contiguous f32 tensors: sum, mean, max, min and product over any axes, arg-max,
 //! squared norms, and the search for numbers that are not finite.
 //!
-//! A [`Reduction`] is planned once from shape and axes: neighbouring axes of one kind are merged, so
-//! that what is left is either runs (the last axis is reduced) or columns (it is kept). Long
+//! A [`Reduction`] is planned once from shape and axes: neighbouring axes of one kind are merged,
+//! so that what is left is either runs (the last axis is reduced) or columns (it is kept). Long
 //! reductions with few results are split into pieces of fixed size whose partial results lie in
 //! scratch and are combined in order, so that the value does not depend on the threads. Sums are
 //! accumulated in blocks, in many lanes, and across blocks in f64 or in pairs of rows.
@@ -78,8 +78,8 @@ enum Leaf {
 }
 
 impl Reduction {
-    /// The plan for reducing `axes` of a tensor of shape `shape`; axes outside the shape and doubles
-    /// count for nothing.
+    /// The plan for reducing `axes` of a tensor of shape `shape`; axes outside the shape and
+    /// doubles count for nothing.
     pub fn new(shape: &[usize], axes: &[usize]) -> Self {
         // Neighbours of one kind merge; axes of length 1 are of no kind.
         let mut dims: Vec<(usize, bool)> = Vec::new();
@@ -177,7 +177,8 @@ impl Reduction {
         (TASK_ELEMENTS / self.unit_elements().max(1)).max(1)
     }
 
-    /// What is cut when a reduction is split: the outer reduced axes, or the leaf if there are none.
+    /// What is cut when a reduction is split: the outer reduced axes, or the leaf if there are
+    /// none.
     fn split_len(&self) -> usize {
         match self.leaf {
             _ if self.reduced_count > 1 => self.reduced_count,

@@ -322,9 +322,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// `for_registers!(S, len, |i, n| { .. })` runs the body for every register of `0..len`, with the `n`
-/// lanes of it that count: all but the last are whole. A macro, because a closure that the compiler
-/// does not inline would run without the features of the kernel around it, a hundred times slower.
+/// `for_registers!(S, len, |i, n| { .. })` runs the body for every register of `0..len`, with the
+/// `n` lanes of it that count: all but the last are whole. A macro, because a closure that the
+/// compiler does not inline would run without the features of the kernel around it, a hundred times
+/// slower.
 #[macro_export]
 macro_rules! for_registers {
     ($S:ident, $len:expr, |$i:ident, $n:ident| $body:block) => {{

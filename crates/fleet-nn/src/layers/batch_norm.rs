@@ -7,8 +7,8 @@ use fleet_base::Result;
 use fleet_ir::VarId;
 use std::panic::Location;
 
-/// Options of batch normalisation. Scale and shift are trained (`.w_0`, `.b_0`); the moving mean and
-/// variance (`.w_1`, `.w_2`) follow the batches.
+/// Options of batch normalisation. Scale and shift are trained (`.w_0`, `.b_0`); the moving mean
+/// and variance (`.w_1`, `.w_2`) follow the batches.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

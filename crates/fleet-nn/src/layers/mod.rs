@@ -1,5 +1,5 @@
-//! Layers: those with parameters, and those built of several ops. One file each, holding the options
-//! and the method that takes them.
+//! Layers: those with parameters, and those built of several ops. One file each, holding the
+//! options and the method that takes them.
 
 mod attention;
 mod batch_norm;

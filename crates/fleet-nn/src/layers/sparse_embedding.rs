@@ -58,7 +58,8 @@ pub struct SparseEmbedding {
     table: Embedding,
     pub entry: Option<Entry>,
     pub table_class: String,
-    /// Which feature the ids are values of: click tables keep it with a row, and text saves have it.
+    /// Which feature the ids are values of: click tables keep it with a row, and text saves have
+    /// it.
     pub slot: Option<u32>,
     /// The lookup only reads: an id without a row gets none, and rows do not learn by it.
     pub is_test: bool,

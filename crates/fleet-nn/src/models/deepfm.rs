@@ -59,8 +59,8 @@ pub fn deepfm<'n>(net: &'n Net, config: &DeepFmConfig) -> ClickModel<'n> {
     // First order: a weight for each id and each number.
     let first = rows(1, "first_order").flatten(1).reduce_sum([1], true) + dense.fc(1);
 
-    // Second order: the sum over all pairs of features of the products of their rows. A number's row
-    // is its value times a row of its own.
+    // Second order: the sum over all pairs of features of the products of their rows. A number's
+    // row is its value times a row of its own.
     let shape = [config.numbers, config.width];
     let attr = ParamAttr::from("dense_factors").init(Init::uniform(-0.01, 0.01));
     let factors = net.create_parameter(shape, DType::F32, attr);

@@ -23,8 +23,8 @@ pub struct WideDeepConfig {
     pub hidden: Vec<i64>,
     /// The table lives on parameter servers where there are any.
     pub on_servers: bool,
-    /// The table's gradient is the rows that a batch has touched; else the whole table, as gradient merge
-    /// needs it. On servers it is always rows.
+    /// The table's gradient is the rows that a batch has touched; else the whole table, as gradient
+    /// merge needs it. On servers it is always rows.
     pub sparse: bool,
     /// Measure the area under the curve in each step.
     pub auc: bool,

@@ -5,8 +5,8 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// AdamW: `w *= 1 - lr * coeff` before each step of Adam. A `weight_decay` besides is something else:
-/// it is added to gradients, and passes through the moments.
+/// AdamW: `w *= 1 - lr * coeff` before each step of Adam. A `weight_decay` besides is something
+/// else: it is added to gradients, and passes through the moments.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

@@ -77,8 +77,8 @@ impl<R> Configured<R> {
         Configured { rule, settings }
     }
 
-    /// Decay for parameters without a regulariser of their own: added to their gradients, behind the
-    /// clip.
+    /// Decay for parameters without a regulariser of their own: added to their gradients, behind
+    /// the clip.
     pub fn weight_decay(mut self, regularizer: Regularizer) -> Self {
         self.settings.weight_decay = Some(regularizer);
         self
@@ -126,9 +126,9 @@ impl<R> Configured<R> {
 pub struct OptimizerDesc {
     pub rule: Rule,
     pub settings: Settings,
-    /// What updates the rows of embedding tables, where it is another: with a rate, a decay and a clip of
-    /// its own. A table is a parameter that lookups read, with sparse gradients or dense ones. Strategies
-    /// that replace a rule (LARS, LAMB, DGC) leave this one alone.
+    /// What updates the rows of embedding tables, where it is another: with a rate, a decay and a
+    /// clip of its own. A table is a parameter that lookups read, with sparse gradients or dense
+    /// ones. Strategies that replace a rule (LARS, LAMB, DGC) leave this one alone.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -318,7 +318,8 @@ impl OptimizerDesc {
         Ok(rate)
     }
 
-    /// The parameters that [`OptimizerDesc::rows`] updates: those that lookups read, themselves or as a cast.
+    /// The parameters that [`OptimizerDesc::rows`] updates: those that lookups read, themselves or
+    /// as a cast.
     pub fn tables(&self, main: &Program) -> HashSet<VarId> {
         if self.rows.is_none() {
             return HashSet::new();

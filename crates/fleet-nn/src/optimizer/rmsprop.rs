@@ -1,4 +1,5 @@
-//! RMSProp: `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon); w -= v`.
+//! RMSProp:
+//! `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon); w -= v`.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;

@@ -1,5 +1,5 @@
-//! `alltoall`: `X` is cut into as many pieces as there are ranks, along its first dimension; piece `i`
-//! goes to rank `i`, and `Out` holds what came from each rank, in order.
+//! `alltoall`: `X` is cut into as many pieces as there are ranks, along its first dimension; piece
+//! `i` goes to rank `i`, and `Out` holds what came from each rank, in order.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;

@@ -1,17 +1,18 @@
 //! `dgc`: deep gradient compression. Of each gradient only the largest elements travel, as (index,
 //! value) pairs; the rest waits and grows.
 //!
-//! In step s (`CurrentStep`, 0 at first), before `rampup_begin_step`: the gradient is summed over ranks and
-//! clipped to the norm that `local_clip_norm` is each rank's share of (`local_clip_norm` times the root of
-//! the number of ranks), and `GradOut` is that. From then on the sparsity is entry `(s - begin) * len / rampup_step` of the
-//! list, the last one at most, and k = floor(n * (1 - sparsity)), at least 1. With this rank's own g
-//! (`Grad` times the number of ranks; clipped to `local_clip_norm` if that is above 0; regularised):
-//! `u = m u + g; v = v + u`, with Nesterov `u = m (u + g); v = v + u + g`. The k elements of v with the
-//! largest magnitude are sent; there u and v start anew. `GradOut` is the sum of what all ranks sent,
-//! divided by their number.
+//! In step s (`CurrentStep`, 0 at first), before `rampup_begin_step`: the gradient is summed over
+//! ranks and clipped to the norm that `local_clip_norm` is each rank's share of (`local_clip_norm`
+//! times the root of the number of ranks), and `GradOut` is that. From then on the sparsity is
+//! entry `(s - begin) * len / rampup_step` of the list, the last one at most, and
+//! `k = floor(n * (1 - sparsity))`, at least 1. With this rank's own g (`Grad` times the number of
+//! ranks; clipped to `local_clip_norm` if that is above 0; regularised): `u = m u + g; v = v + u`,
+//! with Nesterov `u = m (u + g); v = v + u + g`. The k elements of v with the largest magnitude are
+//! sent; there u and v start anew. `GradOut` is the sum of what all ranks sent, divided by their
+//! number.
 //!
-//! `dgc_momentum` updates with it: by momentum before `rampup_begin_step`, then plainly, since the momentum
-//! is in u already.
+//! `dgc_momentum` updates with it: by momentum before `rampup_begin_step`, then plainly, since the
+//! momentum is in u already.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
@@ -192,7 +193,8 @@ impl Plan {
     }
 }
 
-/// The factor that brings a gradient to a norm; 1 for one that is short enough, or where there is no bound.
+/// The factor that brings a gradient to a norm; 1 for one that is short enough, or where there is
+/// no bound.
 fn shrink(grad: &[f32], norm_max: f64) -> f32 {
     if norm_max <= 0.0 {
         return 1.0;
@@ -201,7 +203,8 @@ fn shrink(grad: &[f32], norm_max: f64) -> f32 {
     (norm_max / squares.sqrt().max(norm_max)) as f32
 }
 
-/// Brings the indices of the `count` elements of largest magnitude to the front, in ascending order.
+/// Brings the indices of the `count` elements of largest magnitude to the front, in ascending
+/// order.
 fn select(v: &[f32], order: &mut [i32], count: usize) {
     order.iter_mut().enumerate().for_each(|(at, it)| *it = at as i32);
     // Of equal magnitudes the earlier one goes, so that the choice is one.

@@ -1,9 +1,9 @@
 //! `c_allgather`, `c_reducescatter`, `c_concat`, `c_split`: tensors put together from, or cut into,
 //! pieces of the ranks; along the first dimension, or for `c_concat` and `c_split` the last.
 //!
-//! `c_allgather_rows` is `c_allgather` for sparse rows: `Out` holds the rows of every rank, one rank
-//! behind the other, so that it stands for the sum of their matrices. Every rank has room for equally
-//! many rows and may use fewer.
+//! `c_allgather_rows` is `c_allgather` for sparse rows: `Out` holds the rows of every rank, one
+//! rank behind the other, so that it stands for the sum of their matrices. Every rank has room for
+//! equally many rows and may use fewer.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
@@ -185,7 +185,7 @@ const WORD: usize = size_of::<i64>();
 fn pack_rows(from: &Arg, row_bytes: usize, into: &mut [u8]) {
     let ids = from.row_ids();
     into[..WORD].copy_from_slice(&(ids.len() as u64).to_ne_bytes());
-    let capacity = from.rows.map_or(0, |rows| rows.capacity);
+    let capacity = from.rows.map_or(0, |rows| rows.capacity());
     let (numbers, values) = into[WORD..].split_at_mut(capacity * WORD);
     for (to, id) in numbers.chunks_exact_mut(WORD).zip(ids) {
         to.copy_from_slice(&id.to_ne_bytes());
@@ -202,7 +202,7 @@ fn unpack_rows(
     row_bytes: usize,
     count: usize,
 ) -> Result<usize> {
-    let capacity = like.rows.map_or(0, |rows| rows.capacity);
+    let capacity = like.rows.map_or(0, |rows| rows.capacity());
     let word = |at: usize| -> [u8; WORD] {
         let mut bytes = [0; WORD];
         bytes.copy_from_slice(&record[at * WORD..(at + 1) * WORD]);

@@ -1,9 +1,9 @@
-//! Communication between ranks. Every op names its ring (`ring_id`) and the number of ranks that the
-//! program was written for (`nranks`); the ring itself comes from [`crate::Services`].
+//! Communication between ranks. Every op names its ring (`ring_id`) and the number of ranks that
+//! the program was written for (`nranks`); the ring itself comes from [`crate::Services`].
 //!
-//! A ring's ops run in a lane of their own, beside compute, in program order; what they wait for and
-//! what waits for them follows from what they read and write. `use_calc_stream` puts a ring's ops into
-//! the compute lane.
+//! A ring's ops run in a lane of their own, beside compute, in program order; what they wait for
+//! and what waits for them follows from what they read and write. `use_calc_stream` puts a ring's
+//! ops into the compute lane.
 
 pub mod alltoall;
 pub mod broadcast;
@@ -78,7 +78,7 @@ pub(crate) fn label(op: &fleet_ir::Op) -> String {
 /// Lets each output start as the input at its place, where the two are not one.
 pub(crate) fn take_over(inputs: &[Arg], outputs: &[Arg]) {
     for (from, to) in inputs.iter().zip(outputs) {
-        if from.ptr == to.ptr {
+        if from.is_at(to) {
             continue;
         }
         to.bytes_mut().copy_from_slice(from.bytes());

@@ -1,7 +1,7 @@
 //! `send_v2` and `recv_v2`: one tensor from one rank of a ring to another. The receiver states the
 //! shape and the type of what comes.
 
-use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, rank_attr};
+use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, rank_attr};
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
@@ -17,7 +17,7 @@ pub static SEND: OpDef = OpDef {
     cpu: |p| {
         check_row_major(p)?;
         let ring = p.services.ring_of(p.op)?;
-        let (label, peer) = (label(p.op), p.op.attr_usize("peer"));
+        let (label, peer) = (pair_label(p.op), p.op.attr_usize("peer"));
         Ok(Kernel::new(move |k| ring.send(&label, peer, k.arg(0).bytes())))
     },
     traits: TRAITS,
@@ -48,8 +48,17 @@ pub static RECV: OpDef = OpDef {
     cpu: |p| {
         check_row_major(p)?;
         let ring = p.services.ring_of(p.op)?;
-        let (label, peer) = (label(p.op), p.op.attr_usize("peer"));
+        let (label, peer) = (pair_label(p.op), p.op.attr_usize("peer"));
         Ok(Kernel::new(move |k| ring.recv(&label, peer, k.out_arg(0).bytes_mut())))
     },
     traits: TRAITS,
 };
+
+/// A ring compares the labels of a pair, so both ops have one.
+fn pair_label(op: &fleet_ir::Op) -> String {
+    let ring = op.attr_int("ring_id");
+    match op.attr_str("label") {
+        "" => format!("send_v2 and recv_v2 on ring {ring}"),
+        label => format!("send_v2 and recv_v2 '{label}' on ring {ring}"),
+    }
+}

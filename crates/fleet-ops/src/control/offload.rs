@@ -1,9 +1,10 @@
 //! `offload_store` and `offload_fetch`: a value leaves the arena for the executor's store (see
 //! [`Spill`](crate::Spill)) and comes back.
 //!
-//! `offload_store` writes X to slot `slot`. `offload_fetch` reads that slot into Out, which has the type
-//! and shape of X; X itself is looked at for its shape alone, so its memory is free in between. Both run
-//! in a lane of their own: a fetch that stands early in the program is done when its value is wanted.
+//! `offload_store` writes X to slot `slot`. `offload_fetch` reads that slot into Out, which has the
+//! type and shape of X; X itself is looked at for its shape alone, so its memory is free in
+//! between. Both run in a lane of their own: a fetch that stands early in the program is done when
+//! its value is wanted.
 
 use crate::Lane;
 use crate::prelude::*;

@@ -1,4 +1,5 @@
-//! Cross entropy of probabilities: `Y = -ln X[label]`, or `-sum(Label * ln X)` with `soft_label`; f32.
+//! Cross entropy of probabilities: `Y = -ln X[label]`, or `-sum(Label * ln X)` with `soft_label`;
+//! f32.
 //!
 //! Classes lie along the last dimension. Y has one number a row. Rows whose label is `ignore_index`
 //! give 0. Logarithms are kept above -1e20, as the documented op does, so that a probability of 0

@@ -1,8 +1,8 @@
 //! Kullback-Leibler divergence of log-probabilities X from probabilities Target:
 //! `Target * (ln Target - X)`, 0 where Target is not positive; f32.
 //!
-//! `reduction`: "none" keeps the shape; "sum", "mean" (over elements) and "batchmean" (over the first
-//! dimension) give `[1]`. No gradient flows to Target.
+//! `reduction`: "none" keeps the shape; "sum", "mean" (over elements) and "batchmean" (over the
+//! first dimension) give `[1]`. No gradient flows to Target.
 
 use super::pointwise::{check_pair, fill, partial_len, set_grad, sum};
 use crate::prelude::*;

@@ -1,8 +1,9 @@
-//! Negative log likelihood: `-Weight[label] * X[label]` of log-probabilities X [N, C, ...] and Label
-//! [N, ...]; f32.
+//! Negative log likelihood: `-Weight[label] * X[label]` of log-probabilities X [N, C, ...] and
+//! Label [N, ...]; f32.
 //!
-//! `reduction`: "none" gives the shape of Label; "sum" and "mean" (divided by the weights that count)
-//! give `[1]`. Total_weight is the sum of those weights. Labels equal to `ignore_index` count nothing.
+//! `reduction`: "none" gives the shape of Label; "sum" and "mean" (divided by the weights that
+//! count) give `[1]`. Total_weight is the sum of those weights. Labels equal to `ignore_index`
+//! count nothing.
 
 use super::labels::{CLASS_TYPES, Classes};
 use super::pointwise::{fill, partial_len, set_grad, sum};

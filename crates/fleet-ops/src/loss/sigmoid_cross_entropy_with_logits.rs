@@ -1,8 +1,8 @@
-//! `Out = max(x, 0) - x * z + ln(1 + exp(-|x|))`: the cross entropy of sigmoid(X) and Label, without
-//! ever forming the sigmoid; f32.
+//! `Out = max(x, 0) - x * z + ln(1 + exp(-|x|))`: the cross entropy of sigmoid(X) and Label,
+//! without ever forming the sigmoid; f32.
 //!
-//! Elements whose label equals `ignore_index` count nothing; with `normalize` the rest is divided by
-//! their number.
+//! Elements whose label equals `ignore_index` count nothing; with `normalize` the rest is divided
+//! by their number.
 
 use super::pointwise::{check_pair, infer_pair, partial_len, set_grad, sum};
 use crate::prelude::*;

@@ -1,9 +1,9 @@
-//! Softmax and the cross entropy of it with Label, in one pass and without overflow: Softmax has the
-//! shape of Logits, Loss one number along `axis`.
+//! Softmax and the cross entropy of it with Label, in one pass and without overflow: Softmax has
+//! the shape of Logits, Loss one number along `axis`.
 //!
 //! Labels are class numbers (i64 or i32, with or without the axis of 1), or with `soft_label` a
-//! distribution. Rows labelled `ignore_index` have loss 0 and no gradient. The gradient is the softmax
-//! minus the label, written over the softmax where that is not needed any more.
+//! distribution. Rows labelled `ignore_index` have loss 0 and no gradient. The gradient is the
+//! softmax minus the label, written over the softmax where that is not needed any more.
 
 use super::labels::check_label;
 use crate::nn::axis::Split;
@@ -134,7 +134,8 @@ impl Plan {
         labels + tensors * self.split.len()
     }
 
-    /// The i64 labels, and what is left of the scratch. The labels stand first: they need alignment.
+    /// The i64 labels, and what is left of the scratch. The labels stand first: they need
+    /// alignment.
     fn labels<'a>(&self, k: &KernelCtx<'a>) -> (&'a [i64], &'a mut [f32]) {
         if !self.narrow {
             return (if self.soft { &[] } else { k.input(LABEL) }, k.scratch());

@@ -1,8 +1,8 @@
 //! `Out = X` between `min` and `max`; sparse rows as the matrix that they stand for.
 //!
-//! f32 (halves through f32), i32 and i64. Of sparse rows (f32), rows with equal ids count as their sum and come out
-//! as one, since parts that are small may add up to what is not; rows that are not there stay zero, which must lie
-//! between the bounds.
+//! f32 (halves through f32), i32 and i64. Of sparse rows (f32), rows with equal ids count as their
+//! sum and come out as one, since parts that are small may add up to what is not; rows that are not
+//! there stay zero, which must lie between the bounds.
 
 use super::unary;
 use crate::prelude::*;

@@ -1,8 +1,8 @@
 //! Comparisons, logic, and choices: Out is bool, or picked by a bool.
 //!
 //! `equal` ... compare as X and Y broadcast (see `elementwise`), over f32, f64, i32, i64 and bytes;
-//! `logical_*` work on bool; `isfinite_v2` looks at floats; `where` takes X where Condition holds, Y
-//! elsewhere, for any type, all three broadcast.
+//! `logical_*` work on bool; `isfinite_v2` looks at floats; `where` takes X where Condition holds,
+//! Y elsewhere, for any type, all three broadcast.
 
 use crate::math::elementwise::{broadcast_shape, plan};
 use crate::prelude::*;
@@ -218,14 +218,15 @@ fn where_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     by_width!(p.output("Out").dtype, T => {
         Ok(Kernel::new(move |k| {
             let holds = k.input::<u8>(0);
-            let (a, b) = (k.arg(1).ptr.cast::<T>() as usize, k.arg(2).ptr.cast::<T>() as usize);
-            let out = k.out_arg(0).ptr as usize;
+            let a = k.arg(1).start_of_width::<T>(x.own_len()) as usize;
+            let b = k.arg(2).start_of_width::<T>(y.own_len()) as usize;
+            let out = k.out_arg(0).start_of_width::<T>(condition.len()) as usize;
             k.pool.run_ranges(condition.len(), GRAIN, |range| {
                 let mut at = condition.indices(range.start);
                 let (mut left, mut right) = (x.indices(range.start), y.indices(range.start));
                 for i in range {
                     let (left, right) = (left.next(), right.next());
-                    // SAFETY: the indices are inside the operands, by their shapes; tasks write
+                    // SAFETY: the indices are below the lengths compared above; tasks write
                     // different elements of the output.
                     unsafe {
                         let picked = if holds[at.next()] != 0 {

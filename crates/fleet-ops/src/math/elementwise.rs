@@ -1,9 +1,9 @@
 //! `Out = X op Y` with broadcasting: add, sub, mul, div, max, min, pow, mod, floordiv.
 //!
 //! With `axis` -1 the shapes meet as in NumPy, aligned at the last dimension; otherwise the
-//! dimensions of the smaller operand start at `axis` of the larger one. f32, f64, i32 and i64; halves
-//! through f32. Gradients sum over the broadcast dimensions. Where both operands are equal, max and
-//! min give the gradient to Y.
+//! dimensions of the smaller operand start at `axis` of the larger one. f32, f64, i32 and i64;
+//! halves through f32. Gradients sum over the broadcast dimensions. Where both operands are equal,
+//! max and min give the gradient to Y.
 
 use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, physical_len, sizes};
@@ -144,27 +144,22 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return through_f32(p, cpu);
     }
     let (op, plan) = (binary_of(p.op.name())?, plan(p)?);
-    let out = p.output("Out").physical_len(p.output_layouts[0][0]);
-    let lens = [physical_len(p, X), physical_len(p, Y), out];
     match p.input("X").dtype {
-        DType::F32 => Ok(typed::<f32>(op, plan, lens)),
-        DType::F64 => Ok(typed::<f64>(op, plan, lens)),
-        DType::I32 => Ok(typed::<i32>(op, plan, lens)),
-        DType::I64 => Ok(typed::<i64>(op, plan, lens)),
+        DType::F32 => Ok(typed::<f32>(op, plan)),
+        DType::F64 => Ok(typed::<f64>(op, plan)),
+        DType::I32 => Ok(typed::<i32>(op, plan)),
+        DType::I64 => Ok(typed::<i64>(op, plan)),
         dtype => Err(p.no_kernel(dtype)),
     }
 }
 
-fn typed<T: Number + Element>(
-    op: Binary,
-    plan: Broadcast,
-    [x_len, y_len, out_len]: [usize; 3],
-) -> Kernel {
+fn typed<T: Number + Element>(op: Binary, plan: Broadcast) -> Kernel {
     Kernel::new(move |k| {
+        let [x_len, y_len, out_len] = plan.lens();
         let (x, y) = (k.arg(X).start::<T>(x_len), k.arg(Y).start::<T>(y_len));
         let out = k.out_arg(0).start::<T>(out_len);
-        // SAFETY: the arguments have the shapes of the plan; the planner lets Out share memory with
-        // an operand of its size only, which is then not repeated.
+        // SAFETY: the arguments hold what the plan says; the planner lets Out share memory with an
+        // operand of its size only, which is then not repeated.
         unsafe { binary_raw::<T>(k.pool, op, &plan, x, y, out) };
         Ok(())
     })

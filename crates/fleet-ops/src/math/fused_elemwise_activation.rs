@@ -1,6 +1,6 @@
 //! `Out = act(X + Y)` in one pass over memory, made by a pass out of `elementwise_add` and an
-//! activation. `functor_list` is [act, "elementwise_add"], act one of relu, relu6, sigmoid and tanh:
-//! those whose gradient reads Out, so that the sum is never kept.
+//! activation. `functor_list` is [act, "elementwise_add"], act one of relu, relu6, sigmoid and
+//! tanh: those whose gradient reads Out, so that the sum is never kept.
 //!
 //! f32, halves through f32. Y broadcasts into X as in `elementwise_add`; X has the shape of Out.
 
@@ -113,11 +113,13 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         None => parts,
     };
     Ok(Kernel::new(move |k| {
-        let (x, y) = (k.arg(X).ptr as usize, k.arg(Y).ptr as usize);
-        let out = k.out_arg(0).ptr as usize;
+        let x = k.arg(X).start::<f32>(len) as usize;
+        let y = k.arg(Y).start::<f32>(row) as usize;
+        let out = k.out_arg(0).start::<f32>(len) as usize;
         let Some((tile, row)) = tiles else {
-            // SAFETY: the arguments have the shapes of the plan; Out may lie in an operand of its
-            // size, which is then read where it is written.
+            assert_eq!(plan.lens(), [len, row, len], "a plan for other lengths");
+            // SAFETY: the arguments hold what the plan says; Out may lie in an operand of its size,
+            // which is then read where it is written.
             unsafe {
                 binary_raw::<f32>(k.pool, Binary::Add, &plan, x as _, y as _, out as _);
                 unary_raw(k.pool, op, out as _, out as _, len);
@@ -191,8 +193,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         false => sums.scratch_len(),
     };
     Ok(Kernel::new(move |k| {
-        let (out, dout): (*const f32, *const f32) = (k.arg(OUT).ptr.cast(), k.arg(DOUT).ptr.cast());
-        let dx: *mut f32 = k.out_arg(0).ptr.cast();
+        let start = |slot: usize| k.arg(slot).start::<f32>(len).cast_const();
+        let (out, dout, dx) = (start(OUT), start(DOUT), k.out_arg(0).start(len));
         let dy = k.optional_output::<f32>(1);
         if let (true, true) = (is_row, dy.is_some()) {
             if let Some(dy) = dy {

@@ -2,11 +2,12 @@
 //! `elementwise_add` and an activation.
 //!
 //! `activation` is "" or one of relu, tanh, sigmoid (whose gradients read Out) and gelu (whose
-//! gradient reads the optional output PreAct, the value before it). f32; bf16 where the machine has a
-//! unit for it (sums, bias and activation in f32); other halves through f32. Bias and relu are applied to a tile of the product while it is in registers; the gradient of the
-//! activation and that of the bias are one sweep over Out@GRAD. With `x_is_relu` X@GRAD is that of the
-//! input of the relu that made X: a pass moves the relu's gradient here from the layer before, whose
-//! sweep it saves.
+//! gradient reads the optional output PreAct, the value before it). f32; bf16 where the machine has
+//! a unit for it (sums, bias and activation in f32); other halves through f32. Bias and relu are
+//! applied to a tile of the product while it is in registers; the gradient of the activation and
+//! that of the bias are one sweep over Out@GRAD. With `x_is_relu` X@GRAD is that of the input of
+//! the relu that made X: a pass moves the relu's gradient here from the layer before, whose sweep
+//! it saves.
 
 use crate::math::matmul::{mul_shape, mul_sizes};
 use crate::math::unary::named;
@@ -264,7 +265,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<f32>(pre_len + gemm_scratch.max(bias_scratch)))
 }
 
-/// The gradient before the activation is made in f32 and rounded once; the products take it from there.
+/// The gradient before the activation is made in f32 and rounded once; the products take it from
+/// there.
 fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> {
     check_row_major(p)?;
     let (m, n, _) = mul_sizes(p);

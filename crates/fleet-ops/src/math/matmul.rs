@@ -1,9 +1,10 @@
 //! Matrix products. `mul` flattens its operands to matrices; `matmul_v2` multiplies the last two
 //! dimensions, batched, the others broadcast.
 //!
-//! f32; bf16 where the machine has a unit for it; other halves through f32. A product is planned as a short list of GEMM calls: batch dimensions that
-//! fit two strides go into one call, a weight without batch dimensions is one flat product, and the
-//! gradient of a broadcast operand is summed by calls that add to their result.
+//! f32; bf16 where the machine has a unit for it; other halves through f32. A product is planned as
+//! a short list of GEMM calls: batch dimensions that fit two strides go into one call, a weight
+//! without batch dimensions is one flat product, and the gradient of a broadcast operand is summed
+//! by calls that add to their result.
 
 use crate::prelude::*;
 use crate::rules::{check_row_major, flat, grads_like, same_dim};

@@ -1,8 +1,8 @@
 //! Norms and clipping by norm: `squared_l2_norm`, `clip_by_norm`, `global_norm_scale`.
 //!
-//! Sums of squares are accumulated in f64. Of sparse rows, `squared_l2_norm` and `clip_by_norm` take
-//! the matrix that they stand for: rows with equal ids count as their sum, merged in scratch. f32,
-//! halves through f32.
+//! Sums of squares are accumulated in f64. Of sparse rows, `squared_l2_norm` and `clip_by_norm`
+//! take the matrix that they stand for: rows with equal ids count as their sum, merged in scratch.
+//! f32, halves through f32.
 
 use crate::prelude::*;
 use crate::rules::physical_len;
@@ -196,14 +196,14 @@ pub(crate) fn scale_into(k: &KernelCtx<'_>, scale: f32) {
     let op = Unary::Scale { scale, bias: 0.0 };
     // SAFETY: both hold at least `len` floats, and are equal or disjoint.
     unsafe { unary_raw(k.pool, op, arg.start(len), out.start(len), len) };
-    if arg.rows.is_some() && arg.ptr != out.ptr {
+    if arg.rows.is_some() && !arg.is_at(out) {
         out.row_ids_mut()[..arg.row_count()].copy_from_slice(arg.row_ids());
         out.set_row_count(arg.row_count());
     }
 }
 
-/// `Out = clip_norm / max(clip_norm, Norm)`, `Norm = sqrt(sum X)`: the factor that all gradients are
-/// multiplied with when they are clipped by their global norm.
+/// `Out = clip_norm / max(clip_norm, Norm)`, `Norm = sqrt(sum X)`: the factor that all gradients
+/// are multiplied with when they are clipped by their global norm.
 pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
     spec: OpSpec {
         name: "global_norm_scale",

@@ -1,8 +1,8 @@
 //! Reductions over dimensions: `reduce_{sum,mean,max,min,prod}`, and `mean` of everything.
 //!
-//! What has no dimension left has shape [1]. f32 by the vector kernels (halves through f32), f64, i32
-//! and i64 by plain loops. The gradient of a maximum or minimum goes to every element that is equal to
-//! it; that of a product divides by the element, so that zeros give NaN.
+//! What has no dimension left has shape [1]. f32 by the vector kernels (halves through f32), f64,
+//! i32 and i64 by plain loops. The gradient of a maximum or minimum goes to every element that is
+//! equal to it; that of a product divides by the element, so that zeros give NaN.
 
 use crate::prelude::*;
 use crate::rules::{axes_of, by_type, sizes};
@@ -191,8 +191,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     if matches!(fold, Fold::Sum | Fold::Mean) {
         return Ok(Kernel::new(move |k| {
             let (dout, dx) = (k.input::<f32>(DOUT), k.output::<f32>(0));
-            // SAFETY: Out@GRAD has the reduced shape, X@GRAD the whole one, by the shape rules.
-            unsafe { kept.copy(k.pool, dout.as_ptr(), dx.as_mut_ptr(), |dy| dy * scale) };
+            kept.copy(k.pool, dout, dx, |dy| dy * scale);
             Ok(())
         }));
     }

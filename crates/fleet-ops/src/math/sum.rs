@@ -91,10 +91,10 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
     let dense: Vec<usize> = (0..sparse.len()).filter(|index| !sparse[*index]).collect();
     let len = p.output_layouts[0][0].physical_len(&p.output("Out").shape);
     Kernel::new(move |k| {
-        let (inputs, out) = (k.inputs[0], k.out_arg(0).ptr as usize);
+        let (inputs, out) = (k.inputs[0], k.out_arg(0).start::<T>(len) as usize);
         // Out may lie where any of the inputs does: where it is not the first, the sum of a tile is
         // made aside, so that nothing is overwritten before it is read.
-        let in_place = |index: &usize| inputs[*index].ptr as usize == out;
+        let in_place = |index: &usize| inputs[*index].is_at(k.out_arg(0));
         let aside = dense[1..].iter().any(in_place);
         k.pool.run_ranges(len, TILE, |range| {
             let mut tile = [T::default(); TILE];
@@ -103,9 +103,10 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
             let result: *mut T = unsafe { (out as *mut T).add(range.start) };
             let to = if aside { tile.as_mut_ptr() } else { result };
             for (turn, index) in dense.iter().enumerate() {
-                // SAFETY: every dense input holds `len` elements, and `to` has room for the range.
+                // SAFETY: every dense input holds `len` elements, which `start` compares, and `to`
+                // has room for the range.
                 unsafe {
-                    let from = inputs[*index].ptr.cast::<T>().cast_const().add(range.start);
+                    let from = inputs[*index].start::<T>(len).cast_const().add(range.start);
                     if turn == 0 {
                         std::ptr::copy(from, to, range.len());
                         continue;
@@ -145,7 +146,7 @@ fn append_rows<T: Element>(k: &KernelCtx<'_>) -> Result<()> {
     let mut count = 0;
     for arg in k.inputs[0] {
         let rows = arg.row_count();
-        if arg.ptr == out.ptr {
+        if arg.is_at(out) {
             // The only rows that there are, in their place.
             count += rows;
             continue;

@@ -101,13 +101,14 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         };
         Ok(Kernel::new(move |k| {
             let x = k.input::<T>(0);
-            let values = Shareable::new(k.output::<T>(0));
-            let places = Shareable::new(k.output::<i64>(1));
+            let kept = outer * count * inner;
+            let values = Shareable::new(&mut k.output::<T>(0)[..kept]);
+            let places = Shareable::new(&mut k.output::<i64>(1)[..kept]);
             k.pool.run_ranges(outer * inner, lines_per_task, |lines| {
                 for line in lines {
                     let start = line / inner * len * inner + line % inner;
                     let out = line / inner * count * inner + line % inner;
-                    // SAFETY: lines are disjoint; `out + j * inner` with j < count is inside both.
+                    // SAFETY: lines are disjoint; `out + j * inner` with j < count is below `kept`.
                     unsafe {
                         select(len, count, inner, before, |at| x[start + at * inner],
                             values.ptr().add(out), places.ptr().add(out));

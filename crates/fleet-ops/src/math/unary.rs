@@ -1,7 +1,8 @@
 //! Functions of one element: activations, roots, exponentials, rounding.
 //!
 //! All over f32 (halves through f32); a few that make sense for them over i32 and i64. The gradient
-//! ops read X or Out, whichever the function's derivative is simplest in, and only that one is kept.
+//! ops read X or Out, whichever the function's derivative is simplest in, and only that one is
+//! kept.
 
 use crate::prelude::*;
 use crate::rules::{check_like, physical_len};

@@ -1,12 +1,13 @@
-//! The area under a curve: counts positive and negative samples of the batch into buckets of probability,
-//! and sums the area from the highest bucket down. `curve` ROC: the true over the false positives, by
-//! trapezoids (0.5 where one class is missing). `curve` PR: precision over recall, by steps, which is the
-//! average precision (the share of positives where one class is missing).
+//! The area under a curve: counts positive and negative samples of the batch into buckets of
+//! probability, and sums the area from the highest bucket down. `curve` ROC: the true over the
+//! false positives, by trapezoids (0.5 where one class is missing). `curve` PR: precision over
+//! recall, by steps, which is the average precision (the share of positives where one class is
+//! missing).
 //!
-//! Predict is [N, 1] or [N, 2] (the last column counts), Label [N, 1] or [N]. StatPos and StatNeg are
-//! i64 counters that go on in StatPosOut and StatNegOut, the same variables: with `slide_steps` 0 of
-//! `num_thresholds + 1` buckets, for all batches so far; else of a window over the last `slide_steps`
-//! batches: these batches one by one, their sum, a counter.
+//! Predict is [N, 1] or [N, 2] (the last column counts), Label [N, 1] or [N]. StatPos and StatNeg
+//! are i64 counters that go on in StatPosOut and StatNegOut, the same variables: with `slide_steps`
+//! 0 of `num_thresholds + 1` buckets, for all batches so far; else of a window over the last
+//! `slide_steps` batches: these batches one by one, their sum, a counter.
 
 use crate::prelude::*;
 use fleet_kernels::metrics::{

@@ -1,5 +1,5 @@
-//! Ops along one axis, for kernels that know rows only: where the numbers of a row lie, and bringing
-//! rows that are not contiguous into scratch and back.
+//! Ops along one axis, for kernels that know rows only: where the numbers of a row lie, and
+//! bringing rows that are not contiguous into scratch and back.
 
 use crate::prelude::*;
 

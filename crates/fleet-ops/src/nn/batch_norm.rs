@@ -1,11 +1,12 @@
-//! Batch normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over all dimensions
-//! but the channels. X may have half precision; everything of one number a channel is f32.
+//! Batch normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over all
+//! dimensions but the channels. X may have half precision; everything of one number a channel is
+//! f32.
 //!
 //! In training, mean and biased variance are those of the batch, and the running ones move:
-//! `running = running * momentum + batch * (1 - momentum)`. MeanOut and VarianceOut are the variables
-//! Mean and Variance. With `is_test` or `use_global_stats` the running ones are used and stay.
-//! SavedMean and SavedVariance (the inverse deviation) are what the gradient needs. Stats are partial
-//! sums `[blocks, 2, C]` that the producing convolution took, which spares a pass over X.
+//! `running = running * momentum + batch * (1 - momentum)`. MeanOut and VarianceOut are the
+//! variables Mean and Variance. With `is_test` or `use_global_stats` the running ones are used and
+//! stay. SavedMean and SavedVariance (the inverse deviation) are what the gradient needs. Stats are
+//! partial sums `[blocks, 2, C]` that the producing convolution took, which spares a pass over X.
 //!
 //! The bodies here also serve the fused forms, which add a residual Z and a ReLU.
 

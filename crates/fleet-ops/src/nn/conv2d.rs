@@ -1,10 +1,10 @@
 //! Convolution of images: `Output = act(conv(Input, Filter) + Bias + ResidualData)`, in
 //! one float type; half precision computes in f32.
 //!
-//! Filter is [Cout, Cin / groups, kh, kw]. Channels last with a filter kept in `Layout::Filter64` is the
-//! fast path: nothing is moved. Channels first goes through transposed copies in scratch, a row-major
-//! filter is packed there. Stats [blocks, 2, Cout] are partial sums and sums of squares of Output for
-//! a batch norm that follows, taken while the tiles are in cache.
+//! Filter is [Cout, Cin / groups, kh, kw]. Channels last with a filter kept in `Layout::Filter64`
+//! is the fast path: nothing is moved. Channels first goes through transposed copies in scratch, a
+//! row-major filter is packed there. Stats [blocks, 2, Cout] are partial sums and sums of squares
+//! of Output for a batch norm that follows, taken while the tiles are in cache.
 //!
 //! `depthwise_conv2d` is the same op, by its documented name, for one filter a channel; with
 //! `fuse_relu_before_depthwise_conv` it clips Input at 0 as it reads.

@@ -1,8 +1,9 @@
 //! `Out = X` with elements set to 0 with probability `dropout_prob`.
 //!
-//! "upscale_in_train" divides the kept ones by the probability of keeping and changes nothing in a test
-//! run; "downgrade_in_infer" keeps them and multiplies in a test run. Which elements are dropped is a
-//! function of seed, stream, step and place: the gradient op draws them again, nothing is stored.
+//! "upscale_in_train" divides the kept ones by the probability of keeping and changes nothing in a
+//! test run; "downgrade_in_infer" keeps them and multiplies in a test run. Which elements are
+//! dropped is a function of seed, stream, step and place: the gradient op draws them again, nothing
+//! is stored.
 
 use super::half::{FLOATS, any_float};
 use super::random;

@@ -1,10 +1,10 @@
 //! Attention without the matrix of scores: `Out = softmax(scale * Q K^T + Mask) V` for each head.
 //!
 //! Q, K and V are [batch, time, heads, dim] (K and V may have another time), Mask is added to the
-//! scores and broadcasts to [batch, heads, queries, keys]. `scale` 0 means `1 / sqrt(dim)`. SoftmaxLse
-//! [batch, heads, queries] is what the gradient recomputes the probabilities from. Dropout acts on the
-//! probabilities, and its mask is computed again from seed, stream and step. No gradient flows to
-//! Mask.
+//! scores and broadcasts to [batch, heads, queries, keys]. `scale` 0 means `1 / sqrt(dim)`.
+//! SoftmaxLse [batch, heads, queries] is what the gradient recomputes the probabilities from.
+//! Dropout acts on the probabilities, and its mask is computed again from seed, stream and step. No
+//! gradient flows to Mask.
 //!
 //! The bodies here also serve flash_attn_qkvpacked.
 

@@ -1,10 +1,10 @@
-//! `Out = concat(flatten(W[Ids]), Rest...)` along columns: the rows that a wide & deep model looks up,
-//! written straight to where its first layer reads them; made by a pass out of `lookup_table_v2`, a
-//! flatten and `concat`.
+//! `Out = concat(flatten(W[Ids]), Rest...)` along columns: the rows that a wide & deep model looks
+//! up, written straight to where its first layer reads them; made by a pass out of
+//! `lookup_table_v2`, a flatten and `concat`.
 //!
-//! W is a table f32 [rows, dim], Ids i64 [batch, slots], each of Rest f32 [batch, any]; zeros where an
-//! id is `padding_idx`. The gradient of W is read straight out of Out@GRAD: dense, or with `is_sparse`
-//! the rows in use, as `lookup_table_v2_grad` gives them.
+//! W is a table f32 [rows, dim], Ids i64 [batch, slots], each of Rest f32 [batch, any]; zeros where
+//! an id is `padding_idx`. The gradient of W is read straight out of Out@GRAD: dense, or with
+//! `is_sparse` the rows in use, as `lookup_table_v2_grad` gives them.
 
 use crate::nn::lookup_table_v2::{padding, sparse_grad};
 use crate::prelude::*;
@@ -147,10 +147,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::new(move |k| {
         let (w, ids) = (k.input::<f32>(W), k.input::<i64>(IDS));
         embedding::lookup(k.pool, w, dim, ids, padding, grid, k.output(0))?;
-        let out = k.out_arg(0).ptr.cast::<f32>();
         for (copy, rest) in copies.iter().zip(k.inputs[REST]) {
-            // SAFETY: the plan goes over the input and the output by their shapes.
-            unsafe { copy.run(k.pool, rest.ptr.cast::<f32>(), out) };
+            copy.run::<u32>(k.pool, rest, k.out_arg(0));
         }
         Ok(())
     }))
@@ -178,10 +176,8 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
             }
         }
-        let dy = k.arg(DY).ptr.cast::<f32>();
         for (copy, rest) in copies.iter().zip(k.outputs[1]) {
-            // SAFETY: as above.
-            unsafe { copy.run(k.pool, dy, rest.ptr.cast::<f32>()) };
+            copy.run::<u32>(k.pool, k.arg(DY), rest);
         }
         Ok(())
     })

@@ -1,9 +1,11 @@
-//! Layer normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over the dimensions
-//! from `begin_norm_axis` on. X may have half precision; the rest is f32. Mean and Variance (the inverse deviation) have one number a row.
+//! Layer normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over the
+//! dimensions from `begin_norm_axis` on. X may have half precision; the rest is f32. Mean and
+//! Variance (the inverse deviation) have one number a row.
 //!
-//! With Residual, X + Residual is normalised and also written to Sum: the residual addition before a
-//! norm costs no pass of its own. The gradient op then takes Skip, the gradient that reaches Sum by
-//! another way, and adds it to X@GRAD. A pass makes these forms; both are also differentiable here.
+//! With Residual, X + Residual is normalised and also written to Sum: the residual addition before
+//! a norm costs no pass of its own. The gradient op then takes Skip, the gradient that reaches Sum
+//! by another way, and adds it to X@GRAD. A pass makes these forms; both are also differentiable
+//! here.
 
 use super::half::{FLOATS, any_float};
 use crate::prelude::*;
@@ -232,7 +234,9 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let read = |slot: usize| k.arg(slot).start::<f32>(rows * len).cast_const();
         let skip = k.has_input(SKIP).then(|| read(SKIP));
         let (mean, inv_std) = (k.input(MEAN), k.input(INV_STD));
-        // SAFETY: all hold `rows` rows; the planner lets the result equal an operand or be disjoint.
+        assert_eq!(mean.len(), rows, "one mean a row");
+        // SAFETY: all hold `rows` rows, which is what the kernel goes by; the planner lets the
+        // result equal an operand or be disjoint.
         unsafe {
             layer_norm_grad_raw(
                 k.pool,

@@ -1,10 +1,12 @@
 //! Rows of an embedding table by id: `Out[..., :] = W[Ids[...], :]`, zeros where the id is
-//! `padding_idx`; f32 rows, i64 ids. `lookup_table` is the old form whose ids end in a dimension of 1.
+//! `padding_idx`; f32 rows, i64 ids. `lookup_table` is the old form whose ids end in a dimension of
+//! 1.
 //!
-//! The gradient of W is dense, or with `is_sparse` the rows in use: row numbers are the ids in order,
-//! values are the rows of the output's gradient, duplicates included (the optimizer merges them). The
-//! values then usually share the output gradient's memory and nothing is copied. `is_distributed`,
-//! `entry`, `table_class`, `slot` (-1: none) and `is_test` are for the rewrite that moves the table to parameter servers.
+//! The gradient of W is dense, or with `is_sparse` the rows in use: row numbers are the ids in
+//! order, values are the rows of the output's gradient, duplicates included (the optimizer merges
+//! them). The values then usually share the output gradient's memory and nothing is copied.
+//! `is_distributed`, `entry`, `table_class`, `slot` (-1: none) and `is_test` are for the rewrite
+//! that moves the table to parameter servers.
 
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
@@ -186,8 +188,8 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<u64>(embedding::group_scratch_len(count)))
 }
 
-/// Row numbers and values, without padding rows, from the slots of ids and of the gradient, whose rows
-/// lie as `grid` says. Values may already be where they belong.
+/// Row numbers and values, without padding rows, from the slots of ids and of the gradient, whose
+/// rows lie as `grid` says. Values may already be where they belong.
 pub(crate) fn sparse_grad(
     k: &KernelCtx<'_>,
     (ids, dy): (usize, usize),

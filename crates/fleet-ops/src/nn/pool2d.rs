@@ -1,9 +1,9 @@
 //! Pooling over images: the maximum or the average of windows.
 //!
-//! `ksize` is the window, or with `adaptive` the size of the output; `global_pooling` takes one window
-//! over everything. Averages count only what lies inside the image (`exclusive`) or the padding too.
-//! Max pooling makes Mask where it is asked for, the place of each maximum in its window (u8, or i32
-//! for windows of more than 256), which the gradient reads.
+//! `ksize` is the window, or with `adaptive` the size of the output; `global_pooling` takes one
+//! window over everything. Averages count only what lies inside the image (`exclusive`) or the
+//! padding too. Max pooling makes Mask where it is asked for, the place of each maximum in its
+//! window (u8, or i32 for windows of more than 256), which the gradient reads.
 
 use super::half::{FLOATS, any_float};
 use super::window::{Axes, pair, window};

@@ -1,11 +1,13 @@
 //! `sync_batch_norm`: batch normalisation whose mean and variance are those of all ranks of a ring.
 //!
-//! Each rank measures its part, and (rows, sum, sum of squares) are summed over ranks, in f64: all hold the
-//! same bits, and what a rank sends does not grow with their number. Ranks may have unequally many rows. In the
-//! backward pass the sums over dY and over dY times the normalised X are summed over ranks for `X@GRAD`;
-//! `Scale@GRAD` and `Bias@GRAD` stay this rank's own, to be summed with all other gradients.
+//! Each rank measures its part, and (rows, sum, sum of squares) are summed over ranks, in f64: all
+//! hold the same bits, and what a rank sends does not grow with their number. Ranks may have
+//! unequally many rows. In the backward pass the sums over dY and over dY times the normalised X
+//! are summed over ranks for `X@GRAD`; `Scale@GRAD` and `Bias@GRAD` stay this rank's own, to be
+//! summed with all other gradients.
 //!
-//! The ring is used in the middle of a computation, by the compute lane, and should serve nothing else.
+//! The ring is used in the middle of a computation, by the compute lane, and should serve nothing
+//! else.
 
 use super::batch_norm::{
     ATTRS as PLAIN, backward, cost, cost_grad, forward, infer, infer_grad, rule,
@@ -120,13 +122,7 @@ impl Sync {
         for (channel, to) in sums[1..].chunks_exact_mut(2).enumerate() {
             to.copy_from_slice(&of(channel));
         }
-        let arg = Arg {
-            ptr: sums.as_mut_ptr().cast(),
-            dtype: DType::F64,
-            shape: Shape::from([sums.len() as i64]),
-            layout: Layout::RowMajor,
-            rows: None,
-        };
+        let arg = Arg::of_slice(sums);
         self.ring.all_reduce(&self.label, &[arg], ReduceOp::Sum)?;
         Ok((sums[0], &sums[1..]))
     }

@@ -56,8 +56,8 @@ impl Axes {
     }
 }
 
-/// Windows, strides and paddings are at most this: as much as an image can be wide, and far from where
-/// sums of them would overflow.
+/// Windows, strides and paddings are at most this: as much as an image can be wide, and far from
+/// where sums of them would overflow.
 const REACH_MAX: i64 = i32::MAX as i64;
 
 /// One value for both, or one each, at least `min`.

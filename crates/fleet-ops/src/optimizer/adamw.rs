@@ -1,5 +1,5 @@
-//! Adam with decoupled weight decay: `w *= 1 - lr * coeff` (with `with_decay`), then the step of adam.
-//! `fused_adamw` is the same over many parameters.
+//! Adam with decoupled weight decay: `w *= 1 - lr * coeff` (with `with_decay`), then the step of
+//! adam. `fused_adamw` is the same over many parameters.
 
 use super::adam::{FUSED_INPUTS, FUSED_OUTPUTS};
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};

@@ -1,6 +1,6 @@
-//! `check_finite_and_unscale`: `Out = X / Scale` for every gradient, and `FoundInfinite` says whether
-//! any element of any `X` is infinite or no number. Gradients of half precision are divided in f32
-//! and rounded back. `Scale` is one f32.
+//! `check_finite_and_unscale`: `Out = X / Scale` for every gradient, and `FoundInfinite` says
+//! whether any element of any `X` is infinite or no number. Gradients of half precision are divided
+//! in f32 and rounded back. `Scale` is one f32.
 
 use crate::prelude::*;
 use crate::{Arg, elementwise_cost};
@@ -59,7 +59,7 @@ fn unscale(pool: &Pool, from: &Arg, to: &Arg, len: usize, inverse: f32) -> bool 
     let mut used = len;
     if from.rows.is_some() {
         used = from.row_count() * from.row_len();
-        if from.ptr != to.ptr {
+        if !from.is_at(to) {
             to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
             to.set_row_count(from.row_count());
         }
@@ -80,12 +80,13 @@ fn each<T: Element>(
     read: fn(T) -> f32,
     write: fn(f32) -> T,
 ) -> bool {
-    let (x, y) = (from.ptr as usize, to.ptr as usize);
+    let (x, y) = (from.start::<T>(len) as usize, to.start::<T>(len) as usize);
     let found = std::sync::atomic::AtomicBool::new(false);
     pool.run_ranges(len, GRAIN, |range| {
         let mut bad = false;
         for at in range {
-            // SAFETY: both hold `len` elements and are one tensor or two apart; ranges are disjoint.
+            // SAFETY: both hold `len` elements and are one tensor or two apart; ranges are
+            // disjoint.
             unsafe {
                 let value = read(*(x as *const T).add(at));
                 bad |= !value.is_finite();

@@ -1,5 +1,5 @@
-//! What optimizer ops share: slots, attributes, the shape rule, and the kernel, which differs by its
-//! rule only.
+//! What optimizer ops share: slots, attributes, the shape rule, and the kernel, which differs by
+//! its rule only.
 
 use super::sparse::Sparse;
 use crate::Arg;
@@ -157,8 +157,8 @@ pub(super) struct Plan {
     skip: Option<usize>,
     /// Indices of the parameters with dense gradients, in the order of the segments.
     pub dense: Vec<usize>,
-    /// Their addresses are filled in at each run; the lock is there because a kernel could be run by
-    /// two threads, which nobody does.
+    /// Their addresses are filled in at each run; the lock is there because a kernel could be run
+    /// by two threads, which nobody does.
     pub segments: Mutex<Segments>,
     sparse: Vec<Sparse>,
 }
@@ -276,8 +276,8 @@ impl Plan {
         if !self.dense.is_empty() {
             let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
             segments.rebind(|segment, it| self.bind(k, self.dense[segment], it));
-            // SAFETY: the plan owns all these tensors, each a variable of its own of the parameter's
-            // length, for the time of this call.
+            // SAFETY: the plan owns all these tensors, each a variable of its own of the
+            // parameter's length, for the time of this call.
             unsafe { segments.update(k.pool, self.rule, step, k.scratch()) };
         }
         for sparse in &self.sparse {
@@ -315,7 +315,7 @@ impl Plan {
         let powers = self.powers.iter().map(|(out, input, _)| (*out, *input));
         for (out, input) in full.chain(powers).chain([(0, PARAM)]) {
             for (out, input) in k.outputs[out].iter().zip(k.inputs[input]) {
-                if out.ptr != input.ptr {
+                if !out.is_at(input) {
                     out.bytes_mut().copy_from_slice(input.bytes());
                 }
             }

@@ -1,6 +1,6 @@
 //! LAMB: `r = m^ / (sqrt(v^) + epsilon) + weight_decay * w` with the corrected moments of adam;
-//! `w -= lr * trust * r`, where `trust = |w| / |r|` if both norms are positive and `weight_decay` is (or
-//! `always_adapt`), else 1. With SkipUpdate (a bool) set nothing moves.
+//! `w -= lr * trust * r`, where `trust = |w| / |r|` if both norms are positive and `weight_decay`
+//! is (or `always_adapt`), else 1. With SkipUpdate (a bool) set nothing moves.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;

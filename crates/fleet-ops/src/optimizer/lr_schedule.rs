@@ -1,5 +1,5 @@
-//! The learning rate of a step: `Out` [1] from `Step` [1] (an integer, 0 in the first step) and, behind a
-//! warm-up, from `Inner`, the rate that another schedule gives.
+//! The learning rate of a step: `Out` [1] from `Step` [1] (an integer, 0 in the first step) and,
+//! behind a warm-up, from `Inner`, the rate that another schedule gives.
 //!
 //! `params` by `kind`, `t` being the step (negative ones count as 0):
 //! * constant: rate

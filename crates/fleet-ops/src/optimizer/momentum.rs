@@ -1,5 +1,5 @@
-//! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`; `fused_momentum` is
-//! the same over many parameters.
+//! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`; `fused_momentum`
+//! is the same over many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};

@@ -1,14 +1,15 @@
-//! `allreduce_{sgd,momentum,adam,adamw}`: a bucket of gradients is summed over ranks, and every part of
-//! it updates its parameters as soon as it has arrived, while it is in the cache. `GradOut` is memory to work
-//! in, unspecified afterwards; everything else is what `c_allreduce_sum` and the fused update behind it give,
-//! to the bit.
+//! `allreduce_{sgd,momentum,adam,adamw}`: a bucket of gradients is summed over ranks, and every
+//! part of it updates its parameters as soon as it has arrived, while it is in the cache. `GradOut`
+//! is memory to work in, unspecified afterwards; everything else is what `c_allreduce_sum` and the
+//! fused update behind it give, to the bit.
 //!
-//! What it saves: the update reads parameter and state out of memory, but not the gradient, which is a third
-//! of what SGD with momentum reads and a quarter of what Adam does; and sums are not written back. It works in the lane of its ring, by
-//! itself: worth while where a rank has one thread. The executor puts these ops in; strategies do not.
+//! What it saves: the update reads parameter and state out of memory, but not the gradient, which
+//! is a third of what SGD with momentum reads and a quarter of what Adam does; and sums are not
+//! written back. It works in the lane of its ring, by itself: worth while where a rank has one
+//! thread. The executor puts these ops in; strategies do not.
 //!
-//! When the sum fails in the middle, some parameters have been updated. The step has failed then, and its
-//! ring is over.
+//! When the sum fails in the middle, some parameters have been updated. The step has failed then,
+//! and its ring is over.
 
 use super::common::{self, Extra, Plan, Slots};
 use crate::ReduceOp;
@@ -59,8 +60,8 @@ pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -
         let mut segments = plan.segments.lock().unwrap_or_else(PoisonError::into_inner);
         segments.rebind(|segment, it| plan.bind(k, plan.dense[segment], it));
         let segments = &*segments;
-        // SAFETY: parts of gradients are aligned whole floats. The plan owns the parameters and their state
-        // for the time of this call, each a variable of its own.
+        // SAFETY: parts of gradients are aligned whole floats. The plan owns the parameters and
+        // their state for the time of this call, each a variable of its own.
         let update = |part, start, sum: &[u8]| unsafe {
             let (before, sum, behind) = sum.align_to::<f32>();
             assert!(before.is_empty() && behind.is_empty(), "a part of a float");

@@ -109,7 +109,8 @@ impl Sparse {
         Ok(true)
     }
 
-    /// The dense update by the dense form of the gradient: rows that are not in use have gradient 0.
+    /// The dense update by the dense form of the gradient: rows that are not in use have gradient
+    /// 0.
     fn update_all(
         &self,
         k: &KernelCtx<'_>,

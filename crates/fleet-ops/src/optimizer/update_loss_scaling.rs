@@ -1,10 +1,10 @@
 //! `update_loss_scaling`: the state machine of dynamic loss scaling.
 //!
-//! After a step whose gradients were not finite, good steps start anew and bad ones are counted; with
-//! `decr_every_n_nan_or_inf` of them the scale is multiplied by `decr_ratio`, not below 1, and all
-//! gradients `X` become 0. After a good step, bad ones start anew; with `incr_every_n_steps` good ones
-//! the scale is multiplied by `incr_ratio`, unless that is infinite. `stop_update` leaves the state as
-//! it is.
+//! After a step whose gradients were not finite, good steps start anew and bad ones are counted;
+//! with `decr_every_n_nan_or_inf` of them the scale is multiplied by `decr_ratio`, not below 1, and
+//! all gradients `X` become 0. After a good step, bad ones start anew; with `incr_every_n_steps`
+//! good ones the scale is multiplied by `incr_ratio`, unless that is infinite. `stop_update` leaves
+//! the state as it is.
 
 use crate::prelude::*;
 use crate::{Arg, elementwise_cost};
@@ -90,10 +90,10 @@ pub static DEF: OpDef = OpDef {
 fn pass(from: &Arg, to: &Arg, drop: bool) {
     if drop {
         to.bytes_mut().fill(0);
-    } else if from.ptr != to.ptr {
+    } else if !from.is_at(to) {
         to.bytes_mut().copy_from_slice(from.bytes());
     }
-    if from.rows.is_some() && from.ptr != to.ptr {
+    if from.rows.is_some() && !from.is_at(to) {
         to.row_ids_mut()[..from.row_count()].copy_from_slice(from.row_ids());
         to.set_row_count(from.row_count());
     }

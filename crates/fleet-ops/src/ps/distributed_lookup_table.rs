@@ -1,6 +1,7 @@
-//! Rows of a table on parameter servers: `Outputs[i][..., :] = table[Ids[i][..., :]]`, zeros where the
-//! id is `padding_idx`; all lookups of a table in one op, so that they are one request. Ids are the 64
-//! bits of any number. `lookup_table` as `lookup_table_version` says that ids end in a dimension of 1.
+//! Rows of a table on parameter servers: `Outputs[i][..., :] = table[Ids[i][..., :]]`, zeros where
+//! the id is `padding_idx`; all lookups of a table in one op, so that they are one request. Ids are
+//! the 64 bits of any number. `lookup_table` as `lookup_table_version` says that ids end in a
+//! dimension of 1.
 //!
 //! The documented op has the table as an input, `W`. Here the row's width is an attribute: a table
 //! that no worker could hold is no variable of the program.

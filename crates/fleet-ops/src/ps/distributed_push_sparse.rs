@@ -1,10 +1,11 @@
-//! Gradients of rows that `distributed_lookup_table` gave: `Ids[i]` were looked up, `Outputs@GRAD[i]` is
-//! the gradient of their rows. `Shows` and `Clicks`, one number an id or one a sample, are for tables
-//! that count them. With `use_cvm_op` gradients are multiplied by the number of samples: such tables want
-//! sums, and a mean loss gives means. The first `counter_columns` of a row's gradient are dropped: what was
-//! looked up there are counters, which do not learn. `padding_idx` has, for each of `Ids`, the id that is left out (-1
-//! for none); nothing is, where it is empty. `slots` has the feature that each of `Ids` holds values of, for tables that
-//! note it; it is empty where none is known.
+//! Gradients of rows that `distributed_lookup_table` gave: `Ids[i]` were looked up,
+//! `Outputs@GRAD[i]` is the gradient of their rows. `Shows` and `Clicks`, one number an id or one a
+//! sample, are for tables that count them. With `use_cvm_op` gradients are multiplied by the number
+//! of samples: such tables want sums, and a mean loss gives means. The first `counter_columns` of a
+//! row's gradient are dropped: what was looked up there are counters, which do not learn.
+//! `padding_idx` has, for each of `Ids`, the id that is left out (-1 for none); nothing is, where
+//! it is empty. `slots` has the feature that each of `Ids` holds values of, for tables that note
+//! it; it is empty where none is known.
 //!
 //! The documented op has the gradients in its output slot; here what is read is an input.
 
@@ -91,6 +92,22 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
                     ids.shape
                 ))
                 .got(grad.shape));
+        }
+    }
+    ["Shows", "Clicks"].iter().try_for_each(|slot| check_counts(i, slot))
+}
+
+/// Counts come one a sample, whose ids are next to each other.
+fn check_counts(i: &InferCtx<'_>, slot: &str) -> Result<()> {
+    let Some(counts) = i.optional(slot) else { return Ok(()) };
+    let samples = counts.shape.numel();
+    for ids in i.inputs("Ids") {
+        let (Some(ids_len), Some(samples)) = (ids.shape.numel(), samples) else { continue };
+        if ids_len > 0 && (samples == 0 || ids_len % samples != 0) {
+            return Err(i
+                .error(slot, "does not fit 'Ids'")
+                .expected(format!("a number for each sample of {}", ids.shape))
+                .got(counts.shape));
         }
     }
     Ok(())

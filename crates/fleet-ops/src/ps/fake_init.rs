@@ -1,5 +1,5 @@
-//! `fake_init`: stands where a table's values were initialised that servers hold instead. `shape` is the
-//! table's; `Out` has none of its rows.
+//! `fake_init`: stands where a table's values were initialised that servers hold instead. `shape`
+//! is the table's; `Out` has none of its rows.
 
 use crate::prelude::*;
 

@@ -1,4 +1,5 @@
-//! `fetch_barrier`: all parameters of the step are received; in a synchronous job returns when all workers have theirs.
+//! `fetch_barrier`: all parameters of the step are received; in a synchronous job returns when all
+//! workers have theirs.
 
 use super::TRAITS;
 use crate::prelude::*;

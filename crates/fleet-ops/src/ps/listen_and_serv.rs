@@ -1,10 +1,11 @@
-//! `listen_and_serv`: a server of dense parameters, as a program says it. It listens at `endpoint` for `Fanin`
-//! workers; `optimize_blocks` are the blocks that update its parameters, and `grad_to_block_id` says which
-//! gradient is for which (`GRAD:BLOCK`). `distributed_mode` is 0 for synchronous jobs, 1 for asynchronous, 2
-//! for half-asynchronous ones and 3 for GEO; with `dc_asgd` late gradients are corrected.
+//! `listen_and_serv`: a server of dense parameters, as a program says it. It listens at `endpoint`
+//! for `Fanin` workers; `optimize_blocks` are the blocks that update its parameters, and
+//! `grad_to_block_id` says which gradient is for which (`GRAD:BLOCK`). `distributed_mode` is 0 for
+//! synchronous jobs, 1 for asynchronous, 2 for half-asynchronous ones and 3 for GEO; with `dc_asgd`
+//! late gradients are corrected.
 //!
-//! The program is what a server does, to be read and compared. Tables do it (`fleet.init_server`): an executor
-//! cannot run the op, and says so.
+//! The program is what a server does, to be read and compared. Tables do it (`fleet.init_server`):
+//! an executor cannot run the op, and says so.
 
 use super::TRAITS;
 use crate::prelude::*;

@@ -1,5 +1,5 @@
-//! Ops of workers of parameter servers. Every op names its table (`table_id`); the way to the tables
-//! comes from [`crate::Services`].
+//! Ops of workers of parameter servers. Every op names its table (`table_id`); the way to the
+//! tables comes from [`crate::Services`].
 //!
 //! They run in the compute lane, in program order: what may take long and need not be waited for is
 //! handed over ([`crate::Tables`]) and goes on beside compute.

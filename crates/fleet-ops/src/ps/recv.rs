@@ -1,12 +1,12 @@
-//! `recv`: parameters from servers. `Out` are all variables of a dense table, in the table's order; each
-//! becomes the newest that the worker has received. With `is_geo` they are the worker's own copies, given
-//! as `X` too, of which `is_sparse` says whether they are rows by id: their progress goes out and that of
-//! others comes in.
+//! `recv`: parameters from servers. `Out` are all variables of a dense table, in the table's order;
+//! each becomes the newest that the worker has received. With `is_geo` they are the worker's own
+//! copies, given as `X` too, of which `is_sparse` says whether they are rows by id: their progress
+//! goes out and that of others comes in.
 //!
 //! `epmap` names the servers of the table's blocks, where it is cut into some.
 //!
-//! What GEO exchanges behind a program's back elsewhere is an op here: nobody else writes a variable
-//! while a program runs.
+//! What GEO exchanges behind a program's back elsewhere is an op here: nobody else writes a
+//! variable while a program runs.
 
 use super::{TABLE_ID, TRAITS, table_of};
 use crate::prelude::*;
@@ -51,7 +51,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     };
     Ok(Kernel::new(move |k| {
         for (from, to) in k.inputs[0].iter().zip(k.outputs[0]) {
-            if from.ptr != to.ptr {
+            if !from.is_at(to) {
                 to.bytes_mut().copy_from_slice(from.bytes());
             }
         }

@@ -1,8 +1,8 @@
-//! `send`: gradients to servers. Dense (`is_sparse` 0): `X` are the gradients of all variables of a dense
-//! table, in the table's order. Sparse (`is_sparse` 1): `X` are sparse rows of the worker's own copy of a
-//! table, which is about to change there; what is sent later is the difference (GEO).
-//! `send_varnames` is what the documents call the table's gradient, or the parts of it that `epmap` names the
-//! servers of.
+//! `send`: gradients to servers. Dense (`is_sparse` 0): `X` are the gradients of all variables of a
+//! dense table, in the table's order. Sparse (`is_sparse` 1): `X` are sparse rows of the worker's
+//! own copy of a table, which is about to change there; what is sent later is the difference (GEO).
+//! `send_varnames` is what the documents call the table's gradient, or the parts of it that `epmap`
+//! names the servers of.
 
 use super::{TABLE_ID, TRAITS, table_of};
 use crate::prelude::*;

@@ -1,5 +1,5 @@
-//! `send_barrier`: all gradients of the step are sent; in a synchronous job returns when those of all workers are
-//! applied.
+//! `send_barrier`: all gradients of the step are sent; in a synchronous job returns when those of
+//! all workers are applied.
 
 use super::TRAITS;
 use crate::prelude::*;

@@ -41,7 +41,7 @@ const GRAIN: usize = 64 * 1024;
 /// Copies an input to an output of the same size, unless they are one.
 pub(crate) fn copy(k: &KernelCtx<'_>, input: usize, output: usize) {
     let (from, to) = (k.arg(input), k.out_arg(output));
-    if from.ptr == to.ptr {
+    if from.is_at(to) {
         return;
     }
     let bytes = from.bytes();

@@ -1,5 +1,5 @@
-//! Putting tensors together and taking them apart: `concat`, `split`, `stack`, `unstack`. Any element
-//! type. The gradient of one is another; outputs to which no gradient comes count as zero.
+//! Putting tensors together and taking them apart: `concat`, `split`, `stack`, `unstack`. Any
+//! element type. The gradient of one is another; outputs to which no gradient comes count as zero.
 
 use crate::prelude::*;
 use crate::rules::{PARTS_MAX, axis_of, by_width, check_row_major, same_dim, sizes};
@@ -286,10 +286,8 @@ fn join(p: &PrepareCtx<'_>, axis: usize, metas: &[Meta]) -> Result<Kernel> {
     let copies = parts(&out.shape, axis, &lens(metas, &out.shape, axis), true);
     by_width!(out.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let out = k.out_arg(0).ptr.cast::<T>();
             for (copy, arg) in copies.iter().zip(k.inputs[0]) {
-                // SAFETY: the plan goes over the inputs and the output by their shapes.
-                unsafe { copy.run(k.pool, arg.ptr.cast::<T>(), out) };
+                copy.run::<T>(k.pool, arg, k.out_arg(0));
             }
             Ok(())
         }))
@@ -302,10 +300,8 @@ fn part(p: &PrepareCtx<'_>, input: usize, axis: usize) -> Result<Kernel> {
     let copies = parts(&x.shape, axis, &lens(&p.outputs[0], &x.shape, axis), false);
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let x = k.arg(input).ptr.cast::<T>();
             for (copy, out) in copies.iter().zip(k.outputs[0]) {
-                // SAFETY: as above.
-                unsafe { copy.run(k.pool, x, out.ptr.cast::<T>()) };
+                copy.run::<T>(k.pool, k.arg(input), out);
             }
             Ok(())
         }))

@@ -113,9 +113,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     };
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let (x, out) = (k.arg(0).ptr.cast::<T>(), k.out_arg(0).ptr.cast());
-            // SAFETY: the plan was made from the shapes of both.
-            unsafe { spread.copy(k.pool, x, out, |value| value) };
+            let (x, out) = (k.arg(0).bits::<T>(), k.out_arg(0).bits_mut());
+            spread.copy(k.pool, x, out, |value| value);
             Ok(())
         }))
     })

@@ -52,23 +52,16 @@ fn filled(p: &PrepareCtx<'_>, value: f64) -> Kernel {
         own.copy_from_slice(&bytes[..size_of::<T>()]);
         let value = T::from_ne_bytes(own);
         Kernel::new(move |k| {
-            let out = k.out_arg(0).bytes_mut();
+            let out = k.out_arg(0).bits_mut::<T>();
             if layout == Layout::Filter64 && value != 0 {
                 out.fill(0);
-                // SAFETY: the bytes are those of elements of this width, 64-byte aligned.
-                let out = unsafe {
-                    std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T>(), out.len() / size_of::<T>())
-                };
                 fill_filter64(&shape, out, value);
                 return Ok(());
             }
-            let out = out.as_mut_ptr() as usize;
-            k.pool.run_ranges(k.out_arg(0).len(), GRAIN, |range| {
-                // SAFETY: ranges are disjoint and inside the output, as above.
-                unsafe {
-                    let start = (out as *mut T).add(range.start);
-                    std::slice::from_raw_parts_mut(start, range.len()).fill(value);
-                }
+            let (len, out) = (out.len(), Shareable::new(out));
+            k.pool.run_ranges(len, GRAIN, |range| {
+                // SAFETY: ranges are disjoint and inside the output.
+                unsafe { out.slice(range.start, range.len()) }.fill(value);
             });
             Ok(())
         })

@@ -2,6 +2,7 @@
 //! element type, indices i32 or i64. The gradients add what was picked several times (f32, halves
 //! through f32).
 
+use crate::def::{Arg, Bits};
 use crate::prelude::*;
 use crate::rules::{around, axis_of, by_width, check_row_major};
 use crate::tensor::slice::zero;
@@ -128,22 +129,24 @@ impl<'a> Indices<'a> {
     }
 }
 
-/// Copies row `rows(i)` of `from`, `width` elements wide, to row `i` of `to`, for all of `count`.
+/// Copies row `row(i)` of `from`, which has `rows` of `width` elements, to row `i` of `to`, for all
+/// of `count`.
 ///
 /// # Safety
-/// All rows lie inside.
-unsafe fn copy_rows<T: Copy>(
+/// `row` gives numbers below `rows`.
+unsafe fn copy_rows<T: Bits>(
     pool: &Pool,
-    count: usize,
-    width: usize,
-    from: *const T,
-    to: *mut T,
+    (count, rows, width): (usize, usize, usize),
+    from: &Arg,
+    to: &Arg,
     row: impl Fn(usize) -> usize + Sync,
 ) {
-    let (from, to) = (from as usize, to as usize);
+    let from = from.start_of_width::<T>(rows * width) as usize;
+    let to = to.start_of_width::<T>(count * width) as usize;
     pool.run_ranges(count, (GRAIN / width.max(1)).max(1), |range| {
         for i in range {
-            // SAFETY: promised by the caller; every row of the target is written once.
+            // SAFETY: rows of both sides lie inside, by the lengths above and the caller's promise;
+            // every row of the target is written once.
             unsafe {
                 let from = (from as *const T).add(row(i) * width);
                 std::ptr::copy_nonoverlapping(from, (to as *mut T).add(i * width), width);
@@ -162,9 +165,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             let index = Indices::of(k, 1);
             index.check(len, name)?;
             let row = |i: usize| i / count * len + index.at(i % count) as usize;
-            let (x, out) = (k.arg(0).ptr.cast::<T>(), k.out_arg(0).ptr.cast());
-            // SAFETY: the indices were checked against the shape of X.
-            unsafe { copy_rows(k.pool, outer * count, inner, x, out, row) };
+            let sizes = (outer * count, outer * len, inner);
+            // SAFETY: `i / count` is below `outer`, and the indices were checked to be below `len`.
+            unsafe { copy_rows::<T>(k.pool, sizes, k.arg(0), k.out_arg(0), row) };
             Ok(())
         }))
     })
@@ -201,8 +204,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }))
 }
 
-/// Adds row `i` of each `[count, width]` block of `from` to row `row(i)` of the `[len, width]` block of
-/// `to`. Tasks take blocks, or bands of columns, so that every sum has one order.
+/// Adds row `i` of each `[count, width]` block of `from` to row `row(i)` of the `[len, width]`
+/// block of `to`. Tasks take blocks, or bands of columns, so that every sum has one order.
 pub(crate) fn add_rows(
     pool: &Pool,
     blocks: usize,
@@ -317,10 +320,11 @@ fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         Ok(Kernel::new(move |k| {
             let index = Indices::of(k, 1);
             tuples.check(&index, "gather_nd")?;
-            let (x, out) = (k.arg(0).ptr.cast::<T>(), k.out_arg(0).ptr.cast());
             let row = |i: usize| tuples.row(&index, i);
-            // SAFETY: the indices were checked against the shape of X.
-            unsafe { copy_rows(k.pool, tuples.count, tuples.width, x, out, row) };
+            let sizes = (tuples.count, tuples.rows(), tuples.width);
+            // SAFETY: every index was checked to be below its dimension, so rows are below their
+            // product.
+            unsafe { copy_rows::<T>(k.pool, sizes, k.arg(0), k.out_arg(0), row) };
             Ok(())
         }))
     })

@@ -1,5 +1,5 @@
-//! `pad`: numbers around a tensor, `paddings` before and behind each dimension. Any element type. The
-//! gradient is the part in the middle.
+//! `pad`: numbers around a tensor, `paddings` before and behind each dimension. Any element type.
+//! The gradient is the part in the middle.
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_like, check_row_major, element_bytes, sizes};
@@ -85,23 +85,19 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (at, strides) = middle(p, &out.shape);
     let lens = sizes(&x.shape);
     let copy = Strided::new(&lens, (0, &row_major(&lens)), (at, &strides));
-    let (bytes, len) = (element_bytes(x.dtype, p.op.attr_float("pad_value")), out.shape.len());
+    let bytes = element_bytes(x.dtype, p.op.attr_float("pad_value"));
     by_width!(x.dtype, T => {
         let mut own = [0; size_of::<T>()];
         own.copy_from_slice(&bytes[..size_of::<T>()]);
         let value = T::from_ne_bytes(own);
         Ok(Kernel::new(move |k| {
-            let out = k.out_arg(0).ptr.cast::<T>();
-            let place = out as usize;
+            let out = k.out_arg(0).bits_mut::<T>();
+            let (len, out) = (out.len(), Shareable::new(out));
             k.pool.run_ranges(len, GRAIN, |range| {
                 // SAFETY: ranges are disjoint and inside the output.
-                unsafe {
-                    let start = (place as *mut T).add(range.start);
-                    std::slice::from_raw_parts_mut(start, range.len()).fill(value);
-                }
+                unsafe { out.slice(range.start, range.len()) }.fill(value);
             });
-            // SAFETY: the plan goes over X and the middle of the output.
-            unsafe { copy.run::<T>(k.pool, k.arg(0).ptr.cast(), out) };
+            copy.run::<T>(k.pool, k.arg(0), k.out_arg(0));
             Ok(())
         }))
     })
@@ -115,8 +111,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            // SAFETY: as above, the other way round.
-            unsafe { copy.run::<T>(k.pool, k.arg(1).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            copy.run::<T>(k.pool, k.arg(1), k.out_arg(0));
             Ok(())
         }))
     })

@@ -1,9 +1,8 @@
 //! Random tensors: uniform, normal, truncated normal, integers, a permutation.
 //!
 //! They fill parameters in startup programs, so a number depends on the seed, the op's `stream` and
-//! its place only: every run draws the same. `seed` 0 is the program's. Floating tensors are drawn in
-//! f32. A truncated normal lies
-//! within two standard deviations.
+//! its place only: every run draws the same. `seed` 0 is the program's. Floating tensors are drawn
+//! in f32. A truncated normal lies within two standard deviations.
 
 use crate::prelude::*;
 use crate::tensor::fill::infer_shape_attr;

@@ -1,5 +1,6 @@
 //! The same elements under another shape: `reshape2`, `squeeze2`, `unsqueeze2`, `flatten2`,
-//! `flatten_contiguous_range`. Views: the planner lets both sides share memory, and nothing runs then.
+//! `flatten_contiguous_range`. Views: the planner lets both sides share memory, and nothing runs
+//! then.
 
 use crate::prelude::*;
 use crate::rules::{axes_of, flat};
@@ -138,8 +139,8 @@ fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
     Shape::new(&dims)
 }
 
-/// Axes of another size than 1 stay. What a batch of 1 would make of "all of size 1" is not what a batch
-/// of 3 makes of it, so the op names its axes, and an unknown one is not among them.
+/// Axes of another size than 1 stay. What a batch of 1 would make of "all of size 1" is not what a
+/// batch of 3 makes of it, so the op names its axes, and an unknown one is not among them.
 fn squeezed(op: &Op, x: &Shape) -> Result<Shape> {
     let axes = axes_of(op.attr_ints("axes"), x)?;
     if axes.is_empty() || axes.iter().any(|axis| x[*axis] < 0) {

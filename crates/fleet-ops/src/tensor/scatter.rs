@@ -1,9 +1,9 @@
 //! Rows written by index: `scatter` and `scatter_nd_add`. f32 (halves through f32), f64, i32, i64;
 //! indices i32 or i64.
 //!
-//! `scatter` with `overwrite` lets the last of several updates of a row win; without, the rows named
-//! by Ids are cleared and all their updates added. Its gradient with respect to X is zero in those
-//! rows either way.
+//! `scatter` with `overwrite` lets the last of several updates of a row win; without, the rows
+//! named by Ids are cleared and all their updates added. Its gradient with respect to X is zero in
+//! those rows either way.
 
 use crate::prelude::*;
 use crate::rules::{by_type, check_row_major};

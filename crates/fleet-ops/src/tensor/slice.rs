@@ -1,7 +1,7 @@
 //! Parts of a tensor: `slice` and `strided_slice`. Any element type.
 //!
-//! Starts and ends count from the end when negative and are cut to the tensor. `decrease_axis` drops
-//! dimensions of length 1 from the shape. The gradient lies in zeros.
+//! Starts and ends count from the end when negative and are cut to the tensor. `decrease_axis`
+//! drops dimensions of length 1 from the shape. The gradient lies in zeros.
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major, sizes};
@@ -152,8 +152,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let copy = Strided::new(&lens, (at, &strides), (0, &row_major(&lens)));
     by_width!(p.input("Input").dtype, T => {
         Ok(Kernel::new(move |k| {
-            // SAFETY: the cuts lie inside the input; the output has their lengths.
-            unsafe { copy.run::<T>(k.pool, k.arg(0).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            copy.run::<T>(k.pool, k.arg(0), k.out_arg(0));
             Ok(())
         }))
     })
@@ -175,8 +174,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     by_width!(p.input("Out@GRAD").dtype, T => {
         Ok(Kernel::new(move |k| {
             zero(k, 0);
-            // SAFETY: as above, the other way round.
-            unsafe { copy.run::<T>(k.pool, k.arg(1).ptr.cast(), k.out_arg(0).ptr.cast()) };
+            copy.run::<T>(k.pool, k.arg(1), k.out_arg(0));
             Ok(())
         }))
     })

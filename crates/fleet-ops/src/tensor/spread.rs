@@ -2,7 +2,7 @@
 //! ones, are repeated. What expanding, tiling, and gradients of reductions are made of.
 
 use fleet_base::{Error, Result};
-use fleet_kernels::pool::Pool;
+use fleet_kernels::pool::{Pool, Shareable};
 use fleet_tensor::Shape;
 use std::ops::Range;
 
@@ -15,6 +15,8 @@ pub(crate) struct Spread {
     /// (length, stride in the small tensor), outermost first; never empty.
     axes: Vec<(usize, usize)>,
     len: usize,
+    /// Elements that the small tensor must have.
+    own_len: usize,
     repeated: Vec<usize>,
 }
 
@@ -55,7 +57,11 @@ impl Spread {
         }
         axes.reverse();
         let len = axes.iter().map(|(len, _)| len).product();
-        Spread { axes, len, repeated }
+        let own_len = match len {
+            0 => 0,
+            _ => 1 + axes.iter().map(|(len, step)| (len - 1) * step).sum::<usize>(),
+        };
+        Spread { axes, len, own_len, repeated }
     }
 
     /// A tensor of shape `from`, each dimension repeated as a whole `times` times.
@@ -75,6 +81,11 @@ impl Spread {
         self.len
     }
 
+    /// Elements that the small tensor must have.
+    pub(crate) fn own_len(&self) -> usize {
+        self.own_len
+    }
+
     /// Axes of the larger shape along which the tensor is repeated.
     pub(crate) fn repeated_axes(&self) -> Vec<usize> {
         self.repeated.clone()
@@ -91,8 +102,8 @@ impl Spread {
         it
     }
 
-    /// Calls `segment(start in the larger shape, start in the small tensor, step there, length)` for
-    /// the pieces of a range.
+    /// Calls `segment(start in the larger shape, start in the small tensor, step there, length)`
+    /// for the pieces of a range.
     #[inline]
     pub(crate) fn walk(
         &self,
@@ -121,28 +132,26 @@ impl Spread {
 
     /// Writes `map` of the small tensor under the larger shape to `out`.
     ///
-    /// # Safety
-    /// `from` holds the small tensor, `out` has room for the larger shape; they do not overlap.
-    pub(crate) unsafe fn copy<T: Copy + Send + Sync>(
+    /// # Panics
+    /// If `out` has another length than the larger shape.
+    pub(crate) fn copy<T: Copy + Send + Sync>(
         &self,
         pool: &Pool,
-        from: *const T,
-        out: *mut T,
+        from: &[T],
+        out: &mut [T],
         map: impl Fn(T) -> T + Sync,
     ) {
-        let (from, out) = (from as usize, out as usize);
+        assert_eq!(out.len(), self.len, "the plan of another output");
+        let out = Shareable::new(out);
         pool.run_ranges(self.len, GRAIN, |range| {
             self.walk(range, |i, at, step, n| {
-                // SAFETY: pieces are disjoint and inside both tensors, as promised by the caller.
-                unsafe {
-                    let from = (from as *const T).add(at);
-                    let out = std::slice::from_raw_parts_mut((out as *mut T).add(i), n);
-                    if step == 0 {
-                        out.fill(map(*from));
-                    } else {
-                        let from = std::slice::from_raw_parts(from, n);
-                        out.iter_mut().zip(from).for_each(|(to, from)| *to = map(*from));
-                    }
+                // SAFETY: pieces are disjoint and below `self.len`.
+                let out = unsafe { out.slice(i, n) };
+                if step == 0 {
+                    out.fill(map(from[at]));
+                } else {
+                    let from = &from[at..at + n];
+                    out.iter_mut().zip(from).for_each(|(to, from)| *to = map(*from));
                 }
             });
         });

@@ -2,8 +2,11 @@
 //! and rolls are made of. Planned once, run many times.
 //!
 //! Axes on which both sides go on contiguously are merged; runs are copied as such, and a transpose
-//! goes tile by tile, so that both sides are read and written in whole cache lines.
+//! goes tile by tile, so that both sides are read and written in whole cache lines. A plan knows
+//! how far it reaches on either side, and each run compares that with the arguments.
 
+use crate::Arg;
+use crate::def::Bits;
 use fleet_kernels::pool::Pool;
 
 /// Elements that a task copies.
@@ -28,6 +31,9 @@ pub(crate) struct Strided {
     from_at: usize,
     to_at: usize,
     tiled: bool,
+    /// Elements that each side must have.
+    from_len: usize,
+    to_len: usize,
 }
 
 /// Strides of a row-major tensor.
@@ -40,8 +46,8 @@ pub(crate) fn row_major(lens: &[usize]) -> Vec<isize> {
 }
 
 impl Strided {
-    /// Copies `lens` elements along each axis, from `from_at` in steps of `from`, to `to_at` in steps
-    /// of `to`.
+    /// Copies `lens` elements along each axis, from `from_at` in steps of `from`, to `to_at` in
+    /// steps of `to`.
     pub(crate) fn new(
         lens: &[usize],
         (from_at, from): (usize, &[isize]),
@@ -77,12 +83,25 @@ impl Strided {
             axes.push(Axis { len: 1, from: 1, to: 1 });
         }
         assert!(axes.len() <= AXES_MAX, "more axes than shapes can have");
-        Strided { axes, from_at, to_at, tiled }
+        let from_len = reach(from_at, &axes, |axis| axis.from);
+        let to_len = reach(to_at, &axes, |axis| axis.to);
+        Strided { axes, from_at, to_at, tiled, from_len, to_len }
+    }
+
+    /// Copies from one argument to another.
+    ///
+    /// # Panics
+    /// If the plan reaches beyond one of them.
+    pub(crate) fn run<T: Bits>(&self, pool: &Pool, from: &Arg, to: &Arg) {
+        let from = from.start_of_width::<T>(self.from_len);
+        let to = to.start_of_width::<T>(self.to_len);
+        // SAFETY: both hold as many elements as the plan reaches; kernels see operands apart.
+        unsafe { self.run_raw(pool, from.cast_const(), to) };
     }
 
     /// # Safety
-    /// The places that the plan names lie inside `from` and `to`, which do not overlap.
-    pub(crate) unsafe fn run<T: Copy>(&self, pool: &Pool, from: *const T, to: *mut T) {
+    /// `from` holds `from_len` elements, `to` has room for `to_len`, and they do not overlap.
+    unsafe fn run_raw<T: Copy>(&self, pool: &Pool, from: *const T, to: *mut T) {
         let (from, to) = (from.wrapping_add(self.from_at), to.wrapping_add(self.to_at));
         let (from, to) = (from as usize, to as usize);
         let inner_axes = if self.tiled { 2 } else { 1 };
@@ -128,6 +147,21 @@ impl Strided {
             }
         });
     }
+}
+
+/// Elements that a side must have: one more than the last place that the axes name.
+///
+/// # Panics
+/// If a place lies before the first element.
+fn reach(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usize {
+    if axes.iter().any(|axis| axis.len == 0) {
+        return 0;
+    }
+    let ends = axes.iter().map(|axis| (axis.len as isize - 1) * step(axis));
+    let (before, behind) =
+        ends.fold((0, 0), |(low, high): (isize, isize), end| (low + end.min(0), high + end.max(0)));
+    assert!(at as isize + before >= 0, "a copy begins before its tensor");
+    (at as isize + behind) as usize + 1
 }
 
 /// Places along some axes, counted up without divisions.
@@ -215,7 +249,7 @@ mod tests {
         for threads in [1, 3] {
             let mut out = vec![u32::MAX; count];
             // SAFETY: the tests name places inside.
-            unsafe { plan.run(&Pool::new(threads), source.as_ptr(), out.as_mut_ptr()) };
+            unsafe { plan.run_raw(&Pool::new(threads), source.as_ptr(), out.as_mut_ptr()) };
             for (place, value) in out.iter().enumerate() {
                 let mut rest = place;
                 let mut at = from_at as isize;
@@ -242,5 +276,24 @@ mod tests {
         check(&[60_000], &[1], 3, &source);
         check(&[0, 4], &[4, 1], 0, &source);
         check(&[], &[], 7, &source);
+    }
+
+    #[test]
+    fn a_plan_that_reaches_beyond_its_arguments_does_not_run() {
+        let pool = Pool::new(1);
+        let (mut source, mut target) = ([1f32; 12], [0f32; 12]);
+        let (from, to) = (Arg::of_slice(&mut source), Arg::of_slice(&mut target));
+        let run = |lens: &[usize], from_side: (usize, &[isize]), to_side: (usize, &[isize])| {
+            let work = || Strided::new(lens, from_side, to_side).run::<u32>(&pool, &from, &to);
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok()
+        };
+        assert!(run(&[3, 4], (0, &[4, 1]), (0, &[4, 1])));
+        assert!(run(&[3, 4], (11, &[-4, -1]), (0, &[1, 3])));
+        assert!(run(&[0, 9], (0, &[9, 1]), (99, &[9, 1])));
+        assert!(!run(&[3, 4], (1, &[4, 1]), (0, &[4, 1])));
+        assert!(!run(&[3, 4], (0, &[4, 1]), (0, &[1, 4])));
+        assert!(!run(&[3, 4], (10, &[-4, -1]), (0, &[4, 1])));
+        let bytes = || Strided::new(&[1], (0, &[1]), (0, &[1])).run::<u8>(&pool, &from, &to);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(bytes)).is_err());
     }
 }

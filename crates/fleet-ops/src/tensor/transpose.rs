@@ -51,16 +51,9 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let x = p.input("X");
     let plan = Permute::new(&sizes(&x.shape), &order(p.op, &x.shape)?)?;
-    let len = x.shape.len();
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let (x, out) = (k.arg(0).ptr.cast::<T>(), k.out_arg(0).ptr.cast::<T>());
-            // SAFETY: both hold `len` elements of this width, aligned to 64 bytes even when there
-            // are none, and do not overlap.
-            let (x, out) = unsafe {
-                (std::slice::from_raw_parts(x, len), std::slice::from_raw_parts_mut(out, len))
-            };
-            permute(k.pool, &plan, x, out);
+            permute(k.pool, &plan, k.arg(0).bits::<T>(), k.out_arg(0).bits_mut());
             Ok(())
         }))
     })

@@ -51,14 +51,16 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (diagonal, lower) = (p.op.attr_int("diagonal"), p.op.attr_bool("lower"));
     by_width!(x.dtype, T => {
         Ok(Kernel::new(move |k| {
-            let (x, out) = (k.arg(0).ptr as usize, k.out_arg(0).ptr as usize);
+            let x = k.arg(0).start_of_width::<T>(rows * width) as usize;
+            let out = k.out_arg(0).start_of_width::<T>(rows * width) as usize;
             k.pool.run_ranges(rows, (GRAIN / width.max(1)).max(1), |range| {
                 for row in range {
                     // Columns up to here belong to the lower triangle; from here on, to the upper.
                     let shift = if lower { 1 } else { 0 };
                     let edge = ((row % height) as i64).saturating_add(diagonal).saturating_add(shift);
                     let edge = edge.clamp(0, width as i64) as usize;
-                    // SAFETY: rows are disjoint and inside both tensors, which are equal or disjoint.
+                    // SAFETY: rows are disjoint and inside both tensors, whose lengths were
+                    // compared above and which are equal or disjoint.
                     unsafe {
                         let from = (x as *const T).add(row * width);
                         let to = (out as *mut T).add(row * width);

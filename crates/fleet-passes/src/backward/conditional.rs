@@ -1,14 +1,14 @@
 //! Gradients through conditional blocks.
 //!
-//! The gradients of a conditional block's ops stand in a conditional block of their own, behind the same
-//! condition. What they add to the gradient of a variable outside is zero in steps in which the block
-//! does not run: zeros are written first, and the block writes over them. An op of the surrounding
-//! block then takes the result over, so that every gradient is made by an op that always runs: whoever
-//! looks for the place where a gradient is ready finds it there.
+//! The gradients of a conditional block's ops stand in a conditional block of their own, behind the
+//! same condition. What they add to the gradient of a variable outside is zero in steps in which
+//! the block does not run: zeros are written first, and the block writes over them. An op of the
+//! surrounding block then takes the result over, so that every gradient is made by an op that
+//! always runs: whoever looks for the place where a gradient is ready finds it there.
 
 use super::{Node, Tape, emit_like};
 use fleet_base::{Error, Result};
-use fleet_ir::{OpId, Program, VarId, VarKind};
+use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_ops::Emit;
 use std::collections::{HashMap, HashSet};
 
@@ -59,7 +59,7 @@ fn leave(
     emit: &mut Emit<'_>,
     tape: &mut Tape<'_>,
     forward: OpId,
-    (block, mut inside): (fleet_ir::BlockId, Vec<OpId>),
+    (block, mut inside): (BlockId, Vec<OpId>),
     sums: &[(VarId, VarId)],
 ) -> Result<()> {
     let op = emit.program.op(forward);
@@ -79,6 +79,7 @@ fn leave(
         results.push((*var, result));
     }
     emit.program.set_block_ops(block, inside);
+    check_visible(emit.program, block)?;
     emit.named_op("conditional_block")?.input("Cond", condition).attr("sub_block", block).done()?;
     for (var, result) in results {
         let stem = format!("{}@GRAD@PART", emit.program.var_name(var));
@@ -94,8 +95,24 @@ fn leave(
     Ok(())
 }
 
-/// A gradient belongs to a variable, so each variable on the way must have one value in a step: one op
-/// writes it, or one op of each of two branches.
+/// Gradients read what forward ops have left, in a block beside that of those ops.
+fn check_visible(program: &Program, block: BlockId) -> Result<()> {
+    let around = std::iter::successors(Some(block), |block| program.block(*block).parent);
+    let visible: HashSet<VarId> =
+        around.flat_map(|block| program.block(block).vars().iter().copied()).collect();
+    let mut read = program.block_ops(block).flat_map(|(_, op)| op.all_inputs());
+    match read.find(|var| !visible.contains(var)) {
+        None => Ok(()),
+        Some(var) => Err(Error::unsupported(format!(
+            "gradients need '{}', which is declared inside of a conditional block",
+            program.var_name(var)
+        ))
+        .help("declare it in the block around")),
+    }
+}
+
+/// A gradient belongs to a variable, so each variable on the way must have one value in a step: one
+/// op writes it, or one op of each of two branches.
 pub(super) fn check_single_producer(
     program: &Program,
     nodes: &[Node],

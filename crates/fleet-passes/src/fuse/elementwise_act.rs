@@ -1,6 +1,6 @@
 //! `relu(x + y)` in one pass over memory, forward and backward, for operands of one shape.
 
-use super::{Edit, Graph, emit_like, only};
+use super::{Edit, Graph, Order, emit_like, only};
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
 use fleet_ops::Registry;
@@ -9,7 +9,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     if registry.find("fused_elemwise_activation").is_none() {
         return Ok(false);
     }
-    let graph = Graph::new(program, keep);
+    let (graph, order) = (Graph::new(program, keep), Order::new(program));
     let sums: Vec<OpId> = program
         .root_ops()
         .filter(|(_, op)| op.name() == "elementwise_add")
@@ -17,7 +17,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
         .collect();
     let mut edit = Edit::default();
     for add in sums {
-        fuse(program, registry, &graph, &mut edit, add)?;
+        fuse(program, registry, (&graph, &order), &mut edit, add)?;
     }
     Ok(edit.apply(program))
 }
@@ -25,7 +25,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
 fn fuse(
     program: &mut Program,
     registry: &Registry,
-    graph: &Graph,
+    (graph, order): (&Graph, &Order),
     edit: &mut Edit,
     add: OpId,
 ) -> Result<()> {
@@ -38,6 +38,10 @@ fn fuse(
     }
     let Some(act) = graph.user(program, sum, "relu", "X") else { return Ok(()) };
     let Some(out) = only(program.op(act), "Out") else { return Ok(()) };
+    // The sum is made where the activation stands.
+    if !order.before(add, act) || [x, y].iter().any(|var| order.changes(*var, add, act)) {
+        return Ok(());
+    }
     let act_grad = graph.user(program, out, "relu_grad", "Out");
     let mut ops = vec![add, act];
     let mut backward = None;

@@ -1,6 +1,6 @@
 //! Looked-up rows go straight to where a concat would put them, and their gradient is read straight
-//! from there: `concat(flatten(lookup_table_v2(W, Ids)), rest...)`, the first layer's input of a wide &
-//! deep model, as one op each way.
+//! from there: `concat(flatten(lookup_table_v2(W, Ids)), rest...)`, the first layer's input of a
+//! wide & deep model, as one op each way.
 
 use super::{Edit, Graph, Order, emit_like, only};
 use fleet_base::Result;

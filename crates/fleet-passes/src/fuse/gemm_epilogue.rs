@@ -1,9 +1,10 @@
-//! `act(x * w + b)` as one op: the bias and the activation are applied while the product's tile is in
-//! registers, and the backward pass makes the gradient of the bias on its way.
+//! `act(x * w + b)` as one op: the bias and the activation are applied while the product's tile is
+//! in registers, and the backward pass makes the gradient of the bias on its way.
 //!
 //! Takes `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`) followed by an
-//! `elementwise_add` of a row and, if there is one, an activation. Where one such layer feeds the next
-//! through a relu, the gradient of the relu is applied to the tiles of the later layer's `X@GRAD`.
+//! `elementwise_add` of a row and, if there is one, an activation. Where one such layer feeds the
+//! next through a relu, the gradient of the relu is applied to the tiles of the later layer's
+//! `X@GRAD`.
 
 use super::{Edit, Graph, emit_like, only};
 use fleet_base::Result;
@@ -124,8 +125,9 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
         op.name() != "gelu" || !op.attr_bool("approximate")
     });
     let mut found = Match { product, add, act, product_grad: None, add_grad: None, act_grad: None };
-    // The gradient that arrives at the sum, if the program has a backward part. The gradient of a sum
-    // for an operand of its own shape needs no op, so that of the product may be the same variable.
+    // The gradient that arrives at the sum, if the program has a backward part. The gradient of a
+    // sum for an operand of its own shape needs no op, so that of the product may be the same
+    // variable.
     let mut arriving = None;
     if let Some(act) = act {
         let name = format!("{}_grad", program.op(act).name());

@@ -1,7 +1,8 @@
 //! Fusions: several ops become one that passes over memory less often. Results are kept.
 //!
 //! A fusion finds a forward pattern together with the gradient ops that belong to it, and replaces
-//! both, so that nothing in between has to be stored. Each pass is one file; what they share is here.
+//! both, so that nothing in between has to be stored. Each pass is one file; what they share is
+//! here.
 
 pub(crate) mod batch_norm;
 pub(crate) mod elementwise_act;
@@ -20,6 +21,7 @@ pub(crate) struct Graph {
     users: HashMap<VarId, Vec<OpId>>,
     position: HashMap<OpId, usize>,
     last_write: HashMap<VarId, usize>,
+    written_again: HashSet<VarId>,
     keep: HashSet<VarId>,
 }
 
@@ -27,17 +29,23 @@ impl Graph {
     pub fn new(program: &Program, keep: &[VarId]) -> Graph {
         let mut users: HashMap<VarId, Vec<OpId>> = HashMap::new();
         let (mut position, mut last_write) = (HashMap::new(), HashMap::new());
+        let mut written_again = HashSet::new();
         for (at, (id, _)) in program.root_ops().enumerate() {
             position.insert(id, at);
             let (mut reads, mut writes) = (HashSet::new(), HashSet::new());
             program.writes_of(id, &mut writes);
-            last_write.extend(writes.into_iter().map(|var| (var, at)));
+            for var in writes {
+                if last_write.insert(var, at).is_some() {
+                    written_again.insert(var);
+                }
+            }
             program.reads_of(id, &mut reads);
             for var in reads {
                 users.entry(var).or_default().push(id);
             }
         }
-        Graph { users, position, last_write, keep: keep.iter().copied().collect() }
+        let keep = keep.iter().copied().collect();
+        Graph { users, position, last_write, written_again, keep }
     }
 
     /// Ops that read the variable, in program order.
@@ -59,10 +67,11 @@ impl Graph {
         })
     }
 
-    /// Whether the variable is a temporary that nobody but `ops` reads.
+    /// Whether the variable is a temporary of one value that only `ops` read.
     pub fn private(&self, program: &Program, var: VarId, ops: &[OpId]) -> bool {
         !self.keep.contains(&var)
             && !program.var(var).persistable
+            && !self.written_again.contains(&var)
             && self.users(var).iter().all(|user| ops.contains(user))
     }
 }
@@ -157,8 +166,8 @@ impl Edit {
     }
 }
 
-/// Starts an emission with the role and labels of an op that it replaces. Blocks are where the op stands:
-/// what is emitted belongs to none until an [`Edit`] puts it there.
+/// Starts an emission with the role and labels of an op that it replaces. Blocks are where the op
+/// stands: what is emitted belongs to none until an [`Edit`] puts it there.
 pub(crate) fn emit_like<'p>(
     program: &'p mut Program,
     registry: &'p fleet_ops::Registry,

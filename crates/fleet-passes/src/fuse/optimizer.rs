@@ -1,6 +1,6 @@
 //! One sweep of the optimizer over all parameters: update ops of one kind, with the same attributes
-//! and the same learning rate, become one op over lists. Each block by itself: updates that are made in
-//! some steps only (gradient merge, found infinities) stand in a block of their own.
+//! and the same learning rate, become one op over lists. Each block by itself: updates that are
+//! made in some steps only (gradient merge, found infinities) stand in a block of their own.
 
 use super::{Edit, emit_like};
 use fleet_base::Result;

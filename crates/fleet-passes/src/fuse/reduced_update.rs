@@ -1,10 +1,10 @@
-//! A bucket's sum over ranks with the updates that wait for it: `c_allreduce_sum` over gradients, each of
-//! which one update reads, becomes `allreduce_{sgd,momentum,adam,adamw}`. Parameters then move while their
-//! gradient's sum is in the cache, and the sum itself is kept nowhere.
+//! A bucket's sum over ranks with the updates that wait for it: `c_allreduce_sum` over gradients,
+//! each of which one update reads, becomes `allreduce_{sgd,momentum,adam,adamw}`. Parameters then
+//! move while their gradient's sum is in the cache, and the sum itself is kept nowhere.
 //!
 //! All updates of the bucket must be alike, and must be free to stand where the sum stands: nothing
-//! between touches what they write, or writes what they read. Nothing else may want the sum. A schedule of the rate, which usually
-//! stands between, goes to the front first.
+//! between touches what they write, or writes what they read. Nothing else may want the sum. A
+//! schedule of the rate, which usually stands between, goes to the front first.
 
 use super::optimizer::{KINDS, alike};
 use super::{Edit, emit_like};
@@ -42,7 +42,8 @@ pub struct Arrival {
     pub held: Option<String>,
 }
 
-/// What [`BuildOptions::update_on_arrival`](crate::BuildOptions) can do for a program's buckets of gradients.
+/// What [`BuildOptions::update_on_arrival`](crate::BuildOptions) can do for a program's buckets of
+/// gradients.
 pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
     let mut program = program.clone();
     bring_rate_forward(&mut program);

@@ -1,5 +1,5 @@
-//! A relu into the depthwise convolution that follows it: the convolution clips its input as it reads,
-//! and its gradient masks what it writes, so that the clipped image is never stored.
+//! A relu into the depthwise convolution that follows it: the convolution clips its input as it
+//! reads, and its gradient masks what it writes, so that the clipped image is never stored.
 
 use super::{Edit, Graph, emit_like, only};
 use fleet_base::Result;

@@ -1,9 +1,10 @@
 //! `layer_norm(x + residual)` in one pass over memory, and the gradient of a residual sum with it.
 //!
-//! Forward, a sum of two tensors of one shape goes into the norm behind it (`Residual`), which still
-//! writes the sum: its own gradient wants it, and so may others. Backward, the sum of two gradients
-//! that reach the normalised tensor, one of them through the norm, goes into the gradient of the norm
-//! (`Skip`). That second form needs no residual: pre-norm networks have it at every layer.
+//! Forward, a sum of two tensors of one shape goes into the norm behind it (`Residual`), which
+//! still writes the sum: its own gradient wants it, and so may others. Backward, the sum of two
+//! gradients that reach the normalised tensor, one of them through the norm, goes into the gradient
+//! of the norm (`Skip`). That second form needs no residual: pre-norm networks have it at every
+//! layer.
 
 use super::{Edit, Graph, Order, emit_like, only};
 use fleet_base::Result;

@@ -1,5 +1,5 @@
-//! Settings that do not go together, and settings without effect. What depends on the program or the
-//! cluster is the compiler's to say.
+//! Settings that do not go together, and settings without effect. What depends on the program or
+//! the cluster is the compiler's to say.
 
 use super::walk;
 use crate::problem::Problem;

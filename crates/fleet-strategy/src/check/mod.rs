@@ -1,6 +1,6 @@
-//! What is wrong with a strategy, as far as that can be said without a program and a cluster: values
-//! out of range (`ranges.rs`), lists that contradict themselves (`lists.rs`), settings that do not go
-//! together or have no effect (`combinations.rs`).
+//! What is wrong with a strategy, as far as that can be said without a program and a cluster:
+//! values out of range (`ranges.rs`), lists that contradict themselves (`lists.rs`), settings that
+//! do not go together or have no effect (`combinations.rs`).
 
 mod combinations;
 mod lists;

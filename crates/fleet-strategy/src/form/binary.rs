@@ -1,5 +1,6 @@
-//! Protobuf's binary form. prost writes and reads it; before it reads, the bytes are walked along the
-//! schema, because prost skips what it does not know, and a setting that is skipped is a setting lost.
+//! Protobuf's binary form. prost writes and reads it; before it reads, the bytes are walked along
+//! the schema, because prost skips what it does not know, and a setting that is skipped is a
+//! setting lost.
 
 use super::document::join;
 use crate::reflect::{Field, Kind, Shape};

@@ -1,5 +1,5 @@
-//! A file as a tree with places, and how it fills a strategy. The three text forms differ in how the
-//! tree is read, not in what it means.
+//! A file as a tree with places, and how it fills a strategy. The three text forms differ in how
+//! the tree is read, not in what it means.
 
 use crate::compat;
 use crate::problem::{Place, Problem};

@@ -73,7 +73,7 @@ pub fn quoted(text: &str) -> String {
             '\n' => out += "\\n",
             '\r' => out += "\\r",
             '\t' => out += "\\t",
-            c if c < ' ' || c == '\u{7f}' => {
+            c if c.is_control() => {
                 let _ = write!(out, "\\u{:04x}", u32::from(c));
             }
             c => out.push(c),

@@ -1,5 +1,5 @@
-//! Strategies as files: the text form, the binary form, JSON, TOML. All four keep presence: what was
-//! not assigned is not written, and what was is.
+//! Strategies as files: the text form, the binary form, JSON, TOML. All four keep presence: what
+//! was not assigned is not written, and what was is.
 
 pub(crate) mod binary;
 pub(crate) mod document;
@@ -12,9 +12,8 @@ use crate::problem::{Place, Problem, all_in_one};
 use crate::schema::DistributedStrategy;
 use crate::source::{StrategySource, nearest};
 use document::Filled;
-use fleet_base::{Error, Result, file, text};
+use fleet_base::{Error, Result, file, input};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
 /// How a strategy is written down.
@@ -45,7 +44,8 @@ impl StrategyForm {
     }
 }
 
-/// Larger files are no strategies: the largest honest one has a few hundred tables of a kilobyte each.
+/// Larger files are no strategies: the largest honest one has a few hundred tables of a kilobyte
+/// each.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
 
 /// A strategy read from a file, with everything that can be said about the file.
@@ -136,8 +136,8 @@ impl DistributedStrategy {
         self.load_as(path, StrategyForm::of(path))
     }
 
-    /// As [`load`](Self::load); what comes back besides says where the fields stand, so that errors of a later
-    /// minimisation can name the line.
+    /// As [`load`](Self::load); what comes back besides says where the fields stand, so that errors
+    /// of a later minimisation can name the line.
     pub fn load_with_source(
         &mut self,
         path: impl AsRef<Path>,
@@ -175,29 +175,13 @@ pub(crate) fn one_line(message: &dyn crate::Reflect) -> String {
     text.lines().map(shown).collect::<Vec<_>>().join(" ")
 }
 
-/// Reads a file that may be a strategy: what a length says, and then no more than a strategy may have,
-/// since devices and pipes have no length.
+/// Reads a file or a pipe that may be a strategy.
 pub fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let wrong = |error: std::io::Error| Error::io("read", path, &error);
-    let file = std::fs::File::open(path).map_err(wrong)?;
-    let length = file.metadata().map_err(wrong)?.len();
-    check_length(length).map_err(|error| error.at(path.display()))?;
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(wrong)?;
-    Ok(bytes)
-}
-
-fn check_length(length: u64) -> Result<()> {
-    if length <= FILE_BYTES_MAX as u64 {
-        return Ok(());
-    }
-    Err(Error::invalid("the file is too large for a strategy")
-        .expected(format!("at most {}", text::bytes(FILE_BYTES_MAX as u64)))
-        .got(text::bytes(length)))
+    input::read(path, "a strategy", FILE_BYTES_MAX as u64)
 }
 
 fn fill(strategy: &mut DistributedStrategy, bytes: &[u8], form: StrategyForm) -> Result<Filled> {
-    check_length(bytes.len() as u64)?;
+    input::check_bytes(bytes.len() as u64, "a strategy", FILE_BYTES_MAX as u64)?;
     if form == StrategyForm::Binary {
         binary::merge(strategy, bytes).map_err(|error| match std::str::from_utf8(bytes) {
             Ok(text) if !text.contains('\0') => error.help(

@@ -1,5 +1,5 @@
-//! Floats as protobuf's text form writes them: the shortest digits that read back to the same number,
-//! always with a point or an exponent.
+//! Floats as protobuf's text form writes them: the shortest digits that read back to the same
+//! number, always with a point or an exponent.
 
 /// As Python's `repr`, which the text form of doubles is.
 pub fn float64(value: f64) -> String {

@@ -1,9 +1,9 @@
 //! Protobuf's text form: the writer, byte for byte that of protobuf, and the reader.
 //!
 //! The reader takes what protobuf's takes: comments, `name {}` and `name: {}` and `name <>`, lists
-//! `[a, b]`, strings in either quotes with escapes and joined when adjacent, numbers in three bases,
-//! separators `,` and `;`. After an error it goes on with the next line, so that one look at a file
-//! finds all.
+//! `[a, b]`, strings in either quotes with escapes and joined when adjacent, numbers in three
+//! bases, separators `,` and `;`. After an error it goes on with the next line, so that one look at
+//! a file finds all.
 
 use super::document::{DEPTH_MAX, Data, Entry, Node, PROBLEMS_MAX};
 use super::number::{float32, float64};

@@ -2,8 +2,8 @@
 //!
 //! In every step the loss is averaged over ranks. The first step keeps that average, loss0, and its
 //! rate, lr0. After an averaging behind `begin_step` the interval becomes
-//! `ceil(sqrt(lr0 * loss / (lr * loss0) * init_k_steps))`, held between 1 and 16: the better the model,
-//! the more often ranks meet.
+//! `ceil(sqrt(lr0 * loss / (lr * loss0) * init_k_steps))`, held between 1 and 16: the better the
+//! model, the more often ranks meet.
 
 use super::local_sgd::{State, alone, average, take_snapshots};
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};

@@ -1,21 +1,22 @@
 //! Automatic mixed precision: matrix products and convolutions compute in 16-bit floats, what needs
-//! range in 32; parameters stay 32-bit masters, and the loss is scaled so that small gradients survive.
+//! range in 32; parameters stay 32-bit masters, and the loss is scaled so that small gradients
+//! survive.
 //!
-//! * forward: every op is given a precision by its class (see [`fleet_ops::AmpClass`]) and the user's
-//!   lists; inputs in another precision are cast, once each (`v.cast_fp16`, `v.cast_fp32`). The loss is
-//!   multiplied by `loss_scaling_0`.
-//! * encode, decode: a parameter's gradient that is merely cast to 32 bits travels as 16 bits; the cast
-//!   stands behind the communication.
-//! * unscale: gradients are divided by the scale and looked at; if one is not finite, all become zero
-//!   and the scale shrinks. Adam and AdamW leave everything as it is in such a step.
+//! * forward: every op is given a precision by its class (see [`fleet_ops::AmpClass`]) and the
+//!   user's lists; inputs in another precision are cast, once each (`v.cast_fp16`, `v.cast_fp32`).
+//!   The loss is multiplied by `loss_scaling_0`.
+//! * encode, decode: a parameter's gradient that is merely cast to 32 bits travels as 16 bits; the
+//!   cast stands behind the communication.
+//! * unscale: gradients are divided by the scale and looked at; if one is not finite, all become
+//!   zero and the scale shrinks. Adam and AdamW leave everything as it is in such a step.
 //!
-//! bfloat16 (`use_pure_bf16`) has the range of 32 bits: nothing is scaled. Regions (`fp16_guard`) count in the
-//! pure modes only, as documented.
+//! bfloat16 (`use_pure_bf16`) has the range of 32 bits: nothing is scaled. Regions (`fp16_guard`)
+//! count in the pure modes only, as documented.
 
 use super::fp16_allreduce::append;
 use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
 use crate::{AmpConfig, DistributedStrategy};
-use fleet_base::Result;
+use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{AmpClass, Emit, Meta, Registry};
 use fleet_tensor::{DType, Shape};
@@ -261,7 +262,18 @@ fn rewrite_forward(
         ops.push(id);
         retype_outputs(main, registry, id)?;
         for var in main.op(id).all_outputs().collect::<Vec<_>>() {
-            made_half.insert(var, main.var(var).dtype == half);
+            let is_half = main.var(var).dtype == half;
+            let before = made_half.insert(var, is_half);
+            let is_cast = [half, DType::F32].iter().any(|to| casts.contains_key(&(var, *to)));
+            if is_cast || before.is_some_and(|before| before != is_half) {
+                let name = main.var_name(var);
+                return Err(Error::unsupported(format!(
+                    "amp casts '{name}', which is written again"
+                ))
+                .expected("one op that writes it")
+                .help("let each op write a variable of its own")
+                .at(main.describe_op(id)));
+            }
         }
     }
     main.set_block_ops(Program::ROOT, ops);

@@ -1,12 +1,13 @@
-//! Data parallel (`RawProgram` in a chain): every rank trains on its part of the batch with the same
-//! parameters; gradients are summed over ranks before they are used.
+//! Data parallel (`RawProgram` in a chain): every rank trains on its part of the batch with the
+//! same parameters; gradients are summed over ranks before they are used.
 //!
 //! * startup: rank 0's parameters are broadcast.
-//! * backward: the gradient of the loss is scaled by 1/N, so that the sum over ranks is the gradient of
-//!   the whole batch's mean.
-//! * communicate: an all-reduce for each bucket, right behind the bucket's last gradient, so that it runs
-//!   while the backward pass goes on; buckets go over the rings in turn. Sparse rows are gathered.
-//!   With `use_hierarchical_allreduce`, sums go up inside of groups, across their leaders, and down.
+//! * backward: the gradient of the loss is scaled by 1/N, so that the sum over ranks is the
+//!   gradient of the whole batch's mean.
+//! * communicate: an all-reduce for each bucket, right behind the bucket's last gradient, so that
+//!   it runs while the backward pass goes on; buckets go over the rings in turn. Sparse rows are
+//!   gathered. With `use_hierarchical_allreduce`, sums go up inside of groups, across their
+//!   leaders, and down.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;

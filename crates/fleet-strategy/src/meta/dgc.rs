@@ -2,8 +2,8 @@
 //! largest elements (see the op `dgc`); smaller and sparse ones are summed as ever.
 //!
 //! A counter, 0 in the first step, says how far the rampup is. Compressed parameters are clipped
-//! locally, by norm, before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup their sums are
-//! clipped to `clip_norm`, as those of all others.
+//! locally, by norm, before they are compressed: `clip_norm / sqrt(ranks)`. Before the rampup their
+//! sums are clipped to `clip_norm`, as those of all others.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;

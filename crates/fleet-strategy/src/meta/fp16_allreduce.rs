@@ -1,5 +1,6 @@
-//! fp16_allreduce: single-precision gradients travel as 16-bit floats, `g.cast_fp16_0` (`g.cast_bf16_0` with
-//! `fp16_allreduce_dtype` bfloat16), and are cast back, `g.cast_fp16_0.cast_fp32_0`, when they have arrived.
+//! fp16_allreduce: single-precision gradients travel as 16-bit floats, `g.cast_fp16_0`
+//! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16), and are cast back,
+//! `g.cast_fp16_0.cast_fp32_0`, when they have arrived.
 
 use super::{Applies, Encoded, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;

@@ -1,10 +1,10 @@
 //! Gradient merge: gradients of `k_steps` steps make one update.
 //!
-//! Each gradient has an accumulator, `p@GRAD@GradientMerge`. In every step the gradients are added to
-//! them; in every k-th step blocks run that divide by k (`avg`) and send, right behind the last gradient
-//! of a bucket, so that sending goes on beside the backward pass; and at the end one in which go on loss
-//! scaling, clips and updates, and which clears the accumulators. So ranks talk once in k steps. The
-//! learning rate's schedule counts every step.
+//! Each gradient has an accumulator, `p@GRAD@GradientMerge`. In every step the gradients are added
+//! to them; in every k-th step blocks run that divide by k (`avg`) and send, right behind the last
+//! gradient of a bucket, so that sending goes on beside the backward pass; and at the end one in
+//! which go on loss scaling, clips and updates, and which clears the accumulators. So ranks talk
+//! once in k steps. The learning rate's schedule counts every step.
 
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
 use crate::DistributedStrategy;

@@ -1,5 +1,5 @@
-//! LARS: the user's Momentum becomes LARS momentum; rate, momentum, regulariser, clip and parameters
-//! stay the user's.
+//! LARS: the user's Momentum becomes LARS momentum; rate, momentum, regulariser, clip and
+//! parameters stay the user's.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;

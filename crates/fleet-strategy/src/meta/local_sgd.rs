@@ -2,8 +2,8 @@
 //!
 //! A counter `@STEP_COUNTER@` is 1 in the first step. Up to `begin_step` ranks meet in every step;
 //! behind it when `k_steps` steps have gone by. Then, for each parameter p with its snapshot
-//! `p@SNAPSHOT` from the last meeting: p = s - p; p = sum over ranks / N; p = s - p; s = p. The state of
-//! the optimizer is not averaged.
+//! `p@SNAPSHOT` from the last meeting: p = s - p; p = sum over ranks / N; p = s - p; s = p. The
+//! state of the optimizer is not averaged.
 
 use super::data_parallel::buckets_of;
 use super::{Applies, Facts, Job, Kind, Strategy, conditional};
@@ -125,8 +125,8 @@ impl State {
     }
 }
 
-/// Averages every parameter in the block, bucket by bucket: one is on its way while compute prepares
-/// the next.
+/// Averages every parameter in the block, bucket by bucket: one is on its way while compute
+/// prepares the next.
 pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Result<()> {
     let rings = job.world_rings();
     let count = job.ranks.count;

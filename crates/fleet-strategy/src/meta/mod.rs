@@ -47,8 +47,8 @@ use std::collections::{HashMap, HashSet};
 /// Every strategy, outermost first: the order in which the chain is printed.
 ///
 /// Order matters between: fp16_allreduce inside data parallel (casts before sums), gradient merge
-/// inside both (what is sent is the merged gradient), AMP before recompute in `forward` and behind it
-/// in `backward` (what is computed again is the rewritten forward pass).
+/// inside both (what is sent is the merged gradient), AMP before recompute in `forward` and behind
+/// it in `backward` (what is computed again is the rewritten forward pass).
 pub static STRATEGIES: &[&dyn Strategy] = &[
     &data_parallel::DataParallel,
     &fp16_allreduce::Fp16AllReduce,
@@ -140,8 +140,8 @@ pub enum Applies {
     Idle(String),
     /// Cannot be, though asked for: left out with a warning, as documented.
     No(String),
-    /// Cannot be, and leaving it out would train another model than the user thinks: the field that asks for
-    /// it, and why.
+    /// Cannot be, and leaving it out would train another model than the user thinks: the field that
+    /// asks for it, and why.
     Refused(String, String),
 }
 
@@ -219,8 +219,8 @@ pub struct Job<'a> {
     pub grads: Vec<ParamGrad>,
     /// Where the way of the gradients goes on: the root, or a block that runs in some steps only.
     pub block: BlockId,
-    /// The condition of that block: what must not wait for the block's beginning goes into blocks of its
-    /// own under the same condition.
+    /// The condition of that block: what must not wait for the block's beginning goes into blocks
+    /// of its own under the same condition.
     pub due: Option<VarId>,
     /// A bool that optimizers which know it take for "leave everything as it is".
     pub skip_update: Option<VarId>,
@@ -236,7 +236,8 @@ pub struct Job<'a> {
     pub notes: Vec<String>,
     /// Gradients that were replaced for the time of their travel: what `decode` restores.
     pub encoded: Vec<Encoded>,
-    /// Parameters whose gradients are compressed, with what came back: they are updated by themselves.
+    /// Parameters whose gradients are compressed, with what came back: they are updated by
+    /// themselves.
     pub compressed: Vec<ParamGrad>,
     /// Names of the strategies that apply.
     pub chain: Vec<&'static str>,
@@ -317,8 +318,9 @@ impl Job<'_> {
         self.programs.main.var(var).kind == VarKind::SparseRows
     }
 
-    /// Puts ops behind the last op that writes one of their variables `after`. Where gradients go on in
-    /// a block that runs in some steps only, they stand there in blocks under the same condition.
+    /// Puts ops behind the last op that writes one of their variables `after`. Where gradients go
+    /// on in a block that runs in some steps only, they stand there in blocks under the same
+    /// condition.
     pub fn place(&mut self, placed: Vec<(Vec<VarId>, Vec<OpId>)>) -> Result<()> {
         let Some(due) = self.due else {
             self.weave(placed);
@@ -383,7 +385,8 @@ impl Job<'_> {
 /// Communicators that a job may have side by side: every one is a thread and a set of connections.
 pub const RINGS_MAX: i32 = 8;
 
-/// `condition` (a bool) as an op over a new block of the main program, for ops that run in some steps.
+/// `condition` (a bool) as an op over a new block of the main program, for ops that run in some
+/// steps.
 pub fn conditional(job: &mut Job<'_>, condition: VarId) -> Result<BlockId> {
     let inner = job.programs.main.add_block(Program::ROOT);
     let mut emit = Emit::new(&mut job.programs.main, job.registry, OpRole::OPTIMIZE);

@@ -1,9 +1,10 @@
 //! Recompute with offload: checkpoints leave the arena between the forward and the backward pass.
 //!
-//! Every checkpoint but the last is stored right behind the op that makes it, into slot `i`, and fetched
-//! into `v@Fetch_<i>` one segment ahead: that of the last but one when the backward pass begins, each
-//! earlier one when the one behind it is first used. So the arena holds the checkpoints of two segments,
-//! however many there are. Stores and fetches run beside compute; values are the same to the bit.
+//! Every checkpoint but the last is stored right behind the op that makes it, into slot `i`, and
+//! fetched into `v@Fetch_<i>` one segment ahead: that of the last but one when the backward pass
+//! begins, each earlier one when the one behind it is first used. So the arena holds the
+//! checkpoints of two segments, however many there are. Stores and fetches run beside compute;
+//! values are the same to the bit.
 
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId, VarKind};

@@ -1,16 +1,17 @@
-//! Recompute: activations between checkpoints are not kept for the backward pass but computed again.
+//! Recompute: activations between checkpoints are not kept for the backward pass but computed
+//! again.
 //!
-//! The forward pass is cut at the ops that make the checkpoints. Of every segment but the last, values
-//! that only the backward pass needs are computed a second time, from the checkpoint in front of them,
-//! into `v.subprog_<segment>`, right before the first backward op that needs one. Kept are the
-//! checkpoints, what is fed or persistable, and what ops of other segments read. Random ops draw the
-//! same numbers again, since those are functions of their seed, stream and step: results are the same
-//! to the bit.
+//! The forward pass is cut at the ops that make the checkpoints. Of every segment but the last,
+//! values that only the backward pass needs are computed a second time, from the checkpoint in
+//! front of them, into `v.subprog_<segment>`, right before the first backward op that needs one.
+//! Kept are the checkpoints, what is fed or persistable, and what ops of other segments read.
+//! Random ops draw the same numbers again, since those are functions of their seed, stream and
+//! step: results are the same to the bit.
 //!
 //! With `enable_offload` checkpoints wait in a file in between (see `offload.rs`).
 //!
-//! Without checkpoints the pass chooses its own: about as many as the square root of the places where
-//! one value alone crosses, evenly spaced.
+//! Without checkpoints the pass chooses its own: about as many as the square root of the places
+//! where one value alone crosses, evenly spaced.
 
 use super::{Applies, Facts, Job, Kind, Strategy, offload};
 use crate::DistributedStrategy;
@@ -210,8 +211,8 @@ fn rename_inputs(op: &mut Op, renamed: &HashMap<VarId, VarId>) {
     }
 }
 
-/// Names of values that can be checkpoints of a network, in order: those that alone cross from what is
-/// before to what is behind.
+/// Names of values that can be checkpoints of a network, in order: those that alone cross from what
+/// is before to what is behind.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -228,8 +229,8 @@ pub fn recompute_candidates(main: &Program) -> Vec<String> {
     crossings(main, &forward).into_iter().map(|var| main.var_name(var).to_string()).collect()
 }
 
-/// Checkpoints by the square-root rule: of the values that alone cross, every so many that about their
-/// square root remain.
+/// Checkpoints by the square-root rule: of the values that alone cross, every so many that about
+/// their square root remain.
 fn choose(main: &Program, forward: &[OpId]) -> Vec<VarId> {
     let crossings = crossings(main, forward);
     let count = (crossings.len() as f64).sqrt().round() as usize;

@@ -1,5 +1,5 @@
-//! Synchronous batch norm: statistics are those of the whole batch, over all ranks. `batch_norm` ops
-//! become `sync_batch_norm`, over a ring of their own.
+//! Synchronous batch norm: statistics are those of the whole batch, over all ranks. `batch_norm`
+//! ops become `sync_batch_norm`, over a ring of their own.
 
 use super::{Applies, Facts, Job, Kind, Strategy};
 use crate::DistributedStrategy;

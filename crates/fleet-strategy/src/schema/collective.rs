@@ -51,8 +51,8 @@ message! {
         custom_black_varnames(9): repeated string;
         /// Ops on no list compute in 16 bits, too; parameters stay in 32.
         use_pure_fp16(10): optional bool = false;
-        /// With `use_pure_fp16` or `use_pure_bf16`: only ops that were made under `fp16_guard()`. Without such
-        /// ops it is refused if it was assigned true, and else takes in every op.
+        /// With `use_pure_fp16` or `use_pure_bf16`: only ops that were made under `fp16_guard()`.
+        /// Without such ops it is refused if it was assigned true, and else takes in every op.
         use_fp16_guard(11): optional bool = true;
         /// The optimizer computes in 16 bits. Refused: parameters and their state stay in 32.
         use_optimizer_fp16(12): optional bool = false;
@@ -120,8 +120,8 @@ message! {
         micro_batch_size(1): optional int32 = 1;
         /// Micro-batches in a batch: the update takes the mean of so many gradients.
         accumulate_steps(2): optional int32 = 1;
-        /// `1F1B` (one forward, one backward, in turns: memory for as many micro-batches as there are
-        /// stages) or `F-then-B` (all forward, then all backward).
+        /// `1F1B` (one forward, one backward, in turns: memory for as many micro-batches as there
+        /// are stages) or `F-then-B` (all forward, then all backward).
         schedule_mode(3): optional string = "1F1B";
         /// Shapes of what stages send are agreed on once.
         p2p_cache_shape(4): optional bool = true;
@@ -131,8 +131,8 @@ message! {
 
     /// Parameters, gradients and optimizer state are divided among the workers of a group.
     ShardingConfig = "ShardingConfig" {
-        /// How the program is cut into segments: `segment_broadcast_MB` (by bytes) or `segment_anchors`
-        /// (at named variables).
+        /// How the program is cut into segments: `segment_broadcast_MB` (by bytes) or
+        /// `segment_anchors` (at named variables).
         sharding_segment_strategy(1): optional string = "segment_broadcast_MB";
         /// Bytes of parameters that are broadcast at a time, in MB.
         segment_broadcast_MB(2): optional float = 32.0;

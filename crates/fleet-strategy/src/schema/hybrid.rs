@@ -21,8 +21,8 @@ message! {
         pp_configs(7): optional message(PpConfig), ignored "there are no pipelines";
         /// Details of sharding.
         sharding_configs(8): optional message(DygraphShardingConfig), ignored "nothing is sharded";
-        /// The axes of the grid, outermost first; `dp`, `pp`, `sharding`, `sep`, `mp` if none is given.
-        /// Fleet's own field: other readers of the message do not know it.
+        /// The axes of the grid, outermost first; `dp`, `pp`, `sharding`, `sep`, `mp` if none is
+        /// given. Fleet's own field: other readers of the message do not know it.
         order(1001): repeated string, ignored "the grid has one axis";
     }
 

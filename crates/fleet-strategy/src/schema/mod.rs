@@ -10,12 +10,12 @@
 //! }
 //! ```
 //!
-//! follow the protobuf message, a reader (`k_steps()`, the value or the default; the field itself is
-//! an `Option`), a setter (`set_k_steps`), a builder (`with_k_steps`), and the [`Shape`](crate::Shape)
-//! from which text forms, key/value access, the overview and the documentation are made. A field
-//! marked `ignored "why"` is accepted and stored, and a check says once that it has no effect; one
-//! marked `refused "why"` is not there yet, and programs are not rewritten where it is asked for.
-//! Defaults below zero are written as text.
+//! follow the protobuf message, a reader (`k_steps()`, the value or the default; the field itself
+//! is an `Option`), a setter (`set_k_steps`), a builder (`with_k_steps`), and the
+//! [`Shape`](crate::Shape) from which text forms, key/value access, the overview and the
+//! documentation are made. A field marked `ignored "why"` is accepted and stored, and a check says
+//! once that it has no effect; one marked `refused "why"` is not there yet, and programs are not
+//! rewritten where it is asked for. Defaults below zero are written as text.
 
 // Documented names such as fuse_grad_size_in_MB.
 #![allow(non_snake_case)]

@@ -17,7 +17,8 @@ pub(crate) static TABLE_TYPE: EnumShape =
 message! {
     /// How workers and servers exchange.
     AsyncConfig = "AsyncConfig" {
-        /// Steps between two exchanges: 0 for every step, more for GEO, -1 while no mode was chosen.
+        /// Steps between two exchanges: 0 for every step, more for GEO, -1 while no mode was
+        /// chosen.
         k_steps(1): optional int32 = "-1";
         /// Gradients of one variable that are merged before they are sent.
         max_merge_var_num(2): optional int32 = 1;
@@ -41,11 +42,12 @@ message! {
         lr_decay_steps(11): optional int32 = 10;
         /// Tables live in device memory.
         use_ps_gpu(12): optional int32 = 0, ignored "tables live in the servers' memory";
-        /// Servers correct gradients by what has changed since their worker read the parameters (DC-ASGD);
-        /// a worker waits for its own gradients. Only with a_sync and k_steps 0.
+        /// Servers correct gradients by what has changed since their worker read the parameters
+        /// (DC-ASGD); a worker waits for its own gradients. Only with a_sync and k_steps 0.
         enable_dc_asgd(1001): optional bool = false;
-        /// What servers do with a gradient in which a number is NaN or infinite: `refuse` it, which is an error of
-        /// its worker; `count` it and take it as it is; or `clip` it. Such numbers are counted in any case.
+        /// What servers do with a gradient in which a number is NaN or infinite: `refuse` it, which
+        /// is an error of its worker; `count` it and take it as it is; or `clip` it. Such numbers
+        /// are counted in any case.
         non_finite(1002): optional string = "refuse";
         /// What `clip` clamps every number of every gradient to; NaN becomes 0.
         non_finite_limit(1003): optional float = 10.0;
@@ -97,8 +99,8 @@ message! {
         enable_revert(13): optional bool = false, ignored "a save that fails is taken back by itself";
         /// The share of shards that are merged.
         shard_merge_rate(14): optional float = 1.0, ignored "shards are saved one by one";
-        /// Rows that each server may have, however many ids come: one more is an error of who asks for it. 0:
-        /// memory is the limit.
+        /// Rows that each server may have, however many ids come: one more is an error of who asks
+        /// for it. 0: memory is the limit.
         row_count_max(1001): optional uint64 = 0;
     }
 

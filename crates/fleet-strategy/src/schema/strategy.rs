@@ -25,9 +25,11 @@ message! {
         mode(1): optional enumeration["Mode"] = "Collective", ignored "the launcher says whether a job has servers";
         /// Automatic mixed precision (`amp_configs`).
         amp(2): optional bool = false;
-        /// Activations are computed again in the backward pass instead of kept (`recompute_configs`).
+        /// Activations are computed again in the backward pass instead of kept
+        /// (`recompute_configs`).
         recompute(3): optional bool = false;
-        /// Every worker trains alone and parameters are averaged every few steps (`localsgd_configs`).
+        /// Every worker trains alone and parameters are averaged every few steps
+        /// (`localsgd_configs`).
         localsgd(4): optional bool = false;
         /// Only the largest gradients are sent, the rest waits (`dgc_configs`).
         dgc(5): optional bool = false;
@@ -73,7 +75,8 @@ message! {
         adaptive_localsgd(24): optional bool = false;
         /// Gradients are all-reduced as 16-bit floats (`fp16_allreduce_dtype`).
         fp16_allreduce(25): optional bool = false;
-        /// Parameters, gradients and optimizer state are divided among workers (`sharding_configs`).
+        /// Parameters, gradients and optimizer state are divided among workers
+        /// (`sharding_configs`).
         sharding(26): optional bool = false, refused "every rank holds all parameters";
         /// Bytes in the last bucket at most, in MB: the smaller, the less is waited for at the end.
         last_comm_group_size_MB(27): optional float = 1.0;
@@ -147,8 +150,9 @@ message! {
         execution_strategy(202): optional message(ExecutionStrategy);
         /// How gradients of workers are joined.
         gradient_scale_configs(203): optional message(GradientScaleConfig);
-        /// With `fp16_allreduce`: `float16`, or `bfloat16`, in which no gradient becomes infinite or vanishes
-        /// and fewer digits travel. Fleet's own field: other readers of the message do not know it.
+        /// With `fp16_allreduce`: `float16`, or `bfloat16`, in which no gradient becomes infinite
+        /// or vanishes and fewer digits travel. Fleet's own field: other readers of the message do
+        /// not know it.
         fp16_allreduce_dtype(1001): optional string = "float16";
     }
 

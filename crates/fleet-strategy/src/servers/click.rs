@@ -1,10 +1,11 @@
 //! Click tables of a program: what `downpour_table_param` says of its embeddings.
 //!
-//! A description belongs to the embedding whose name (`table_name`) or, where it has none, whose number
-//! (`table_id`) it has. With an `accessor` the embedding's rows become click rows: counters of shows and
-//! clicks, a weight, and the rest of the columns as an embedding that is made when the row's score is high
-//! enough. Without one they stay as they are. What a description leaves open follows from the program:
-//! rules from the optimizer, first values from the parameter's initialiser.
+//! A description belongs to the embedding whose name (`table_name`) or, where it has none, whose
+//! number (`table_id`) it has. With an `accessor` the embedding's rows become click rows: counters
+//! of shows and clicks, a weight, and the rest of the columns as an embedding that is made when the
+//! row's score is high enough. Without one they stay as they are. What a description leaves open
+//! follows from the program: rules from the optimizer, first values from the parameter's
+//! initialiser.
 //!
 //! | accessor | columns that a program sees |
 //! | --- | --- |

@@ -1,9 +1,9 @@
-//! GEO: every worker trains a whole model by itself; what it changed goes to the servers every so many
-//! steps, and what others changed comes back.
+//! GEO: every worker trains a whole model by itself; what it changed goes to the servers every so
+//! many steps, and what others changed comes back.
 //!
 //! The program is that of one process, updates and all. Behind them stand, for each sparse table, a
-//! `send` of the rows that the step touched and a `recv` that lets the exchange at the worker's copy, and
-//! a `recv` for each dense table.
+//! `send` of the rows that the step touched and a `recv` that lets the exchange at the worker's
+//! copy, and a `recv` for each dense table.
 
 use super::click::{descriptions, note_of_class};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};

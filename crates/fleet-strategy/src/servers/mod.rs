@@ -7,11 +7,12 @@
 //! | async | `a_sync` (the default), `k_steps` 0 or not assigned | lookups, backward, pushes, `send`, `recv` of what has come |
 //! | geo | `a_sync`, `k_steps` above 0 | as in one process; then `send` of touched rows, `recv` of others' progress |
 //!
-//! Except for geo, optimizers are the servers': a worker's program has no update and no rate. Gradients
-//! are clipped and decayed before they are sent, by the dense parameters that the worker has. Embeddings
-//! with `is_sparse` or `is_distributed` become tables of rows (`remote.rs`); all other parameters are
-//! tables of numbers one after another, by name, one table for each rate that parameters ask for.
-//! Sparse tables are numbered first, then dense ones, then the count of steps where there is a schedule.
+//! Except for geo, optimizers are the servers': a worker's program has no update and no rate.
+//! Gradients are clipped and decayed before they are sent, by the dense parameters that the worker
+//! has. Embeddings with `is_sparse` or `is_distributed` become tables of rows (`remote.rs`); all
+//! other parameters are tables of numbers one after another, by name, one table for each rate that
+//! parameters ask for. Sparse tables are numbered first, then dense ones, then the count of steps
+//! where there is a schedule.
 
 mod click;
 mod geo;
@@ -108,7 +109,8 @@ pub struct ServerPlan {
     pub tables: Tables,
     /// Where rows are looked up: what can be fetched ahead.
     pub lookups: Vec<LookupSpec>,
-    /// Servers correct gradients by what has changed since their worker read the parameters (DC-ASGD).
+    /// Servers correct gradients by what has changed since their worker read the parameters
+    /// (DC-ASGD).
     pub corrects_delay: bool,
     /// What is worth telling the user.
     pub notes: Vec<String>,
@@ -121,8 +123,8 @@ impl ServerPlan {
 }
 
 /// Rewrites the programs of a network into those of a worker, and lists the tables of its servers.
-/// `sparse` updates the rows of sparse tables, where it is to be neither `optimizer` nor what that has for
-/// rows.
+/// `sparse` updates the rows of sparse tables, where it is to be neither `optimizer` nor what that
+/// has for rows.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -205,8 +207,8 @@ fn check(place: Place) -> Result<()> {
         )))
 }
 
-/// Which strategies apply where servers update, and why: what changes updates or talks to other workers
-/// itself has no place there.
+/// Which strategies apply where servers update, and why: what changes updates or talks to other
+/// workers itself has no place there.
 pub fn decide(facts: &Facts<'_>) -> Vec<Decision> {
     compiler::decide(facts)
         .into_iter()

@@ -1,10 +1,10 @@
 //! Sync, half-async and async: rows are looked up at servers, gradients are pushed to them, and the
 //! parameters come back.
 //!
-//! All lookups of a table become one `distributed_lookup_table`, where the first of them was (one that
-//! needs ids which are computed later is an op of its own); the gradient ops of the lookups go, and what
-//! they read is pushed. The parameter stays as a name without a value: its rows can be read from the
-//! servers, not fetched.
+//! All lookups of a table become one `distributed_lookup_table`, where the first of them was (one
+//! that needs ids which are computed later is an op of its own); the gradient ops of the lookups
+//! go, and what they read is pushed. The parameter stays as a name without a value: its rows can be
+//! read from the servers, not fetched.
 
 use super::click::{click_rows, descriptions, note_of_class};
 use super::tables::{RowInit, SparseTable, Tables, UpdateRule};
@@ -93,7 +93,8 @@ fn is_lookup(name: &str) -> bool {
     matches!(name, "lookup_table" | "lookup_table_v2")
 }
 
-/// Parameters whose lookups say that they are sparse or distributed, in the order of their first use.
+/// Parameters whose lookups say that they are sparse or distributed, in the order of their first
+/// use.
 fn remote_tables(job: &Job<'_>) -> Result<Vec<Remote>> {
     let main = &job.programs.main;
     let grads: HashMap<VarId, VarId> = job.grads.iter().copied().collect();
@@ -276,7 +277,8 @@ fn look_up(
     for (at, (_, op)) in main.root_ops().enumerate() {
         op.all_outputs().for_each(|var| _ = made_at.insert(var, at));
     }
-    // Lookups that may be one: same form, same padding, both to train or to test, and ids that are there by then.
+    // Lookups that may be one: same form, same padding, both to train or to test, and ids that are
+    // there by then.
     let mut groups: Vec<Vec<OpId>> = Vec::new();
     for id in &remote.lookups {
         let op = main.op(*id);
@@ -366,7 +368,8 @@ fn push(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Result<()> {
     Ok(())
 }
 
-/// The features that lookups name, 0 for those that name none; nothing where no lookup does, or rows keep none.
+/// The features that lookups name, 0 for those that name none; nothing where no lookup does, or
+/// rows keep none.
 fn slots_of(job: &mut Job<'_>, table: &SparseTable, remote: &Remote) -> Vec<i64> {
     if remote.pushed.iter().all(|it| it.slot < 0) {
         return Vec::new();
@@ -448,7 +451,8 @@ fn exchange_dense(
 }
 
 impl Job<'_> {
-    /// The variables that hold shows and clicks, where an entry names them; as floats, whatever they are.
+    /// The variables that hold shows and clicks, where an entry names them; as floats, whatever
+    /// they are.
     fn entry_variables(&mut self, entry: &str) -> Result<Option<(VarId, VarId)>> {
         let Some(names) = entry.strip_prefix("show_click_entry:") else { return Ok(None) };
         let Some((show, click)) = names.split_once(':') else {

@@ -75,8 +75,8 @@ pub enum UpdateRule {
     Add,
 }
 
-/// Rules of click tables, with rates of their own. `is_shared`: what is remembered of gradients is one
-/// number a row.
+/// Rules of click tables, with rates of their own. `is_shared`: what is remembered of gradients is
+/// one number a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowRule {
     Naive { rate: f64 },

@@ -1,12 +1,13 @@
-//! Branches (`Net::cond`) under data parallelism: ranks may take different ones in one step, and every rank
-//! has all gradients in every step.
+//! Branches (`Net::cond`) under data parallelism: ranks may take different ones in one step, and
+//! every rank has all gradients in every step.
 
 use crate::world::{STEPS, assert_close, mlp, parameters, rewritten, train};
 use fleet_nn::prelude::*;
 use fleet_strategy::{DistributedStrategy, Ranks};
 
-/// Both branches are the same function of the same parameters, and each adds nothing of one of its own: so
-/// the whole batch at one rank and its parts at several learn the same, whichever way a part goes.
+/// Both branches are the same function of the same parameters, and each adds nothing of one of its
+/// own: so the whole batch at one rank and its parts at several learn the same, whichever way a
+/// part goes.
 fn forked(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -39,7 +40,8 @@ fn ranks_may_take_different_branches() {
     }
 }
 
-/// Gradients of branches are summed with all others, behind the ops that take them out of the branch.
+/// Gradients of branches are summed with all others, behind the ops that take them out of the
+/// branch.
 #[test]
 fn gradients_of_branches_are_all_reduced() {
     let rule: OptimizerDesc = Sgd::new(0.1).into();

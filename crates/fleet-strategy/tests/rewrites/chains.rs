@@ -151,7 +151,8 @@ fn auto_weighs_the_network_against_the_work() {
     assert!(said.contains("would hold up each step by"), "{said}");
 }
 
-/// All errors of a strategy come at once, before anything is rewritten; warnings come with the plan.
+/// All errors of a strategy come at once, before anything is rewritten; warnings come with the
+/// plan.
 #[test]
 fn the_strategy_is_checked_first() {
     let amp = AmpConfig::default().with_decr_ratio(1.5).with_incr_every_n_steps(0);

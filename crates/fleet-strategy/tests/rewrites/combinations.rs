@@ -277,8 +277,8 @@ fn check_left_out(first: &str, second: &str) {
     assert!(reasons[0].contains("the optimizer is adam"), "{reasons:?}");
 }
 
-/// An infinity on one rank in one step: every rank leaves the step out, the scale shrinks, and training
-/// goes on.
+/// An infinity on one rank in one step: every rank leaves the step out, the scale shrinks, and
+/// training goes on.
 #[test]
 fn an_overflow_on_one_rank_is_one_on_all() {
     fn feed(step: usize, rank: usize, count: usize) -> Result<(Tensor, Tensor)> {

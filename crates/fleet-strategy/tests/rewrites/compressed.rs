@@ -1,6 +1,6 @@
-//! Compressed training (DGC) against its closed form in plain loops: momentum before the rampup, then the
-//! largest elements of what has gathered; with every setting of the optimizer that it knows, and together
-//! with the strategies that it goes with.
+//! Compressed training (DGC) against its closed form in plain loops: momentum before the rampup,
+//! then the largest elements of what has gathered; with every setting of the optimizer that it
+//! knows, and together with the strategies that it goes with.
 
 use crate::world::{batch, rewritten, train_at};
 use fleet_nn::prelude::*;

@@ -1,6 +1,6 @@
-//! What the schema says of effects is true: a field that is marked as without effect changes nothing,
-//! one that is marked as refused is refused, and one that has no mark changes the programs, the rings or
-//! how they are run. Every field is one of the three.
+//! What the schema says of effects is true: a field that is marked as without effect changes
+//! nothing, one that is marked as refused is refused, and one that has no mark changes the
+//! programs, the rings or how they are run. Every field is one of the three.
 
 use crate::world::{Network, mlp, rewritten};
 use fleet_nn::prelude::*;
@@ -142,7 +142,8 @@ fn all(mark: Mark) -> Vec<Case> {
 }
 
 /// Fields whose effects are no matter of programs. Those of `a_sync_configs` are looked at in
-/// `crates/fleet/tests/servers.rs`, with the traffic of a worker; tables in `servers.rs` beside this file.
+/// `crates/fleet/tests/servers.rs`, with the traffic of a worker; tables in `servers.rs` beside
+/// this file.
 const ELSEWHERE: [&str; 1] = ["downpour_table_param"];
 
 fn is_elsewhere(path: &str) -> bool {
@@ -173,8 +174,8 @@ fn what_is_marked_changes_nothing() {
     }
 }
 
-/// With their switch on, they are refused with a reason; without it they do nothing, and the check says
-/// that.
+/// With their switch on, they are refused with a reason; without it they do nothing, and the check
+/// says that.
 #[test]
 fn what_is_marked_as_refused_is_refused() {
     for Case { path, field, .. } in all(Mark::Refused) {

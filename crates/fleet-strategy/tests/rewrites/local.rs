@@ -1,5 +1,5 @@
-//! LocalSGD together with other strategies, in steps without a meeting too: ranks that train alone by the
-//! same programs, and whose parameters are averaged by hand where they should meet.
+//! LocalSGD together with other strategies, in steps without a meeting too: ranks that train alone
+//! by the same programs, and whose parameters are averaged by hand where they should meet.
 
 use crate::world::{Trained, assert_close, batch, mlp, parameters, rewritten, train, train_at};
 use fleet_exec::{ExecOptions, Executor, Scope};
@@ -108,8 +108,8 @@ fn ranks_meet_as_by_hand_beside_every_other_strategy() {
     }
 }
 
-/// The larger the rate has become, the sooner ranks meet: the documented form, with a falling and a rising
-/// rate.
+/// The larger the rate has become, the sooner ranks meet: the documented form, with a falling and a
+/// rising rate.
 #[test]
 fn the_interval_follows_the_rate() {
     for decay in [0.7, 1.3] {

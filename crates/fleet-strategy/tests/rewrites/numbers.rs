@@ -90,7 +90,8 @@ fn fp16_allreduce_rounds() {
     assert_eq!(parameters(&rounded[0].kept), parameters(&rounded[1].kept));
 }
 
-/// Each rank's gradient is rounded, the sum is rounded once, and the update takes that, in both forms.
+/// Each rank's gradient is rounded, the sum is rounded once, and the update takes that, in both
+/// forms.
 #[test]
 fn what_travels_is_rounded_and_nothing_else_is() {
     const RATE: f32 = 0.5;
@@ -226,8 +227,8 @@ fn deep_checkpoints(offload: bool) -> DistributedStrategy {
     strategy
 }
 
-/// Checkpoints that wait in a file come back as they were, by executor and interpreter, with lanes and
-/// without, and the arena is smaller for it.
+/// Checkpoints that wait in a file come back as they were, by executor and interpreter, with lanes
+/// and without, and the arena is smaller for it.
 #[test]
 fn offload_changes_no_bit_and_frees_memory() {
     let bits = train_as(BuildOptions::none(), deep, &DistributedStrategy::new());
@@ -260,8 +261,8 @@ fn offload_changes_no_bit_and_frees_memory() {
     assert!(notes.iter().any(|note| note.starts_with("offload: 3 checkpoints")), "{notes:?}");
 }
 
-/// Fetched one segment ahead: the last when the backward pass begins, each other when the one behind it
-/// is first used.
+/// Fetched one segment ahead: the last when the backward pass begins, each other when the one
+/// behind it is first used.
 #[test]
 fn offloaded_checkpoints_are_fetched_ahead() {
     let strategy = deep_checkpoints(true);

@@ -135,8 +135,8 @@ fn local_sgd_sends_no_gradients() {
     }
 }
 
-/// The documented line: 161 gradients of ResNet-50 in 5 buckets, in 6 of half the size; rewritten for
-/// 1,024 ranks in no time.
+/// The documented line: 161 gradients of ResNet-50 in 5 buckets, in 6 of half the size; rewritten
+/// for 1,024 ranks in no time.
 #[test]
 fn resnet_50() {
     // Flowers, as in the documents: 102 classes.
@@ -193,8 +193,8 @@ fn dgc_says_when_sums_are_smaller() {
     assert!(!told(900) && told(2000), "{:?}", notes(2000));
 }
 
-/// In a step that updates, gradients of the last layers are on their way while those of the first are
-/// still to be made.
+/// In a step that updates, gradients of the last layers are on their way while those of the first
+/// are still to be made.
 #[test]
 fn gradient_merge_sends_beside_the_backward_pass() {
     let strategy = DistributedStrategy::new()

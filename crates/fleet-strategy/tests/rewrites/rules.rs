@@ -1,5 +1,5 @@
-//! Rules of single parameters (rate, regulariser, clip, exclusion from decay) under strategies: ranks
-//! that share a batch train what one rank trains on all of it.
+//! Rules of single parameters (rate, regulariser, clip, exclusion from decay) under strategies:
+//! ranks that share a batch train what one rank trains on all of it.
 
 use crate::world::{STEPS, assert_close, parameters, rewritten, train};
 use fleet_nn::prelude::*;
@@ -127,8 +127,8 @@ fn exclusions_go_by_names() {
     }
 }
 
-/// Names that mean nothing in this program are told, with the nearest that does, and only where they would
-/// count.
+/// Names that mean nothing in this program are told, with the nearest that does, and only where
+/// they would count.
 #[test]
 fn names_that_match_nothing_are_told() {
     let told = |strategy: &DistributedStrategy| -> Vec<String> {

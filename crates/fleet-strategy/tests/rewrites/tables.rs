@@ -1,5 +1,5 @@
-//! Embeddings with sparse gradients, and tables with a rule of their own, under every strategy: ranks that
-//! share a batch train what one trains on all of it.
+//! Embeddings with sparse gradients, and tables with a rule of their own, under every strategy:
+//! ranks that share a batch train what one trains on all of it.
 
 use crate::world::{STEPS, assert_close, parameters, rewritten, train};
 use fleet_nn::prelude::*;
@@ -91,8 +91,8 @@ fn check(name: &str, strategy: &DistributedStrategy, tolerance: f32, rows: Optio
 #[test]
 fn ranks_share_a_table() {
     for (name, strategy, tolerance) in strategies() {
-        // LARS and LAMB take norms of a whole table, and the velocity of a row moves on ranks that have seen it:
-        // alone, fewer do.
+        // LARS and LAMB take norms of a whole table, and the velocity of a row moves on ranks that
+        // have seen it: alone, fewer do.
         let apart = strategy.localsgd() || strategy.adaptive_localsgd();
         if !strategy.lars() && !strategy.lamb() && !apart {
             check(name, &strategy, tolerance, None);

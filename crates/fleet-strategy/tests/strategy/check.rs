@@ -317,7 +317,8 @@ fn problems_of_texts_have_places() {
     );
 }
 
-/// What an editor puts in front of UTF-8, and files that do not end where they should: one line each.
+/// What an editor puts in front of UTF-8, and files that do not end where they should: one line
+/// each.
 #[test]
 fn files_of_other_tools() {
     for (text, form) in [

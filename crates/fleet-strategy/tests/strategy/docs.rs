@@ -7,7 +7,8 @@ const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/strategies.
 const MARK: &str = "<!-- fields: made from the schema, checked by a test -->\n";
 
 fn table(shape: &Shape) -> String {
-    let mut text = format!("\n### {}\n\n{}{}\n\n", shape.name, joined(shape.doc), inherited(shape));
+    let about = wrapped(&(joined(shape.doc) + &inherited(shape)));
+    let mut text = format!("\n### {}\n\n{about}\n\n", shape.name);
     text += "| field | type | default | what it does |\n| --- | --- | --- | --- |\n";
     for field in shape.fields {
         let list = if field.repeated { "list of " } else { "" };
@@ -25,7 +26,23 @@ fn table(shape: &Shape) -> String {
     text
 }
 
-/// What a field's mark says.
+/// Lines of up to 100 columns.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= 100 => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines.join("\n")
+}
+
+/// The text of a field's mark.
 fn mark(field: &Field) -> String {
     match (field.refused, field.ignored) {
         (Some(why), _) => format!(" **Refused: not there yet: {why}.**"),
@@ -65,7 +82,7 @@ fn the_guide_is_the_schema() {
         expected += &format!("| {message} | `{name}` | `{path}` |\n");
     }
     expected += "\nFields of `BuildStrategy` and `ExecutionStrategy` are taken directly on the strategy \
-                 too. Names of the 1.x interface\nare mapped with a notice.\n";
+                 too. Names of\nthe 1.x interface are mapped with a notice.\n";
     if std::env::var_os("FLEET_BLESS").is_some() {
         std::fs::write(GUIDE, expected).expect("the guide can be written");
         return;

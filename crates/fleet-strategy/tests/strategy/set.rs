@@ -25,7 +25,7 @@ fn map<const N: usize>(entries: [(&str, Value); N]) -> Value {
 
 #[test]
 fn messages_are_the_known_ones() {
-    assert_eq!(refused("ampp", true), "ampp is not a attribute of DistributedStrategy");
+    assert_eq!(refused("ampp", true), "ampp is not an attribute of DistributedStrategy");
     let one = |key: &str| map([(key, 1.into())]);
     assert_eq!(refused("amp_configs", one("k")), "key:k not in amp_configs");
     assert_eq!(refused("recompute_configs", one("k")), "key:k not in checkpoint_configs");

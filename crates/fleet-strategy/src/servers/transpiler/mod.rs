@@ -1,10 +1,11 @@
-//! `DistributeTranspiler`: the older interface to the same rewrites. It takes a list of servers and a few
-//! switches instead of a strategy, and cuts dense parameters into blocks that are dealt to servers.
+//! `DistributeTranspiler`: the older interface to the same rewrites. It takes a list of servers and
+//! a few switches instead of a strategy, and cuts dense parameters into blocks that are dealt to
+//! servers.
 //!
-//! Differences from the original: it is given the loss and the optimizer, not a program that has updates
-//! already; embeddings with `is_sparse` or `is_distributed` become tables of rows; gradients are cut where
-//! they are sent, so that a trainer's program needs no ops that split and join them (`send` and `recv` say
-//! in `epmap` which block goes where).
+//! Differences from the original: it is given the loss and the optimizer, not a program that has
+//! updates already; embeddings with `is_sparse` or `is_distributed` become tables of rows;
+//! gradients are cut where they are sent, so that a trainer's program needs no ops that split and
+//! join them (`send` and `recv` say in `epmap` which block goes where).
 
 mod program;
 mod slice;
@@ -39,8 +40,8 @@ pub struct DistributeTranspilerConfig {
     pub geo_sgd_mode: bool,
     /// Steps between two exchanges of `geo_sgd_mode`.
     pub geo_sgd_need_push_nums: usize,
-    /// Gradients are cut while the program runs. They always are; the switch is refused with `sync_mode`, as
-    /// it was.
+    /// Gradients are cut while the program runs. They always are; the switch is refused with
+    /// `sync_mode`, as it was.
     pub runtime_split_send_recv: bool,
     /// `pserver`; `nccl2` and `collective` are what `Fleet::collective` does.
     pub mode: String,
@@ -156,7 +157,8 @@ impl DistributeTranspilerConfig {
         Ok(strategy)
     }
 
-    /// Rewrites the programs of a network into those of a trainer, and deals its parameters to servers.
+    /// Rewrites the programs of a network into those of a trainer, and deals its parameters to
+    /// servers.
     ///
     /// ```
     /// use fleet_nn::prelude::*;

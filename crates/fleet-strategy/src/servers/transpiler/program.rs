@@ -1,5 +1,5 @@
-//! What a server does, as a program: a loop that receives gradients, and a block of updates for each block of
-//! parameters that it has.
+//! What a server does, as a program: a loop that receives gradients, and a block of updates for
+//! each block of parameters that it has.
 
 use super::{Transpiled, grad_name};
 use crate::servers::{DenseTable, Exchange, ParamBlock, UpdateRule};
@@ -11,13 +11,15 @@ use fleet_ops::{Emit, Registry};
 use fleet_tensor::{DType, Layout, Shape};
 
 impl Transpiled {
-    /// The program of the server at an endpoint, for people and tests: `listen_and_serv`, and what is done to
-    /// each block when its gradients are there. `Fleet::init_server` does the same on the tables.
+    /// The program of the server at an endpoint, for people and tests: `listen_and_serv`, and what
+    /// is done to each block when its gradients are there. `Fleet::init_server` does the same on
+    /// the tables.
     pub fn get_pserver_program(&self, endpoint: &str) -> Result<Program> {
         Ok(self.get_pserver_programs(endpoint)?.main)
     }
 
-    /// What makes the server's parameters and the state of their updates; worker 0 brings the values.
+    /// What makes the server's parameters and the state of their updates; worker 0 brings the
+    /// values.
     pub fn get_startup_program(&self, endpoint: &str) -> Result<Program> {
         Ok(self.get_pserver_programs(endpoint)?.startup)
     }

@@ -8,7 +8,8 @@ pub enum SplitMethod {
     /// One server after the other.
     #[default]
     RoundRobin,
-    /// The one that a hash of the block's name says: the same for the same name, whatever else there is.
+    /// The one that a hash of the block's name says: the same for the same name, whatever else
+    /// there is.
     HashName,
 }
 
