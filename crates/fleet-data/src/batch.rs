@@ -1,7 +1,7 @@
 //! Records to the tensors that a program takes: each input is filled from one slot or from several
 //! side by side, straight into memory that an executor reads where it lies. A batch is reused; as
-//! long as its number of records stays the same, filling it allocates nothing (but for ragged inputs,
-//! whose number of values changes).
+//! long as its number of records stays the same, filling it allocates nothing (but for ragged
+//! inputs, whose number of values changes).
 
 use crate::block::{Block, Column, Values};
 use crate::lines::Skipped;
@@ -98,8 +98,8 @@ impl Input {
         self
     }
 
-    /// As many values as the longest record of the batch has, rounded up to a multiple of 8, so that a
-    /// program is planned for few shapes; records that have fewer are filled up with `pad`.
+    /// As many values as the longest record of the batch has, rounded up to a multiple of 8, so
+    /// that a program is planned for few shapes; records that have fewer are filled up with `pad`.
     pub fn padded_to_longest(mut self, pad: f64) -> Input {
         self.form = Some(Form::Longest { pad });
         self
@@ -259,8 +259,8 @@ impl Batch {
         Ok(&self.offsets[self.index(name)?])
     }
 
-    /// The tensors of dense inputs, sized for `rows` records, to be filled by the caller: by whoever has
-    /// made the layout.
+    /// The tensors of dense inputs, sized for `rows` records, to be filled by the caller: by
+    /// whoever has made the layout.
     pub(crate) fn dense(&mut self, layout: &BatchLayout, rows: usize) -> Result<&mut [Tensor]> {
         let same = self.layout.schema == layout.schema && self.layout.names().eq(layout.names());
         if !same || self.layout.inputs.iter().any(|input| input.form != Form::Dense) {
@@ -446,8 +446,9 @@ impl Place<'_> {
     }
 }
 
-/// Where some records' values lie. Shuffled records lie anywhere in memory: a loop that only looks up, and
-/// then one that only copies, is short enough for the processor to wait for many of them at once.
+/// Where some records' values lie. Shuffled records lie anywhere in memory: a loop that only looks
+/// up, and then one that only copies, is short enough for the processor to wait for many of them at
+/// once.
 #[inline(always)]
 fn look_up<'b, F>(
     rows: &[RowRef],
@@ -462,8 +463,8 @@ fn look_up<'b, F>(
     found
 }
 
-/// Records that are looked up before they are copied: more than a processor waits for at once, and their
-/// places fit its nearest cache.
+/// Records that are looked up before they are copied: more than a processor waits for at once, and
+/// their places fit its nearest cache.
 const RUN: usize = 64;
 
 trait FromPad {

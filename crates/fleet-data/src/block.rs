@@ -1,9 +1,9 @@
 //! Records in memory: a column for each slot, ragged slots as offsets and values. A parser writes
 //! into the columns, shuffles and batches gather out of them; nothing is kept for a single record.
 //!
-//! A ragged slot whose records all have had as many values as the first one keeps no offsets: most slots
-//! of click logs have one id in every record, and a batch of shuffled records waits for memory twice as
-//! often where it must look up each place first.
+//! A ragged slot whose records all have had as many values as the first one keeps no offsets: most
+//! slots of click logs have one id in every record, and a batch of shuffled records waits for
+//! memory twice as often where it must look up each place first.
 
 use crate::slot::{Schema, SlotKind};
 use fleet_base::{Error, Result};
@@ -66,9 +66,11 @@ pub struct Column {
     pub(crate) values: Values,
     /// Values of a record, where the slot fixes that.
     width: Option<usize>,
-    /// Values of each record, as long as there are no offsets; 0 before the first record of a ragged slot.
+    /// Values of each record, as long as there are no offsets; 0 before the first record of a
+    /// ragged slot.
     each: usize,
-    /// Where records start, and where the last one ends, once records of a ragged slot differ in length.
+    /// Where records start, and where the last one ends, once records of a ragged slot differ in
+    /// length.
     offsets: Vec<u32>,
     /// Where the last record of a ragged slot ends.
     end: usize,

@@ -1,8 +1,9 @@
-//! Batches from generators: code of the user that yields samples, lists of samples, or whole batches.
+//! Batches from generators: code of the user that yields samples, lists of samples, or whole
+//! batches.
 //!
-//! A generator is made anew for each pass, by a closure that is told which part of the work it is to
-//! do: with several threads each has a generator of its own, and batches are taken from them in turn,
-//! so that the order never depends on their speed. A generator may go on for ever.
+//! A generator is made anew for each pass, by a closure that is told which part of the work it is
+//! to do: with several threads each has a generator of its own, and batches are taken from them in
+//! turn, so that the order never depends on their speed. A generator may go on for ever.
 
 use fleet_base::{Error, Result};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
@@ -28,8 +29,8 @@ impl Feed {
         Feed { name: name.to_string(), dtype, shape: shape.into(), scale: 1.0, shift: 0.0 }
     }
 
-    /// Bytes that fill an `f32` input become `byte * scale + shift`, when their batch is assembled and
-    /// not before: until then a sample takes a quarter of the memory.
+    /// Bytes that fill an `f32` input become `byte * scale + shift`, when their batch is assembled
+    /// and not before: until then a sample takes a quarter of the memory.
     pub fn scaled(mut self, scale: f32, shift: f32) -> Feed {
         (self.scale, self.shift) = (scale, shift);
         self
@@ -109,7 +110,8 @@ pub struct Part {
 /// How a loader works ahead.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataLoaderOptions {
-    /// Make batches in threads, ahead of who takes them. Otherwise each is made when it is asked for.
+    /// Make batches in threads, ahead of who takes them. Otherwise each is made when it is asked
+    /// for.
     pub use_double_buffer: bool,
     /// Batches that each thread keeps ready.
     pub capacity: usize,
@@ -236,8 +238,8 @@ impl DataLoader {
         Ok(DataLoader { feeds: Arc::new(feeds), options, make: None, pass: None, taken: 0 })
     }
 
-    /// Batches of `batch_size` samples that `reader` yields one by one; the last may be smaller, or be
-    /// dropped.
+    /// Batches of `batch_size` samples that `reader` yields one by one; the last may be smaller, or
+    /// be dropped.
     pub fn set_sample_generator<I>(
         &mut self,
         batch_size: usize,
@@ -338,8 +340,8 @@ impl DataLoader {
         self.pass = None;
     }
 
-    /// Batches of this pass that have been handed out, whatever was made ahead: with the number of the
-    /// pass, what a checkpoint keeps.
+    /// Batches of this pass that have been handed out, whatever was made ahead: with the number of
+    /// the pass, what a checkpoint keeps.
     pub fn taken(&self) -> u64 {
         self.taken
     }

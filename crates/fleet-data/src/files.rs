@@ -4,8 +4,8 @@ use crate::pipe::{elsewhere, is_url};
 use fleet_base::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// The files that match a pattern, sorted by name. `*` and `?` stand for characters of one name, `**`
-/// for any number of folders, `[a-c]` and `[!a]` for one character.
+/// The files that match a pattern, sorted by name. `*` and `?` stand for characters of one name,
+/// `**` for any number of folders, `[a-c]` and `[!a]` for one character.
 ///
 /// ```
 /// let folder = std::env::temp_dir().join(format!("glob-example-{}", std::process::id()));

@@ -279,8 +279,8 @@ fn append(line: &mut String, value: &Value) {
     };
 }
 
-/// A float as the documented generators print it: the fewest digits that give it back, a point or an
-/// exponent always, and an exponent below 1e-4 and from 1e16 on.
+/// A float as the documented generators print it: the fewest digits that give it back, a point or
+/// an exponent always, and an exponent below 1e-4 and from 1e16 on.
 fn append_float(line: &mut String, value: f64) {
     // `{:e}` has the shortest digits: d.ddde-7.
     let scientific = format!("{value:e}");

@@ -11,9 +11,9 @@ use std::sync::Arc;
 pub trait LineFormat: Send {
     fn schema(&self) -> &Arc<Schema>;
 
-    /// Appends the record of the line `text[..length]` to the block, or nothing and `false` when the
-    /// line holds none. `text` may go on behind the line (with its newline), so that words can be
-    /// loaded past its end; what is there says nothing. After an error the caller drops what was
+    /// Appends the record of the line `text[..length]` to the block, or nothing and `false` when
+    /// the line holds none. `text` may go on behind the line (with its newline), so that words can
+    /// be loaded past its end; what is there says nothing. After an error the caller drops what was
     /// appended.
     fn parse(&mut self, text: &[u8], length: usize, block: &mut Block) -> Result<bool, LineError>;
 }

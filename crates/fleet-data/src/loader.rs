@@ -1,10 +1,10 @@
-//! Batches for a training loop from samples that can be asked for by number: shuffled by epoch, dealt
-//! out among workers, made ahead by threads, and resumed exactly.
+//! Batches for a training loop from samples that can be asked for by number: shuffled by epoch,
+//! dealt out among workers, made ahead by threads, and resumed exactly.
 //!
 //! The order of an epoch is a function of (seed, epoch). Step after step, the workers take the next
-//! `world_size * batch_size` samples of it side by side, so that where a job stands is one number for
-//! all workers: how many samples of the epoch have been taken. That number, in a [`Cursor`], resumes
-//! the job on any number of workers; nothing is repeated and nothing left out.
+//! `world_size * batch_size` samples of it side by side, so that where a job stands is one number
+//! for all workers: how many samples of the epoch have been taken. That number, in a [`Cursor`],
+//! resumes the job on any number of workers; nothing is repeated and nothing left out.
 
 use crate::batch::Batch;
 use crate::dataset::InMemoryDataset;

@@ -8,6 +8,7 @@ use crate::synth::{
     Blobs, BlobsConfig, Ctr, CtrConfig, Digits, IMAGE_PIXELS, IMAGE_SIDE, Text, TextConfig,
     shard_range,
 };
+use fleet_base::file::make_folder;
 use fleet_base::{Error, Result};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -331,11 +332,8 @@ fn labelled(x: &[f32], labels: &[i64], block: &mut Block) -> Result<()> {
     Ok(())
 }
 
-fn make_folder(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|error| Error::io("make the folder", folder, &error))
-}
-
-/// Refuses a folder that has shards already, of which a pattern would find some beside the new ones.
+/// Refuses a folder that has shards already, of which a pattern would find some beside the new
+/// ones.
 fn check_empty(folder: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("list the folder", folder, &error);
     let entries = std::fs::read_dir(folder).map_err(failed)?;
@@ -364,7 +362,8 @@ fn whole_file(path: &Path, write: impl FnOnce(&Path, File) -> Result<()>) -> Res
         .and_then(|file| write(path, file))
         .and_then(|()| std::fs::rename(&part, path).map_err(failed));
     if written.is_err() {
-        // The error says what happened; an unfinished file that cannot be removed either says no more.
+        // The error says what happened; an unfinished file that cannot be removed either says no
+        // more.
         let _ = std::fs::remove_file(&part);
     }
     written

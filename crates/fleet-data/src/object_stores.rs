@@ -1,9 +1,10 @@
-//! Files in object stores, in the feature `object-store`: what a name like `s3://bucket/part-0` stands for,
-//! and a reader that gets it piece by piece. The protocols are the crate `object_store`'s, which repeats
-//! requests that fail, and goes on within an object where a connection broke.
+//! Files in object stores, in the feature `object-store`: what a name like `s3://bucket/part-0`
+//! stands for, and a reader that gets it piece by piece. The protocols are the crate
+//! `object_store`'s, which repeats requests that fail, and goes on within an object where a
+//! connection broke.
 //!
-//! One thread drives all requests. A reader waits for its pieces, so that it works in any thread; what is
-//! on its way for it is bounded.
+//! One thread drives all requests. A reader waits for its pieces, so that it works in any thread;
+//! what is on its way for it is bounded.
 
 use crate::files::{FILES_MAX, check_count, fits};
 use bytes::Bytes;
@@ -30,8 +31,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// Object stores of one user: S3 (`s3://bucket/key`) and what speaks its protocol, Google Cloud Storage
-/// (`gs://`), Azure (`az://container/key`, `abfss://`), and plain web servers (`https://host/path`).
+/// Object stores of one user: S3 (`s3://bucket/key`) and what speaks its protocol, Google Cloud
+/// Storage (`gs://`), Azure (`az://container/key`, `abfss://`), and plain web servers
+/// (`https://host/path`).
 ///
 /// Settings and credentials are pairs of the usual variables (`AWS_ACCESS_KEY_ID`, `AWS_REGION`,
 /// `AWS_ENDPOINT_URL`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, ..), mostly
@@ -74,8 +76,8 @@ struct Name<'a> {
 }
 
 impl ObjectStores {
-    /// Takes settings from pairs of names and values. A server that does not answer, or says that it is
-    /// busy, is asked again for a minute.
+    /// Takes settings from pairs of names and values. A server that does not answer, or says that
+    /// it is busy, is asked again for a minute.
     pub fn new(settings: impl IntoIterator<Item = (String, String)>) -> Result<ObjectStores> {
         ObjectStores::with_patience(settings, RETRY_TIME_MAX)
     }
@@ -100,8 +102,8 @@ impl ObjectStores {
         Ok(ObjectStores(Arc::new(Shared { runtime, settings, patience, clients })))
     }
 
-    /// The objects that match a pattern, sorted by name: as [`glob`](crate::glob) of local files. Web
-    /// servers must list their files as WebDAV does.
+    /// The objects that match a pattern, sorted by name: as [`glob`](crate::glob) of local files.
+    /// Web servers must list their files as WebDAV does.
     pub fn glob(&self, pattern: &str) -> Result<Vec<PathBuf>> {
         let name = parse(pattern)?;
         let pieces: Vec<&str> = name.key.split('/').filter(|piece| !piece.is_empty()).collect();
@@ -239,9 +241,9 @@ type Piece = Result<Bytes, object_store::Error>;
 
 /// Sends an object's pieces, as long as there is room; an empty one is the end.
 ///
-/// The client goes on where a connection broke, but only for so long after it asked first, and a reader that
-/// trains meanwhile may take an hour over an object. What it gives up is asked for anew from where it
-/// was, as long as something came since the last time.
+/// The client goes on where a connection broke, but only for so long after it asked first, and a
+/// reader that trains meanwhile may take an hour over an object. What it gives up is asked for anew
+/// from where it was, as long as something came since the last time.
 async fn fetch(client: Arc<dyn ObjectStore>, key: Key, send: Sender<Piece>, room: Arc<Semaphore>) {
     let outcome = async {
         let whole = client.get(&key).await?;
@@ -303,7 +305,8 @@ impl ObjectParts {
         self.size
     }
 
-    /// Some ranges of its bytes, none of them empty; those that lie close to each other come by one request.
+    /// Some ranges of its bytes, none of them empty; those that lie close to each other come by one
+    /// request.
     pub fn get(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<Bytes>> {
         let (client, key) = (Arc::clone(&self.client), self.key.clone());
         let ranges: Vec<Range<u64>> = ranges.into_iter().collect();
@@ -399,7 +402,8 @@ fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
         (E::NotFound { .. } | E::InvalidPath { .. } | E::NotSupported { .. }, _) => {
             Error::invalid(message)
         }
-        // Too slow and too many (408, 429) are the server's trouble; the rest is wrong at the next time too.
+        // Too slow and too many (408, 429) are the server's trouble; the rest is wrong at the next
+        // time too.
         (_, Some(status @ 400..500)) if !matches!(status, 408 | 429) => Error::invalid(message),
         _ if METADATA_HOSTS.iter().any(|host| message.contains(host)) => {
             let names = credentials(url);
@@ -411,7 +415,8 @@ fn failed(what: &str, url: &str, error: &object_store::Error) -> Error {
     }
 }
 
-/// What a server answered. Where it refuses a list, the client has no other place for it than its words.
+/// What a server answered. Where it refuses a list, the client has no other place for it than its
+/// words.
 fn status(error: &object_store::Error) -> Option<u16> {
     let words = error.to_string();
     let (_, behind) = words.split_once("status code: ")?;

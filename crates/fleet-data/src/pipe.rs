@@ -1,6 +1,6 @@
-//! A file through a program: the program gets the file as its standard input, and its standard output
-//! is read. What it says on its standard error goes to that of this process, as in a shell; when it fails,
-//! its exit code and the end of that are in the error.
+//! A file through a program: the program gets the file as its standard input, and its standard
+//! output is read. What it says on its standard error goes to that of this process, as in a shell;
+//! when it fails, its exit code and the end of that are in the error.
 
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
@@ -33,8 +33,9 @@ pub fn open_piped(path: &Path, command: &str) -> Result<Box<dyn Read + Send>> {
 /// How the bytes of a file come to its reader.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
-    /// Gets a file's name as its last argument and writes what is there (`hadoop fs -cat`, `aws s3 cp
-    /// --quiet`). Empty, or `cat`: files are where the system finds them, or in an object store.
+    /// Gets a file's name as its last argument and writes what is there (`hadoop fs -cat`,
+    /// `aws s3 cp --quiet`). Empty, or `cat`: files are where the system finds them, or in an
+    /// object store.
     pub download_command: String,
     #[cfg(feature = "object-store")]
     pub stores: Option<crate::ObjectStores>,
@@ -304,8 +305,8 @@ fn stopped_listening(status: ExitStatus) -> bool {
 
 #[cfg(unix)]
 fn end_group(child: &mut Child) {
-    // The child has not been waited for, so that its id cannot belong to another process yet. It may
-    // have ended already, which is as good.
+    // The child has not been waited for, so that its id cannot belong to another process yet. It
+    // may have ended already, which is as good.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }

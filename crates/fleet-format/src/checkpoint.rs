@@ -9,22 +9,25 @@
 //!   program-000003.pb                 with `save_model`
 //! ```
 //!
-//! A save writes new files under new names, then replaces `checkpoint.json`, which is the moment when
-//! the checkpoint changes, then removes the files of the save before. Whatever fails earlier leaves the
-//! old checkpoint as it was. One process at a time may save to a folder.
+//! A save writes new files under new names, then replaces `checkpoint.json`, which is the moment
+//! when the checkpoint changes, then removes the files of the save before. Whatever fails earlier
+//! leaves the old checkpoint as it was. One process at a time may save to a folder.
 //!
-//! Every byte is under a checksum: `checkpoint.json` has its own (`crc32`, computed with eight zeros in
-//! its place) and those of the files; a part has one for its header and one for each tensor.
+//! Every byte is under a checksum: `checkpoint.json` has its own (`crc32`, computed with eight
+//! zeros in its place) and those of the files; a part has one for its header and one for each
+//! tensor.
 
 use crate::safetensors::{self, FileSum, Reader};
-use crate::source::{NamedTensors, Source, check_distinct, row_major_bytes};
-use fleet_base::file::{TEMPORARY_SUFFIX, write_file};
+use crate::source::{NamedTensors, Source, WHAT_TO_DO, check_distinct, row_major_bytes};
+use fleet_base::disk::{Disk, PathKind, RealDisk, exists, read_file};
+use fleet_base::file::{AtomicFile, TEMPORARY_SUFFIX};
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, Shape, Tensor};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::fs;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What is kept beside the tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,27 +59,37 @@ pub fn save_tensors<'t>(
     tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
     meta: &Meta,
 ) -> Result<()> {
+    save_tensors_on(&RealDisk::handle(), path, tensors, meta)
+}
+
+/// As [`save_tensors`], on any disk.
+pub fn save_tensors_on<'t>(
+    disk: &Arc<dyn Disk>,
+    path: impl AsRef<Path>,
+    tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
+    meta: &Meta,
+) -> Result<()> {
     let tensors: Vec<_> = tensors.into_iter().collect();
     let path = path.as_ref();
     if is_file_name(path) {
-        return safetensors::write(path, &tensors, &file_meta(meta)).map(drop);
+        return safetensors::write(disk, path, &tensors, &file_meta(meta)).map(drop);
     }
-    save_folder(path, &tensors, None, meta, PART_BYTES_MAX)
+    save_folder(disk, path, &tensors, None, meta, PART_BYTES_MAX)
 }
 
 /// Loads every tensor. On an error nothing is loaded.
 pub fn load_tensors(path: impl AsRef<Path>) -> Result<Checkpoint> {
-    let mut opened = Opened::new(path.as_ref())?;
-    let mut tensors = Vec::new();
-    for part in &mut opened.parts {
-        tensors.append(&mut part.read_all()?);
-    }
-    Ok(Checkpoint { tensors, meta: opened.meta })
+    load_tensors_on(&RealDisk, path)
+}
+
+/// As [`load_tensors`], on any disk.
+pub fn load_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<Checkpoint> {
+    Opened::new(disk, path.as_ref())?.read_all()
 }
 
 /// Loads the tensors of these names, in this order, without reading the others.
 pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Checkpoint> {
-    let mut opened = Opened::new(path.as_ref())?;
+    let mut opened = Opened::new(&RealDisk, path.as_ref())?;
     let mut places = BTreeMap::new();
     for (part, reader) in opened.parts.iter().enumerate() {
         for entry in &reader.entries {
@@ -101,7 +114,12 @@ pub fn load_vars(path: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Ch
 
 /// What a checkpoint holds, without reading tensors.
 pub fn list_tensors(path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
-    let opened = Opened::new(path.as_ref())?;
+    list_tensors_on(&RealDisk, path)
+}
+
+/// As [`list_tensors`], on any disk.
+pub fn list_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
+    let opened = Opened::new(disk, path.as_ref())?;
     let entries = opened.parts.iter().flat_map(|part| &part.entries);
     let infos = entries.map(|entry| TensorInfo {
         name: entry.name.clone(),
@@ -111,20 +129,47 @@ pub fn list_tensors(path: impl AsRef<Path>) -> Result<(Vec<TensorInfo>, Meta)> {
     Ok((infos.collect(), opened.meta))
 }
 
-/// Whether a checkpoint was finished here, damaged or not: its list, which is written last, is there.
+/// How far saves have come in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveState {
+    /// No save has left anything that counts.
+    Empty,
+    /// The first save began, and its process died or is writing.
+    Begun,
+    /// A save was finished. It may be damaged, and its list may be missing.
+    Finished,
+}
+
+/// How far saves have come in a folder; it need not exist.
 ///
 /// ```
+/// use fleet_base::disk::RealDisk;
+/// use fleet_format::{SaveState, save_state_on};
 /// let folder = std::env::temp_dir().join(format!("fleet-begun-doc-{}", std::process::id()));
-/// std::fs::create_dir_all(&folder).unwrap();
-/// assert!(!fleet_format::is_finished(&folder));
+/// assert_eq!(save_state_on(&RealDisk, &folder)?, SaveState::Empty);
 /// fleet_format::save_tensors(&folder, [], &Default::default())?;
-/// assert!(fleet_format::is_finished(&folder));
+/// assert_eq!(save_state_on(&RealDisk, &folder)?, SaveState::Finished);
 /// # std::fs::remove_dir_all(&folder).unwrap();
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
-pub fn is_finished(path: impl AsRef<Path>) -> bool {
+pub fn save_state_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<SaveState> {
     let path = path.as_ref();
-    path.is_file() || path.join(MANIFEST).exists()
+    let names = match disk.list(path) {
+        Ok(names) => names,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(SaveState::Empty),
+        Err(error) => return Err(Error::io("list", path, &error)),
+    };
+    let is_there = |check: &dyn Fn(&str) -> bool| names.iter().any(|name| check(name));
+    let begun = format!(".{MANIFEST}.");
+    Ok(if is_there(&|name| name == MANIFEST) {
+        SaveState::Finished
+    } else if is_there(&|name| name.starts_with(&begun) && name.ends_with(TEMPORARY_SUFFIX)) {
+        SaveState::Begun
+    } else if is_there(&|name| save_number(name).is_some()) {
+        SaveState::Finished
+    } else {
+        SaveState::Empty
+    })
 }
 
 /// Bytes of tensors in one file of a folder; a larger tensor gets a file of its own.
@@ -135,6 +180,7 @@ const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
 const MANIFEST: &str = "checkpoint.json";
 
+const MANIFEST_VERSION: &str = "{\n  \"fleet_checkpoint\": ";
 /// How the manifest starts; its checksum follows.
 const MANIFEST_START: &str = "{\n  \"fleet_checkpoint\": 1,\n  \"crc32\": \"";
 const MANIFEST_ZEROS: &str = "00000000";
@@ -170,33 +216,61 @@ fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> 
 // Folders
 
 /// A checkpoint whose parts are open and fit together.
-struct Opened {
+pub(crate) struct Opened {
+    path: PathBuf,
     parts: Vec<Reader>,
+    program: Option<Listed>,
     meta: Meta,
 }
 
 impl Opened {
-    fn new(path: &Path) -> Result<Opened> {
+    pub fn new(disk: &dyn Disk, path: &Path) -> Result<Opened> {
         if path.ends_with(MANIFEST) {
             return Err(Error::invalid(format!("{MANIFEST} is the list of a checkpoint's files"))
                 .at(path.display())
                 .help("the checkpoint is the folder that it is in"));
         }
-        if !path.is_dir() {
-            let reader = Reader::open(path)?.must_be_ours()?;
+        if !matches!(disk.kind(path), Ok(PathKind::Folder)) {
+            let reader = Reader::open(disk, path)?.must_be_ours()?;
             let meta = read_file_meta(path, &reader.meta)?;
-            return Ok(Opened { parts: vec![reader], meta });
+            let path = path.to_path_buf();
+            return Ok(Opened { path, parts: vec![reader], program: None, meta });
         }
-        let manifest = Manifest::read(path)?;
-        let mut parts = Vec::with_capacity(manifest.parts.len());
-        for file in &manifest.parts {
-            let part = Reader::open(&path.join(&file.name)).and_then(Reader::must_be_ours)?;
-            check_sum(&path.join(&file.name), file.sum, part.sum)?;
+        let Manifest { meta, program, parts: listed } = Manifest::read(disk, path)?;
+        let mut parts = Vec::with_capacity(listed.len());
+        for file in &listed {
+            let path = path.join(&file.name);
+            let part = Reader::open(disk, &path).and_then(Reader::must_be_ours);
+            let part = part.map_err(|error| error.or_help(WHAT_TO_DO))?;
+            check_sum(&path, file.sum, part.sum)?;
             parts.push(part);
         }
         let names = parts.iter().flat_map(|part| &part.entries).map(|entry| entry.name.as_str());
         check_distinct(names).map_err(|error| error.at(path.display()))?;
-        Ok(Opened { parts, meta: manifest.meta })
+        Ok(Opened { path: path.to_path_buf(), parts, program, meta })
+    }
+
+    pub fn read_all(mut self) -> Result<Checkpoint> {
+        let mut tensors = Vec::new();
+        for part in &mut self.parts {
+            tensors.append(&mut part.read_all()?);
+        }
+        Ok(Checkpoint { tensors, meta: self.meta })
+    }
+
+    /// The bytes of the program that was saved with the tensors, and its file.
+    pub fn read_program(&self, disk: &dyn Disk, bytes_max: u64) -> Result<(Vec<u8>, PathBuf)> {
+        let Some(file) = &self.program else {
+            return Err(Error::invalid("the checkpoint holds tensors but no program")
+                .at(self.path.display())
+                .help("save_model writes both"));
+        };
+        let path = self.path.join(&file.name);
+        let bytes = Source::open_on(disk, &path).and_then(|mut file| file.read_all(bytes_max));
+        let bytes = bytes.map_err(|error| error.or_help(WHAT_TO_DO))?;
+        let found = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) };
+        check_sum(&path, file.sum, Some(found))?;
+        Ok((bytes, path))
     }
 }
 
@@ -208,7 +282,8 @@ fn check_sum(path: &Path, expected: FileSum, found: Option<FileSum>) -> Result<(
     Err(Error::invalid(format!("the file is not the one that {MANIFEST} lists"))
         .expected(shown(expected))
         .got(shown(found))
-        .at(path.display()))
+        .at(path.display())
+        .help(WHAT_TO_DO))
 }
 
 /// A file of a checkpoint.
@@ -225,71 +300,111 @@ struct Manifest {
 }
 
 pub(crate) fn save_folder(
+    disk: &Arc<dyn Disk>,
     folder: &Path,
     tensors: &[(&str, &Tensor)],
     program: Option<&[u8]>,
     meta: &Meta,
     part_bytes_max: u64,
 ) -> Result<()> {
-    // What can be refused is refused before anything is written.
-    check_distinct(tensors.iter().map(|(name, _)| *name))?;
-    let mut parts: Vec<Vec<(&str, &Tensor)>> = Vec::new();
-    let mut room = 0;
-    for (name, tensor) in tensors {
-        let bytes = row_major_bytes(name, tensor)?.len() as u64;
-        match parts.last_mut().filter(|_| bytes <= room) {
-            Some(part) => part.push((name, tensor)),
-            None => {
-                parts.push(vec![(name, tensor)]);
-                room = part_bytes_max;
-            }
-        }
-        room = room.saturating_sub(bytes);
-    }
-    fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
-    let save = next_save(folder)?;
+    let parts = cut(tensors, part_bytes_max)?;
+    disk.create_folder(folder).map_err(|error| Error::io("create", folder, &error))?;
+    let save = next_save(&**disk, folder)?;
+    // Its temporary file says that a save has begun: it is there before all others, also behind a
+    // power cut.
+    let path = folder.join(MANIFEST);
+    let list = AtomicFile::create_on(disk, &path)?;
+    disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error))?;
     let mut manifest = Manifest { meta: meta.clone(), program: None, parts: Vec::new() };
-    let mut written = Written { folder, names: Vec::new(), keep: false };
+    let mut written = Written { disk, folder, list, names: Vec::new(), keep: false };
     if let Some(bytes) = program {
         let name = format!("program-{save:06}.pb");
         written.names.push(name.clone());
-        write_file(&folder.join(&name), bytes)?;
+        AtomicFile::write_on(disk, &folder.join(&name), bytes)?;
         let sum = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) };
         manifest.program = Some(Listed { name, sum });
     }
     for (index, part) in parts.iter().enumerate() {
         let name = format!("tensors-{save:06}-{index:03}.safetensors");
         written.names.push(name.clone());
-        let sum = safetensors::write(&folder.join(&name), part, &BTreeMap::new())?;
+        let sum = safetensors::write(disk, &folder.join(&name), part, &BTreeMap::new())?;
         manifest.parts.push(Listed { name, sum });
     }
-    write_file(&folder.join(MANIFEST), manifest.to_text().as_bytes())?;
+    let text = manifest.to_text();
+    let put = written.list.write_all(text.as_bytes());
+    put.map_err(|error| written.list.error("write", &error))?;
+    if let Err(error) = written.list.put() {
+        written.keep = may_be_listed(&**disk, &path, &text);
+        return Err(error);
+    }
     written.keep = true;
-    remove_others(folder, &written.names);
+    remove_others(&**disk, folder, &written.names);
     Ok(())
+}
+
+/// The tensors of each file. There is always one: it tells a lost list from a save that never was.
+/// What can be refused is refused here, before anything is written.
+fn cut<'t>(
+    tensors: &[(&'t str, &'t Tensor)],
+    part_bytes_max: u64,
+) -> Result<Vec<Vec<(&'t str, &'t Tensor)>>> {
+    check_distinct(tensors.iter().map(|(name, _)| *name))?;
+    let (mut parts, mut room) = (vec![Vec::new()], part_bytes_max);
+    for (name, tensor) in tensors {
+        let bytes = row_major_bytes(name, tensor)?.len() as u64;
+        let is_begun = parts.last().is_some_and(|part| !part.is_empty());
+        if is_begun && bytes > room {
+            parts.push(Vec::new());
+            room = part_bytes_max;
+        }
+        if let Some(part) = parts.last_mut() {
+            part.push((*name, *tensor));
+        }
+        room = room.saturating_sub(bytes);
+    }
+    Ok(parts)
+}
+
+/// Whether a list that could not be committed may be in place all the same: what it names must then
+/// stay.
+fn may_be_listed(disk: &dyn Disk, path: &Path, text: &str) -> bool {
+    match read_file(disk, path, MANIFEST_BYTES_MAX) {
+        Ok(found) => found.is_some_and(|found| found == text.as_bytes()),
+        Err(_) => true,
+    }
 }
 
 /// Files of a save that is not done; they go when it fails.
 struct Written<'f> {
+    disk: &'f Arc<dyn Disk>,
     folder: &'f Path,
+    list: AtomicFile,
     names: Vec<String>,
     keep: bool,
 }
 
 impl Drop for Written<'_> {
     fn drop(&mut self) {
-        if !self.keep {
-            for name in &self.names {
-                let _ = fs::remove_file(self.folder.join(name));
-            }
+        if self.keep {
+            return;
+        }
+        for name in &self.names {
+            let _ = self.disk.remove(&self.folder.join(name));
+        }
+        // The list's temporary file, which says that a save has begun, goes after all others are
+        // gone for good.
+        let is_empty = |names: Vec<String>| !names.iter().any(|name| self.names.contains(name));
+        let is_gone = self.disk.list(self.folder).is_ok_and(is_empty);
+        if !is_gone || self.disk.sync_folder(self.folder).is_err() {
+            self.list.leave();
         }
     }
 }
 
 /// A number above those of all files that saves have left in the folder.
-fn next_save(folder: &Path) -> Result<u64> {
-    let files = fs::read_dir(folder).map_err(|error| Error::io("read", folder, &error))?;
-    let numbers = files.flatten().filter_map(|file| save_number(file.file_name().to_str()?));
+fn next_save(disk: &dyn Disk, folder: &Path) -> Result<u64> {
+    let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let numbers = names.iter().filter_map(|name| save_number(name));
     Ok(numbers.max().map_or(1, |last| last.saturating_add(1)))
 }
 
@@ -303,17 +418,15 @@ fn save_number(name: &str) -> Option<u64> {
 }
 
 /// Removes what earlier saves have left. A file that stays does no harm.
-fn remove_others(folder: &Path, keep: &[String]) {
-    for file in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = file.file_name();
-        let Some(name) = name.to_str() else { continue };
+fn remove_others(disk: &dyn Disk, folder: &Path, keep: &[String]) {
+    for name in disk.list(folder).unwrap_or_default() {
         let leftover = name.strip_prefix('.').filter(|name| name.ends_with(TEMPORARY_SUFFIX));
         let ours = match leftover {
             Some(name) => ["tensors-", "program-", MANIFEST].iter().any(|it| name.starts_with(it)),
-            None => save_number(name).is_some() && !keep.iter().any(|kept| kept == name),
+            None => save_number(&name).is_some() && !keep.contains(&name),
         };
         if ours {
-            let _ = fs::remove_file(file.path());
+            let _ = disk.remove(&folder.join(name));
         }
     }
 }
@@ -337,24 +450,46 @@ impl Manifest {
         format!("{MANIFEST_START}{sum}\",{body}\n")
     }
 
-    fn read(folder: &Path) -> Result<Manifest> {
+    fn read(disk: &dyn Disk, folder: &Path) -> Result<Manifest> {
         let path = folder.join(MANIFEST);
-        if !path.exists() {
-            return Err(Error::invalid(format!(
-                "the folder has no checkpoint: no {MANIFEST} in it"
-            ))
+        if save_state_on(disk, folder)? == SaveState::Begun {
+            return Err(Error::invalid(
+                "the folder has no checkpoint: its first save was not finished",
+            )
             .at(folder.display())
-            .help("a save that was interrupted leaves none"));
+            .help("load another save"));
         }
-        let text = Source::open(&path)?.read_all(MANIFEST_BYTES_MAX)?;
-        Manifest::parse(text).map_err(|error| error.at(path.display()))
+        let text = match Source::open_on(disk, &path) {
+            Ok(mut file) => file.read_all(MANIFEST_BYTES_MAX)?,
+            Err(error) => {
+                let is_missing = !exists(disk, &path).unwrap_or(true);
+                return Err(match is_missing {
+                    true => {
+                        Error::invalid(format!("the folder has no checkpoint: no {MANIFEST} in it"))
+                            .at(folder.display())
+                    }
+                    false => error,
+                }
+                .or_help(WHAT_TO_DO));
+            }
+        };
+        Manifest::parse(text).map_err(|error| error.at(path.display()).or_help(WHAT_TO_DO))
     }
 
     fn parse(mut text: Vec<u8>) -> Result<Manifest> {
         let place = MANIFEST_START.len()..MANIFEST_START.len() + MANIFEST_ZEROS.len();
         if !text.starts_with(MANIFEST_START.as_bytes()) || text.len() < place.end {
-            return Err(Error::invalid("this is not the list of a checkpoint's files")
-                .expected("fleet_checkpoint 1"));
+            let version = text.strip_prefix(MANIFEST_VERSION.as_bytes()).unwrap_or_default();
+            let version: String =
+                version.iter().map_while(|it| it.is_ascii_digit().then_some(*it as char)).collect();
+            let wrong = Error::invalid("this is not the list of a checkpoint's files")
+                .expected("fleet_checkpoint 1");
+            return Err(match &version[..] {
+                "" | "1" => wrong,
+                version => wrong
+                    .got(format!("fleet_checkpoint {version}"))
+                    .help("load it with the Fleet that wrote it, and save it as safetensors"),
+            });
         }
         let sum = String::from_utf8_lossy(&text[place.clone()]).into_owned();
         text[place].copy_from_slice(MANIFEST_ZEROS.as_bytes());
@@ -395,21 +530,6 @@ fn read_listed(value: &Value) -> Option<Listed> {
     Some(Listed { name: name.to_string(), sum: FileSum { bytes, crc32 } })
 }
 
-/// The bytes of the program that was saved with a checkpoint, and its file.
-pub(crate) fn read_program(folder: &Path, bytes_max: u64) -> Result<(Vec<u8>, PathBuf)> {
-    let manifest = Manifest::read(folder)?;
-    let Some(file) = manifest.program else {
-        return Err(Error::invalid("the checkpoint holds tensors but no program")
-            .at(folder.display())
-            .help("save_model writes both"));
-    };
-    let path = folder.join(&file.name);
-    let bytes = Source::open(&path)?.read_all(bytes_max)?;
-    let found = FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) };
-    check_sum(&path, file.sum, Some(found))?;
-    Ok((bytes, path))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -428,8 +548,9 @@ mod tests {
             })
             .collect();
         let refs: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-        save_folder(&folder, &refs, None, &Meta::default(), 20).expect("it can be saved");
-        let manifest = Manifest::read(&folder).expect("there is a list");
+        save_folder(&RealDisk::handle(), &folder, &refs, None, &Meta::default(), 20)
+            .expect("it can be saved");
+        let manifest = Manifest::read(&RealDisk, &folder).expect("there is a list");
         assert_eq!(manifest.parts.len(), 4, "10 + 10, 30, 10 + 0, 15");
         let loaded = load_tensors(&folder).expect("it can be loaded");
         for ((name, tensor), (loaded_name, loaded)) in tensors.iter().zip(&loaded.tensors) {
@@ -437,9 +558,9 @@ mod tests {
         }
         let some = load_vars(&folder, &["t5", "t0"]).expect("they are there");
         assert_eq!(some.tensors[0].1.as_bytes(), [5; 15]);
-        fs::remove_file(folder.join(&manifest.parts[1].name)).expect("it is there");
+        std::fs::remove_file(folder.join(&manifest.parts[1].name)).expect("it is there");
         let error = load_tensors(&folder).expect_err("a part is missing").to_string();
         assert!(error.contains("tensors-000001-001.safetensors"), "{error}");
-        let _ = fs::remove_dir_all(&folder);
+        let _ = std::fs::remove_dir_all(&folder);
     }
 }

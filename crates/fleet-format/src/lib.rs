@@ -1,10 +1,10 @@
 //! Tensors and programs in files: checkpoints, safetensors, npy, npz, program files.
 //!
-//! Every file is written under another name in the same folder, flushed to the disk and then renamed:
-//! a reader sees the old file or the new one, whatever happens to the machine. Checkpoints carry
-//! checksums over every byte; a torn, cut, changed or foreign file is refused with a message that
-//! says which file and what is wrong, and nothing is returned of it. Sizes that a file states are
-//! held against the size of the file before memory is taken for them.
+//! Every file is written under another name in the same folder, flushed to the disk and then
+//! renamed: a reader sees the old file or the new one, whatever happens to the machine. Checkpoints
+//! carry checksums over every byte; a torn, cut, changed or foreign file is refused with a message
+//! that says which file and what is wrong, and nothing is returned of it. Sizes that a file states
+//! are held against the size of the file before memory is taken for them.
 //!
 //! Tensors are written row-major; one in another layout is refused, for the caller to convert. What
 //! executes programs, or where variables live, is not known here.
@@ -67,10 +67,13 @@ mod safetensors;
 mod source;
 
 pub use checkpoint::{
-    Checkpoint, Meta, TensorInfo, is_finished, list_tensors, load_tensors, load_vars, save_tensors,
+    Checkpoint, Meta, SaveState, TensorInfo, list_tensors, list_tensors_on, load_tensors,
+    load_tensors_on, load_vars, save_state_on, save_tensors, save_tensors_on,
 };
 pub use fleet_base::file::{AtomicFile, write_file};
-pub use model::{Form, load_model, load_program, save_model, save_program};
+pub use model::{
+    Form, load_model, load_model_on, load_program, save_model, save_model_on, save_program,
+};
 pub use npy::{read_npy, write_npy};
 pub use npz::{read_npz, write_npz};
 pub use safetensors::{read_safetensors, write_safetensors};

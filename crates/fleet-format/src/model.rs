@@ -1,12 +1,14 @@
 //! Programs in files, alone and with their tensors.
 
-use crate::checkpoint::{self, Checkpoint, Meta, load_tensors};
+use crate::checkpoint::{self, Checkpoint, Meta};
 use crate::source::Source;
 use fleet_base::Result;
+use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::file::write_file;
 use fleet_ir::{Dialect, PROGRAM_BYTES_MAX, Program};
 use fleet_tensor::Tensor;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The form of a program in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,15 +75,21 @@ pub fn save_model<'t>(
     tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
     meta: &Meta,
 ) -> Result<()> {
+    save_model_on(&RealDisk::handle(), folder, program, tensors, meta)
+}
+
+/// As [`save_model`], on any disk.
+pub fn save_model_on<'t>(
+    disk: &Arc<dyn Disk>,
+    folder: impl AsRef<Path>,
+    program: &Program,
+    tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
+    meta: &Meta,
+) -> Result<()> {
     let tensors: Vec<_> = tensors.into_iter().collect();
     let program = program.to_bytes();
-    checkpoint::save_folder(
-        folder.as_ref(),
-        &tensors,
-        Some(&program),
-        meta,
-        checkpoint::PART_BYTES_MAX,
-    )
+    let bytes_max = checkpoint::PART_BYTES_MAX;
+    checkpoint::save_folder(disk, folder.as_ref(), &tensors, Some(&program), meta, bytes_max)
 }
 
 /// Loads what [`save_model`] has saved.
@@ -89,11 +97,26 @@ pub fn load_model(
     folder: impl AsRef<Path>,
     dialect: &dyn Dialect,
 ) -> Result<(Program, Checkpoint)> {
-    let program = load_model_program(folder.as_ref(), dialect)?;
-    Ok((program, load_tensors(folder)?))
+    load_model_on(&RealDisk, folder, dialect)
+}
+
+/// As [`load_model`], on any disk.
+pub fn load_model_on(
+    disk: &dyn Disk,
+    folder: impl AsRef<Path>,
+    dialect: &dyn Dialect,
+) -> Result<(Program, Checkpoint)> {
+    // One look at the list: another save may end meanwhile.
+    let opened = checkpoint::Opened::new(disk, folder.as_ref())?;
+    let program = parse(opened.read_program(disk, PROGRAM_BYTES_MAX as u64)?, dialect)?;
+    Ok((program, opened.read_all()?))
 }
 
 fn load_model_program(folder: &Path, dialect: &dyn Dialect) -> Result<Program> {
-    let (bytes, path) = checkpoint::read_program(folder, PROGRAM_BYTES_MAX as u64)?;
+    let opened = checkpoint::Opened::new(&RealDisk, folder)?;
+    parse(opened.read_program(&RealDisk, PROGRAM_BYTES_MAX as u64)?, dialect)
+}
+
+fn parse((bytes, path): (Vec<u8>, PathBuf), dialect: &dyn Dialect) -> Result<Program> {
     Program::from_bytes(&bytes, dialect).map_err(|error| error.at(path.display()))
 }

@@ -12,8 +12,8 @@ use std::path::Path;
 
 /// Reads a tensor from a `.npy` file.
 pub fn read_npy(path: impl AsRef<Path>) -> Result<Tensor> {
-    let source = Source::open(path.as_ref())?;
-    let mut reader = std::io::BufReader::new(&source.file);
+    let mut source = Source::open(path.as_ref())?;
+    let mut reader = std::io::BufReader::new(&mut source.file);
     read(&mut reader, source.bytes).map_err(|error| error.at(source.path.display()))
 }
 

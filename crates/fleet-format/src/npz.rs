@@ -13,9 +13,9 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 /// Reads every tensor of a `.npz` file.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<NamedTensors> {
-    let source = Source::open(path.as_ref())?;
+    let mut source = Source::open(path.as_ref())?;
     let place = |error: Error| error.at(source.path.display());
-    let mut archive = ZipArchive::new(BufReader::new(&source.file))
+    let mut archive = ZipArchive::new(BufReader::new(&mut source.file))
         .map_err(|error| place(Error::invalid(format!("this is not a sound npz file: {error}"))))?;
     let mut tensors = Vec::new();
     let mut stated = 0u64;

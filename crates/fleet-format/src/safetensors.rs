@@ -1,18 +1,20 @@
 //! Safetensors files, read and written piece by piece.
 //!
-//! The form: the length of a header as 8 bytes, the header as JSON (for each tensor its element type,
-//! shape, and where its bytes are), the bytes. Files of ours add, in the header's free part, a CRC32
-//! of each tensor (`crc32:NAME`) and one of the header itself (`fleet.crc32`, computed with eight
-//! zeros in its place), so that every byte of the file is under a checksum and a single tensor can be
-//! read and checked without the others. Other programs read them as they read any safetensors file.
+//! The form: the length of a header as 8 bytes, the header as JSON (for each tensor its element
+//! type, shape, and where its bytes are), the bytes. Files of ours add, in the header's free part,
+//! a CRC32 of each tensor (`crc32:NAME`) and one of the header itself (`fleet.crc32`, computed with
+//! eight zeros in its place), so that every byte of the file is under a checksum and a single
+//! tensor can be read and checked without the others. Other programs read them as they read any
+//! safetensors file.
 //!
-//! The field's own crate is used in tests only: it reads from one block of memory that holds the whole
-//! file, and its writer neither flushes before the rename nor leaves a place for checksums.
+//! The field's own crate is used in tests only: it reads from one block of memory that holds the
+//! whole file, and its writer neither flushes before the rename nor leaves a place for checksums.
 
 use crate::source::{
-    NamedTensors, Source, check_bools, check_distinct, row_major_bytes, tensor_bytes,
+    NamedTensors, Source, WHAT_TO_DO, check_bools, check_distinct, row_major_bytes, tensor_bytes,
 };
 use crc32fast::Hasher;
+use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
@@ -20,6 +22,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Writes tensors to a file that any reader of safetensors takes. `meta` goes to the header's free
 /// part.
@@ -32,14 +35,14 @@ pub fn write_safetensors<'t>(
         return Err(Error::invalid(format!("'{key}' is not free to be set in a safetensors file")));
     }
     let tensors: Vec<_> = tensors.into_iter().collect();
-    write(path.as_ref(), &tensors, meta).map(drop)
+    write(&RealDisk::handle(), path.as_ref(), &tensors, meta).map(drop)
 }
 
 /// Reads the tensors of a file and its free part. Checksums are checked where the file has them.
 pub fn read_safetensors(
     path: impl AsRef<Path>,
 ) -> Result<(NamedTensors, BTreeMap<String, String>)> {
-    let mut reader = Reader::open(path.as_ref())?;
+    let mut reader = Reader::open(&RealDisk, path.as_ref())?;
     let tensors = reader.read_all()?;
     let mut meta = reader.meta;
     meta.retain(|key, _| !is_ours(key));
@@ -49,7 +52,8 @@ pub fn read_safetensors(
 /// Bytes of a header: the limit that the form's own implementation has.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Bytes that are summed and written, or read and summed, at a time: they stay in the cache between.
+/// Bytes that are summed and written, or read and summed, at a time: they stay in the cache
+/// between.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The free part's place, which is no tensor.
@@ -76,6 +80,7 @@ pub(crate) struct FileSum {
 
 /// Writes a file of ours.
 pub(crate) fn write(
+    disk: &Arc<dyn Disk>,
     path: &Path,
     tensors: &[(&str, &Tensor)],
     meta: &BTreeMap<String, String>,
@@ -89,7 +94,7 @@ pub(crate) fn write(
     tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype().size()));
     let mut sums = vec![0; tensors.len()];
     let header = header(&tensors, &sums, meta)?;
-    let mut file = AtomicFile::create(path)?;
+    let mut file = AtomicFile::replace_on(disk, path)?;
     let failed = |file: &AtomicFile, error| file.error("write", &error);
     // The header is written again when the sums are known; it does not change its length.
     file.write_all(&header).map_err(|error| failed(&file, error))?;
@@ -183,8 +188,8 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    pub fn open(path: &Path) -> Result<Reader> {
-        let mut source = Source::open(path)?;
+    pub fn open(disk: &dyn Disk, path: &Path) -> Result<Reader> {
+        let mut source = Source::open_on(disk, path)?;
         if source.bytes < 8 {
             return Err(source.damaged("the file is too short to be a safetensors file"));
         }
@@ -211,8 +216,8 @@ impl Reader {
         let Value::Object(mut json) = json else {
             return Err(source.damaged("the header of the safetensors file is not an object"));
         };
-        let meta = read_meta(json.remove(META)).map_err(|error| error.at(path.display()))?;
-        let sealed = check_seal(&mut header, &meta).map_err(|error| error.at(path.display()))?;
+        let meta = read_meta(json.remove(META)).map_err(|error| damaged(error, path))?;
+        let sealed = check_seal(&mut header, &meta).map_err(|error| damaged(error, path))?;
         let mut reader = Reader { source, entries: Vec::new(), meta, sum: None };
         reader.entries(json, header.len() as u64)?;
         if sealed {
@@ -276,7 +281,10 @@ impl Reader {
         Err(self
             .source
             .damaged("the safetensors file has no checksums, so it is not a checkpoint of ours")
-            .help("files of other programs are read with read_safetensors"))
+            .help(
+                "a Rust program can read files of other programs with \
+                 fleet_format::read_safetensors and write checkpoints with save_tensors",
+            ))
     }
 
     pub fn read_all(&mut self) -> Result<NamedTensors> {
@@ -305,10 +313,14 @@ impl Reader {
                 .got(format!("{found:08x}")));
         }
         check_bools(&tensor).map_err(|error| {
-            error.at(format!("tensor '{}' of {}", entry.name, self.source.path.display()))
+            damaged(error.at(format!("tensor '{}'", entry.name)), &self.source.path)
         })?;
         Ok(tensor)
     }
+}
+
+fn damaged(error: Error, path: &Path) -> Error {
+    error.at(path.display()).or_help(WHAT_TO_DO)
 }
 
 fn read_meta(value: Option<Value>) -> Result<BTreeMap<String, String>> {
@@ -326,7 +338,8 @@ fn read_meta(value: Option<Value>) -> Result<BTreeMap<String, String>> {
     }
 }
 
-/// Whether the header has a checksum, which must match then. Leaves the header as it is in the file.
+/// Whether the header has a checksum, which must match then. Leaves the header as it is in the
+/// file.
 fn check_seal(header: &mut [u8], meta: &BTreeMap<String, String>) -> Result<bool> {
     let Some(seal) = meta.get(SEAL) else {
         if meta.keys().any(|key| is_ours(key)) {

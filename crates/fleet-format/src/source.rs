@@ -1,32 +1,41 @@
 //! Files to read: regular ones only, of known size, every failure naming the file.
 
+use fleet_base::disk::{Access, Disk, DiskReader, PathKind, RealDisk};
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, Shape, Tensor};
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// Tensors with their names, in the order of the file.
 pub type NamedTensors = Vec<(String, Tensor)>;
 
+/// With a file that is not as it was written.
+pub(crate) const WHAT_TO_DO: &str =
+    "use another save, or restore this file from where it was copied";
+
 /// An open file.
 pub(crate) struct Source {
-    pub file: File,
+    pub file: DiskReader,
     pub path: PathBuf,
     pub bytes: u64,
 }
 
 impl Source {
     pub fn open(path: &Path) -> Result<Source> {
+        Source::open_on(&RealDisk, path)
+    }
+
+    /// As [`Source::open`], on any disk.
+    pub fn open_on(disk: &dyn Disk, path: &Path) -> Result<Source> {
         let failed = |error| Error::io("open", path, &error);
         // Asked first: to open a pipe would wait for somebody to write.
-        let about = std::fs::metadata(path).map_err(failed)?;
-        if !about.is_file() {
+        if disk.kind(path).map_err(failed)? != PathKind::File {
             return Err(Error::invalid(format!("cannot read {}", path.display()))
                 .expected("a regular file"));
         }
-        let file = File::open(path).map_err(failed)?;
-        Ok(Source { file, path: path.to_path_buf(), bytes: about.len() })
+        let file = disk.open(path, Access::Read).map_err(failed)?;
+        let bytes = file.len().map_err(failed)?;
+        Ok(Source { file: DiskReader::new(file), path: path.to_path_buf(), bytes })
     }
 
     /// Everything, if it is not more than `bytes_max`.
@@ -35,7 +44,7 @@ impl Source {
             return Err(self
                 .damaged("the file is too large for what it should be")
                 .expected(format!("at most {}", text::bytes(bytes_max)))
-                .got(text::bytes(self.bytes)));
+                .got(text::bytes_over(self.bytes, bytes_max)));
         }
         let mut content = Vec::with_capacity(self.bytes as usize);
         let limit = bytes_max.saturating_add(1);
@@ -61,7 +70,7 @@ impl Source {
 
     /// Something is wrong with the content.
     pub fn damaged(&self, what: impl Into<String>) -> Error {
-        Error::invalid(what).at(self.path.display())
+        Error::invalid(what).at(self.path.display()).help(WHAT_TO_DO)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Checkpoints: they come back, whole and in part; whatever is done to their files is noticed; a save
-//! that fails leaves the one before.
+//! Checkpoints: they come back, whole and in part; whatever is done to their files is noticed; a
+//! save that fails leaves the one before.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Files of other programs: safetensors against the form's own crate, npy and npz against what NumPy
-//! writes; broken ones are refused and never panic.
+//! Files of other programs: safetensors against the form's own crate, npy and npz against what
+//! NumPy writes; broken ones are refused and never panic.
 
 mod common;
 

@@ -2,8 +2,8 @@
 
 use fleet_base::{Error, Result};
 
-/// When an id that was never seen gets a row. Until then it reads as zeros and its pushes are dropped
-/// (and counted).
+/// When an id that was never seen gets a row. Until then it reads as zeros and its pushes are
+/// dropped (and counted).
 ///
 /// ```
 /// use fleet_ps::Entry;
@@ -20,7 +20,8 @@ pub enum Entry {
     /// When it was pulled this many times. The count takes no row: an id that waits costs the index
     /// alone.
     CountFilter(u32),
-    /// On first sight, if the id's lot in [0, 1), a function of (seed, table, id), is at least this.
+    /// On first sight, if the id's lot in [0, 1), a function of (seed, table, id), is at least
+    /// this.
     Probability(f32),
     /// On first sight; the named variables of the program hold shows and clicks, which workers push
     /// beside the gradients.

@@ -17,8 +17,8 @@ pub enum NonFinite {
 }
 
 impl NonFinite {
-    /// The gradients as they are to be applied, and how many values were not finite. `name` says whose
-    /// value an index is.
+    /// The gradients as they are to be applied, and how many values were not finite. `name` says
+    /// whose value an index is.
     pub(crate) fn screen<'a>(
         self,
         grads: &'a [f32],

@@ -1,7 +1,7 @@
 //! Geo tables: rows that workers train themselves and exchange as differences.
 //!
-//! A worker pushes what its rows changed by, the server adds it, and remembers for every other worker
-//! which rows changed. A worker that pulls gets these rows, and they are forgotten for it.
+//! A worker pushes what its rows changed by, the server adds it, and remembers for every other
+//! worker which rows changed. A worker that pulls gets these rows, and they are forgotten for it.
 
 use crate::{Merger, PullMode, Push, Rule, SparseConfig, SparseTable, rule};
 use fleet_base::{Error, Result};
@@ -59,8 +59,8 @@ impl GeoTable {
         Ok(())
     }
 
-    /// Ids that other workers changed since this one last asked, in ascending order, and their rows as
-    /// they are now.
+    /// Ids that other workers changed since this one last asked, in ascending order, and their rows
+    /// as they are now.
     pub fn pull_changed(&self, worker: usize) -> Result<(Vec<u64>, Vec<f32>)> {
         let mut ids: Vec<u64> = self.of(worker)?.drain().collect();
         ids.sort_unstable();

@@ -1,7 +1,7 @@
 //! What a row holds before its first push: a function of (seed, table, id, column).
 //!
-//! Any server, in any run, at any number of servers, makes the same row of the same id; rows that were
-//! never pushed to need no log and no backup.
+//! Any server, in any run, at any number of servers, makes the same row of the same id; rows that
+//! were never pushed to need no log and no backup.
 
 use fleet_base::rng::{Philox, normal_f32, unit_f32};
 use fleet_base::{Error, Result};
@@ -37,8 +37,9 @@ pub enum Initializer {
 const TRUNCATED_DRAWS_MAX: u64 = 16;
 
 impl Initializer {
-    /// Reads the form of table descriptors, `uniform_random&seed&min&max`, `gaussian_random&seed&mean&std`,
-    /// `truncated_gaussian_random&seed&mean&std`, `fill_constant&value`; the second value is the seed.
+    /// Reads the form of table descriptors, `uniform_random&seed&min&max`,
+    /// `gaussian_random&seed&mean&std`, `truncated_gaussian_random&seed&mean&std`,
+    /// `fill_constant&value`; the second value is the seed.
     pub fn parse(text: &str) -> Result<(Initializer, u64)> {
         let wrong = || {
             Error::invalid(format!("initializer '{text}' is malformed"))
@@ -95,7 +96,8 @@ impl Initializer {
     }
 }
 
-/// Column c draws from blocks c, c + 2^32, c + 2 * 2^32, ... until a number is within two deviations.
+/// Column c draws from blocks c, c + 2^32, c + 2 * 2^32, ... until a number is within two
+/// deviations.
 fn truncated(rng: &Philox, column: u64) -> f32 {
     for draw in 0..TRUNCATED_DRAWS_MAX {
         let block = rng.block(column + (draw << 32));

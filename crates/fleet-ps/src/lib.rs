@@ -1,11 +1,12 @@
 //! The parameter server: tables that many workers read and write at once.
 //!
-//! A table holds parameters and their optimizer state; workers pull values and push gradients, and the
-//! table's own rule turns gradients into new values. [`SparseTable`] holds rows by id, made when an id
-//! is first seen, for embeddings larger than any one machine; [`DenseTable`] a server's part of the dense
-//! parameters; [`GeoTable`] rows that workers train themselves; [`BarrierTable`] and [`GlobalStep`] what
-//! trainers wait for and count together. [`save_sparse`] and [`load_sparse`] keep rows in files.
-//! [`Servers`] is all of it as a worker sees it. Nothing here knows programs or devices.
+//! A table holds parameters and their optimizer state; workers pull values and push gradients, and
+//! the table's own rule turns gradients into new values. [`SparseTable`] holds rows by id, made
+//! when an id is first seen, for embeddings larger than any one machine; [`DenseTable`] a server's
+//! part of the dense parameters; [`GeoTable`] rows that workers train themselves; [`BarrierTable`]
+//! and [`GlobalStep`] what trainers wait for and count together. [`save_sparse`] and
+//! [`load_sparse`] keep rows in files. [`Servers`] is all of it as a worker sees it. Nothing here
+//! knows programs or devices.
 
 // They panic where the disk of a log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -20,6 +21,7 @@ mod finite;
 mod geo;
 mod hash_key;
 mod init;
+mod job_text;
 mod merge;
 mod message;
 mod progress;

@@ -1,7 +1,7 @@
 //! Equal ids of a batch become one, and their rows are summed.
 //!
-//! Workers do it before they send, tables before they apply: a rule that is not linear must see the sum
-//! of an id's gradients once, not each of them.
+//! Workers do it before they send, tables before they apply: a rule that is not linear must see the
+//! sum of an id's gradients once, not each of them.
 
 use crate::{Accessor, HashKey, Push, SparseConfig};
 use fleet_base::{Error, Result};

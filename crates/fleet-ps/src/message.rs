@@ -8,14 +8,15 @@
 //!                  40 u64 steps of the worker whose gradients all servers have
 //! ```
 //!
-//! Then the body: ids (8 bytes each), then numbers (4 bytes each). Everything is little-endian, and the
-//! lengths are such that slices of numbers stand where they may be read in place.
+//! Then the body: ids (8 bytes each), then numbers (4 bytes each). Everything is little-endian, and
+//! the lengths are such that slices of numbers stand where they may be read in place.
 
 use fleet_base::{Error, Result};
 use std::borrow::Cow;
 
 pub(crate) const HEAD_BYTES: usize = 48;
-/// Of [`Method::Compare`], which versions of Fleet with other heads understand too: by it they tell each other.
+/// Of [`Method::Compare`], which versions of Fleet with other heads understand too: by it they tell
+/// each other.
 pub(crate) const COMPARE_HEAD_BYTES: usize = 32;
 
 /// What is asked. `word`, `count` and the body are the method's own.
@@ -45,8 +46,8 @@ pub(crate) enum Method {
     PushSteps,
     /// word: where; count: steps that the worker has made. Answer: the round.
     Arrive,
-    /// word: where; count: the round; body: u64 milliseconds. Answer: three u32 for everybody missing:
-    /// the worker, and its sign (`server/presence.rs`).
+    /// word: where; count: the round; body: u64 milliseconds. Answer: three u32 for everybody
+    /// missing: the worker, and its sign (`server/presence.rs`).
     Wait,
     /// count: steps that the worker has made. Answer: 1 if all workers have.
     Finish,
@@ -57,8 +58,8 @@ pub(crate) enum Method {
     Stats,
     /// Body: a folder. Answer: the number of the latest save there.
     LastSave,
-    /// word: mode, and [`BINARY`], and [`ONE`] for this table alone; count: the number of the save; body: a folder.
-    /// Answer: rows, bytes.
+    /// word: mode, and [`BINARY`], and [`ONE`] for this table alone; count: the number of the save;
+    /// body: a folder. Answer: rows, bytes.
     Save,
     /// word: 1 if all servers could; count: the number of the save.
     EndSave,
@@ -74,7 +75,8 @@ pub(crate) enum Method {
     Workers,
     /// A run begins; count: steps before it. The head says which steps are whole.
     Begin,
-    /// This process is the worker, and no earlier one any more. Answer: how far these came (`progress.rs`).
+    /// This process is the worker, and no earlier one any more. Answer: how far these came
+    /// (`progress.rs`).
     TakeOver,
     /// It goes on there: their steps are its own.
     GoOn,
@@ -133,6 +135,11 @@ impl Method {
             Error::unsupported("a client asks for something that this server does not know")
                 .got(byte)
         })
+    }
+
+    /// Whether a byte is a method's, at less cost than an error.
+    pub fn is_known(byte: u8) -> bool {
+        METHODS.iter().any(|method| *method as u8 == byte)
     }
 
     /// Whether a second run of it would be wrong.

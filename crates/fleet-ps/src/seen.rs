@@ -20,15 +20,15 @@ use fleet_base::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerSeen {
     pub worker: usize,
-    /// Steps that it has made, in all its starts, as far as it has said: workers say so at barriers, with dense
-    /// gradients, and every two seconds. A server that is started again knows of those that its log has, or that
-    /// say it again.
+    /// Steps that it has made, in all its starts, as far as it has said: workers say so at
+    /// barriers, with dense gradients, and every two seconds. A server that is started again knows
+    /// of those that its log has, or that say it again.
     pub steps: u64,
     /// How many processes have been this worker.
     pub starts: usize,
     pub has_finished: bool,
-    /// Its steps whose gradients all servers have, counted over all runs of the job, as far as it has said: a save
-    /// that is made without it has these.
+    /// Its steps whose gradients all servers have, counted over all runs of the job, as far as it
+    /// has said: a save that is made without it has these.
     pub complete: u64,
     sign: Sign,
 }

@@ -1,7 +1,7 @@
 //! What a worker asks of the servers of its job, wherever they are.
 //!
-//! Communicators, ops and the life cycle of a job know only [`Servers`]; behind it are tables of this
-//! process (tests, one machine) or connections to other machines.
+//! Communicators, ops and the life cycle of a job know only [`Servers`]; behind it are tables of
+//! this process (tests, one machine) or connections to other machines.
 
 use crate::{
     Arrival, DenseCut, NonFinite, Progress, PullMode, Push, Rule, SaveFormat, SaveMode, Saved,
@@ -15,9 +15,9 @@ use std::path::Path;
 pub struct JobTables {
     pub server_count: usize,
     pub worker_count: usize,
-    /// Pushes wait until all workers have arrived at [`Arrival::Sent`], and their mean is applied once:
-    /// a dense table takes the mean over the pushes, a sparse one the sum over the workers that
-    /// arrived divided by their number. Rows of click tables are summed and not divided: their
+    /// Pushes wait until all workers have arrived at [`Arrival::Sent`], and their mean is applied
+    /// once: a dense table takes the mean over the pushes, a sparse one the sum over the workers
+    /// that arrived divided by their number. Rows of click tables are summed and not divided: their
     /// gradients are sums over samples already. Otherwise each push is applied when it comes. Geo
     /// tables add at once in either case.
     pub sync: bool,
@@ -48,8 +48,8 @@ pub enum TableConfig {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DenseOptions {
     pub cut: DenseCut,
-    /// Gradients are corrected by what has changed since their worker read the parameters (DC-ASGD); not
-    /// in synchronous jobs, where nothing has.
+    /// Gradients are corrected by what has changed since their worker read the parameters
+    /// (DC-ASGD); not in synchronous jobs, where nothing has.
     pub corrects_delay: bool,
 }
 
@@ -73,9 +73,9 @@ impl TableConfig {
 
 /// Changes when a worker of one version cannot talk to a server of another.
 const MESSAGES_VERSION: &str = "messages of version 6";
-/// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are there, when
-/// worker 0 has brought the parameters, and when all have them. A worker that comes to servers where
-/// they have met so often was started again.
+/// How often the workers of a job meet at [`Arrival::Received`] before they train: when all are
+/// there, when worker 0 has brought the parameters, and when all have them. A worker that comes to
+/// servers where they have met so often was started again.
 pub const START_ROUNDS: u64 = 3;
 /// Servers and workers of a job: what a barrier and a placement make sense for.
 const COUNT_MAX: usize = 1 << 16;
@@ -132,9 +132,9 @@ impl JobTables {
     }
 }
 
-/// The servers of a job, seen from one worker. Every call may come from any thread, and blocks until
-/// all servers that it concerns have answered. An answered push is applied exactly once, however often
-/// it was sent; errors name the server, the table and the worker.
+/// The servers of a job, seen from one worker. Every call may come from any thread, and blocks
+/// until all servers that it concerns have answered. An answered push is applied exactly once,
+/// however often it was sent; errors name the server, the table and the worker.
 pub trait Servers: Send + Sync {
     /// This worker's place, from 0.
     fn worker(&self) -> usize;
@@ -146,9 +146,9 @@ pub trait Servers: Send + Sync {
     fn push_sparse(&self, table: u32, push: Push<'_>) -> Result<()> {
         self.push_sparse_of(0, table, push)
     }
-    /// As [`Servers::push_sparse`], of a step of this worker, from 1: servers remember it, and a worker that goes on
-    /// for one that has died ([`Servers::go_on`]) sends to none what it has. Pushes to a table come in the order of
-    /// their steps.
+    /// As [`Servers::push_sparse`], of a step of this worker, from 1: servers remember it, and a
+    /// worker that goes on for one that has died ([`Servers::go_on`]) sends to none what it has.
+    /// Pushes to a table come in the order of their steps.
     fn push_sparse_of(&self, step: u64, table: u32, push: Push<'_>) -> Result<()>;
 
     /// All numbers of a dense table.
@@ -159,8 +159,8 @@ pub trait Servers: Send + Sync {
     }
     /// As [`Servers::push_dense`], of a step.
     fn push_dense_of(&self, step: u64, table: u32, grad: &[f32]) -> Result<()>;
-    /// Sets the values of a dense table: what worker 0 does at the start. Servers that have loaded a save
-    /// keep what they have loaded.
+    /// Sets the values of a dense table: what worker 0 does at the start. Servers that have loaded
+    /// a save keep what they have loaded.
     fn set_dense(&self, table: u32, values: &[f32]) -> Result<()>;
     /// Multiplies the learning rate of a table's rule from now on.
     fn set_rate_scale(&self, table: u32, scale: f32) -> Result<()>;
@@ -183,17 +183,17 @@ pub trait Servers: Send + Sync {
 
     /// A step of this worker is done: [`Servers::workers`] tells the others.
     fn count_step(&self);
-    /// A run of the job begins: `base` steps were made before it, and this worker's are in the tables up to
-    /// `complete`, which is as many unless it was lost.
+    /// A run of the job begins: `base` steps were made before it, and this worker's are in the
+    /// tables up to `complete`, which is as many unless it was lost.
     fn begin_after(&self, base: u64, complete: u64) -> Result<()>;
-    /// Gradients of this worker's steps up to this one are applied on all servers: they are told with what is sent
-    /// next.
+    /// Gradients of this worker's steps up to this one are applied on all servers: they are told
+    /// with what is sent next.
     fn completed(&self, step: u64);
-    /// This process is its worker from now on: what processes send that were it before is refused. Returns how far
-    /// they came.
+    /// This process is its worker from now on: what processes send that were it before is refused.
+    /// Returns how far they came.
     fn take_over(&self) -> Result<Progress>;
-    /// Goes on where they came to: the steps behind `complete` are made again, with the same data, and no server is
-    /// sent gradients that it has.
+    /// Goes on where they came to: the steps behind `complete` are made again, with the same data,
+    /// and no server is sent gradients that it has.
     fn go_on(&self, progress: &Progress) -> Result<()>;
     /// In a synchronous job that all its processes resume: brings all servers to the last step that
     /// any of them has applied, and returns how many there were. Worker 0 calls it while the others
@@ -202,26 +202,26 @@ pub trait Servers: Send + Sync {
     /// What servers know of every worker of the job.
     fn workers(&self) -> Result<Vec<WorkerSeen>>;
 
-    /// Waits until all workers that have not finished are here. In a synchronous job the tables apply
-    /// what was pushed before anybody leaves [`Arrival::Sent`].
+    /// Waits until all workers that have not finished are here. In a synchronous job the tables
+    /// apply what was pushed before anybody leaves [`Arrival::Sent`].
     fn arrive(&self, at: Arrival) -> Result<()>;
     /// How often all workers have met here.
     fn rounds(&self, at: Arrival) -> Result<u64>;
-    /// This worker ends: nobody waits for it any more. True for the last one, who may stop the servers
-    /// ([`Servers::stop`]).
+    /// This worker ends: nobody waits for it any more. True for the last one, who may stop the
+    /// servers ([`Servers::stop`]).
     fn finish(&self) -> Result<bool>;
     /// Ends the servers' service.
     fn stop(&self) -> Result<()>;
 
-    /// Deletes rows of a sparse table that nobody needs ([`SparseTable::shrink`](crate::SparseTable));
-    /// returns how many.
+    /// Deletes rows of a sparse table that nobody needs
+    /// ([`SparseTable::shrink`](crate::SparseTable)); returns how many.
     fn shrink(&self, table: u32, unseen_days: Option<u8>) -> Result<u64>;
-    /// Makes a table on all servers what it was when it was made: no rows, dense numbers 0 with a fresh optimizer,
-    /// no steps. Rates stay. Returns how many rows there were.
+    /// Makes a table on all servers what it was when it was made: no rows, dense numbers 0 with a
+    /// fresh optimizer, no steps. Rates stay. Returns how many rows there were.
     fn clear(&self, table: u32) -> Result<u64>;
-    /// Saves all tables of all servers into a folder that servers see by this name: all or none, while
-    /// training goes on. Each server's rows are those of one moment; between servers moments differ by
-    /// a little, unless it is done at a barrier. One worker does it at a time.
+    /// Saves all tables of all servers into a folder that servers see by this name: all or none,
+    /// while training goes on. Each server's rows are those of one moment; between servers moments
+    /// differ by a little, unless it is done at a barrier. One worker does it at a time.
     fn save(&self, dir: &Path, mode: SaveMode, format: SaveFormat) -> Result<Saved>;
     /// As [`Servers::save`], of one table, into a folder of its own.
     fn save_table(

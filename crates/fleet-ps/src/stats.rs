@@ -19,8 +19,8 @@ pub struct TableStats {
     pub non_finite: u64,
     /// Rows that a shrink deleted.
     pub deleted: u64,
-    /// Of the pushes of a dense table: updates that were made since their worker last read. The sum, and the
-    /// largest on one server.
+    /// Of the pushes of a dense table: updates that were made since their worker last read. The
+    /// sum, and the largest on one server.
     pub staleness_sum: u64,
     pub staleness_max: u64,
 }

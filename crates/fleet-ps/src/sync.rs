@@ -16,8 +16,8 @@ pub enum Arrival {
 
 /// Meeting points of the trainers of a synchronous job.
 ///
-/// To arrive and to wait are two things: who arrived stays arrived, however often it asks whether the
-/// others are there, and may say so again.
+/// To arrive and to wait are two things: who arrived stays arrived, however often it asks whether
+/// the others are there, and may say so again.
 ///
 /// ```
 /// use fleet_ps::{Arrival, BarrierTable};
@@ -65,8 +65,8 @@ impl BarrierTable {
         Ok(BarrierTable { inner: Mutex::default(), changed: Condvar::new(), trainer_count })
     }
 
-    /// A trainer is here; returns the round it waits for the end of. When all are here that have not
-    /// finished, `last` runs with their number before anybody goes on.
+    /// A trainer is here; returns the round it waits for the end of. When all are here that have
+    /// not finished, `last` runs with their number before anybody goes on.
     pub fn arrive(&self, trainer: u32, at: Arrival, last: impl FnOnce(u32)) -> Result<u64> {
         self.check(trainer)?;
         let mut points = self.lock();
@@ -118,8 +118,8 @@ impl BarrierTable {
         Ok((0..self.trainer_count).filter(|t| !here(t, &mut points)).collect())
     }
 
-    /// A trainer has ended: nobody waits for it any more; returns whether all have. If it was the last
-    /// that others waited for, `last` runs with their number.
+    /// A trainer has ended: nobody waits for it any more; returns whether all have. If it was the
+    /// last that others waited for, `last` runs with their number.
     pub fn finish(&self, trainer: u32, mut last: impl FnMut(Arrival, u32)) -> Result<bool> {
         self.check(trainer)?;
         let mut points = self.lock();
@@ -137,8 +137,9 @@ impl BarrierTable {
         Ok((points.finished.len() + points.lost.len()) as u32 == self.trainer_count)
     }
 
-    /// A trainer is not to be waited for until it is heard of again. What it has pushed stays; nothing
-    /// is applied because of it, so this is for jobs whose pushes are applied when they come.
+    /// A trainer is not to be waited for until it is heard of again. What it has pushed stays;
+    /// nothing is applied because of it, so this is for jobs whose pushes are applied when they
+    /// come.
     pub(crate) fn lose(&self, trainer: u32) {
         let mut points = self.lock();
         if points.finished.contains(&trainer) || trainer >= self.trainer_count {

@@ -116,7 +116,8 @@ fn statistics_are_what_was_pushed() {
     worker.push_steps(STEPS, 5).unwrap();
     worker.push_dense(DENSE, &[1.0; 5]).unwrap();
     dense(&worker);
-    // The second of these comes of parameters that lack the first, and the third of ones that lack two.
+    // The second of these comes of parameters that lack the first, and the third of ones that lack
+    // two.
     (0..3).for_each(|_| worker.push_dense(DENSE, &[1.0; 5]).unwrap());
     let answer = operator(&controls[1], &fleet.token).statistics().unwrap();
     assert_eq!((answer.server, answer.server_count, answer.worker_count), (1, 2, 2));

@@ -16,8 +16,8 @@ const SERVERS: &str = "PS_DEATHS_SERVERS";
 const TOKEN: &str = "PS_DEATHS_TOKEN";
 const SYNC: &str = "PS_DEATHS_SYNC";
 
-/// Worker 1, in a process of its own: meets the others and waits for its end. Nothing in the process of
-/// the tests.
+/// Worker 1, in a process of its own: meets the others and waits for its end. Nothing in the
+/// process of the tests.
 #[test]
 fn a_worker() {
     let Ok(addresses) = std::env::var(SERVERS) else { return };
@@ -153,7 +153,8 @@ fn who_comes_back_is_waited_for_again() {
     assert!(!again.finish().unwrap() && worker.finish().unwrap());
 }
 
-/// A durable server in a process of its own, where it is, and what a worker of it writes into its log.
+/// A durable server in a process of its own, where it is, and what a worker of it writes into its
+/// log.
 struct Durable {
     process: Process,
     address: Arc<Mutex<SocketAddr>>,

@@ -1,5 +1,5 @@
-//! Gradients that come late are corrected by what their worker has read, also by a server that was started
-//! again: what was read is in its log and in its snapshots.
+//! Gradients that come late are corrected by what their worker has read, also by a server that was
+//! started again: what was read is in its log and in its snapshots.
 
 use fleet_ps::{
     DenseOptions, Durability, JobTables, LocalServers, NonFinite, Rule, ServerTables, Servers,

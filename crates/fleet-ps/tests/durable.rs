@@ -226,7 +226,8 @@ fn a_short_log_is_kept_short() {
 const FOLDER: &str = "FLEET_PS_TEST_FOLDER";
 const TOKEN: &str = "FLEET_PS_TEST_TOKEN";
 
-/// The entry of the server processes. Without a folder it is the test that none was given by accident.
+/// The entry of the server processes. Without a folder it is the test that none was given by
+/// accident.
 #[test]
 fn child() {
     let Ok(folder) = std::env::var(FOLDER) else { return };

@@ -1,5 +1,5 @@
-//! A job whose numbers come out exactly: part of the library's own tests and of those of real servers, which
-//! bring the crate's names.
+//! A job whose numbers come out exactly: part of the library's own tests and of those of real
+//! servers, which bring the crate's names.
 
 use super::{Initializer, JobTables, NonFinite, Rule, Sgd, SparseConfig, TableConfig};
 

@@ -55,7 +55,8 @@ struct Crowd {
 impl Conversation for Crowd {
     fn call(&mut self, _: u8, _: &[u8], answer: &mut Vec<u8>) -> fleet_base::Result<()> {
         if !self.agreed {
-            // The first request of a connection compares the jobs: the server's number and its life.
+            // The first request of a connection compares the jobs: the server's number and its
+            // life.
             self.agreed = true;
             answer.extend(self.server.to_le_bytes());
             answer.extend(7u64.to_le_bytes());
@@ -100,7 +101,8 @@ fn requests_are_on_their_way_to_all_servers_at_once() {
     });
 }
 
-/// The least, the largest, and those that are negative where they are signed: on their servers, and through a save.
+/// The least, the largest, and those that are negative where they are signed: on their servers, and
+/// through a save.
 #[test]
 fn ids_are_any_64_bit_numbers() {
     let ids = [0, 1, u64::from(u32::MAX) + 1, i64::MAX as u64, i64::MIN as u64, u64::MAX];
@@ -179,7 +181,11 @@ fn mistakes_are_told_and_the_server_stays_up() {
     check(
         connect(&other, &fleet.token),
         ErrorKind::Invalid,
-        &["tables are not those of this server", "expected", "dim: 2,", "dim: 3,", "server 0"],
+        &[
+            "tables are not those of this server: expected dim: 2, got dim: 3",
+            "table 0",
+            "server 0",
+        ],
     );
     let swapped: Vec<_> = fleet.addresses().into_iter().rev().collect();
     let error = RemoteServers::connect(&fleet.job, 0, &swapped, &fleet.token, options());

@@ -1,5 +1,5 @@
-//! How workers hand records to each other. A network implements the trait; here it is threads of one
-//! process, which tests and single-machine jobs use.
+//! How workers hand records to each other. A network implements the trait; here it is threads of
+//! one process, which tests and single-machine jobs use.
 
 use fleet_base::{Error, Result};
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -92,8 +92,9 @@ impl InMemoryDataset {
         Ok(())
     }
 
-    /// The files to load, all of which must be there. What is in memory stays until the next load. A
-    /// worker may have none, where there are fewer files than workers: a global shuffle gives it records.
+    /// The files to load, all of which must be there. What is in memory stays until the next load.
+    /// A worker may have none, where there are fewer files than workers: a global shuffle gives it
+    /// records.
     pub fn set_filelist<P: Into<PathBuf>>(
         &mut self,
         files: impl IntoIterator<Item = P>,
@@ -111,8 +112,8 @@ impl InMemoryDataset {
         self.wait_preload_done()
     }
 
-    /// Starts to load and returns; [`InMemoryDataset::wait_preload_done`] waits and reports. What is
-    /// in memory can be used meanwhile: the next day is read while this one is trained on.
+    /// Starts to load and returns; [`InMemoryDataset::wait_preload_done`] waits and reports. What
+    /// is in memory can be used meanwhile: the next day is read while this one is trained on.
     pub fn preload_into_memory(&mut self) -> Result<()> {
         let Some(files) = self.files.clone() else { return Err(no_files()) };
         if self.preload.is_some() {
@@ -185,8 +186,8 @@ impl InMemoryDataset {
         Ok(())
     }
 
-    /// Shuffles the values of some slots among records, each slot on its own: what a slot is worth to
-    /// a model is what the model loses by that.
+    /// Shuffles the values of some slots among records, each slot on its own: what a slot is worth
+    /// to a model is what the model loses by that.
     pub fn slots_shuffle(&mut self, slots: &[&str]) -> Result<()> {
         let schema = Arc::clone(self.options.format.schema());
         let slots: Result<Vec<usize>> = slots.iter().map(|name| schema.index(name)).collect();

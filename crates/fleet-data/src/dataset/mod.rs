@@ -1,5 +1,6 @@
 //! Datasets of record files: [`InMemoryDataset`] loads, shuffles and hands out; [`QueueDataset`]
-//! streams. Both read through a [`RecordFormat`], and both hand out batches to any number of threads.
+//! streams. Both read through a [`RecordFormat`], and both hand out batches to any number of
+//! threads.
 
 mod exchange;
 mod memory;
@@ -27,7 +28,8 @@ pub trait RecordFormat: Send + Sync {
     /// Starts to read a file.
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>>;
 
-    /// Whether files are where the system finds them, so that a list can be checked before it is read.
+    /// Whether files are where the system finds them, so that a list can be checked before it is
+    /// read.
     fn is_local(&self) -> bool {
         true
     }
@@ -57,16 +59,16 @@ impl TextFiles {
         }
     }
 
-    /// Sends each file through a command of the shell, which gets it as its standard input and writes
-    /// the lines: `zcat`, `python reader.py`. Empty, or `cat`: the file is read as it is.
+    /// Sends each file through a command of the shell, which gets it as its standard input and
+    /// writes the lines: `zcat`, `python reader.py`. Empty, or `cat`: the file is read as it is.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TextFiles {
         self.origin.pipe_command = command.into();
         self
     }
 
-    /// Gets files from elsewhere: the command of the shell gets a file's name as its last argument and
-    /// writes what is in it: `hadoop fs -cat`, `gsutil cat`, `ssh store cat`. What it writes goes through
-    /// the pipe command, where there is one. Empty, or `cat`: files are local.
+    /// Gets files from elsewhere: the command of the shell gets a file's name as its last argument
+    /// and writes what is in it: `hadoop fs -cat`, `gsutil cat`, `ssh store cat`. What it writes
+    /// goes through the pipe command, where there is one. Empty, or `cat`: files are local.
     ///
     /// ```
     /// # #[cfg(unix)] {
@@ -84,8 +86,8 @@ impl TextFiles {
         self
     }
 
-    /// Takes names of objects too, `s3://bucket/part-0`, and gets them from these stores; what comes goes
-    /// through the pipe command, where there is one.
+    /// Takes names of objects too, `s3://bucket/part-0`, and gets them from these stores; what
+    /// comes goes through the pipe command, where there is one.
     #[cfg(feature = "object-store")]
     pub fn object_stores(mut self, stores: &crate::ObjectStores) -> TextFiles {
         self.origin.stores = Some(stores.clone());

@@ -1,6 +1,6 @@
 //! A dataset that is read while it is used: a thread reads files into a short queue, of which one
-//! reader takes batches. Reader r of n gets files r, r + n, .. in their order, so that what it hands
-//! out does not depend on the speed of threads.
+//! reader takes batches. Reader r of n gets files r, r + n, .. in their order, so that what it
+//! hands out does not depend on the speed of threads.
 
 use super::{Dataset, DatasetOptions, boxed, check_files, check_threads, lost_thread, no_files};
 use crate::batch::{Batch, BatchSource, RowRef};

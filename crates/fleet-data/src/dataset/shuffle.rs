@@ -1,9 +1,9 @@
 //! Shuffles that move records: between workers, and between records for single slots.
 //!
-//! Dealing records out goes in rounds: in each, a worker takes its next thousand records, sorts them
-//! by the worker that each goes to, and all workers exchange what they have, until nobody has more.
-//! Every message has a checksum; at the end each worker is told how many records were sent to it,
-//! holds that to what came, and all agree that nothing was lost. Only then do the new records
+//! Dealing records out goes in rounds: in each, a worker takes its next thousand records, sorts
+//! them by the worker that each goes to, and all workers exchange what they have, until nobody has
+//! more. Every message has a checksum; at the end each worker is told how many records were sent to
+//! it, holds that to what came, and all agree that nothing was lost. Only then do the new records
 //! replace the old ones.
 
 use super::exchange::Exchange;
@@ -126,7 +126,8 @@ fn open(schema: &Arc<Schema>, bytes: &[u8], round: u32) -> Result<(Block, bool)>
     Ok((Block::decode(schema, records)?, *done == 1))
 }
 
-/// FNV-1a, finished by a multiplication that spreads it to the upper bits: the same on every machine.
+/// FNV-1a, finished by a multiplication that spreads it to the upper bits: the same on every
+/// machine.
 pub(crate) fn stable_hash(bytes: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in bytes {

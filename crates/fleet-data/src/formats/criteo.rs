@@ -1,8 +1,8 @@
 //! Criteo's click logs: a label, 13 integers and 26 words of hexadecimal digits, separated by tabs,
 //! any of the last 39 being empty.
 //!
-//! The integers are scaled by the documented constants, (x - min) / difference, and empty ones are 0;
-//! the words are hashed with their column's number into a million buckets.
+//! The integers are scaled by the documented constants, (x - min) / difference, and empty ones are
+//! 0; the words are hashed with their column's number into a million buckets.
 
 use super::hash_bucket;
 use crate::block::Block;

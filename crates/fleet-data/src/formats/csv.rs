@@ -128,8 +128,8 @@ impl Csv {
         }
     }
 
-    /// Reads a number that stands as it is between separators, and gives where the next field starts;
-    /// leaves everything else (quotes, blanks, what is empty or wrong) to the longer way.
+    /// Reads a number that stands as it is between separators, and gives where the next field
+    /// starts; leaves everything else (quotes, blanks, what is empty or wrong) to the longer way.
     #[inline(always)]
     fn plain_number(
         &self,

@@ -9,8 +9,8 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Reads objects: numbers, booleans and (nested) lists of them fill the slot of their key; text is
-/// hashed where buckets are given. Other keys are left alone; a missing key, or null, leaves a ragged
-/// slot empty and is an error for a dense one.
+/// hashed where buckets are given. Other keys are left alone; a missing key, or null, leaves a
+/// ragged slot empty and is an error for a dense one.
 ///
 /// ```
 /// use fleet_data::{Block, JsonLines, LineReader, Schema, Slot};

@@ -1,6 +1,6 @@
-//! Parquet files, in the feature `parquet`: a column of numbers or text for each slot, or of lists of
-//! them. Columns are decoded some thousand records at a time; what no slot asks for is not read. Of an object
-//! in a store a group of rows is in memory at once, as it lies in the file.
+//! Parquet files, in the feature `parquet`: a column of numbers or text for each slot, or of lists
+//! of them. Columns are decoded some thousand records at a time; what no slot asks for is not read.
+//! Of an object in a store a group of rows is in memory at once, as it lies in the file.
 
 #[cfg(feature = "object-store")]
 mod object;
@@ -23,9 +23,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads Parquet files: the column of a slot's name fills it, lists with all that they hold. Integers
-/// and booleans go to ids and floats, floats to floats, text to ids where buckets are given. What is
-/// null is left out: a ragged slot is then empty, and a dense one lacks a value, which is an error.
+/// Reads Parquet files: the column of a slot's name fills it, lists with all that they hold.
+/// Integers and booleans go to ids and floats, floats to floats, text to ids where buckets are
+/// given. What is null is left out: a ragged slot is then empty, and a dense one lacks a value,
+/// which is an error.
 ///
 /// ```
 /// use fleet_data::{DatasetOptions, InMemoryDataset, ParquetFiles, Schema, Slot};
@@ -59,8 +60,9 @@ impl ParquetFiles {
         self
     }
 
-    /// Takes names of objects too, as [`TextFiles::object_stores`](crate::TextFiles::object_stores). Of an
-    /// object only its end and the columns that slots ask for are got.
+    /// Takes names of objects too, as
+    /// [`TextFiles::object_stores`](crate::TextFiles::object_stores). Of an object only its end and
+    /// the columns that slots ask for are got.
     #[cfg(feature = "object-store")]
     pub fn object_stores(mut self, stores: &crate::ObjectStores) -> ParquetFiles {
         self.stores = Some(stores.clone());

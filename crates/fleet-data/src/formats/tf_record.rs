@@ -1,8 +1,8 @@
 //! TFRecord files of `tf.train.Example`, in the feature `tfrecord`.
 //!
-//! A file is frames: length (8 bytes, little endian), its checksum, that many bytes, their checksum.
-//! Both are CRC-32C, turned and shifted, so that a checksum within data is told from one of it. The
-//! bytes are a protobuf message, whose few fields are read here without a copy.
+//! A file is frames: length (8 bytes, little endian), its checksum, that many bytes, their
+//! checksum. Both are CRC-32C, turned and shifted, so that a checksum within data is told from one
+//! of it. The bytes are a protobuf message, whose few fields are read here without a copy.
 
 use super::hash_bucket;
 use crate::block::Block;
@@ -59,13 +59,15 @@ impl TfRecords {
         self
     }
 
-    /// Gets files from elsewhere, as [`TextFiles::download_command`](crate::TextFiles::download_command).
+    /// Gets files from elsewhere, as
+    /// [`TextFiles::download_command`](crate::TextFiles::download_command).
     pub fn download_command(mut self, command: impl Into<String>) -> TfRecords {
         self.origin.download_command = command.into();
         self
     }
 
-    /// Takes names of objects too, as [`TextFiles::object_stores`](crate::TextFiles::object_stores).
+    /// Takes names of objects too, as
+    /// [`TextFiles::object_stores`](crate::TextFiles::object_stores).
     #[cfg(feature = "object-store")]
     pub fn object_stores(mut self, stores: &crate::ObjectStores) -> TfRecords {
         self.origin.stores = Some(stores.clone());
@@ -474,7 +476,8 @@ mod tests {
         Ok((block, reader.skipped()))
     }
 
-    /// The published check value of CRC-32C; masked as the format says: turned by 15, plus a number.
+    /// The published check value of CRC-32C; masked as the format says: turned by 15, plus a
+    /// number.
     #[test]
     fn checksums_are_those_of_the_format() {
         assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);

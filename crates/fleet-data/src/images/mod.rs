@@ -52,7 +52,8 @@ impl ImageOptions {
     }
 }
 
-/// Labelled images as samples of a loader: inputs `image` (`[3, height, width]`, red first) and `label`.
+/// Labelled images as samples of a loader: inputs `image` (`[3, height, width]`, red first) and
+/// `label`.
 ///
 /// ```no_run
 /// use fleet_data::{Batch, ImageList, ImageOptions, Images, Loader, LoaderOptions};

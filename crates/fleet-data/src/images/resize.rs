@@ -1,9 +1,9 @@
-//! From decoded pixels to the floats of a batch in one pass: a part of the resized image, mirrored or
-//! not, normalised, a colour after the other. Only what lies in the part is computed.
+//! From decoded pixels to the floats of a batch in one pass: a part of the resized image, mirrored
+//! or not, normalised, a colour after the other. Only what lies in the part is computed.
 //!
-//! The filter is a triangle: linear between pixels where the image grows, an average over all that a
-//! new pixel covers where it shrinks. Rows first, because that runs along memory; what is between rows
-//! and columns stays float.
+//! The filter is a triangle: linear between pixels where the image grows, an average over all that
+//! a new pixel covers where it shrinks. Rows first, because that runs along memory; what is between
+//! rows and columns stays float.
 
 use super::{Pixels, SIDE_MAX};
 use fleet_base::{Error, Result};
@@ -80,8 +80,8 @@ impl Part {
     }
 }
 
-/// For each new pixel along one side, the old ones that make it: from which on, and their weights, of
-/// which all have the same number.
+/// For each new pixel along one side, the old ones that make it: from which on, and their weights,
+/// of which all have the same number.
 struct Reaches {
     starts: Vec<usize>,
     weights: Vec<f32>,

@@ -33,7 +33,8 @@ enum Place {
 }
 
 impl ImageList {
-    /// A folder with a folder for each class, whose names in alphabetical order are the labels 0, 1, ..
+    /// A folder with a folder for each class, whose names in alphabetical order are the labels 0,
+    /// 1, ..
     pub fn folder(root: impl AsRef<Path>) -> Result<ImageList> {
         let root = root.as_ref();
         let mut list = ImageList::default();
@@ -69,8 +70,8 @@ impl ImageList {
     }
 
     /// Tar archives, not compressed. The label of `NAME.jpg` is the number in `NAME.cls` where the
-    /// archive has that, and otherwise its folder's: folders of all archives in alphabetical order are
-    /// the labels 0, 1, ..
+    /// archive has that, and otherwise its folder's: folders of all archives in alphabetical order
+    /// are the labels 0, 1, ..
     pub fn tar_shards<P: Into<PathBuf>>(shards: impl IntoIterator<Item = P>) -> Result<ImageList> {
         let mut list = ImageList::default();
         let mut by_folder: BTreeMap<String, Vec<usize>> = BTreeMap::new();

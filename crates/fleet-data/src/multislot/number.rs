@@ -4,8 +4,8 @@
 //! that is no digit gives the run's length, a shift puts the digits at the word's upper end, and
 //! three multiplications join them two by two. Floats of up to 19 digits and 22 decimals take one
 //! division in `f64`, which is the correctly rounded quotient, and are rounded once more to `f32`;
-//! that is wrong only when the quotient lies exactly half-way between two floats, in which case (and
-//! for longer numbers and exponents) the standard library's parser decides.
+//! that is wrong only when the quotient lies exactly half-way between two floats, in which case
+//! (and for longer numbers and exponents) the standard library's parser decides.
 
 /// Digits from `at` on: their value and where they end. `None` without a digit or above `u64::MAX`.
 #[inline(always)]

@@ -1,5 +1,5 @@
-//! Lines to columns. Sketch: a line of a click log (13 floats, 26 ids, a label) has 235 bytes and 81
-//! numbers, so that 500 MB/s leaves 5.8 ns for each number; a number costs one load, eight or so
+//! Lines to columns. Sketch: a line of a click log (13 floats, 26 ids, a label) has 235 bytes and
+//! 81 numbers, so that 500 MB/s leaves 5.8 ns for each number; a number costs one load, eight or so
 //! operations on a word and one predictable branch (`number.rs`). Measured: see docs/data.md.
 
 use super::number;

@@ -69,7 +69,8 @@ fn of_tables_in_object_stores_what_slots_ask_for_is_read() {
     let before = (server.requests("table-1").len(), server.sent_bytes());
     let first = (GROUPS * GROUP_ROWS) as i64;
     assert!(read("s3://clicks/table-1").unwrap().into_iter().eq(first..2 * first));
-    // Twice for where things are, twice for each group of rows: what there is, and that it is the same.
+    // Twice for where things are, twice for each group of rows: what there is, and that it is the
+    // same.
     let requests = server.requests("table-1").len() - before.0;
     assert_eq!(requests, 3 + 2 * GROUPS);
     let sent = server.sent_bytes() - before.1;

@@ -1,6 +1,6 @@
-//! A worker's signs of life: a thread and a connection to each server of its own, so that a step which
-//! computes for minutes is told from a process that is stopped. The same thread notices a server that is
-//! stopped: whoever waits for its answer only waits.
+//! A worker's signs of life: a thread and a connection to each server of its own, so that a step
+//! which computes for minutes is told from a process that is stopped. The same thread notices a
+//! server that is stopped: whoever waits for its answer only waits.
 
 use super::remote::{Door, Lane};
 use crate::message::{Head, Method};
@@ -21,7 +21,8 @@ pub(super) struct Alive {
 
 /// What reaching one server may take: the others wait meanwhile.
 const REACH_SPAN: Duration = Duration::from_millis(500);
-/// A server that says nothing for so long is worth a line; shorter pauses are those of a busy machine.
+/// A server that says nothing for so long is worth a line; shorter pauses are those of a busy
+/// machine.
 const SILENCE_SAID_AFTER: Duration = Duration::from_secs(5);
 
 impl Alive {

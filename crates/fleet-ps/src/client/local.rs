@@ -6,8 +6,8 @@ use crate::server::Caller;
 use fleet_base::{Error, Result};
 use std::sync::Arc;
 
-/// A worker whose servers are in this process. Requests take the same bytes and the same way through
-/// the tables as over a network.
+/// A worker whose servers are in this process. Requests take the same bytes and the same way
+/// through the tables as over a network.
 ///
 /// ```
 /// use fleet_ps::{

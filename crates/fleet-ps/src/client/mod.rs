@@ -37,8 +37,8 @@ use std::time::Duration;
 
 /// Takes requests to servers.
 pub trait Transport: Send + Sync {
-    /// Sends all requests, at most one to a server, and waits for all answers. A request that changes
-    /// something runs once, or its error says that nobody knows.
+    /// Sends all requests, at most one to a server, and waits for all answers. A request that
+    /// changes something runs once, or its error says that nobody knows.
     fn exchange(&self, requests: &[Request<'_>]) -> Vec<Result<Vec<u8>>>;
 
     /// Takes answers back that were used: their memory is that of answers to come.
@@ -72,7 +72,8 @@ pub struct Client<T> {
     transport: T,
     /// Steps that this worker has made.
     steps: Arc<AtomicU64>,
-    /// Of these, with those of earlier processes and runs, the ones whose gradients all servers have.
+    /// Of these, with those of earlier processes and runs, the ones whose gradients all servers
+    /// have.
     complete: Arc<AtomicU64>,
     /// What earlier processes of this worker have sent, where it goes on for them.
     sent_before: Mutex<Progress>,
@@ -441,7 +442,8 @@ impl<T: Transport> Client<T> {
                 }
                 return Ok(());
             }
-            // Where pushes are applied when they come, servers decide when to go on without somebody.
+            // Where pushes are applied when they come, servers decide when to go on without
+            // somebody.
             let silent_after = if self.job.sync { self.silent_after } else { SILENT_AFTER };
             if let Some(error) = missing.lost(silent_after) {
                 return Err(error);
@@ -607,8 +609,8 @@ impl<T: Transport> Servers for Client<T> {
 
     fn finish(&self) -> Result<bool> {
         let ask = |servers| self.ask_some(servers, Method::Finish, self.head_of_steps(), &[]);
-        // The first server decides who was the last, and is asked last itself: when it says so, and all
-        // are stopped, nobody waits for another any more.
+        // The first server decides who was the last, and is asked last itself: when it says so, and
+        // all are stopped, nobody waits for another any more.
         ask(1..self.job.server_count)
             .and_then(|_| ask(0..1))
             .map(|answers| answers[0] == [1])

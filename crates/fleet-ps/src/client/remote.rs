@@ -1,8 +1,8 @@
 //! Servers of other processes.
 //!
 //! Each server has a lane: connections that threads take out for one request each, so that requests
-//! of several threads are on their way at once and one that waits at a barrier holds nobody up. A call
-//! first sends to all servers and then takes the answers. What fails is sent again on another
+//! of several threads are on their way at once and one that waits at a barrier holds nobody up. A
+//! call first sends to all servers and then takes the answers. What fails is sent again on another
 //! connection until the deadline; servers do it once (`server/ledger.rs`).
 
 use super::alive::Alive;
@@ -27,8 +27,8 @@ pub struct RemoteOptions {
     /// How long one request is tried, waits for a server that is being started again included
     /// (`FLAGS_rpc_deadline`).
     pub deadline: Duration,
-    /// Other workers of a synchronous job that give no sign of life for so long are an error. This one
-    /// says fifteen times as often that it lives; zero: it does not.
+    /// Other workers of a synchronous job that give no sign of life for so long are an error. This
+    /// one says fifteen times as often that it lives; zero: it does not.
     pub silent_after: Duration,
     /// Connections to one server, which are the requests on the way to it.
     pub connections_max: usize,
@@ -121,8 +121,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Between two questions whether the job is over, while a server is not reached.
 const OVER_PERIOD: Duration = Duration::from_millis(500);
-/// Signs of life in the span after which a worker counts as silent: several may be lost, and a server that was
-/// started again hears soon who is there.
+/// Signs of life in the span after which a worker counts as silent: several may be lost, and a
+/// server that was started again hears soon who is there.
 const SIGNS_IN_SILENCE: u32 = 15;
 /// How long a save, a load or a shrink may take: tables may be large and disks slow.
 const LONG_SPAN: Duration = Duration::from_secs(6 * 3600);
@@ -132,8 +132,8 @@ const SPARE_MAX: usize = 4;
 const STOP_SPAN: Duration = Duration::from_secs(3);
 
 impl Client<Remote> {
-    /// Connects worker `worker` to the servers at `addresses`, in the job's order; waits for those that
-    /// are not there yet.
+    /// Connects worker `worker` to the servers at `addresses`, in the job's order; waits for those
+    /// that are not there yet.
     pub fn connect(
         job: &JobTables,
         worker: usize,
@@ -153,8 +153,8 @@ impl Client<Remote> {
         Self::connect_with(job, worker, resolve, token, options)
     }
 
-    /// Who is no worker, counts as none, and asks only what concerns whole tables: statistics, saves, loads,
-    /// shrinking.
+    /// Who is no worker, counts as none, and asks only what concerns whole tables: statistics,
+    /// saves, loads, shrinking.
     pub fn operator(
         job: &JobTables,
         addresses: &[SocketAddr],
@@ -165,8 +165,8 @@ impl Client<Remote> {
         Self::connect(job, OPERATOR, addresses, token, options)
     }
 
-    /// As [`RemoteServers::connect`](Client::connect), where a server that is started again may be at
-    /// another address: `resolve` is asked before every connection.
+    /// As [`RemoteServers::connect`](Client::connect), where a server that is started again may be
+    /// at another address: `resolve` is asked before every connection.
     pub fn connect_with(
         job: &JobTables,
         worker: usize,
@@ -297,7 +297,8 @@ impl Remote {
         Limits::new(Deadline::within(self.options.deadline), &self.options.abort)
     }
 
-    /// Tries on one connection after the other until the deadline; `error` is that of the first try.
+    /// Tries on one connection after the other until the deadline; `error` is that of the first
+    /// try.
     fn insist<R>(
         &self,
         server: usize,

@@ -1,4 +1,5 @@
-//! Workers that die in the middle of a step, at any request, and are started again: each batch is in each table once.
+//! Workers that die in the middle of a step, at any request, and are started again: each batch is
+//! in each table once.
 
 use super::tests::{DENSE, SPARSE, job};
 use super::*;
@@ -10,7 +11,8 @@ use fleet_base::rng::Sequence;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
-/// Servers that a process reaches so many times, and then no more: what it has sent is there, what it sends is not.
+/// Servers that a process reaches so many times, and then no more: what it has sent is there, what
+/// it sends is not.
 struct Dying {
     local: Local,
     left: AtomicI64,

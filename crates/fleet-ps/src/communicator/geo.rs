@@ -1,12 +1,12 @@
 //! GEO: a worker trains by itself and exchanges differences.
 //!
-//! Every `k_steps` steps, for each table: delta = (latest - old) / workers for the rows that were touched
-//! (of a dense table: for all numbers), old += delta, and delta goes to the servers, which add it. What
-//! others changed comes back as rows: latest += row - old, old = row. So all workers come to the same
-//! table, plus what each has not sent yet.
+//! Every `k_steps` steps, for each table: delta = (latest - old) / workers for the rows that were
+//! touched (of a dense table: for all numbers), old += delta, and delta goes to the servers, which
+//! add it. What others changed comes back as rows: latest += row - old, old = row. So all workers
+//! come to the same table, plus what each has not sent yet.
 //!
-//! A thread of its own sends and asks; a step only takes what has come and hands over what is due. While
-//! an exchange of a table is under way the next one waits, not the step.
+//! A thread of its own sends and asks; a step only takes what has come and hands over what is due.
+//! While an exchange of a table is under way the next one waits, not the step.
 
 use super::{lock, spawn};
 use crate::{Progress, PullMode, Servers, TableConfig};
@@ -112,8 +112,8 @@ impl GeoCommunicator {
 
     /// Brings worker 0's copy of a table to the servers. The others begin after that.
     ///
-    /// Rows that are there already stay as they are: the servers have loaded them, or this worker was
-    /// started again in the middle.
+    /// Rows that are there already stay as they are: the servers have loaded them, or this worker
+    /// was started again in the middle.
     pub fn fill(&self, table: u32, values: &[f32], width: Option<usize>) -> Result<()> {
         let servers = &self.shared.servers;
         let Some(width) = width else { return servers.set_dense(table, values) };
@@ -165,8 +165,9 @@ impl GeoCommunicator {
         self.shared.servers.begin_after(base, complete)
     }
 
-    /// Goes on where earlier processes of this worker came to: steps that had not gone out with all tables are made
-    /// again. Those that had gone out with some of them, up to `k_steps` of them, are twice in these.
+    /// Goes on where earlier processes of this worker came to: steps that had not gone out with all
+    /// tables are made again. Those that had gone out with some of them, up to `k_steps` of them,
+    /// are twice in these.
     pub fn go_on(&self, progress: &Progress) -> Result<()> {
         self.count_from(progress.complete);
         let progress = Progress { applied: Vec::new(), ..progress.clone() };
@@ -179,8 +180,8 @@ impl GeoCommunicator {
         state.tables.values_mut().for_each(|own| (own.made, own.sent) = (step, step));
     }
 
-    /// All rows: first those that are news to this worker, which from here on are none, then the others.
-    /// A worker that was started again had been told of some before.
+    /// All rows: first those that are news to this worker, which from here on are none, then the
+    /// others. A worker that was started again had been told of some before.
     fn begin_rows(&self, table: u32, values: &mut [f32], width: usize) -> Result<()> {
         let servers = &self.shared.servers;
         let (news, rows) = servers.pull_geo(table)?;

@@ -24,7 +24,8 @@ enum Asked {
 
 type Condition = dyn Fn(&[Asked]) -> bool + Send + Sync;
 
-/// Servers of this process that write down what they are asked, and can be made to wait before they answer.
+/// Servers of this process that write down what they are asked, and can be made to wait before they
+/// answer.
 struct Watched {
     servers: Arc<dyn Servers>,
     asked: Mutex<Vec<Asked>>,

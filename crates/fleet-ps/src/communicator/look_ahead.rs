@@ -1,7 +1,7 @@
 //! Rows of coming steps, asked for ahead by a thread of their own.
 //!
-//! An answer is found by its table and its ids, all of them in their order: what was asked for by mistake
-//! is never used, and forgotten when more has been asked for.
+//! An answer is found by its table and its ids, all of them in their order: what was asked for by
+//! mistake is never used, and forgotten when more has been asked for.
 
 use super::batch::{Batch, Batches};
 use super::{lock, spawn};
@@ -92,7 +92,8 @@ impl LookAhead {
         self.shared.changed.notify_all();
     }
 
-    /// Forgets what was asked for, and waits for what is on the way: afterwards nobody asks the servers.
+    /// Forgets what was asked for, and waits for what is on the way: afterwards nobody asks the
+    /// servers.
     pub fn rest(&self) {
         let mut state = lock(&self.shared.state);
         state.asked.retain(|asked| matches!(asked.answer, Answer::OnTheWay));

@@ -1,8 +1,8 @@
 //! A worker's traffic with the servers of its job, beside its computation.
 //!
-//! A [`Communicator`] takes gradients as a program makes them and gives it rows and parameters. What
-//! differs between the modes is one file each; the queues, the merging and the sending threads are one
-//! core (`outbox.rs`).
+//! A [`Communicator`] takes gradients as a program makes them and gives it rows and parameters.
+//! What differs between the modes is one file each; the queues, the merging and the sending threads
+//! are one core (`outbox.rs`).
 //!
 //! | mode | a gradient | the end of a step | parameters |
 //! | --- | --- | --- | --- |
@@ -56,7 +56,8 @@ pub enum CommunicatorMode {
 pub struct CommunicatorOptions {
     /// Gradients of one table that become one push, at most (`max_merge_var_num`).
     pub merge_count_max: usize,
-    /// Gradients of one table that wait to be sent; one more waits with the step (`send_queue_size`).
+    /// Gradients of one table that wait to be sent; one more waits with the step
+    /// (`send_queue_size`).
     pub queue_len_max: usize,
     /// How often a sender waits [`POLL_SPAN`] for more to merge (`send_wait_times`).
     pub wait_count_max: usize,
@@ -112,7 +113,7 @@ impl CommunicatorOptions {
 /// How long a sender waits for more to merge, each time.
 pub const POLL_SPAN: Duration = Duration::from_millis(10);
 
-/// What a worker's traffic was like.
+/// Counts and times of a worker's traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CommunicatorStats {
     /// Steps that were counted.
@@ -139,7 +140,7 @@ impl CommunicatorStats {
     }
 }
 
-/// What the modes differ in.
+/// The part in which the modes differ.
 trait Mode: Send + Sync {
     /// All gradients of a step are handed over.
     fn sent(&self, core: &Core) -> Result<()>;
@@ -151,7 +152,7 @@ trait Mode: Send + Sync {
     fn looks_ahead(&self) -> bool;
 }
 
-/// What all modes work with.
+/// The part that all modes share.
 struct Core {
     servers: Arc<dyn Servers>,
     outbox: Outbox,
@@ -272,8 +273,8 @@ impl Communicator {
     }
 
     /// Asks for the rows of a coming step: a lookup of exactly these ids will find them. In the
-    /// asynchronous modes they come while the present step computes, and lack what it pushes; in the
-    /// others they are asked for when it has ended.
+    /// asynchronous modes they come while the present step computes, and lack what it pushes; in
+    /// the others they are asked for when it has ended.
     pub fn look_ahead(&self, table: u32, ids: Vec<u64>, width: usize) {
         self.look_ahead.ask(table, ids, width, self.mode.looks_ahead());
     }
@@ -312,7 +313,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// The parameters of a dense table for the next step, into parts that lie one after the other there.
+    /// The parameters of a dense table for the next step, into parts that lie one after the other
+    /// there.
     pub fn dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
         let staleness = self.mode.dense(&self.core, table, parts)?;
         let mut reads = self.lock();
@@ -346,15 +348,17 @@ impl Communicator {
         self.core.rates.set(&**servers, all)
     }
 
-    /// Goes on where earlier processes of this worker came to: the next step is the one behind those that are
-    /// whole, and its data the same as then. Of gradients that some servers have the others get their part.
+    /// Goes on where earlier processes of this worker came to: the next step is the one behind
+    /// those that are whole, and its data the same as then. Of gradients that some servers have the
+    /// others get their part.
     pub fn go_on(&self, progress: &Progress) -> Result<()> {
         self.core.steps.store(progress.complete, Relaxed);
         self.core.outbox.go_on(progress.complete, progress.newest());
         self.core.servers.go_on(progress)
     }
 
-    /// In a run that goes on from a save: this worker's steps are in it up to this one, others' further.
+    /// In a run that goes on from a save: this worker's steps are in it up to this one, others'
+    /// further.
     pub fn begin_after(&self, base: u64, complete: u64) -> Result<()> {
         self.core.steps.store(complete, Relaxed);
         self.core.outbox.go_on(complete, 0);

@@ -1,6 +1,7 @@
 //! Queues of gradients, one a table, and the threads that merge and send them.
 //!
-//! One thread at a time works on a table, so that its gradients go out in the order in which they came.
+//! One thread at a time works on a table, so that its gradients go out in the order in which they
+//! came.
 
 use super::{CommunicatorOptions, POLL_SPAN, Rates, lock, spawn};
 use crate::{Push, Servers};
@@ -24,7 +25,8 @@ pub(super) struct Grads {
 /// What waits to be sent.
 pub(super) enum Item {
     Sparse(Grads),
-    /// The sum of `count` gradients, the newest of which is the worker's of this number, counted from 1.
+    /// The sum of `count` gradients, the newest of which is the worker's of this number, counted
+    /// from 1.
     Dense {
         grad: Vec<f32>,
         number: u64,
@@ -88,8 +90,8 @@ struct State {
     spare: Vec<Vec<f32>>,
     /// The last step whose gradients are all handed over.
     made: u64,
-    /// Up to this step an earlier process of this worker has sent some gradients: each goes out alone, to those
-    /// who lack it.
+    /// Up to this step an earlier process of this worker has sent some gradients: each goes out
+    /// alone, to those who lack it.
     sent_before: u64,
 }
 
@@ -202,8 +204,8 @@ impl Outbox {
         self.shared.servers.completed(state.complete());
     }
 
-    /// Steps are counted from here on; an earlier process of this worker has sent some of those up to
-    /// `sent_before`.
+    /// Steps are counted from here on; an earlier process of this worker has sent some of those up
+    /// to `sent_before`.
     pub fn go_on(&self, made: u64, sent_before: u64) {
         let mut state = lock(&self.shared.state);
         (state.made, state.sent_before) = (made, sent_before);
@@ -417,7 +419,8 @@ fn add_parts(sum: &mut [f32], parts: &[&[f32]]) -> Result<()> {
     Ok(())
 }
 
-/// What `had` ids say and what `comes` behind them: `value` for those that say nothing, unless none says anything.
+/// What `had` ids say and what `comes` behind them: `value` for those that say nothing, unless none
+/// says anything.
 fn append<T: Copy>(own: &mut Vec<T>, other: Vec<T>, had: usize, comes: usize, value: T) {
     if own.is_empty() && other.is_empty() {
         return;

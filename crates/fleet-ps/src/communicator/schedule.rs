@@ -1,7 +1,8 @@
 //! Rates that follow a schedule: functions of the steps of all workers.
 //!
-//! In the asynchronous modes workers report their steps every so often to a table that counts them all,
-//! and whoever reports sets the rate of that count. In the synchronous mode all are at the same step.
+//! In the asynchronous modes workers report their steps every so often to a table that counts them
+//! all, and whoever reports sets the rate of that count. In the synchronous mode all are at the
+//! same step.
 
 use super::Core;
 use super::outbox::Item;
@@ -30,8 +31,8 @@ impl Rates {
         Rates::default()
     }
 
-    /// The rate of the first step, or of the next where servers have counted some already (they have loaded a
-    /// save, or this worker was started again): one worker is enough to set it.
+    /// The rate of the first step, or of the next where servers have counted some already (they
+    /// have loaded a save, or this worker was started again): one worker is enough to set it.
     pub(super) fn begin(&self, servers: &dyn Servers) -> Result<()> {
         if servers.worker() != 0 {
             return Ok(());

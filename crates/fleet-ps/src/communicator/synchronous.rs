@@ -1,5 +1,6 @@
-//! Sync: all workers make a step together. The servers apply the mean of what all have pushed, once,
-//! and nobody goes on before everybody has the result: as if one process had worked on the whole batch.
+//! Sync: all workers make a step together. The servers apply the mean of what all have pushed,
+//! once, and nobody goes on before everybody has the result: as if one process had worked on the
+//! whole batch.
 
 use super::{Core, Mode};
 use crate::Arrival;

@@ -63,8 +63,8 @@ fn merged_gradients_are_summed_or_averaged() {
     }
 }
 
-/// Dense gradients that wait are one sum; a worker that drains sees them in at most as many pushes as the knob
-/// allows, and all of them.
+/// Dense gradients that wait are one sum; a worker that drains sees them in at most as many pushes
+/// as the knob allows, and all of them.
 #[test]
 fn dense_gradients_that_wait_become_one_push() {
     let options = CommunicatorOptions {
@@ -85,8 +85,8 @@ fn dense_gradients_that_wait_become_one_push() {
     assert!(error.is_err(), "a gradient of another length");
 }
 
-/// Ids that come twice are added up by the worker; the table is as if the servers had done it, counts of
-/// shows included.
+/// Ids that come twice are added up by the worker; the table is as if the servers had done it,
+/// counts of shows included.
 #[test]
 fn equal_ids_are_one_before_they_are_sent() {
     let config = SparseConfig {
@@ -173,8 +173,8 @@ fn senseless_knobs_are_refused() {
     assert!(GeoCommunicator::start(servers, 0).is_err());
 }
 
-/// Two workers, one after the other, against the formulas: delta = (latest - old) / 2, old += delta;
-/// latest += new - old, old = new.
+/// Two workers, one after the other, against the formulas: delta = (latest - old) / 2, old +=
+/// delta; latest += new - old, old = new.
 #[test]
 fn geo_follows_its_formulas() {
     let job = job(2, true);

@@ -1,8 +1,10 @@
-//! Control of servers over gRPC, beside the frames that training uses: statistics, saves, loads, shrinking,
-//! health and reflection, for operators, probes and any tool that speaks gRPC (`proto/control.proto`).
+//! Control of servers over gRPC, beside the frames that training uses: statistics, saves, loads,
+//! shrinking, health and reflection, for operators, probes and any tool that speaks gRPC
+//! (`proto/control.proto`).
 //!
-//! Nothing is done here that frames cannot do: a call for all servers is one of [`Servers`](crate::Servers),
-//! which server 0 makes as an operator. HTTP/2 runs on one thread, calls on a few of their own.
+//! Nothing is done here that frames cannot do: a call for all servers is one of
+//! [`Servers`](crate::Servers), which server 0 makes as an operator. HTTP/2 runs on one thread,
+//! calls on a few of their own.
 
 mod client;
 mod desk;
@@ -32,8 +34,8 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// Listens from the start on, so that probes see a server that recovers; serves when it has tables. Ends when it
-/// is dropped.
+/// Listens from the start on, so that probes see a server that recovers; serves when it has tables.
+/// Ends when it is dropped.
 ///
 /// ```
 /// use fleet_net::{Log, Token, calls::CallOptions};
@@ -176,8 +178,8 @@ impl ControlServer {
         self.address
     }
 
-    /// The tables are there: calls are answered from now on. `addresses` is where all servers of the job take
-    /// frames.
+    /// The tables are there: calls are answered from now on. `addresses` is where all servers of
+    /// the job take frames.
     pub fn serve(&self, tables: Arc<ServerTables>, addresses: &[SocketAddr]) -> Result<()> {
         let served = Served { tables, addresses: addresses.to_vec() };
         if self.desk.served.set(served).is_err() {

@@ -1,7 +1,8 @@
 //! What reflection says of the service: `proto/control.proto`, read as it is.
 //!
-//! The file keeps to a part of the language, a statement a line: messages of scalars, messages and enums, enums,
-//! a service of unary calls, comments on lines of their own. Anything else is an error, which a test would find.
+//! The file keeps to a part of the language, a statement a line: messages of scalars, messages and
+//! enums, enums, a service of unary calls, comments on lines of their own. Anything else is an
+//! error, which a test would find.
 
 use fleet_base::{Error, Result};
 use prost_types::field_descriptor_proto::{Label, Type};

@@ -1,5 +1,5 @@
-//! TLS of control over gRPC, by certificates that any tool can check. The TLS of a job's own connections
-//! (`fleet-net`) has keys without certificates, which tools do not speak.
+//! TLS of control over gRPC, by certificates that any tool can check. The TLS of a job's own
+//! connections (`fleet-net`) has keys without certificates, which tools do not speak.
 
 pub use built_in::{ClientTls, ServerTls};
 
@@ -43,8 +43,8 @@ mod built_in {
     pub struct ClientTls(ClientTlsConfig);
 
     impl ClientTls {
-        /// Servers whose certificate is in a PEM file, or was signed by one there. `name` is what the
-        /// certificate is made out to, where that is not the host of the address.
+        /// Servers whose certificate is in a PEM file, or was signed by one there. `name` is what
+        /// the certificate is made out to, where that is not the host of the address.
         pub fn read(authority: &Path, name: Option<&str>) -> Result<ClientTls> {
             let authority = Certificate::from_pem(read(authority, "certificate")?);
             let config = ClientTlsConfig::new().ca_certificate(authority).timeout(HANDSHAKE_SPAN);

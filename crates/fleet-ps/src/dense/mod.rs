@@ -1,4 +1,5 @@
-//! Dense tables: the dense parameters of a program, flattened into one row and cut over the servers.
+//! Dense tables: the dense parameters of a program, flattened into one row and cut over the
+//! servers.
 
 mod placement;
 mod table;

@@ -1,7 +1,8 @@
 //! Which server has which part of the dense parameters, and which has which sparse row.
 //!
 //! Dense parameters are laid end to end in the order of their names; server s has the block of
-//! `total / servers + 1` numbers from `s` blocks on, the last ones what is left, which may be nothing.
+//! `total / servers + 1` numbers from `s` blocks on, the last ones what is left, which may be
+//! nothing.
 
 use fleet_base::{Error, Result};
 use std::ops::Range;

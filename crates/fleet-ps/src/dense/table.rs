@@ -1,11 +1,11 @@
 //! One server's part of the dense parameters, with their optimizer.
 //!
-//! In the asynchronous modes every push is applied when it comes. In the synchronous mode pushes are
-//! added up, and [`DenseTable::pour`] applies their mean once, when all trainers have pushed.
+//! In the asynchronous modes every push is applied when it comes. In the synchronous mode pushes
+//! are added up, and [`DenseTable::pour`] applies their mean once, when all trainers have pushed.
 //!
-//! A gradient that was computed from old parameters can be corrected (DC-ASGD): the table remembers what
-//! each worker last read, and a push counts as `g + g² (now - read)`, which is what the gradient would be now
-//! if the loss bent along each parameter by the square of its gradient.
+//! A gradient that was computed from old parameters can be corrected (DC-ASGD): the table remembers
+//! what each worker last read, and a push counts as `g + g² (now - read)`, which is what the
+//! gradient would be now if the loss bent along each parameter by the square of its gradient.
 
 use crate::rule::{How, Row};
 use crate::{NonFinite, Rule, TableStats};
@@ -82,8 +82,8 @@ pub(crate) struct DenseRuntime {
     pub is_loaded: bool,
 }
 
-/// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that all
-/// share.
+/// How the state of a rule lies: blocks of as many numbers as there are parameters, then some that
+/// all share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateShape {
     pub blocks: usize,
@@ -175,8 +175,8 @@ impl DenseTable {
         Ok(())
     }
 
-    /// The parameters that a job begins with, unless a save was loaded: those stay. Returns whether they
-    /// were taken.
+    /// The parameters that a job begins with, unless a save was loaded: those stay. Returns whether
+    /// they were taken.
     pub fn begin(&self, values: &[f32]) -> Result<bool> {
         self.check_len("values", values.len())?;
         let mut inner = self.lock();
@@ -214,8 +214,8 @@ impl DenseTable {
         self.push_by(usize::MAX, grad)
     }
 
-    /// Brings a worker's gradient, which is corrected by what has changed since that worker last read,
-    /// where the table does so.
+    /// Brings a worker's gradient, which is corrected by what has changed since that worker last
+    /// read, where the table does so.
     pub fn push_by(&self, worker: usize, grad: &[f32]) -> Result<()> {
         self.check_len("grad", grad.len())?;
         let name = |at: usize| format!("element {at}");
@@ -266,7 +266,8 @@ impl DenseTable {
         self.lock().push_count
     }
 
-    /// Parameters, optimizer and what waits become what they were when the table was made; the rate stays.
+    /// Parameters, optimizer and what waits become what they were when the table was made; the rate
+    /// stays.
     pub fn clear(&self) {
         let mut inner = self.lock();
         inner.values.fill(0.0);
@@ -466,7 +467,8 @@ mod tests {
         assert_eq!(values(&poured), values(&alone));
     }
 
-    /// Updates between a worker's reading and its push, whoever made them; none where all wait for all.
+    /// Updates between a worker's reading and its push, whoever made them; none where all wait for
+    /// all.
     #[test]
     fn staleness_is_what_the_parameters_of_a_push_lacked() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });
@@ -488,8 +490,8 @@ mod tests {
         }
     }
 
-    /// Two workers read at the same time; the second one's gradient is of parameters that the first one has
-    /// moved by then.
+    /// Two workers read at the same time; the second one's gradient is of parameters that the first
+    /// one has moved by then.
     #[test]
     fn gradients_of_old_parameters_are_corrected() {
         let sgd = Rule::Sgd(Sgd { lr: 0.5 });

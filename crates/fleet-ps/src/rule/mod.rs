@@ -1,9 +1,9 @@
 //! What a push does to the numbers of a row: one file a rule.
 //!
 //! A rule sees one run of weights with its state and its gradient: a row of a sparse table, the
-//! embedding part of a click row, or a dense table as a whole. `lr` is the rule's own rate times the
-//! table's ([`set_rate_scale`](crate::SparseTable::set_rate_scale)); weights are clamped to the table's
-//! bounds afterwards.
+//! embedding part of a click row, or a dense table as a whole. `lr` is the rule's own rate times
+//! the table's ([`set_rate_scale`](crate::SparseTable::set_rate_scale)); weights are clamped to the
+//! table's bounds afterwards.
 
 mod adagrad;
 mod adam;
@@ -97,8 +97,8 @@ impl Rule {
     /// Applies one gradient to each row.
     ///
     /// # Safety
-    /// Each row's pointers are good for `len` weights and gradients and `state_len(len)` of state, and
-    /// nobody else touches them.
+    /// Each row's pointers are good for `len` weights and gradients and `state_len(len)` of state,
+    /// and nobody else touches them.
     pub(crate) unsafe fn update(&self, rows: &[Row], len: usize, how: How) {
         // SAFETY: promised by the caller.
         each!(self, rule => unsafe { update_rows(*rule, rows, len, how) });

@@ -1,19 +1,21 @@
 //! Dense tables and global steps in files: as sparse ones, with one part a server, `part-<server>`.
 //!
-//! Text: a line an element, the parameter and then its own state, `p m v`; at last, where a rule has
-//! state of the whole table, `shared a b`. Binary: the bytes of memory. A load takes the elements of all
-//! servers and keeps its own: the number of servers may change, and so may the blocks.
+//! Text: a line an element, the parameter and then its own state, `p m v`; at last, where a rule
+//! has state of the whole table, `shared a b`. Binary: the bytes of memory. A load takes the
+//! elements of all servers and keeps its own: the number of servers may change, and so may the
+//! blocks.
 
 use super::load::{Checked, check};
 use super::manifest::{self, Manifest, Part};
 use super::{SaveFormat, SaveOptions, Saved, begin};
 use crate::dense::DenseImage;
 use crate::{DenseCut, DenseTable, GlobalStep, dense_range};
-use fleet_base::file::write_file;
+use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use std::fmt::Write;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What must be equal for one table to fit another: `len` numbers on all servers.
 fn layout(table: &DenseTable, len: usize) -> String {
@@ -24,6 +26,7 @@ const STEPS_LAYOUT: &str = "global step";
 
 /// Writes one server's part of a dense table of `len` numbers.
 pub(crate) fn write_dense(
+    disk: &Arc<dyn Disk>,
     table: &DenseTable,
     len: usize,
     cut: &DenseCut,
@@ -47,11 +50,12 @@ pub(crate) fn write_dense(
         numbers: (*cut != DenseCut::Even).then(|| cut.ranges(len, server, servers)),
         row_count: elements as u64,
     };
-    write_one(what, &bytes, dir, options)
+    write_one(disk, what, &bytes, dir, options)
 }
 
 /// Writes one server's count of steps.
 pub(crate) fn write_steps(
+    disk: &Arc<dyn Disk>,
     steps: &GlobalStep,
     table_id: u32,
     dir: &Path,
@@ -59,7 +63,8 @@ pub(crate) fn write_steps(
 ) -> Result<Saved> {
     let text = format!("{}\n", steps.count());
     let layout = STEPS_LAYOUT.to_string();
-    write_one(What { table_id, layout, numbers: None, row_count: 0 }, text.as_bytes(), dir, options)
+    let what = What { table_id, layout, numbers: None, row_count: 0 };
+    write_one(disk, what, text.as_bytes(), dir, options)
 }
 
 /// What is in the one file of a server.
@@ -70,37 +75,56 @@ struct What {
     row_count: u64,
 }
 
-fn write_one(what: What, bytes: &[u8], dir: &Path, options: &SaveOptions) -> Result<Saved> {
+fn write_one(
+    disk: &Arc<dyn Disk>,
+    what: What,
+    bytes: &[u8],
+    dir: &Path,
+    options: &SaveOptions,
+) -> Result<Saved> {
     let What { table_id, layout, numbers, row_count } = what;
-    let folder = begin(dir, table_id, options)?;
-    let round = manifest::next_round(&folder, options.server)?;
+    let folder = begin(&**disk, dir, table_id, options)?;
+    let round = manifest::next_round(&**disk, &folder, options.server)?;
     let mut manifest = Manifest { numbers, ..options.manifest(table_id, round, layout) };
     let name = match round {
         0 => format!("part-{:03}", options.server),
         _ => format!("part-{:03}.{round}", options.server),
     };
-    write_file(&folder.join(&name), bytes)?;
+    let path = folder.join(&name);
     let (length, checksum) = (bytes.len() as u64, crc32fast::hash(bytes));
     manifest.parts.push(Part { name, bytes: length, checksum, plain_bytes: None });
-    manifest::write(&folder, &manifest)?;
-    Ok(Saved { row_count, bytes: length })
+    let written =
+        manifest::put(disk, &path, bytes).and_then(|()| manifest::write(disk, &folder, &manifest));
+    match written {
+        Ok(()) => Ok(Saved { row_count, bytes: length }),
+        Err(error) => {
+            manifest::withdraw(&**disk, &folder, &manifest);
+            Err(error)
+        }
+    }
 }
 
 pub(crate) fn check_dense(
+    disk: &Arc<dyn Disk>,
     table: &DenseTable,
     len: usize,
     dir: &Path,
     save_id: u64,
 ) -> Result<Checked> {
-    check(dir, table.config().table_id, save_id, &layout(table, len))
+    check(disk, dir, table.config().table_id, save_id, &layout(table, len))
 }
 
-pub(crate) fn check_steps(table_id: u32, dir: &Path, save_id: u64) -> Result<Checked> {
-    check(dir, table_id, save_id, STEPS_LAYOUT)
+pub(crate) fn check_steps(
+    disk: &Arc<dyn Disk>,
+    table_id: u32,
+    dir: &Path,
+    save_id: u64,
+) -> Result<Checked> {
+    check(disk, dir, table_id, save_id, STEPS_LAYOUT)
 }
 
-/// Loads the numbers `own` of a table of `len` numbers, which servers may have cut in another way when they
-/// saved it; returns how many.
+/// Loads the numbers `own` of a table of `len` numbers, which servers may have cut in another way
+/// when they saved it; returns how many.
 pub(crate) fn load_dense(
     table: &DenseTable,
     len: usize,
@@ -137,8 +161,8 @@ pub(crate) fn load_dense(
     Ok(found as u64)
 }
 
-/// What two lists of ranges have in common: where it begins when the ranges of one, and of the other, are
-/// laid end to end, and how much it is.
+/// What two lists of ranges have in common: where it begins when the ranges of one, and of the
+/// other, are laid end to end, and how much it is.
 fn common(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<(usize, usize, usize)> {
     let mut found = Vec::new();
     let mut one_at = 0;
@@ -157,7 +181,8 @@ fn common(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<(usize, usize, us
 }
 
 impl DenseImage {
-    /// Takes numbers with their state from a part; what all numbers share from where the first comes from.
+    /// Takes numbers with their state from a part; what all numbers share from where the first
+    /// comes from.
     fn copy(&mut self, to: usize, part: &DenseImage, from: usize, count: usize) {
         let (own_len, part_len) = (self.values.len(), part.values.len());
         self.values[to..to + count].copy_from_slice(&part.values[from..from + count]);

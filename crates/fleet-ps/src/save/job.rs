@@ -1,11 +1,13 @@
-//! All tables of a job in one save: a mark a server, `<dir>/saved-<server>.<save>`, written when all its
-//! tables are. A save counts when the marks of all servers are there.
+//! All tables of a job in one save: a mark a server, `<dir>/saved-<server>.<save>`, written when
+//! all its tables are. A save counts when the marks of all servers are there.
 
-use super::load::latest;
+use super::load::{Latest, latest};
 use super::manifest;
 use fleet_base::Result;
+use fleet_base::disk::Disk;
 use fleet_base::sealed::{Kind, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 const PREFIX: &str = "saved-";
 const MARK: Kind = Kind {
@@ -19,20 +21,20 @@ fn file_name(server: u32, save_id: u64) -> String {
 }
 
 /// The number of the latest save in a folder, complete or not; 0 if there is none.
-pub(crate) fn last_id(dir: &Path) -> Result<u64> {
-    Ok(manifest::numbered(dir, PREFIX)?.into_iter().map(|(_, save)| save).max().unwrap_or(0))
+pub(crate) fn last_id(disk: &dyn Disk, dir: &Path) -> Result<u64> {
+    Ok(manifest::numbered(disk, dir, PREFIX)?.into_iter().map(|(_, save)| save).max().unwrap_or(0))
 }
 
 /// The latest save that all servers have finished.
-pub(crate) fn latest_complete(dir: &Path) -> Result<u64> {
-    latest(dir, manifest::numbered(dir, PREFIX)?, |dir, server, save_id| {
-        read_mark(&dir.join(file_name(server, save_id)), server, save_id)
+pub(crate) fn latest_complete(disk: &dyn Disk, dir: &Path) -> Result<Latest> {
+    latest(dir, manifest::numbered(disk, dir, PREFIX)?, |dir, server, save_id| {
+        read_mark(disk, &dir.join(file_name(server, save_id)), server, save_id)
     })
 }
 
 /// How many servers made the save that a mark belongs to.
-fn read_mark(path: &Path, server: u32, save_id: u64) -> Result<u32> {
-    let (count, text) = match MARK.read(path)? {
+fn read_mark(disk: &dyn Disk, path: &Path, server: u32, save_id: u64) -> Result<u32> {
+    let (count, text) = match MARK.read_on(disk, path)? {
         Read::Body(text) => (text.strip_prefix(&head(server, save_id)).and_then(count), text),
         // Earlier builds wrote no checksum. What follows is checked: manifests say the same number.
         Read::Unsealed(text) => (count(&text), text),
@@ -57,35 +59,54 @@ fn count(text: &str) -> Option<u32> {
 }
 
 /// A server begins a save: temporary files of one that was killed go.
-pub(crate) fn begin(dir: &Path, tables: &[u32], server: u32) {
-    manifest::remove_temporary(dir, server);
+pub(crate) fn begin(disk: &dyn Disk, dir: &Path, tables: &[u32], server: u32) {
+    manifest::remove_temporary(disk, dir, server);
     for table in tables {
-        manifest::remove_temporary(&super::table_folder(dir, *table), server);
+        manifest::remove_temporary(disk, &super::table_folder(dir, *table), server);
     }
 }
 
 /// All tables of a server are written.
-pub(crate) fn mark(dir: &Path, server: u32, server_count: u32, save_id: u64) -> Result<()> {
+pub(crate) fn mark(
+    disk: &Arc<dyn Disk>,
+    dir: &Path,
+    server: u32,
+    server_count: u32,
+    save_id: u64,
+) -> Result<()> {
     let text = format!("{}server_count {server_count}\n", head(server, save_id));
-    MARK.write(&dir.join(file_name(server, save_id)), &text)
+    MARK.write_on(disk, &dir.join(file_name(server, save_id)), &text)
 }
 
 /// All servers are done with a save: a server's older ones go.
-pub(crate) fn remove_others(dir: &Path, tables: &[u32], server: u32, save_id: u64) {
-    for (of, save) in manifest::numbered(dir, PREFIX).unwrap_or_default() {
+pub(crate) fn remove_others(
+    disk: &dyn Disk,
+    dir: &Path,
+    tables: &[u32],
+    server: u32,
+    save_id: u64,
+) {
+    for (of, save) in manifest::numbered(disk, dir, PREFIX).unwrap_or_default() {
         if of == server && save != save_id {
-            let _ = std::fs::remove_file(dir.join(file_name(of, save)));
+            let _ = disk.remove(&dir.join(file_name(of, save)));
         }
     }
     for table in tables {
-        manifest::remove_others(&super::table_folder(dir, *table), server, save_id);
+        manifest::remove_others(disk, &super::table_folder(dir, *table), server, save_id);
     }
 }
 
-/// A save failed somewhere: a server's part in it goes.
-pub(crate) fn remove(dir: &Path, tables: &[u32], server: u32, save_id: u64) {
-    let _ = std::fs::remove_file(dir.join(file_name(server, save_id)));
+/// A save failed somewhere: a server's part in it goes. Its mark goes first for good: where the
+/// mark may be back behind a power cut, all that it stands for stays.
+pub(crate) fn remove(disk: &dyn Disk, dir: &Path, tables: &[u32], server: u32, save_id: u64) {
+    let is_gone = match disk.remove(&dir.join(file_name(server, save_id))) {
+        Ok(()) => disk.sync_folder(dir).is_ok(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    };
+    if !is_gone {
+        return;
+    }
     for table in tables {
-        manifest::remove(&super::table_folder(dir, *table), server, save_id);
+        manifest::remove(disk, &super::table_folder(dir, *table), server, save_id);
     }
 }

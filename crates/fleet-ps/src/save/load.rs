@@ -1,38 +1,58 @@
 //! Reading a save of any number of servers.
 
-use super::manifest::{self, Manifest, Part};
+use super::manifest::{self, Manifest, Part, WHAT_TO_DO};
 use super::{SaveFormat, binary, layout_name, table_folder, text};
 use crate::SparseTable;
 use flate2::read::GzDecoder;
+use fleet_base::disk::{Access, Disk, RealDisk, exists, read_exact_at};
 use fleet_base::{Error, Result, text as words};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Loads the rows for which `mine` is true (those of this server), over what the table has; returns how
-/// many. Nothing is loaded if any file of any server is missing, torn or changed, or if the table's rows
-/// are of another form. Of several saves in a folder it is the latest that is complete.
+/// Loads the rows for which `mine` is true (those of this server), over what the table has; returns
+/// how many. Nothing is loaded if any file of any server is missing, torn or changed, or if the
+/// table's rows are of another form. Of several saves in a folder it is the latest that is
+/// complete.
 pub fn load_sparse(table: &SparseTable, dir: &Path, mine: impl Fn(u64) -> bool) -> Result<u64> {
-    let folder = table_folder(dir, table.config().table_id);
-    let checked = check_sparse(table, dir, latest(&folder, manifest::list(&folder)?, count_of)?)?;
+    let (folder, disk) = (table_folder(dir, table.config().table_id), RealDisk::handle());
+    let count_of = |folder: &Path, server, save_id| {
+        let path = folder.join(manifest::file_name(server, save_id));
+        Ok(manifest::read(&*disk, &path)?.server_count)
+    };
+    let latest = latest(&folder, manifest::list(&*disk, &folder)?, count_of)?;
+    let checked = check_sparse(&disk, table, dir, latest.save_id)?;
     load_checked(table, &checked, mine)
 }
 
 /// A save of a table whose every byte was looked at.
 pub(crate) struct Checked {
+    disk: Arc<dyn Disk>,
     folder: PathBuf,
     manifests: Vec<Manifest>,
 }
 
 /// Looks at every byte of a table's part in a save.
-pub(crate) fn check_sparse(table: &SparseTable, dir: &Path, save_id: u64) -> Result<Checked> {
-    check(dir, table.config().table_id, save_id, &layout_name(table))
+pub(crate) fn check_sparse(
+    disk: &Arc<dyn Disk>,
+    table: &SparseTable,
+    dir: &Path,
+    save_id: u64,
+) -> Result<Checked> {
+    check(disk, dir, table.config().table_id, save_id, &layout_name(table))
 }
 
 /// As [`check_sparse`], for a table of any kind whose layout is `wanted`.
-pub(super) fn check(dir: &Path, table_id: u32, save_id: u64, wanted: &str) -> Result<Checked> {
+pub(super) fn check(
+    disk: &Arc<dyn Disk>,
+    dir: &Path,
+    table_id: u32,
+    save_id: u64,
+    wanted: &str,
+) -> Result<Checked> {
     let folder = table_folder(dir, table_id);
-    let manifests = read_manifests(&folder, save_id)?;
+    let manifests = read_manifests(&**disk, &folder, save_id)?;
     for manifest in &manifests {
         if manifest.layout != wanted || manifest.table_id != table_id {
             return Err(Error::invalid("a save is of another table")
@@ -42,10 +62,10 @@ pub(super) fn check(dir: &Path, table_id: u32, save_id: u64, wanted: &str) -> Re
                 .at(folder.display()));
         }
         for part in &manifest.parts {
-            read_part(&folder, part)?;
+            read_part(&**disk, &folder, part)?;
         }
     }
-    Ok(Checked { folder, manifests })
+    Ok(Checked { disk: disk.clone(), folder, manifests })
 }
 
 /// Loads the rows of a save that is whole.
@@ -57,7 +77,7 @@ pub(crate) fn load_checked(
     let mut count = 0;
     for manifest in &checked.manifests {
         for part in &manifest.parts {
-            count += load_part(table, &checked.folder, manifest.format, part, &mine)?;
+            count += load_part(table, checked, manifest.format, part, &mine)?;
         }
     }
     Ok(count)
@@ -67,12 +87,19 @@ impl Checked {
     /// Each server's only part, in their order.
     pub(super) fn each_part(&self) -> impl Iterator<Item = Result<(&Manifest, Vec<u8>)>> {
         self.manifests.iter().map(|manifest| match &manifest.parts[..] {
-            [part] => Ok((manifest, read_part(&self.folder, part)?)),
+            [part] => Ok((manifest, read_part(&*self.disk, &self.folder, part)?)),
             parts => Err(Error::invalid("a server's part of a save should be one file")
                 .got(format!("{} files", parts.len()))
                 .at(self.folder.display())),
         })
     }
+}
+
+/// The latest complete save of a folder.
+pub(crate) struct Latest {
+    pub save_id: u64,
+    /// Why the newest one was passed over.
+    pub passed_over: Option<Error>,
 }
 
 /// The latest of the saves in a folder that has the files of all its servers, whose number
@@ -81,7 +108,7 @@ pub(super) fn latest(
     folder: &Path,
     files: Vec<(u32, u64)>,
     server_count: impl Fn(&Path, u32, u64) -> Result<u32>,
-) -> Result<u64> {
+) -> Result<Latest> {
     let mut saves: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     files.into_iter().for_each(|(server, save)| saves.entry(save).or_default().push(server));
     let mut first = None;
@@ -96,7 +123,7 @@ pub(super) fn latest(
         let is_missing = |server: &u32| servers.binary_search(server).is_err();
         let missing: Vec<u32> = (0..count).filter(is_missing).take(MISSING_SHOWN).collect();
         if missing.is_empty() {
-            return Ok(*save);
+            return Ok(Latest { save_id: *save, passed_over: first });
         }
         first.get_or_insert_with(|| {
             Error::invalid(format!("a save in {} is not complete", folder.display()))
@@ -131,18 +158,14 @@ const SERVERS_MAX: u32 = 1 << 16;
 /// Missing servers that an error names.
 const MISSING_SHOWN: usize = 16;
 
-fn count_of(folder: &Path, server: u32, save_id: u64) -> Result<u32> {
-    Ok(manifest::read(&folder.join(manifest::file_name(server, save_id)))?.server_count)
-}
-
 /// The manifests of all servers of one save.
-fn read_manifests(folder: &Path, save_id: u64) -> Result<Vec<Manifest>> {
+fn read_manifests(disk: &dyn Disk, folder: &Path, save_id: u64) -> Result<Vec<Manifest>> {
     let mut manifests: Vec<Manifest> = Vec::new();
     let mut server_count = 1;
     while (manifests.len() as u32) < server_count {
         let server = manifests.len() as u32;
         let path = folder.join(manifest::file_name(server, save_id));
-        if !path.exists() {
+        if !exists(disk, &path).map_err(|error| Error::io("read", &path, &error))? {
             return Err(Error::invalid(format!("{} is missing", path.display()))
                 .expected(match server {
                     0 => "a save of this table".to_string(),
@@ -150,7 +173,7 @@ fn read_manifests(folder: &Path, save_id: u64) -> Result<Vec<Manifest>> {
                 })
                 .help("the save was not finished, or not all of it was copied here"));
         }
-        let found = manifest::read(&path)?;
+        let found = manifest::read(disk, &path)?;
         server_count = manifests.first().unwrap_or(&found).server_count;
         let got = (found.save_id, found.server, found.server_count);
         if got != (save_id, server, server_count) {
@@ -165,37 +188,39 @@ fn read_manifests(folder: &Path, save_id: u64) -> Result<Vec<Manifest>> {
 }
 
 /// The bytes of a part, if they are those that were written.
-fn read_part(folder: &Path, part: &Part) -> Result<Vec<u8>> {
+fn read_part(disk: &dyn Disk, folder: &Path, part: &Part) -> Result<Vec<u8>> {
     let path = folder.join(&part.name);
-    let bytes = match std::fs::metadata(&path) {
-        // The size is looked at first: no memory is taken for a file that is wrong anyway.
-        Ok(found) if found.len() != part.bytes => Err(found.len()),
-        Ok(_) => Ok(std::fs::read(&path).map_err(|error| Error::io("read", &path, &error))?),
+    let failed = |error| Error::io("read a part of a save,", &path, &error).help(WHAT_TO_DO);
+    let file = match disk.open(&path, Access::Read) {
+        Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::invalid(format!("{} is missing", path.display()))
                 .expected(format!("a part of a save, of {}", words::bytes(part.bytes)))
                 .help(WHAT_TO_DO));
         }
-        Err(error) => return Err(Error::io("read a part of a save,", &path, &error)),
+        Err(error) => return Err(failed(error)),
     };
-    match bytes {
-        Ok(bytes) if crc32fast::hash(&bytes) == part.checksum => Ok(bytes),
-        Ok(_) => {
+    // The size is looked at first: no memory is taken for a file that is wrong anyway.
+    let size = file.len().map_err(failed)?;
+    if size != part.bytes {
+        return Err(Error::invalid(format!("{} is torn", path.display()))
+            .expected(words::bytes(part.bytes))
+            .got(words::bytes(size))
+            .help(WHAT_TO_DO));
+    }
+    let mut bytes = vec![0; size as usize];
+    read_exact_at(&*file, 0, &mut bytes).map_err(failed)?;
+    match crc32fast::hash(&bytes) == part.checksum {
+        true => Ok(bytes),
+        false => {
             Err(Error::invalid(format!("{} was changed: its checksum is wrong", path.display()))
                 .help(WHAT_TO_DO))
         }
-        Err(size) => Err(Error::invalid(format!("{} is torn", path.display()))
-            .expected(words::bytes(part.bytes))
-            .got(words::bytes(size))
-            .help(WHAT_TO_DO)),
     }
 }
 
-/// With a file that is not as it was written.
-const WHAT_TO_DO: &str = "load another save, or restore this file from where it was copied";
-
-/// A part as it was before it was compressed. No more is unpacked than its manifest says: a small file may say
-/// that it is a large one.
+/// A part as it was before it was compressed. No more is unpacked than its manifest says: a small
+/// file may say that it is a large one.
 pub(super) fn plain(path: &Path, bytes: Vec<u8>, plain_bytes: Option<u64>) -> Result<Vec<u8>> {
     let Some(wanted) = plain_bytes else { return Ok(bytes) };
     let mut plain = Vec::new();
@@ -218,13 +243,13 @@ pub(super) fn plain(path: &Path, bytes: Vec<u8>, plain_bytes: Option<u64>) -> Re
 
 fn load_part(
     table: &SparseTable,
-    folder: &Path,
+    checked: &Checked,
     format: SaveFormat,
     part: &Part,
     mine: &impl Fn(u64) -> bool,
 ) -> Result<u64> {
-    let path = folder.join(&part.name);
-    let bytes = plain(&path, read_part(folder, part)?, part.plain_bytes)?;
+    let path = checked.folder.join(&part.name);
+    let bytes = plain(&path, read_part(&*checked.disk, &checked.folder, part)?, part.plain_bytes)?;
     let mut count = 0;
     let mut visit = |record: crate::Record<'_>| {
         if mine(record.id()) {

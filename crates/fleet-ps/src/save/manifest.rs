@@ -1,11 +1,14 @@
 //! What a server wrote: a text file of a line a fact, the last one a checksum over the others.
 
 use super::{COMPRESSED, SaveFormat};
-use fleet_base::file::{TEMPORARY_SUFFIX, write_file};
+use fleet_base::disk::{Disk, PathKind, read_file};
+use fleet_base::file::{AtomicFile, TEMPORARY_SUFFIX};
 use fleet_base::{Error, Result};
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 pub(super) struct Manifest {
     pub table_id: u32,
@@ -44,70 +47,113 @@ pub(super) fn file_name(server: u32, save_id: u64) -> String {
 }
 
 /// Server and save of every manifest in a folder.
-pub(super) fn list(folder: &Path) -> Result<Vec<(u32, u64)>> {
-    numbered(folder, PREFIX)
+pub(super) fn list(disk: &dyn Disk, folder: &Path) -> Result<Vec<(u32, u64)>> {
+    numbered(disk, folder, PREFIX)
 }
 
 /// Numbers of the files `<prefix><server>.<save>`.
-pub(super) fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(u32, u64)>> {
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Error::io("list", folder, &error)),
-    };
-    let numbers = entries.flatten().filter_map(|entry| {
-        let name = entry.file_name();
-        let (server, save) = name.to_str()?.strip_prefix(prefix)?.split_once('.')?;
+pub(super) fn numbered(disk: &dyn Disk, folder: &Path, prefix: &str) -> Result<Vec<(u32, u64)>> {
+    let numbers = names(disk, folder)?.into_iter().filter_map(|name| {
+        let (server, save) = name.strip_prefix(prefix)?.split_once('.')?;
         Some((server.parse().ok()?, save.parse().ok()?))
     });
     Ok(numbers.collect())
 }
 
-/// How a server names the parts of its next save: not as those that are there.
-pub(super) fn next_round(folder: &Path, server: u32) -> Result<u64> {
-    let own = list(folder)?.into_iter().filter(|(of, _)| *of == server);
-    // One that cannot be read names nothing that will be looked for.
-    let rounds = own.filter_map(|(of, save)| read(&folder.join(file_name(of, save))).ok());
-    Ok(rounds.map(|manifest| manifest.round + 1).max().unwrap_or(0))
+/// Names in a folder; none if there is no such folder.
+fn names(disk: &dyn Disk, folder: &Path) -> Result<Vec<String>> {
+    match disk.list(folder) {
+        Ok(names) => Ok(names),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Error::io("list", folder, &error)),
+    }
 }
 
-/// Deletes a server's other saves.
-pub(super) fn remove_others(folder: &Path, server: u32, save_id: u64) {
-    for (of, save) in list(folder).unwrap_or_default() {
+/// How a server names the parts of its next save: not as any that are there. Manifests are not
+/// asked, since one that cannot be read now may name parts all the same.
+pub(super) fn next_round(disk: &dyn Disk, folder: &Path, server: u32) -> Result<u64> {
+    let names = names(disk, folder)?;
+    let rounds = names.iter().filter_map(|name| round(name, server));
+    Ok(rounds.max().map_or(0, |last| last.saturating_add(1)))
+}
+
+/// The round of a server's part.
+fn round(name: &str, server: u32) -> Option<u64> {
+    let rest = name.strip_prefix(&format!("part-{server:03}"))?;
+    let rest = rest.strip_suffix(COMPRESSED).unwrap_or(rest);
+    match rest.split_once('.') {
+        None => (rest.is_empty() || rest.starts_with('-')).then_some(0),
+        Some((_, round)) => round.parse().ok(),
+    }
+}
+
+/// Deletes a server's other saves, and parts that no save names. What cannot be deleted harms
+/// nobody.
+pub(super) fn remove_others(disk: &dyn Disk, folder: &Path, server: u32, save_id: u64) {
+    let Ok(kept) = read(disk, &folder.join(file_name(server, save_id))) else { return };
+    for (of, save) in list(disk, folder).unwrap_or_default() {
         if of == server && save != save_id {
-            remove(folder, server, save);
+            let _ = disk.remove(&folder.join(file_name(server, save)));
+        }
+    }
+    // The names go first for good: no save lacks a part.
+    if disk.sync_folder(folder).is_err() {
+        return;
+    }
+    let is_kept = |name: &String| kept.parts.iter().any(|part| part.name == *name);
+    for name in names(disk, folder).unwrap_or_default() {
+        if round(&name, server).is_some() && !is_kept(&name) {
+            let _ = disk.remove(&folder.join(name));
         }
     }
 }
 
-/// Deletes a server's part in a save: first the manifest, so that the save is none from then on. What
-/// cannot be deleted harms nobody.
-pub(super) fn remove(folder: &Path, server: u32, save_id: u64) {
-    let path = folder.join(file_name(server, save_id));
-    let manifest = read(&path);
-    let _ = std::fs::remove_file(&path);
-    for part in manifest.iter().flat_map(|manifest| &manifest.parts) {
-        let _ = std::fs::remove_file(folder.join(&part.name));
+/// Deletes a server's part in a save: first the manifest, so that the save is none from then on,
+/// also behind a power cut.
+pub(super) fn remove(disk: &dyn Disk, folder: &Path, server: u32, save_id: u64) {
+    if let Ok(manifest) = read(disk, &folder.join(file_name(server, save_id))) {
+        withdraw(disk, folder, &manifest);
+    }
+}
+
+/// Deletes the parts of a save that failed, and its manifest if that is in place all the same.
+pub(super) fn withdraw(disk: &dyn Disk, folder: &Path, manifest: &Manifest) {
+    let path = folder.join(file_name(manifest.server, manifest.save_id));
+    let is_gone = match read_file(disk, &path, MANIFEST_BYTES_MAX) {
+        Ok(None) => true,
+        // Another round of this number is a good save.
+        Ok(Some(bytes)) => match parse_sealed(&path, &bytes) {
+            Ok(found) if found.round != manifest.round => true,
+            Ok(_) => disk.remove(&path).is_ok(),
+            Err(_) => false,
+        },
+        // One that cannot be read may be in place; a folder is no manifest.
+        Err(_) => matches!(disk.kind(&path), Ok(PathKind::Folder)),
+    };
+    if is_gone && disk.sync_folder(folder).is_ok() {
+        for part in &manifest.parts {
+            let _ = disk.remove(&folder.join(&part.name));
+        }
     }
 }
 
 /// Deletes what a process of this server left that died while it wrote a save. No other one writes
 /// files of these names: a folder has one job.
-pub(super) fn remove_temporary(folder: &Path, server: u32) {
+pub(super) fn remove_temporary(disk: &dyn Disk, folder: &Path, server: u32) {
     let own = ["part", "manifest", "saved"].map(|what| format!(".{what}-{server:03}"));
     let is_own = |name: &str| {
         let rest = own.iter().find_map(|prefix| name.strip_prefix(&prefix[..]));
         rest.is_some_and(|rest| rest.starts_with(['-', '.'])) && name.ends_with(TEMPORARY_SUFFIX)
     };
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(is_own) {
+    for name in names(disk, folder).unwrap_or_default() {
+        if is_own(&name) {
             // What cannot be deleted harms nobody.
-            let _ = std::fs::remove_file(entry.path());
+            let _ = disk.remove(&folder.join(name));
         }
     }
 }
 
-pub(super) fn write(folder: &Path, manifest: &Manifest) -> Result<()> {
+pub(super) fn write(disk: &Arc<dyn Disk>, folder: &Path, manifest: &Manifest) -> Result<()> {
     let path = folder.join(file_name(manifest.server, manifest.save_id));
     let Manifest { table_id, server, server_count, save_id, round, mode, .. } = manifest;
     let mut text = format!(
@@ -130,24 +176,34 @@ pub(super) fn write(folder: &Path, manifest: &Manifest) -> Result<()> {
         text.push('\n');
     }
     let _ = writeln!(text, "end {:08x}", crc32fast::hash(text.as_bytes()));
-    write_file(&path, text.as_bytes())
+    put(disk, &path, text.as_bytes())
 }
 
-pub(super) fn read(path: &Path) -> Result<Manifest> {
-    let broken = |why: &str| {
-        Error::invalid(format!("{} is damaged: {why}", path.display()))
-            .help("load another save, or restore this file from where it was copied")
-    };
-    let size = std::fs::metadata(path).map_err(|error| Error::io("read", path, &error))?.len();
-    if size > MANIFEST_BYTES_MAX {
-        return Err(broken("it is too large for a manifest"));
+/// Writes a whole file.
+pub(super) fn put(disk: &Arc<dyn Disk>, path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = AtomicFile::replace_on(disk, path)?;
+    file.write_all(bytes).map_err(|error| file.error("write", &error))?;
+    file.commit()
+}
+
+pub(super) fn read(disk: &dyn Disk, path: &Path) -> Result<Manifest> {
+    match read_file(disk, path, MANIFEST_BYTES_MAX).map_err(|error| error.or_help(WHAT_TO_DO))? {
+        Some(bytes) => parse_sealed(path, &bytes),
+        None => Err(Error::io("read", path, &io::ErrorKind::NotFound.into()).help(WHAT_TO_DO)),
     }
-    let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, &error))?;
-    let text = std::str::from_utf8(&bytes).map_err(|_| broken("it is not text"))?;
+}
+
+/// With a file that is not as it was written.
+pub(super) const WHAT_TO_DO: &str =
+    "load another save, or restore this file from where it was copied";
+
+fn parse_sealed(path: &Path, bytes: &[u8]) -> Result<Manifest> {
+    let broken = |why: &str| {
+        Error::invalid(format!("{} is damaged: {why}", path.display())).help(WHAT_TO_DO)
+    };
+    let text = std::str::from_utf8(bytes).map_err(|_| broken("it is not text"))?;
     let last = text.trim_end_matches('\n').rfind('\n').map_or(0, |at| at + 1);
-    let sum = text[last..].trim_end().strip_prefix("end ");
-    let sum = sum.and_then(|sum| u32::from_str_radix(sum, 16).ok());
-    if sum != Some(crc32fast::hash(&bytes[..last])) {
+    if text[last..] != format!("end {:08x}\n", crc32fast::hash(&bytes[..last])) {
         return Err(broken("its checksum is wrong"));
     }
     parse(&text[..last]).ok_or_else(|| broken("it is of another version"))

@@ -1,12 +1,14 @@
 //! Sparse tables in files, and back.
 //!
 //! A save is a folder, `<dir>/<table, three digits>/`. Every server writes its rows there, a file a
-//! shard, `part-<server>-<shard>` (with `.gz` where the table wants saves of all rows compressed), and at last its manifest, `manifest-<server>.<save>`, which names
-//! these files with sizes (of compressed ones also that of what is in them) and checksums. A manifest appears whole or not at all, and what it names was
-//! flushed before. Manifests carry the same number of the save on all servers, and a load takes the
-//! latest save whose manifests are all there: a save that was cut off on any server is the one that was
-//! there before, or none. The saves of a job (`server/save.rs`) delete an older one when all servers
-//! have written; so does [`save_sparse`], which one server calls for itself.
+//! shard, `part-<server>-<shard>` (with `.gz` where the table wants saves of all rows compressed),
+//! and at last its manifest, `manifest-<server>.<save>`, which names these files with sizes (of
+//! compressed ones also that of what is in them) and checksums. A manifest appears whole or not at
+//! all, and what it names was flushed before. Manifests carry the same number of the save on all
+//! servers, and a load takes the latest save whose manifests are all there: a save that was cut off
+//! on any server is the one that was there before, or none. The saves of a job (`server/save.rs`)
+//! delete an older one when all servers have written; so does [`save_sparse`], which one server
+//! calls for itself.
 //!
 //! Rows are saved as they are at one moment ([`SparseTable::snapshot`]); pulls and pushes go on
 //! meanwhile. A load reads the parts of all servers, checks every byte before it touches the table,
@@ -20,17 +22,19 @@ mod manifest;
 mod text;
 
 pub use load::load_sparse;
-pub(crate) use load::{check_sparse, load_checked};
+pub(crate) use load::{Latest, check_sparse, load_checked};
 
 use crate::sparse::Taken;
 use crate::{Accessor, Record, SaveMode, Snapshot, SparseTable};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use manifest::{Manifest, Part};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How rows are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,37 +97,38 @@ pub struct Saved {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Result<Saved> {
-    let (saved, _taken) = write_sparse(table, dir, options)?;
+    let disk = RealDisk::handle();
+    let (saved, _taken) = write_sparse(&disk, table, dir, options)?;
     let folder = table_folder(dir, table.config().table_id);
-    manifest::remove_others(&folder, options.server, options.save_id);
+    manifest::remove_others(&*disk, &folder, options.server, options.save_id);
     Ok(saved)
 }
 
 /// Writes one server's rows beside whatever was saved before.
 pub(crate) fn write_sparse(
+    disk: &Arc<dyn Disk>,
     table: &SparseTable,
     dir: &Path,
     options: &SaveOptions,
 ) -> Result<(Saved, Taken)> {
-    let folder = begin(dir, table.config().table_id, options)?;
-    let round = manifest::next_round(&folder, options.server)?;
+    let folder = begin(&**disk, dir, table.config().table_id, options)?;
+    let round = manifest::next_round(&**disk, &folder, options.server)?;
     let mut manifest = options.manifest(table.config().table_id, round, layout_name(table));
     let (mut snapshot, ()) = table.snapshot(options.mode, || ());
-    let written = write_parts(table, &folder, options, &mut snapshot, &mut manifest)
-        .and_then(|saved| manifest::write(&folder, &manifest).map(|()| saved));
+    let written = write_parts(disk, table, &folder, options, &mut snapshot, &mut manifest)
+        .and_then(|saved| manifest::write(disk, &folder, &manifest).map(|()| saved));
     match written {
         Ok(saved) => Ok((saved, snapshot.end_taking())),
         Err(error) => {
-            for part in &manifest.parts {
-                // That it failed is told; what is left of it harms nobody.
-                let _ = std::fs::remove_file(folder.join(&part.name));
-            }
+            // That it failed is told; what is left of it harms nobody.
+            manifest::withdraw(&**disk, &folder, &manifest);
             Err(error)
         }
     }
 }
 
 fn write_parts(
+    disk: &Arc<dyn Disk>,
     table: &SparseTable,
     folder: &Path,
     options: &SaveOptions,
@@ -137,6 +142,7 @@ fn write_parts(
             name += COMPRESSED;
         }
         let (part, rows) = write_part(
+            disk,
             &folder.join(&name),
             name,
             options,
@@ -151,7 +157,7 @@ fn write_parts(
 }
 
 /// The folder of a table, made if it is not there.
-fn begin(dir: &Path, table_id: u32, options: &SaveOptions) -> Result<PathBuf> {
+fn begin(disk: &dyn Disk, dir: &Path, table_id: u32, options: &SaveOptions) -> Result<PathBuf> {
     let SaveOptions { server, server_count, .. } = *options;
     if server >= server_count || server_count > SERVER_COUNT_MAX {
         return Err(Error::invalid("the server of a save is wrong")
@@ -159,7 +165,7 @@ fn begin(dir: &Path, table_id: u32, options: &SaveOptions) -> Result<PathBuf> {
             .got(format!("server {server} of {server_count}")));
     }
     let folder = table_folder(dir, table_id);
-    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
+    disk.create_folder(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     Ok(folder)
 }
 
@@ -185,13 +191,14 @@ type Visit<'a> = &'a mut dyn FnMut(Record<'_>) -> Result<()>;
 
 /// Writes what `rows` visits to a file.
 fn write_part(
+    disk: &Arc<dyn Disk>,
     path: &Path,
     name: String,
     options: &SaveOptions,
     rows: impl FnOnce(Visit<'_>) -> Result<()>,
     table: &SparseTable,
 ) -> Result<(Part, u64)> {
-    let file = AtomicFile::create(path)?;
+    let file = AtomicFile::replace_on(disk, path)?;
     let summed = Summed {
         inner: BufWriter::with_capacity(1 << 18, file),
         sum: crc32fast::Hasher::new(),

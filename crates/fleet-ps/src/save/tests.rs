@@ -218,7 +218,8 @@ fn parsers_withstand_changed_bytes() {
     }
 }
 
-/// All rows in gzip files, a part of them as ever; either loads, and what is no gzip file is refused.
+/// All rows in gzip files, a part of them as ever; either loads, and what is no gzip file is
+/// refused.
 #[test]
 fn compressed_parts() {
     let folder = Folder::new("gzip");
@@ -246,7 +247,8 @@ fn compressed_parts() {
     assert!(error.contains("part-000-00001.gz is no gzip file: got "), "{error}");
 }
 
-/// A forged save: its files are those that its manifests name, and a small one unpacks to a large one.
+/// A forged save: its files are those that its manifests name, and a small one unpacks to a large
+/// one.
 #[test]
 fn a_small_file_that_unpacks_to_a_large_one() {
     let folder = Folder::new("bomb");
@@ -254,17 +256,17 @@ fn a_small_file_that_unpacks_to_a_large_one() {
     let table = filled(config.clone(), 0, 1);
     save_sparse(&table, &folder.0, &options(SaveFormat::Binary, 0, 1, 1)).unwrap();
     let dir = folder.0.join("007");
-    let honest = manifest::read(&dir.join("manifest-000.1")).unwrap();
+    let honest = manifest::read(&RealDisk, &dir.join("manifest-000.1")).unwrap();
     let check = |unpacked: u64, plain_bytes: Option<u64>, told: &str| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         std::io::copy(&mut std::io::repeat(0).take(unpacked), &mut encoder).unwrap();
         let packed = encoder.finish().unwrap();
-        let mut forged = manifest::read(&dir.join("manifest-000.1")).unwrap();
+        let mut forged = manifest::read(&RealDisk, &dir.join("manifest-000.1")).unwrap();
         let part = &mut forged.parts[1];
         (part.bytes, part.checksum) = (packed.len() as u64, crc32fast::hash(&packed));
         part.plain_bytes = plain_bytes;
         std::fs::write(dir.join(&part.name), packed).unwrap();
-        manifest::write(&dir, &forged).unwrap();
+        manifest::write(&RealDisk::handle(), &dir, &forged).unwrap();
         let copy = SparseTable::new(config.clone()).unwrap();
         let error = load_sparse(&copy, &folder.0, |_| true).unwrap_err().to_string();
         assert!(error.contains(told), "{error}");
@@ -291,12 +293,13 @@ fn a_changed_mark_is_refused() {
     let folder = Folder::new("marks");
     std::fs::create_dir_all(&folder.0).unwrap();
     let check = |what: &str| {
-        let error = job::latest_complete(&folder.0).expect_err(what).to_string();
+        let error =
+            job::latest_complete(&RealDisk, &folder.0).map(drop).expect_err(what).to_string();
         assert!(error.contains("saved-001.7") || error.contains("save 7"), "{what}: {error}");
         assert!(error.contains("help: "), "{what}: {error}");
     };
-    (0..3).for_each(|server| job::mark(&folder.0, server, 3, 7).unwrap());
-    assert_eq!(job::latest_complete(&folder.0).unwrap(), 7);
+    (0..3).for_each(|server| job::mark(&RealDisk::handle(), &folder.0, server, 3, 7).unwrap());
+    assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().save_id, 7);
     let path = folder.0.join("saved-001.7");
     let bytes = std::fs::read(&path).unwrap();
     for at in 0..bytes.len() {
@@ -315,7 +318,7 @@ fn a_changed_mark_is_refused() {
     check("the mark of another server");
     // Earlier builds wrote the count alone; it must agree with the others, and be one that can be.
     std::fs::write(&path, "server_count 3\n").unwrap();
-    assert_eq!(job::latest_complete(&folder.0).unwrap(), 7);
+    assert_eq!(job::latest_complete(&RealDisk, &folder.0).unwrap().save_id, 7);
     (0..3).for_each(|server| {
         let path = folder.0.join(format!("saved-{server:03}.7"));
         std::fs::write(path, format!("server_count {}\n", u32::MAX)).unwrap();

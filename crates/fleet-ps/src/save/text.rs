@@ -35,7 +35,8 @@ pub(super) fn write(
     }
 }
 
-/// Visits the records of a part; `Err` in the outer place is the number of a line that makes no sense.
+/// Visits the records of a part; `Err` in the outer place is the number of a line that makes no
+/// sense.
 pub(super) fn read(
     text: &str,
     table: &SparseTable,

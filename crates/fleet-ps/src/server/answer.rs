@@ -1,6 +1,7 @@
 //! What every method does.
 
 use super::{Caller, ServerTables, Sign, SignKind, Table, lock};
+use crate::job_text;
 use crate::message::{
     BINARY, Body, CLICKS, DAYS_DEFAULT, Head, Method, ONE, SHOWS, SLOTS, bytes_of, fill_f32s,
 };
@@ -75,7 +76,7 @@ impl ServerTables {
                 Ok(())
             }
             Method::LastSave => {
-                let last = job::last_id(Path::new(body.text()?))?;
+                let last = job::last_id(&*self.disk, Path::new(body.text()?))?;
                 answer.extend(last.to_le_bytes());
                 Ok(())
             }
@@ -239,8 +240,9 @@ impl ServerTables {
         lock(pending).hold(caller.worker, head.seq, push, &screened)
     }
 
-    /// Of those who are missing, the ones that are waited for, and what is known of them. Workers of a
-    /// job that is not synchronous go on without those that are lost, once all have met at the start.
+    /// Of those who are missing, the ones that are waited for, and what is known of them. Workers
+    /// of a job that is not synchronous go on without those that are lost, once all have met at the
+    /// start.
     fn awaited(&self, missing: Vec<u32>) -> Vec<(u32, Sign)> {
         let mut awaited = Vec::new();
         for worker in missing {
@@ -356,21 +358,15 @@ impl ServerTables {
     /// Whether a client means the same job: its text is [`JobTables`]' own.
     fn compare(&self, theirs: &str) -> Result<()> {
         let ours = self.job.text();
-        let mut lines = ours.lines();
-        let mut other = theirs.lines();
-        loop {
-            let (server, client) = (lines.next(), other.next());
-            if server != client {
-                let end = "nothing more";
-                return Err(Error::invalid("a worker's tables are not those of this server")
-                    .expected(server.unwrap_or(end))
-                    .got(client.unwrap_or(end))
-                    .help("run the same program and strategy, of the same version, everywhere"));
-            }
-            if server.is_none() {
-                return Ok(());
-            }
-        }
+        let Some(difference) = job_text::difference(&ours, theirs) else { return Ok(()) };
+        let error = Error::invalid("a worker's tables are not those of this server")
+            .expected(difference.expected)
+            .got(difference.got)
+            .help("run the same program and strategy, of the same version, everywhere");
+        Err(match difference.place.is_empty() {
+            true => error,
+            false => error.at(difference.place),
+        })
     }
 }
 

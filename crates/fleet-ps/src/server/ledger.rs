@@ -1,4 +1,5 @@
-//! What every client has asked for, so that a request that comes again is answered and not done again.
+//! What every client has asked for, so that a request that comes again is answered and not done
+//! again.
 //!
 //! A client numbers its requests. While it may still repeat one, the server keeps the answer; with
 //! every request the client says below which number it will not. The numbers of one client may come

@@ -1,6 +1,6 @@
-//! How far every worker has come: the newest of its steps whose gradients each table has here, and the steps that it
-//! knows to be whole on all servers. A worker that is started again goes on from there, and sends gradients of a
-//! step only to those that lack them.
+//! How far every worker has come: the newest of its steps whose gradients each table has here, and
+//! the steps that it knows to be whole on all servers. A worker that is started again goes on from
+//! there, and sends gradients of a step only to those that lack them.
 
 use super::{Caller, lock};
 use crate::message::Method;
@@ -14,7 +14,8 @@ pub(super) struct Marks {
 
 #[derive(Default)]
 struct Worker {
-    /// The client that is this worker since one was started again; 0 before. Held while a push is applied.
+    /// The client that is this worker since one was started again; 0 before. Held while a push is
+    /// applied.
     turn: RwLock<u64>,
     mark: Mutex<Mark>,
 }
@@ -39,8 +40,9 @@ impl Marks {
         Marks { workers: (0..worker_count).map(|_| Worker::default()).collect() }
     }
 
-    /// Before a change by a worker: gradients of a process that another one has taken the place of are refused. What
-    /// comes back is held until the change is done. Nobody's gradients are on their way when a place is taken.
+    /// Before a change by a worker: gradients of a process that another one has taken the place of
+    /// are refused. What comes back is held until the change is done. Nobody's gradients are on
+    /// their way when a place is taken.
     pub fn enter(
         &self,
         caller: Caller,
@@ -84,7 +86,8 @@ impl Marks {
         }
     }
 
-    /// A run of the job begins: `base` steps were made before it, and this worker's are whole up to `complete`.
+    /// A run of the job begins: `base` steps were made before it, and this worker's are whole up to
+    /// `complete`.
     pub fn begin(&self, caller: Caller, base: u64, complete: u64) {
         if let Some(worker) = self.workers.get(caller.worker) {
             let client = caller.client;

@@ -1,8 +1,8 @@
 //! One server: its part of every table of a job, behind one object that answers requests.
 //!
-//! [`ServerTables`] is the same wherever it stands: [`LocalServers`](crate::LocalServers) calls it in
-//! this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets. Requests that
-//! change something carry a number and run once (`ledger.rs`).
+//! [`ServerTables`] is the same wherever it stands: [`LocalServers`](crate::LocalServers) calls it
+//! in this process, [`TableServer`](crate::TableServer) for connections. It knows no sockets.
+//! Requests that change something carry a number and run once (`ledger.rs`).
 
 mod answer;
 mod bounds;
@@ -14,6 +14,8 @@ mod new_run;
 mod pending;
 mod presence;
 mod save;
+#[cfg(test)]
+mod save_tests;
 #[cfg(feature = "grpc")]
 mod statistics;
 
@@ -31,7 +33,7 @@ use crate::{
     BarrierTable, DenseConfig, DenseTable, Entry, GeoTable, GlobalStep, JobTables, PullMode,
     SparseTable, TableConfig, Update,
 };
-use fleet_base::disk::DiskLock;
+use fleet_base::disk::{Disk, DiskLock, RealDisk};
 use fleet_base::{Error, Result};
 use ledger::Ledger;
 use marks::Marks;
@@ -70,6 +72,8 @@ pub struct ServerTables {
     ledger: Ledger,
     /// Held shared by what changes tables; exclusively where a snapshot of all of them is cut.
     gate: RwLock<()>,
+    /// Where saves are written and loaded from.
+    disk: Arc<dyn Disk>,
     keeper: Option<Arc<durable::Keeper>>,
     /// No other process works in the folder while it is locked.
     folder_lock: Option<DiskLock>,
@@ -112,6 +116,7 @@ impl ServerTables {
             is_again: AtomicBool::new(false),
             ledger: Ledger::default(),
             gate: RwLock::new(()),
+            disk: RealDisk::handle(),
             keeper: None,
             folder_lock: None,
             keeping: Mutex::new(()),
@@ -139,8 +144,8 @@ impl ServerTables {
         &self.job
     }
 
-    /// Waits until a worker stops the servers, or [`ServerTables::stop`], or nobody is left: some workers
-    /// have finished, others are lost, and none is connected.
+    /// Waits until a worker stops the servers, or [`ServerTables::stop`], or nobody is left: some
+    /// workers have finished, others are lost, and none is connected.
     pub fn wait(&self) {
         let mut stopped = lock(&self.stopped);
         while !*stopped && !self.is_left_alone() && self.check_kept().is_ok() {
@@ -154,10 +159,11 @@ impl ServerTables {
     /// tables any more.
     pub fn serve(&self) -> Result<()> {
         self.wait();
-        self.check_kept()?;
-        match &self.keeper {
-            Some(keeper) if self.barrier.all_finished() => self.conclude(keeper),
-            _ => Ok(()),
+        let Some(keeper) = &self.keeper else { return Ok(()) };
+        keeper.check_files()?;
+        match self.barrier.all_finished() {
+            true => self.conclude(keeper),
+            false => Ok(()),
         }
     }
 
@@ -295,8 +301,8 @@ impl ServerTables {
         }
     }
 
-    /// Whether a server that is started again must hear of a request: files are in no log, and a pull
-    /// matters where an id is admitted when it was pulled often enough.
+    /// Whether a server that is started again must hear of a request: files are in no log, and a
+    /// pull matters where an id is admitted when it was pulled often enough.
     fn is_logged(&self, method: Method, head: Head) -> bool {
         match method {
             Method::Save | Method::EndSave | Method::Load => false,

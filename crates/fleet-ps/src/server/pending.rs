@@ -54,7 +54,8 @@ impl Pending {
     }
 
     /// Applies what waits, once for every id: sums over the pushes, divided by `workers` in a plain
-    /// table. Added up in the order of workers, so that the result does not depend on who was first.
+    /// table. Added up in the order of workers, so that the result does not depend on who was
+    /// first.
     pub fn pour(&mut self, table: &SparseTable, workers: u32) -> Result<()> {
         let mut pushes = std::mem::take(&mut self.pushes);
         pushes.sort_by_key(|held| (held.worker, held.seq));

@@ -1,7 +1,8 @@
 //! Who is there: the connections of every worker, and when it was heard last.
 //!
-//! A worker that dies loses its connections at once; one that is stopped, or whose host is gone, keeps
-//! them and says nothing any more. Workers say that they live every few seconds, whatever else they do.
+//! A worker that dies loses its connections at once; one that is stopped, or whose host is gone,
+//! keeps them and says nothing any more. Workers say that they live every few seconds, whatever
+//! else they do.
 
 use super::{Caller, lock};
 use fleet_base::{Error, Result};
@@ -10,8 +11,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Connections break and are made again within a second or two, and whoever lives says so every two: who has
-/// none for so long is gone, and so is who does not come for so long to a server that was started again.
+/// Connections break and are made again within a second or two, and whoever lives says so every
+/// two: who has none for so long is gone, and so is who does not come for so long to a server that
+/// was started again.
 pub(crate) const GONE_AFTER: Duration = Duration::from_secs(6);
 /// Whoever is not heard of for so long is stopped, or out of reach.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(30);
@@ -31,7 +33,8 @@ pub(crate) enum SignKind {
     Here,
     /// It was connected; the span is since its last connection closed.
     Gone,
-    /// It had come to the process before this one, and has not come to this one; the span is since that listens.
+    /// It had come to the process before this one, and has not come to this one; the span is since
+    /// that listens.
     NotBack,
 }
 
@@ -52,7 +55,8 @@ struct Seen {
     lives: Mutex<Vec<(u64, u64)>>,
 }
 
-/// Starts of one worker whose steps are kept; a job that starts one more often counts the last of them only.
+/// Starts of one worker whose steps are kept; a job that starts one more often counts the last of
+/// them only.
 const LIVES_MAX: usize = 256;
 
 impl Presence {
@@ -93,8 +97,8 @@ impl Presence {
         }
     }
 
-    /// A worker goes on where its earlier processes came to: `made` of their steps count, and those that it makes
-    /// again count as its own.
+    /// A worker goes on where its earlier processes came to: `made` of their steps count, and those
+    /// that it makes again count as its own.
     pub fn goes_on(&self, caller: Caller, made: u64) {
         let Some(seen) = self.workers.get(caller.worker) else { return };
         self.has_made(caller, 0);
@@ -150,7 +154,8 @@ impl Presence {
 }
 
 impl Sign {
-    /// Whether a worker of a job that has begun is lost, at the latest after so long without a sign.
+    /// Whether a worker of a job that has begun is lost, at the latest after so long without a
+    /// sign.
     pub fn is_lost(self, silent_after: Duration) -> bool {
         let bound = match self.kind {
             SignKind::Gone | SignKind::NotBack => GONE_AFTER.min(silent_after),

@@ -1,12 +1,12 @@
 //! A server's part in saves and loads of the whole job.
 //!
-//! A save has two phases, so that all servers have it or none: each writes its tables beside what was
-//! saved before ([`ServerTables::save`]); when all have, the older saves go, and when one could not, the
-//! new one goes ([`ServerTables::end_save`]). A crash between the two leaves a save that is complete
-//! and an older one, or one that is not and is passed over.
+//! A save has two phases, so that all servers have it or none: each writes its tables beside what
+//! was saved before ([`ServerTables::save`]); when all have, the older saves go, and when one could
+//! not, the new one goes ([`ServerTables::end_save`]). A crash between the two leaves a save that
+//! is complete and an older one, or one that is not and is passed over.
 
 use super::{Caller, ServerTables, SignKind, Table, lock};
-use crate::save::{self, SaveFormat, SaveOptions, Saved, dense, job};
+use crate::save::{self, Latest, SaveFormat, SaveOptions, Saved, dense, job};
 use crate::sparse::Taken;
 use crate::{SaveMode, TableConfig};
 use fleet_base::{Error, Result};
@@ -24,17 +24,30 @@ pub(crate) struct Saving {
     written: Time,
 }
 
-/// How long a save that is not ended keeps others out: its other servers may be slower. One that the same
-/// worker begins anew takes its place at once.
+/// How long a save that is not ended keeps others out: its other servers may be slower. One that
+/// the same worker begins anew takes its place at once.
 const OPEN_SPAN_MAX: Duration = Duration::from_secs(600);
 
 impl ServerTables {
-    /// Loads this server's part of the latest complete save in `dir`, of any number of servers, over what
-    /// is there: all tables, or those of these numbers. Nothing is loaded unless every file of every
-    /// server is whole. Returns rows and dense numbers.
+    /// Loads this server's part of the latest complete save in `dir`, of any number of servers,
+    /// over what is there: all tables, or those of these numbers. Nothing is loaded unless every
+    /// file of every server is whole. Returns rows and dense numbers.
     pub fn load(&self, dir: &Path, tables: Option<&[u32]>) -> Result<u64> {
-        let _alone = lock(&self.keeping);
-        let save_id = job::latest_complete(dir)?;
+        let Latest { save_id, passed_over } = job::latest_complete(&*self.disk, dir)?;
+        if let Some(error) = passed_over {
+            let text = format!("server {}: loads save {save_id} instead: {error}", self.server);
+            fleet_net::Log::stderr().line(text);
+        }
+        self.load_save(dir, save_id, tables)
+    }
+
+    pub(super) fn load_save(
+        &self,
+        dir: &Path,
+        save_id: u64,
+        tables: Option<&[u32]>,
+    ) -> Result<u64> {
+        let (_alone, disk) = (lock(&self.keeping), &self.disk);
         for table_id in tables.unwrap_or_default() {
             self.table(*table_id)?;
         }
@@ -45,11 +58,13 @@ impl ServerTables {
             .iter()
             .map(|config| match (self.table(config.table_id())?, config) {
                 (Table::Dense(table), TableConfig::Dense { len, .. }) => {
-                    dense::check_dense(table, *len, dir, save_id)
+                    dense::check_dense(disk, table, *len, dir, save_id)
                 }
-                (Table::GlobalStep(_), _) => dense::check_steps(config.table_id(), dir, save_id),
+                (Table::GlobalStep(_), _) => {
+                    dense::check_steps(disk, config.table_id(), dir, save_id)
+                }
                 (table, _) => match table.rows() {
-                    Some(rows) => save::check_sparse(rows, dir, save_id),
+                    Some(rows) => save::check_sparse(disk, rows, dir, save_id),
                     None => Err(Error::internal("a table is of another kind than its config")),
                 },
             })
@@ -78,7 +93,8 @@ impl ServerTables {
         Ok(loaded)
     }
 
-    /// The first phase: writes all tables, or the one that is named. A save that nobody ended is given up.
+    /// The first phase: writes all tables, or the one that is named. A save that nobody ended is
+    /// given up.
     pub(super) fn save(
         &self,
         by: Caller,
@@ -101,7 +117,7 @@ impl ServerTables {
         }
         self.give_up(lock(&self.saving).take());
         let (server, server_count) = (self.server as u32, self.job.server_count as u32);
-        job::begin(dir, &self.table_ids(), server);
+        job::begin(&*self.disk, dir, &self.table_ids(), server);
         let options = SaveOptions { mode, format, server, server_count, save_id };
         let (taken, written) = (Vec::new(), Time::now());
         let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken, by, written };
@@ -121,7 +137,9 @@ impl ServerTables {
     /// A save ends the one before in its folder: one of a single table would end one of all.
     fn keep_other_tables(&self, dir: &Path, table: Option<u32>) -> Result<()> {
         let Some(table) = table else { return Ok(()) };
-        let is_there = |other: &u32| *other != table && save::table_folder(dir, *other).exists();
+        let is_there = |other: &u32| {
+            *other != table && self.disk.kind(&save::table_folder(dir, *other)).is_ok()
+        };
         match self.tables.keys().find(|other| is_there(other)) {
             None => Ok(()),
             Some(other) => Err(Error::invalid("a folder has saves of other tables")
@@ -151,12 +169,14 @@ impl ServerTables {
             let table_id = config.table_id();
             let saved = match (self.table(table_id)?, config) {
                 (Table::Dense(table), TableConfig::Dense { len, options: dense, .. }) => {
-                    dense::write_dense(table, *len, &dense.cut, dir, options)?
+                    dense::write_dense(&self.disk, table, *len, &dense.cut, dir, options)?
                 }
-                (Table::GlobalStep(steps), _) => dense::write_steps(steps, table_id, dir, options)?,
+                (Table::GlobalStep(steps), _) => {
+                    dense::write_steps(&self.disk, steps, table_id, dir, options)?
+                }
                 (table, _) => {
                     let Some(rows) = table.rows() else { continue };
-                    let (saved, taken) = save::write_sparse(rows, dir, options)?;
+                    let (saved, taken) = save::write_sparse(&self.disk, rows, dir, options)?;
                     saving.taken.push((table_id, taken));
                     saved
                 }
@@ -164,7 +184,7 @@ impl ServerTables {
             sum.row_count += saved.row_count;
             sum.bytes += saved.bytes;
         }
-        job::mark(dir, options.server, options.server_count, options.save_id)?;
+        job::mark(&self.disk, dir, options.server, options.server_count, options.save_id)?;
         Ok(sum)
     }
 
@@ -175,7 +195,7 @@ impl ServerTables {
         match saving {
             Some(saving) if good => {
                 let (tables, server) = (self.table_ids(), self.server as u32);
-                job::remove_others(&saving.dir, &tables, server, save_id);
+                job::remove_others(&*self.disk, &saving.dir, &tables, server, save_id);
             }
             None if good => {
                 return Err(Error::unavailable("a save was given up before it ended")
@@ -192,7 +212,8 @@ impl ServerTables {
     /// Deletes what was written, and counts as changed again what was taken.
     fn give_up(&self, saving: Option<Saving>) {
         let Some(saving) = saving else { return };
-        job::remove(&saving.dir, &self.table_ids(), self.server as u32, saving.save_id);
+        let server = self.server as u32;
+        job::remove(&*self.disk, &saving.dir, &self.table_ids(), server, saving.save_id);
         for (table_id, taken) in &saving.taken {
             if let Some(rows) = self.tables.get(table_id).and_then(Table::rows) {
                 rows.take_back(taken);
@@ -211,6 +232,7 @@ mod tests {
     use crate::message::{Head, Method};
     use crate::server::OPERATOR;
     use crate::{JobTables, PullMode};
+    use fleet_base::disk::RealDisk;
 
     /// Who saves while another's save is not ended is refused; whose save was given up is told.
     #[test]
@@ -242,8 +264,11 @@ mod tests {
         let error = end(first, 1).unwrap_err().to_string();
         assert!(error.contains("given up before it ended: got save 1"), "{error}");
         end(second, 1).unwrap();
-        assert!(job::latest_complete(&folder.join("a")).is_err(), "nothing of it is left");
-        assert_eq!(job::latest_complete(&folder.join("c")).unwrap(), 1);
+        assert!(
+            job::latest_complete(&RealDisk, &folder.join("a")).is_err(),
+            "nothing of it is left"
+        );
+        assert_eq!(job::latest_complete(&RealDisk, &folder.join("c")).unwrap().save_id, 1);
         save(worker, 1, "b").unwrap();
         end(worker, 2).unwrap();
 

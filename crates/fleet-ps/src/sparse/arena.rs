@@ -1,9 +1,9 @@
 //! Memory for rows and index pages: blocks of one size, cut from large chunks.
 //!
-//! Blocks never move, so that a row keeps its address while its table grows. Chunks start small, for
-//! small tables, and end at the size of a huge page, because a table is read at random and a page walk
-//! costs as much as the row. Blocks that are given back are handed out again; chunks are kept until
-//! the arena goes.
+//! Blocks never move, so that a row keeps its address while its table grows. Chunks start small,
+//! for small tables, and end at the size of a huge page, because a table is read at random and a
+//! page walk costs as much as the row. Blocks that are given back are handed out again; chunks are
+//! kept until the arena goes.
 
 use fleet_base::{Error, Result, text};
 use std::alloc::{Layout, alloc, dealloc};

@@ -47,9 +47,10 @@ pub enum Accessor {
     Ctr(CtrAccessor),
 }
 
-/// The click accessor. A push holds `1 + dim` gradients, of the weight and of the embedding, and shows
-/// and clicks beside them. It adds to the counters, updates the weight, makes the embedding if the
-/// score has reached `embedx_threshold`, and updates that too: the push that makes it counts.
+/// The click accessor. A push holds `1 + dim` gradients, of the weight and of the embedding, and
+/// shows and clicks beside them. It adds to the counters, updates the weight, makes the embedding
+/// if the score has reached `embedx_threshold`, and updates that too: the push that makes it
+/// counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CtrAccessor {
     /// Whether a pull starts with show and click (3 + dim columns instead of 1 + dim).
@@ -124,7 +125,8 @@ impl SparseConfig {
         }
     }
 
-    /// Click rows (`MemorySparseTable` with a CTR accessor); `dim` is the width of the embedding part.
+    /// Click rows (`MemorySparseTable` with a CTR accessor); `dim` is the width of the embedding
+    /// part.
     pub fn ctr(table_id: u32, dim: usize) -> SparseConfig {
         SparseConfig {
             rule: Rule::CtrAdagrad(rule::CtrAdagrad::default()),

@@ -1,10 +1,11 @@
 //! The index of a shard: id -> where its row is, how long it was not seen.
 //!
 //! Ids live in buckets of one cache line, five to a bucket; a full bucket overflows into the next.
-//! Buckets stand in pages, pages in segments, and a directory over bits of the hash says which segment
-//! an id belongs to. A segment that fills up is rewritten with a few pages more, and one that has
-//! become large is split: no insertion moves more than a segment, whatever the size of the table, and
-//! the index stays 85 to 92 % full. (A table that doubles is half empty after it has grown.)
+//! Buckets stand in pages, pages in segments, and a directory over bits of the hash says which
+//! segment an id belongs to. A segment that fills up is rewritten with a few pages more, and one
+//! that has become large is split: no insertion moves more than a segment, whatever the size of the
+//! table, and the index stays 85 to 92 % full. (A table that doubles is half empty after it has
+//! grown.)
 //!
 //! Memory: 64 / 5 bytes an entry over a fill of 0.85 is 15 bytes an id at most.
 
@@ -102,7 +103,8 @@ pub(crate) struct Entry {
     position: usize,
 }
 
-/// The buckets where most ids stand: the first of a search, and the next one, which a third of the ids are in.
+/// The buckets where most ids stand: the first of a search, and the next one, which a third of the
+/// ids are in.
 #[derive(Clone, Copy)]
 struct Home {
     first: Option<NonNull<Bucket>>,
@@ -138,15 +140,17 @@ unsafe fn look(bucket: NonNull<Bucket>, id: u64) -> Option<Entry> {
     is_there.then_some(Entry { bucket, position })
 }
 
-/// Homes of the ids of a group some time before they are searched, and their memory on its way: one id after the
-/// other rather than many at once, for a core has room for few lines that it waits for.
+/// Homes of the ids of a group some time before they are searched, and their memory on its way: one
+/// id after the other rather than many at once, for a core has room for few lines that it waits
+/// for.
 pub(crate) struct Ahead<'a> {
     ids: &'a [u64],
     homes: [Home; HOMES_AHEAD],
     moves: u64,
 }
 
-/// Ids between asking for a bucket and looking into it: what a core does with an id takes less time than memory does.
+/// Ids between asking for a bucket and looking into it: what a core does with an id takes less time
+/// than memory does.
 const HOMES_AHEAD: usize = 16;
 
 impl<'a> Ahead<'a> {

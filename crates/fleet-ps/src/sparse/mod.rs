@@ -1,14 +1,14 @@
 //! Sparse tables: rows by id, made when an id is first seen.
 //!
-//! A table is cut into shards by a hash of the id, one lock a shard. A shard is an index, id -> slot,
-//! and slabs of rows of one width, weights, optimizer state and counters together (`shard.rs`,
-//! `index.rs`). A batch is grouped by shard, so that each lock is taken once, and runs through three
-//! stages that overlap (`pull.rs`, `push.rs`).
+//! A table is cut into shards by a hash of the id, one lock a shard. A shard is an index, id ->
+//! slot, and slabs of rows of one width, weights, optimizer state and counters together
+//! (`shard.rs`, `index.rs`). A batch is grouped by shard, so that each lock is taken once, and runs
+//! through three stages that overlap (`pull.rs`, `push.rs`).
 //!
-//! Sketch, dimension 16, 10 million rows, one core: a row is one to two lines of memory and half a line
-//! of index at random places. A core keeps about 12 lines in flight at 90 ns each, so it cannot do more
-//! than some 60 million rows/s, and the work of a row (hash, probe, copy) takes about 25 ns on top.
-//! `cargo xtask bench ps` measures.
+//! Sketch, dimension 16, 10 million rows, one core: a row is one to two lines of memory and half a
+//! line of index at random places. A core keeps about 12 lines in flight at 90 ns each, so it
+//! cannot do more than some 60 million rows/s, and the work of a row (hash, probe, copy) takes
+//! about 25 ns on top. `cargo xtask bench ps` measures.
 
 mod arena;
 mod config;
@@ -224,7 +224,8 @@ impl SparseTable {
         self.push_screened(push, &grads)
     }
 
-    /// Applies `grads`, which [`SparseTable::screen`] or sums of what it gave, instead of the push's.
+    /// Applies `grads`, which [`SparseTable::screen`] or sums of what it gave, instead of the
+    /// push's.
     pub(crate) fn push_screened(&self, push: Push<'_>, grads: &[f32]) -> Result<()> {
         let mut scratch = self.scratch();
         let Scratch { groups, merger } = &mut scratch;
@@ -391,7 +392,8 @@ impl Core {
     /// The floats of a row, for who holds the lock of its shard.
     #[allow(clippy::mut_from_ref)] // Rows are reached through their shard, whose lock is exclusive.
     fn slice(&self, row: NonNull<f32>) -> &mut [f32] {
-        // SAFETY: rows are `stride` floats of a slab that outlives the lock, and nobody else has it.
+        // SAFETY: rows are `stride` floats of a slab that outlives the lock, and nobody else has
+        // it.
         unsafe { std::slice::from_raw_parts_mut(row.as_ptr(), self.layout.stride) }
     }
 }

@@ -1,7 +1,8 @@
 //! Reading rows.
 //!
-//! A row costs two cache misses, its bucket and itself. Ids run one behind the other: while the row of one is copied,
-//! the rows of the next ones and the buckets of those after them are on their way.
+//! A row costs two cache misses, its bucket and itself. Ids run one behind the other: while the row
+//! of one is copied, the rows of the next ones and the buckets of those after them are on their
+//! way.
 
 use super::index::Ahead;
 use super::layout::{CLICK, EMBED, Kind, SHOW, SLOT, has_embedx};
@@ -11,7 +12,8 @@ use crate::sparse::config::Accessor;
 use fleet_base::Result;
 use std::ptr::NonNull;
 
-/// Ids between asking for a row and copying it: what a core does with an id takes less time than memory does.
+/// Ids between asking for a row and copying it: what a core does with an id takes less time than
+/// memory does.
 const ROWS_AHEAD: usize = 16;
 
 /// What a pull does with ids that were never seen.

@@ -53,8 +53,8 @@ impl Shard {
             + (self.free.capacity() + self.captured.capacity()) * 4
     }
 
-    /// Asks for the lists that lead to buckets and rows, where a group is long enough to read most of them: one
-    /// by one they would be a miss each.
+    /// Asks for the lists that lead to buckets and rows, where a group is long enough to read most
+    /// of them: one by one they would be a miss each.
     pub fn prefetch_lists(&self, ids: usize) {
         /// Pointers in a line.
         const STEP: usize = 8;
@@ -163,7 +163,8 @@ impl Shard {
             })?,
         };
         let row = self.row(core, slot);
-        // SAFETY: the slot is in a slab of ours and nobody else has it; its floats may hold anything.
+        // SAFETY: the slot is in a slab of ours and nobody else has it; its floats may hold
+        // anything.
         let row = unsafe {
             row.write_bytes(0, core.layout.stride);
             std::slice::from_raw_parts_mut(row.as_ptr(), core.layout.stride)

@@ -13,10 +13,10 @@ const UNSEEN_DAYS_DEFAULT: u8 = 30;
 type Keep<'k> = dyn Fn(u8, Option<&mut [f32]>) -> bool + 'k;
 
 impl SparseTable {
-    /// Deletes rows that were unseen for more than `unseen_days` days (the accessor's number or 30 if
-    /// none is given). A click table first decays its shows and clicks, and also deletes rows whose
-    /// score has fallen below `delete_threshold`. Returns how many rows went. Locks a segment at a
-    /// time; the memory of the rows is used for new ones.
+    /// Deletes rows that were unseen for more than `unseen_days` days (the accessor's number or 30
+    /// if none is given). A click table first decays its shows and clicks, and also deletes rows
+    /// whose score has fallen below `delete_threshold`. Returns how many rows went. Locks a segment
+    /// at a time; the memory of the rows is used for new ones.
     pub fn shrink(&self, unseen_days: Option<u8>) -> Result<u64> {
         let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let days_max = match (&self.core.config.accessor, unseen_days) {
@@ -54,8 +54,8 @@ impl SparseTable {
         Ok(gone)
     }
 
-    /// None behind the last segment. A segment that is split meanwhile may decay twice: its upper half
-    /// comes again at the end. That needs 19 thousand new ids in a shard within one shrink.
+    /// None behind the last segment. A segment that is split meanwhile may decay twice: its upper
+    /// half comes again at the end. That needs 19 thousand new ids in a shard within one shrink.
     fn retain_segment(&self, shard: usize, segment: usize, keep: &Keep<'_>) -> Result<Option<u64>> {
         let core = &self.core;
         let mut shard = self.lock(shard);

@@ -1,9 +1,9 @@
 //! All rows as they are at one moment, while pulls and pushes go on.
 //!
-//! A snapshot turns the table's mark over: rows with the old mark are to be saved. Its reader goes from
-//! segment to segment, hands out such rows and marks them anew. A push that comes to a row with the
-//! old mark first leaves a copy for the reader. So nobody waits for more than a segment, and the only
-//! extra memory is for rows that were pushed to before the reader came by.
+//! A snapshot turns the table's mark over: rows with the old mark are to be saved. Its reader goes
+//! from segment to segment, hands out such rows and marks them anew. A push that comes to a row
+//! with the old mark first leaves a copy for the reader. So nobody waits for more than a segment,
+//! and the only extra memory is for rows that were pushed to before the reader came by.
 
 use super::Core;
 use super::SparseTable;
@@ -24,8 +24,8 @@ pub enum SaveMode {
     /// What serving needs: rows whose score has reached `base_threshold`, seen within
     /// `delta_keep_days`; all rows of a plain table. The count of changes starts anew.
     Base = 1,
-    /// Of these, the ones whose score grew by `delta_threshold` since the last base or delta; in a plain
-    /// table, the rows that were pushed to. The count of changes starts anew.
+    /// Of these, the ones whose score grew by `delta_threshold` since the last base or delta; in a
+    /// plain table, the rows that were pushed to. The count of changes starts anew.
     Delta = 2,
     /// Every row; all are a day older afterwards.
     AllAndAge = 3,
@@ -45,8 +45,8 @@ impl SaveMode {
     }
 }
 
-/// The changes that a base or a delta took, so that the next one has them if this one fails. Ages that a
-/// save of mode 3 added stay.
+/// The changes that a base or a delta took, so that the next one has them if this one fails. Ages
+/// that a save of mode 3 added stay.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     /// Id, score since the last base or delta, whether it was pushed to.
@@ -64,8 +64,8 @@ pub(crate) struct Capture {
 /// An id in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Record<'a> {
-    /// A row: all its numbers, in the table's own order, and whether it was pushed to since the last
-    /// base or delta.
+    /// A row: all its numbers, in the table's own order, and whether it was pushed to since the
+    /// last base or delta.
     Row { id: u64, unseen_days: u8, changed: bool, values: &'a [f32] },
     /// An id that was pulled so many times and has no row yet.
     Waiting { id: u64, count: u32 },
@@ -133,8 +133,8 @@ impl Capture {
     }
 }
 
-/// A snapshot being read. Dropped without [`Snapshot::end`], it leaves the table as if it had not been:
-/// what a base or a delta took counts as changed again.
+/// A snapshot being read. Dropped without [`Snapshot::end`], it leaves the table as if it had not
+/// been: what a base or a delta took counts as changed again.
 pub struct Snapshot<'a> {
     table: &'a SparseTable,
     capture: Capture,
@@ -145,8 +145,8 @@ pub struct Snapshot<'a> {
 }
 
 impl SparseTable {
-    /// Starts a snapshot; `at_cut` runs while no push does, and what it returns comes back. Waits for
-    /// a snapshot or a shrink that is under way.
+    /// Starts a snapshot; `at_cut` runs while no push does, and what it returns comes back. Waits
+    /// for a snapshot or a shrink that is under way.
     pub fn snapshot<R>(&self, mode: SaveMode, at_cut: impl FnOnce() -> R) -> (Snapshot<'_>, R) {
         let alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut gate = self.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -198,8 +198,8 @@ impl Snapshot<'_> {
         Ok(true)
     }
 
-    /// What was read is saved: its changes are not to come again. To take them back all the same, see
-    /// [`SparseTable::take_back`].
+    /// What was read is saved: its changes are not to come again. To take them back all the same,
+    /// see [`SparseTable::take_back`].
     pub(crate) fn end_taking(mut self) -> Taken {
         std::mem::take(&mut self.taken)
     }
@@ -221,8 +221,8 @@ impl Snapshot<'_> {
         }
     }
 
-    /// Takes what is to be saved of a segment; false behind the last. Segments that are split in the
-    /// meantime leave their halves here and at the end.
+    /// Takes what is to be saved of a segment; false behind the last. Segments that are split in
+    /// the meantime leave their halves here and at the end.
     fn read(&self, segment: usize, batch: &mut Batch) -> bool {
         let core = &self.table.core;
         let mut shard = self.table.lock(self.shard);

@@ -1,5 +1,5 @@
-//! A Parquet file in an object store. Its end, where files say what is where, is got when it is opened;
-//! then for each group of rows the columns that are wanted, before they are read.
+//! A Parquet file in an object store. Its end, where files say what is where, is got when it is
+//! opened; then for each group of rows the columns that are wanted, before they are read.
 
 use super::torn;
 use crate::object_stores::{ObjectParts, ObjectStores};

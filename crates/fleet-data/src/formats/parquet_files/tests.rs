@@ -129,7 +129,8 @@ fn what_does_not_fit_is_named() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Any byte of a file may be wrong, and it may end anywhere: an error or other values, never a panic.
+/// Any byte of a file may be wrong, and it may end anywhere: an error or other values, never a
+/// panic.
 #[test]
 fn torn_files_are_errors() {
     let path = written(Compression::UNCOMPRESSED, 1);

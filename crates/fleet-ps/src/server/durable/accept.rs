@@ -5,12 +5,11 @@ use super::blocks::BlockReader;
 use super::damage::Damage;
 use super::folder::{self, ACCEPTED, ASIDE, BEHIND, Files, JOB, JobFile, LOCK, LOG, SNAPSHOT};
 use super::image::In;
-use super::inspect::{Seen, WorkerReport, life_of_others, look, server_folders};
+use super::inspect::{Seen, WorkerReport, check_new, life_of_others, look, server_folders};
 use super::record::{LOG_HEADER_BYTES, LogHeader};
 use super::walk::Place;
-use super::{log, reader};
-use fleet_base::disk::{Access, Disk, DiskReader, RealDisk};
-use fleet_base::file::AtomicFile;
+use super::{aside, log, reader};
+use fleet_base::disk::{Access, Disk, RealDisk};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,7 +39,7 @@ pub struct Loss {
 /// they start from their last good states. Servers that have nothing to accept are not listed.
 pub fn accept_loss(folder: &Path) -> Result<Vec<Loss>> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let servers = server_folders(&*disk, folder)?;
+    let servers = server_folders(&*disk, folder)?.0;
     let losses: Result<Vec<_>> = servers.iter().map(|it| accept(&disk, it)).collect();
     Ok(losses?.into_iter().flatten().collect())
 }
@@ -55,6 +54,8 @@ struct Repair<'a> {
 /// None if there is nothing to accept.
 pub(super) fn accept(disk: &Arc<dyn Disk>, path: &Path) -> Result<Option<Loss>> {
     let lock = path.join(LOCK);
+    // Before anything is changed.
+    aside::check(&**disk, path)?;
     let held = disk.lock(&lock).map_err(|error| Error::io("lock", &lock, &error))?;
     let Some(_held) = held else {
         return Err(Error::unavailable(format!("another process works in {}", path.display()))
@@ -85,12 +86,17 @@ impl Repair<'_> {
     /// A file `job` that is damaged or missing: other files say the life, the next start the
     /// tables.
     fn job(&mut self) -> Result<()> {
+        let files = Files::list(&**self.disk, self.folder)?;
         let damage = match JobFile::read(&**self.disk, self.folder)? {
             Some(Ok(_)) => return Ok(()),
             Some(Err(damage)) => damage,
+            None if check_new(&**self.disk, self.folder, &files)?.is_ok() => {
+                // Nothing is left, or nothing was ever here.
+                self.loss.is_everything = true;
+                return Ok(());
+            }
             None => Damage::missing(self.folder.join(JOB), "it is missing"),
         };
-        let files = Files::list(&**self.disk, self.folder)?;
         let life = life_of_others(&**self.disk, self.folder, &files)?;
         self.loss.damages.push(damage);
         if files.has(JOB) {
@@ -193,10 +199,7 @@ impl Repair<'_> {
         let total = file.len().map_err(|error| Error::io("read", &path, &error))?;
         let name = format!("{LOG}{number}");
         let copy = self.free_name(&name)?;
-        let mut out = AtomicFile::create_on(self.disk, &copy)?;
-        std::io::copy(&mut DiskReader::new(file), &mut out)
-            .map_err(|error| out.error("copy the log to", &error))?;
-        out.commit()?;
+        aside::copy(self.disk, (&*file, &path), 0..total, &copy)?;
         self.loss.moved.push(name);
         self.loss.bytes += total.saturating_sub(offset);
         self.shorten(&path, offset)
@@ -225,10 +228,9 @@ impl Repair<'_> {
 
     /// A name in the folder `aside` that nothing has.
     fn free_name(&self, name: &str) -> Result<PathBuf> {
-        let aside = self.folder.join(ASIDE);
-        let failed = |error| Error::io("create", &aside, &error);
-        self.disk.create_folder(&aside).map_err(failed)?;
-        let names = self.disk.list(&aside).map_err(failed)?;
+        let aside = aside::folder(&**self.disk, self.folder)?;
+        let names = self.disk.list(&aside);
+        let names = names.map_err(|error| Error::io("list", &aside, &error))?;
         let free = (0..=names.len())
             .map(|number| match number {
                 0 => name.to_string(),

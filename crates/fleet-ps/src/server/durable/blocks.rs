@@ -3,7 +3,7 @@
 //! A checksum starts from the number of its block, so that no block stands for another one.
 
 use super::damage::Damage;
-use fleet_base::disk::{Access, Disk, DiskFile, DiskReader};
+use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use std::io::{self, BufReader, Read, Write};
@@ -68,8 +68,11 @@ impl Write for BlockWriter {
 
 pub(super) struct BlockReader {
     path: PathBuf,
+    file: Arc<dyn DiskFile>,
     reader: BufReader<DiskReader>,
     block: Vec<u8>,
+    /// The checksum that stands before the block.
+    expected: u32,
     at: usize,
     number: u32,
     /// Where the next block begins.
@@ -88,8 +91,10 @@ impl BlockReader {
         let total = file.len().map_err(|error| failed(&error))?;
         Ok(BlockReader {
             path: path.to_path_buf(),
+            file: file.clone(),
             reader: BufReader::with_capacity(1 << 20, DiskReader::new(file)),
             block: Vec::new(),
+            expected: 0,
             at: 0,
             number: 0,
             offset: 0,
@@ -97,6 +102,31 @@ impl BlockReader {
             is_over: false,
             damage: None,
         })
+    }
+
+    /// Bytes of the first block, as they are in the file, whatever their checksum; none if the file
+    /// is shorter.
+    pub fn peek<const N: usize>(&self) -> Result<Option<[u8; N]>> {
+        let mut bytes = [0; N];
+        if self.total < (HEADER_BYTES + N) as u64 {
+            return Ok(None);
+        }
+        let read = read_exact_at(&*self.file, HEADER_BYTES as u64, &mut bytes);
+        read.map_err(|error| Error::io("read", &self.path, &error))?;
+        Ok(Some(bytes))
+    }
+
+    /// Whether the first block, just read, would be whole if it began with these bytes.
+    pub fn is_whole_with(&mut self, start: &[u8]) -> bool {
+        if self.block.len() < start.len() {
+            return false;
+        }
+        self.block[..start.len()].copy_from_slice(start);
+        sum(0, &self.block) == self.expected
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn total(&self) -> u64 {
@@ -121,7 +151,8 @@ impl BlockReader {
         read.map_err(|error| Error::io("read", &self.path, &error))?;
         let word =
             |at| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        let (len, expected) = (word(0) as usize, word(4));
+        let len = word(0) as usize;
+        self.expected = word(4);
         if len > BLOCK_BYTES {
             return Err(self.damaged(format!("a block of {len} bytes")));
         }
@@ -131,7 +162,7 @@ impl BlockReader {
         self.block.resize(len, 0);
         let read = self.reader.read_exact(&mut self.block);
         read.map_err(|error| Error::io("read", &self.path, &error))?;
-        if sum(self.number, &self.block) != expected {
+        if sum(self.number, &self.block) != self.expected {
             return Err(self.damaged(format!("the checksum of block {} is wrong", self.number)));
         }
         (self.at, self.is_over) = (0, len == 0);
@@ -187,7 +218,7 @@ impl BlockReader {
     }
 }
 
-fn sum(number: u32, block: &[u8]) -> u32 {
+pub(super) fn sum(number: u32, block: &[u8]) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     sum.update(&number.to_le_bytes());
     sum.update(&(block.len() as u32).to_le_bytes());

@@ -2,10 +2,11 @@
 //! job.
 
 use super::damage::Damage;
-use crate::JobTables;
-use fleet_base::disk::{Disk, RealDisk, read_file};
+use crate::{JobTables, job_text};
+use fleet_base::disk::{Access, Disk, DiskReader, PathKind, RealDisk, own_folder};
 use fleet_base::file::{AtomicFile, TEMPORARY_SUFFIX};
 use fleet_base::{Error, Result};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,11 +23,15 @@ pub(super) const ACCEPTED: &str = "accepted";
 pub(super) const ASIDE: &str = "aside";
 pub(super) const SNAPSHOT: &str = "snapshot-";
 pub(super) const LOG: &str = "log-";
+pub(super) const SERVER: &str = "server-";
 
 /// The first line of the file `job`.
-const TITLE: &str = "fleet durable folder, version 5";
-/// Marks and the file `job` are shorter: a job has at most some thousand tables.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
+const TITLE: &str = "fleet durable folder, version ";
+const VERSION: &str = "5";
+/// The file `job` is shorter: some ten thousand tables, each of about 1 KB.
+const JOB_BYTES_MAX: u64 = 8 << 20;
+/// Marks are a sentence.
+const MARK_BYTES_MAX: u64 = 64 << 10;
 const CHECKSUM: &str = "crc32 ";
 
 /// How far the job has come whose durable servers keep their tables in a folder.
@@ -72,13 +77,14 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
     let mut state = FolderState::Empty;
     for entry in entries {
         let entry = entry.map_err(|error| Error::io("list", folder, &error))?;
-        let is_server = entry.file_name().to_str().is_some_and(|name| name.starts_with("server-"));
+        let is_server =
+            entry.file_name().to_str().is_some_and(|name| server_number(name).is_some());
         if !is_server || !has_files(&entry.path())? {
             continue;
         }
         // The last worker stops all servers: one that was killed before it wrote its mark had
         // ended.
-        match is_finished(&entry.path()) {
+        match is_finished(&entry.path())? {
             true => return Ok(FolderState::Finished),
             false => state = FolderState::Unfinished,
         }
@@ -86,14 +92,32 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
     Ok(state)
 }
 
-/// Whether a server has begun to keep its tables here; a lock alone keeps nothing.
+/// Whether a server has begun to keep its tables here; a lock keeps nothing, and the next start
+/// reads nothing of `aside`.
 fn has_files(folder: &Path) -> Result<bool> {
+    own_folder(&RealDisk, folder)?;
     let names = RealDisk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
-    Ok(names.iter().any(|name| name != LOCK))
+    Ok(names.iter().any(|name| ![LOCK, ASIDE].contains(&&name[..])))
 }
 
-fn is_finished(folder: &Path) -> bool {
-    folder.join(FINISHED).exists()
+fn is_finished(folder: &Path) -> Result<bool> {
+    let path = folder.join(FINISHED);
+    match RealDisk.kind(&path) {
+        Ok(PathKind::File) => Ok(true),
+        Ok(_) => Err(Error::invalid(format!("{} is not a regular file", path.display()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::io("look at", &path, &error)),
+    }
+}
+
+/// The name of a server's folder, and the number of a folder that has such a name.
+pub(super) fn server_name(server: usize) -> String {
+    format!("{SERVER}{server:03}")
+}
+
+pub(super) fn server_number(name: &str) -> Option<usize> {
+    let number = name.strip_prefix(SERVER)?.parse().ok()?;
+    (server_name(number) == name).then_some(number)
 }
 
 /// The files of a server's folder.
@@ -112,7 +136,7 @@ impl Files {
         let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
         let numbers = |prefix: &str| {
             let mut numbers: Vec<u64> =
-                names.iter().filter_map(|name| number(name, prefix)).collect();
+                names.iter().filter_map(|name| numbered(name, prefix)).collect();
             numbers.sort_unstable();
             numbers
         };
@@ -138,7 +162,8 @@ impl Files {
     }
 }
 
-fn number(name: &str, prefix: &str) -> Option<u64> {
+/// The number of a file with this prefix.
+pub(super) fn numbered(name: &str, prefix: &str) -> Option<u64> {
     let number = name.strip_prefix(prefix)?.parse::<u64>().ok()?;
     // Not `log-+1` and `log-01`, which no server writes.
     (format!("{prefix}{number}") == name).then_some(number)
@@ -154,6 +179,20 @@ pub(super) struct JobFile {
     pub life: u64,
     /// [`JobTables::text`] of the job.
     pub text: String,
+}
+
+/// A small file, if there is one: at most one byte more than it may have.
+fn read_text(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
+    let failed = |error: &std::io::Error| Error::io("read", path, error);
+    let file = match disk.open(path, Access::Read) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(&error)),
+    };
+    let mut bytes = Vec::new();
+    let read = DiskReader::new(file).take(bytes_max + 1).read_to_end(&mut bytes);
+    read.map_err(|error| failed(&error))?;
+    Ok(Some(bytes))
 }
 
 /// Lines with a checksum at the end.
@@ -174,28 +213,33 @@ fn unseal(bytes: &[u8]) -> Option<&str> {
 
 impl JobFile {
     pub fn write(&self, disk: &Arc<dyn Disk>, folder: &Path) -> Result<()> {
-        let text = seal(format!("{TITLE}\nlife {:016x}\n{}\n", self.life, self.text));
+        let text = seal(format!("{TITLE}{VERSION}\nlife {:016x}\n{}\n", self.life, self.text));
+        if text.len() as u64 > JOB_BYTES_MAX {
+            return Err(Error::exhausted("a job has too many tables for a durable folder")
+                .expected(format!("a description of at most {JOB_BYTES_MAX} bytes"))
+                .got(text.len())
+                .at(folder.display()));
+        }
         AtomicFile::write_on(disk, &folder.join(JOB), text.as_bytes())
     }
 
     /// None if there is no such file.
     pub fn read(disk: &dyn Disk, folder: &Path) -> Result<Option<Result<JobFile, Damage>>> {
         let path = folder.join(JOB);
-        let Some(bytes) = read_file(disk, &path, TEXT_BYTES_MAX)? else { return Ok(None) };
-        if is_of_earlier_version(&bytes) {
-            return Err(Error::unsupported("a durable folder was written by an earlier Fleet")
-                .expected("version 5")
-                .got("version 4")
-                .at(path.display())
-                .help(
-                    "resume the job with the Fleet that wrote the folder, save its tables, and load \
-                     the save here (init_server_from); or choose another folder",
-                ));
+        let Some(bytes) = read_text(disk, &path, JOB_BYTES_MAX)? else { return Ok(None) };
+        if let Some(version) = other_version(&bytes) {
+            return Err(of_other_version(&path, VERSION, &version));
         }
         let parsed = unseal(&bytes).and_then(JobFile::parse);
-        let damage = || {
-            let what = format!("the checksum of its {} bytes is wrong", bytes.len());
-            Damage::new(&path, 0, what)
+        let damage = || match bytes.len() as u64 > JOB_BYTES_MAX {
+            true => {
+                let what = format!("it has more than {JOB_BYTES_MAX} bytes");
+                Damage::new(&path, JOB_BYTES_MAX, what)
+            }
+            false => {
+                let what = format!("the checksum of its {} bytes is wrong", bytes.len());
+                Damage::new(&path, 0, what)
+            }
         };
         Ok(Some(parsed.ok_or_else(damage)))
     }
@@ -205,35 +249,57 @@ impl JobFile {
         let (life, text) = rest.split_once('\n')?;
         let life = u64::from_str_radix(life.strip_prefix("life ")?, 16).ok()?;
         let text = text.strip_suffix('\n')?.to_string();
-        (title == TITLE).then_some(JobFile { life, text })
+        (title.strip_prefix(TITLE) == Some(VERSION)).then_some(JobFile { life, text })
     }
 
-    /// Refuses another job, with the first line that differs.
+    /// Refuses another job, with the first fact that differs.
     pub fn check(&self, job: &JobTables, folder: &Path) -> Result<()> {
         let ours = job.text();
-        if self.text == ours {
-            return Ok(());
-        }
-        let end = "nothing more";
-        let (mut theirs, mut lines) = (self.text.lines(), ours.lines());
-        let (got, expected) = std::iter::from_fn(|| match (theirs.next(), lines.next()) {
-            (None, None) => None,
-            (theirs, ours) => Some((theirs.unwrap_or(end), ours.unwrap_or(end))),
-        })
-        .find(|(theirs, ours)| theirs != ours)
-        .unwrap_or((end, end));
-        Err(Error::invalid("a server's folder is of another job")
-            .expected(expected)
-            .got(got)
+        let Some(difference) = job_text::difference(&ours, &self.text) else { return Ok(()) };
+        let error = Error::invalid("a server's folder is of another job")
+            .expected(difference.expected)
+            .got(difference.got);
+        let error = match difference.place.is_empty() {
+            true => error,
+            false => error.at(difference.place),
+        };
+        Err(error
             .at(folder.display())
             .help("choose another folder, or remove this one and load a save"))
     }
 }
 
-/// The form up to version 4: the life in decimal, and the job's text, without a checksum.
-fn is_of_earlier_version(bytes: &[u8]) -> bool {
-    let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    digits > 0 && bytes[digits..].starts_with(b"\nmessages of version ")
+/// The version of a file `job` that another version of Fleet wrote. A file that is whole but for
+/// its version is one of ours with a changed byte.
+fn other_version(bytes: &[u8]) -> Option<String> {
+    // Up to version 4: the life in decimal, and the job's text, without a checksum.
+    let digits = |bytes: &[u8]| bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let life = digits(bytes);
+    if life > 0 && bytes[life..].starts_with(b"\nmessages of version ") {
+        return Some("4".to_string());
+    }
+    let rest = bytes.strip_prefix(TITLE.as_bytes())?;
+    let (version, rest) = rest.split_at(digits(rest));
+    let version = std::str::from_utf8(version).ok()?;
+    if version.is_empty() || version == VERSION || !rest.starts_with(b"\n") {
+        return None;
+    }
+    let ours = [TITLE.as_bytes(), VERSION.as_bytes(), rest].concat();
+    unseal(&ours).is_none().then(|| version.to_string())
+}
+
+/// The error of a file that another version of Fleet wrote.
+pub(super) fn of_other_version(path: &Path, expected: &str, got: &str) -> Error {
+    let number = |text: &str| text.parse::<u64>().unwrap_or(u64::MAX);
+    let writer = if number(got) < number(expected) { "an earlier" } else { "a later" };
+    Error::unsupported(format!("a durable folder was written by {writer} Fleet"))
+        .expected(format!("version {expected}"))
+        .got(format!("version {got}"))
+        .at(path.display())
+        .help(
+            "resume the job with the Fleet that wrote the folder, save its tables, and load the \
+             save here (init_server_from); or choose another folder",
+        )
 }
 
 /// Writes a mark; its text is for people.
@@ -243,7 +309,7 @@ pub(super) fn set_mark(disk: &Arc<dyn Disk>, folder: &Path, name: &str, text: &s
 
 /// What a mark says, where there is one. One that is damaged is one all the same.
 pub(super) fn mark(disk: &dyn Disk, folder: &Path, name: &str) -> Result<Option<String>> {
-    let bytes = read_file(disk, &folder.join(name), TEXT_BYTES_MAX)?;
+    let bytes = read_text(disk, &folder.join(name), MARK_BYTES_MAX)?;
     let text = |bytes: Vec<u8>| match unseal(&bytes) {
         Some(text) => text.trim_end().to_string(),
         None => "the mark is damaged".to_string(),

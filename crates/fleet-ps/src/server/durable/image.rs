@@ -5,6 +5,7 @@
 
 use super::blocks::{BlockReader, BlockWriter};
 use super::epochs::{Epoch, Epochs};
+use super::folder::of_other_version;
 use crate::dense::DenseRuntime;
 use crate::message::{Number, bytes_of};
 use crate::save::binary;
@@ -37,6 +38,7 @@ enum TableImage<'a> {
     GlobalStep(u64),
 }
 
+/// The last byte is the version, a digit.
 const MAGIC: &[u8; 8] = b"FLEETPS5";
 /// Ends the rows of a table: no kind of record.
 const ROWS_END: u8 = 255;
@@ -273,6 +275,13 @@ const KINDS: [ErrorKind; 6] = [
     ErrorKind::Internal,
 ];
 
+/// The version of a snapshot that another version of Fleet wrote.
+fn other_version(magic: [u8; 8]) -> Option<String> {
+    let (name, version) = (&magic[..7], char::from(magic[7]));
+    let is_other = *name == MAGIC[..7] && magic[7] != MAGIC[7] && version.is_ascii_digit();
+    is_other.then(|| version.to_string())
+}
+
 /// What a snapshot says before its tables.
 pub(super) struct ProgressImage {
     pub barrier: BarrierImage,
@@ -286,9 +295,19 @@ pub(super) struct In(pub BlockReader);
 impl In {
     /// The head of a snapshot.
     pub fn open(reader: BlockReader) -> Result<(In, SnapshotHead)> {
+        let there = reader.peek::<8>()?;
         let mut input = In(reader);
         let mut magic = [0; 8];
-        input.fill(&mut magic)?;
+        let filled = input.fill(&mut magic);
+        if let Some(version) = there.and_then(other_version) {
+            // Its blocks may be other ones. One that is whole but for its version is one of ours
+            // with a changed byte.
+            if filled.is_ok() || !input.0.is_whole_with(MAGIC) {
+                let ours = char::from(MAGIC[7]).to_string();
+                return Err(of_other_version(input.0.path(), &ours, &version));
+            }
+        }
+        filled?;
         if magic != *MAGIC {
             return Err(input.0.damaged("it is no snapshot of this version"));
         }

@@ -6,9 +6,10 @@ use super::image::{In, SnapshotHead};
 use super::log;
 use super::reader::{self, Record};
 use super::walk::{Place, Tail, Visitor, Walk};
+use crate::job_text;
 use crate::message::{Head, Method};
-use fleet_base::disk::{Disk, RealDisk};
-use fleet_base::{Error, Result};
+use fleet_base::disk::{Disk, PathKind, RealDisk, own_folder};
+use fleet_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 pub struct FolderReport {
     pub state: FolderState,
     pub servers: Vec<ServerReport>,
+    /// Folders that look like those of servers, and that no server of the job has.
+    pub strays: Vec<PathBuf>,
 }
 
 /// What the folder of one server holds.
@@ -26,6 +29,8 @@ pub struct ServerReport {
     pub folder: PathBuf,
     /// The number that tells its tables from those of other folders, where any file says it.
     pub life: Option<u64>,
+    /// There is nothing yet, or nothing any more: the next start begins anew.
+    pub is_empty: bool,
     /// The tables of the job, as the file `job` has them.
     pub job: Option<String>,
     pub snapshot: Option<SnapshotReport>,
@@ -98,48 +103,74 @@ impl ServerReport {
 /// ```
 pub fn inspect(folder: &Path) -> Result<FolderReport> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let servers = server_folders(&*disk, folder)?;
+    let (servers, strays) = server_folders(&*disk, folder)?;
     let servers: Result<Vec<_>> = servers.iter().map(|it| look(&disk, it)).collect();
     let servers = servers?;
     let state = match servers.iter().any(|server| server.is_finished) {
         true => FolderState::Finished,
+        false if servers.iter().all(|server| server.is_empty) => FolderState::Empty,
         false => FolderState::Unfinished,
     };
-    Ok(FolderReport { state, servers })
+    Ok(FolderReport { state, servers, strays })
 }
 
-/// The folders of servers in a job's folder, or the folder itself if it is a server's.
-pub(super) fn server_folders(disk: &dyn Disk, folder: &Path) -> Result<Vec<PathBuf>> {
+/// The folders of servers in a job's folder, or the folder itself if it is a server's; and strays,
+/// which are left alone.
+pub(super) fn server_folders(
+    disk: &dyn Disk,
+    folder: &Path,
+) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    let kind = disk.kind(folder).map_err(|error| Error::io("list", folder, &error))?;
+    if kind != PathKind::Folder {
+        return Err(Error::invalid(format!("{} is not a folder", folder.display()))
+            .expected("the folder of --durable, with folders such as server-000"));
+    }
     let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
     let is_own = |name: &String| {
         name == folder::JOB || name.starts_with(folder::LOG) || name.starts_with(folder::SNAPSHOT)
     };
     if names.iter().any(is_own) {
-        return Ok(vec![folder.to_path_buf()]);
+        return Ok((vec![folder.to_path_buf()], Vec::new()));
     }
-    let servers: Vec<PathBuf> = names
-        .iter()
-        .filter(|name| name.starts_with("server-"))
-        .map(|name| folder.join(name))
-        .collect();
+    let (mut servers, mut strays) = (Vec::new(), Vec::new());
+    for name in names.iter().filter(|name| name.starts_with(folder::SERVER)) {
+        let path = folder.join(name);
+        match is_stray(disk, &path, name)? {
+            true => strays.push(path),
+            false => servers.push(path),
+        }
+    }
+    // A server's folder whose files are all in `aside`.
+    let is_emptied = |name: &String| [LOCK, folder::ASIDE].contains(&&name[..]);
+    if servers.is_empty() && strays.is_empty() && names.iter().any(is_emptied) {
+        return Ok((vec![folder.to_path_buf()], strays));
+    }
     match servers.is_empty() {
-        false => Ok(servers),
+        false => Ok((servers, strays)),
         true => Err(Error::invalid(format!("{} holds no durable server", folder.display()))
             .expected("the folder of --durable, with folders such as server-000")),
     }
+}
+
+/// Whether no server of the job in it has a folder of this name. Refuses what is not a folder.
+fn is_stray(disk: &dyn Disk, path: &Path, name: &str) -> Result<bool> {
+    let Some(number) = folder::server_number(name) else { return Ok(true) };
+    own_folder(disk, path)?;
+    // A file that cannot be read is reported when its folder is looked at.
+    let Ok(Some(Ok(job))) = JobFile::read(disk, path) else { return Ok(false) };
+    Ok(job_text::server_count(&job.text).is_some_and(|count| number >= count))
 }
 
 /// Looks into the folder of one server.
 pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
     let is_in_use = is_in_use(&**disk, path)?;
     let files = Files::list(&**disk, path)?;
-    let (job, damage) = match JobFile::read(&**disk, path)? {
+    let found = JobFile::read(&**disk, path)?;
+    let is_missing = found.is_none();
+    let (job, damage) = match found {
         Some(Ok(job)) => (Some(job), None),
         Some(Err(damage)) => (None, Some(damage)),
-        None => {
-            let what = "it is missing, and the folder has snapshots or logs";
-            (None, Some(Damage::missing(path.join(folder::JOB), what)))
-        }
+        None => (None, check_new(&**disk, path, &files)?.err()),
     };
     let life = match &job {
         Some(job) => Some(job.life),
@@ -153,6 +184,7 @@ pub(super) fn look(disk: &Arc<dyn Disk>, path: &Path) -> Result<ServerReport> {
     let mut report = ServerReport {
         folder: path.to_path_buf(),
         life,
+        is_empty: is_missing && damage.is_none(),
         job: job.map(|job| job.text),
         workers: seen.workers,
         behind: folder::mark(&**disk, path, BEHIND)?,
@@ -199,6 +231,28 @@ fn is_in_use(disk: &dyn Disk, folder: &Path) -> Result<bool> {
     }
 }
 
+/// Refuses a folder without a file `job`, unless it is new, or its server died before it had made
+/// one.
+pub(super) fn check_new(disk: &dyn Disk, path: &Path, files: &Files) -> Result<Result<(), Damage>> {
+    let is_new = match (&files.snapshots[..], &files.logs[..]) {
+        ([], []) => true,
+        ([], [0]) => {
+            let scan = reader::read(disk, &log::path(path, 0), &mut |_| Ok(()))?;
+            scan.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0)
+        }
+        _ => false,
+    };
+    Ok(match is_new {
+        true => Ok(()),
+        false => {
+            // A file of another version is no reason to look for what is left.
+            life_of_others(disk, path, files)?;
+            let what = "it is missing, and the folder has snapshots or logs";
+            Err(Damage::missing(path.join(folder::JOB), what))
+        }
+    })
+}
+
 /// The life that a folder's logs or snapshots name.
 pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Result<Option<u64>> {
     for number in files.logs.iter().rev() {
@@ -208,9 +262,11 @@ pub(super) fn life_of_others(disk: &dyn Disk, path: &Path, files: &Files) -> Res
     }
     for number in files.snapshots.iter().rev() {
         let path = folder::snapshot_path(path, *number);
-        let opened = super::blocks::BlockReader::open(disk, &path).and_then(In::open);
-        if let Ok((_, head)) = opened {
-            return Ok(Some(head.life));
+        match super::blocks::BlockReader::open(disk, &path).and_then(In::open) {
+            Ok((_, head)) => return Ok(Some(head.life)),
+            // Of another version of Fleet.
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(_) => {}
         }
     }
     Ok(None)

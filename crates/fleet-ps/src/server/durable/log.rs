@@ -161,6 +161,12 @@ impl Log {
         writer.older == 0 && writer.is_empty()
     }
 
+    /// The present file, its path, and its number.
+    pub fn place(&self) -> (Arc<dyn DiskFile>, PathBuf, u64) {
+        let writer = lock(&self.writer);
+        (writer.file.clone(), writer.path.clone(), writer.header.number)
+    }
+
     pub fn state(&self) -> &LogState {
         &self.state
     }

@@ -7,11 +7,12 @@
 //! answers alike, so that a push which its worker repeats is not applied twice.
 //!
 //! `record.rs` has the bytes of a log, `log.rs` writes them, `reader.rs` reads them, `blocks.rs`
-//! and
-//! `image.rs` are the snapshot, `walk.rs` judges a folder, `recover.rs` starts a server from it,
-//! `inspect.rs` and `accept.rs` are for operators, and `epochs.rs` finds lost acknowledgements.
+//! and `image.rs` are the snapshot, `walk.rs` judges a folder, `recover.rs` starts a server from
+//! it, `inspect.rs` and `accept.rs` are for operators, `aside.rs` keeps what is cut off,
+//! `epochs.rs` finds lost acknowledgements, and `watch.rs` lost files.
 
 mod accept;
+mod aside;
 mod blocks;
 mod damage;
 mod epochs;
@@ -26,6 +27,7 @@ mod recover;
 mod tests;
 mod trail;
 mod walk;
+mod watch;
 
 pub use accept::{Loss, accept_loss};
 pub use damage::Damage;
@@ -42,8 +44,9 @@ use fleet_base::{Error, Result};
 use folder::{BEHIND, FINISHED, Files, snapshot_path};
 use image::{Image, SnapshotHead};
 use log::Log;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -100,6 +103,10 @@ pub(super) struct Keeper {
     epochs: Epochs,
     epoch: u64,
     recovered: Option<Recovered>,
+    /// The number of the last snapshot that is whole; 0 if there is none.
+    snapshot: AtomicU64,
+    /// Files that are there while this server has not replaced them.
+    known: Mutex<BTreeSet<String>>,
     /// Bytes of the last snapshot.
     snapshot_bytes: AtomicU64,
     /// The folder has the mark of a job that has ended well.
@@ -170,6 +177,7 @@ impl ServerTables {
         let number = head.number;
         let bytes = image.write(&keeper.disk, &snapshot_path(&keeper.folder, number), &head)?;
         keeper.snapshot_bytes.store(bytes, Relaxed);
+        keeper.snapshot.store(number, SeqCst);
         keeper.log.forget_older();
         keeper.changed.notify_all();
         let files = Files::list(&*keeper.disk, &keeper.folder)?;

@@ -1,8 +1,11 @@
 //! Reads a log: its good records, and what stands behind the first bad one.
 
 use super::damage::Damage;
-use super::record::{CLOSE, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader};
-use crate::message::Method;
+use super::folder::of_other_version;
+use super::record::{
+    CLOSE, HeaderFault, LOG_HEADER_BYTES, LogHeader, RECORD_HEADER_BYTES, RecordHeader, VERSION,
+    may_be_record,
+};
 use crate::server::Caller;
 use fleet_base::disk::{Access, Disk, DiskFile, DiskReader, read_exact_at};
 use fleet_base::{Error, Result};
@@ -36,6 +39,8 @@ pub(super) struct LogScan {
     pub is_closed: bool,
     /// Whole records behind the first bad one.
     pub behind: Option<Behind>,
+    /// More follows the good records than is searched: [`REST_BYTES_MAX`].
+    pub is_too_long: bool,
 }
 
 /// Whole records behind a bad one.
@@ -49,6 +54,19 @@ pub(super) struct Behind {
 
 /// Bytes that are searched at a time.
 const SEARCH_BYTES: usize = 1 << 20;
+/// Bytes behind the last good record that are searched: twice the 4 GiB of the default
+/// [`log_bytes_max`](super::Durability), where pushes are refused, and a longest record of 4 GiB,
+/// rounded up. A power cut loses the last seconds, which are far less.
+pub(super) const REST_BYTES_MAX: u64 = 16 << 30;
+
+/// How many zeros the bytes begin with.
+pub(super) fn zeros(bytes: &[u8]) -> usize {
+    // Compared block by block, at the speed of memory.
+    const BLOCK: [u8; 4096] = [0; 4096];
+    let blocks = bytes.chunks_exact(BLOCK.len()).take_while(|block| **block == BLOCK).count();
+    let known = blocks * BLOCK.len();
+    known + bytes[known..].iter().take_while(|byte| **byte == 0).count()
+}
 
 struct Bytes<'a> {
     path: &'a Path,
@@ -74,6 +92,7 @@ pub(super) fn read(
     };
     let mut scan = bytes.records(header, visit)?;
     if scan.good < bytes.total && !scan.is_closed {
+        scan.is_too_long = bytes.total - scan.good > REST_BYTES_MAX;
         scan.behind = bytes.behind(&scan, &mut |_| Ok(()))?;
     }
     Ok(Ok(scan))
@@ -102,7 +121,10 @@ fn open<'a>(disk: &dyn Disk, path: &'a Path) -> Result<Result<(Bytes<'a>, LogHea
     read_exact_at(&*file, 0, &mut header).map_err(|error| failed(&error))?;
     let (header, seed) = match LogHeader::decode(&header) {
         Ok(header) => header,
-        Err(what) => return Ok(Err(Damage::new(path, 0, what))),
+        Err(HeaderFault::Version(version)) => {
+            return Err(of_other_version(path, &VERSION.to_string(), &version));
+        }
+        Err(HeaderFault::Damaged(what)) => return Ok(Err(Damage::new(path, 0, what))),
     };
     Ok(Ok((Bytes { path, file, total, seed }, header)))
 }
@@ -126,6 +148,7 @@ impl Bytes<'_> {
             unsynced: LOG_HEADER_BYTES as u64,
             is_closed: false,
             behind: None,
+            is_too_long: false,
         };
         let file = DiskReader::new(self.file.clone());
         let mut reader = BufReader::with_capacity(1 << 20, file);
@@ -172,7 +195,7 @@ impl Bytes<'_> {
     }
 
     /// Whole records behind the first bad one, whose length cannot be trusted: every byte may begin
-    /// one.
+    /// one, but for holes and long runs of zeros. None are searched where there is too much.
     fn behind(
         &self,
         scan: &LogScan,
@@ -181,17 +204,29 @@ impl Bytes<'_> {
         let mut found: Option<Behind> = None;
         let mut at = scan.good;
         let (mut window, mut start) = (Vec::new(), 0);
+        if self.total - at > REST_BYTES_MAX {
+            return Ok(None);
+        }
         while at + RECORD_HEADER_BYTES as u64 <= self.total {
             let inside =
                 at >= start && at + RECORD_HEADER_BYTES as u64 <= start + window.len() as u64;
             if !inside {
+                let data = self.file.data_from(at).map_err(|error| self.failed(&error))?;
+                let Some(data) = data else { break };
+                // The first bytes of a record's header may be zeros.
+                at = at.max((data + 1).saturating_sub(RECORD_HEADER_BYTES as u64));
                 let len = (self.total - at).min(SEARCH_BYTES as u64) as usize;
                 window.resize(len, 0);
                 let read = read_exact_at(&*self.file, at, &mut window);
                 read.map_err(|error| self.failed(&error))?;
                 start = at;
             }
-            let head = &window[(at - start) as usize..][..RECORD_HEADER_BYTES];
+            let rest = &window[(at - start) as usize..];
+            let head = &rest[..RECORD_HEADER_BYTES];
+            if head == [0; RECORD_HEADER_BYTES] {
+                at += (zeros(rest) + 1 - RECORD_HEADER_BYTES) as u64;
+                continue;
+            }
             let Some((record, request)) = self.record_at(at, head, scan)? else {
                 at += 1;
                 continue;
@@ -216,15 +251,11 @@ impl Bytes<'_> {
         scan: &LogScan,
     ) -> Result<Option<(RecordHeader, Vec<u8>)>> {
         let Ok(head) = <&[u8; RECORD_HEADER_BYTES]>::try_from(head) else { return Ok(None) };
-        let is_known = head[36] == CLOSE || Method::parse(head[36]).is_ok();
-        let known = if is_known { RecordHeader::decode(head, self.seed) } else { None };
-        let Some(record) = known.filter(|record| record.sequence >= scan.next) else {
-            return Ok(None);
-        };
         let begin = at + RECORD_HEADER_BYTES as u64;
-        if self.total - begin < u64::from(record.len) {
+        if !may_be_record(head, scan.next, self.total - begin) {
             return Ok(None);
         }
+        let Some(record) = RecordHeader::decode(head, self.seed) else { return Ok(None) };
         let mut request = vec![0; record.len as usize];
         let read = read_exact_at(&*self.file, begin, &mut request);
         read.map_err(|error| self.failed(&error))?;

@@ -17,12 +17,13 @@
 //! Everything is little-endian. The checksums of records start from that of the log's header, so
 //! that a record of another log is none of this one.
 
+use crate::message::Method;
 use crate::server::Caller;
 
 pub(super) const LOG_HEADER_BYTES: usize = 64;
 pub(super) const RECORD_HEADER_BYTES: usize = 44;
 const MAGIC: &[u8; 8] = b"FLEETLOG";
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// The loss of what stood behind the log before this one was accepted by an operator.
 const ACCEPTS_LOSS: u32 = 1;
 /// The method of a log's last record: the next log has what follows.
@@ -56,23 +57,39 @@ impl LogHeader {
         bytes
     }
 
-    /// The header and the seed of its records' checksums; or what is wrong.
-    pub fn decode(bytes: &[u8; LOG_HEADER_BYTES]) -> Result<(LogHeader, u32), String> {
+    /// The header and the seed of its records' checksums.
+    pub fn decode(bytes: &[u8; LOG_HEADER_BYTES]) -> Result<(LogHeader, u32), HeaderFault> {
         if bytes[..8] != *MAGIC {
-            return Err("the header does not begin with FLEETLOG".into());
+            return Err(HeaderFault::Damaged("the header does not begin with FLEETLOG"));
         }
         let sum = u32_at(bytes, 60);
-        if crc32fast::hash(&bytes[..60]) != sum {
-            return Err("the checksum of the header is wrong".into());
-        }
         let (version, flags) = (u32_at(bytes, 8), u32_at(bytes, 12));
-        if version != VERSION || flags & !ACCEPTS_LOSS != 0 {
-            return Err(format!("version {version} of logs, this build reads version {VERSION}"));
+        if version != VERSION {
+            // Its checksum may be another one. A header that is whole but for its version is one
+            // of ours with a changed byte.
+            let mut ours = *bytes;
+            ours[8..12].copy_from_slice(&VERSION.to_le_bytes());
+            if crc32fast::hash(&ours[..60]) != sum {
+                return Err(HeaderFault::Version(version.to_string()));
+            }
+        }
+        if crc32fast::hash(&bytes[..60]) != sum {
+            return Err(HeaderFault::Damaged("the checksum of the header is wrong"));
+        }
+        if flags & !ACCEPTS_LOSS != 0 {
+            return Err(HeaderFault::Version(format!("{version} with flags {flags:#x}")));
         }
         let [life, number, first, epoch, boot] = [16, 24, 32, 40, 48].map(|at| u64_at(bytes, at));
         let accepts_loss = flags & ACCEPTS_LOSS != 0;
         Ok((LogHeader { life, number, first, epoch, boot, accepts_loss }, sum))
     }
+}
+
+/// Why a header is not one of this build's logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum HeaderFault {
+    Damaged(&'static str),
+    Version(String),
 }
 
 /// What stands before a request in the log.
@@ -104,7 +121,6 @@ impl RecordHeader {
 
     /// None if these bytes are no whole header of a record of this log.
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], seed: u32) -> Option<RecordHeader> {
-        // Cheaper than the checksum, for the search behind a bad record.
         if bytes[37..40] != [0; 3] || header_sum(bytes, seed) != u32_at(bytes, 4) {
             return None;
         }
@@ -117,6 +133,17 @@ impl RecordHeader {
             request_sum: u32_at(bytes, 40),
         })
     }
+}
+
+/// Whether a record of a search may begin here, at least with this sequence number and with at most
+/// so many bytes of request: cheaper than a checksum.
+pub(super) fn may_be_record(bytes: &[u8; RECORD_HEADER_BYTES], next: u64, len_max: u64) -> bool {
+    let sequence = u64_at(bytes, 8);
+    bytes[37..40] == [0; 3]
+        && u64::from(u32_at(bytes, 0)) <= len_max
+        && sequence >= next
+        && u64_at(bytes, 16) <= sequence
+        && (bytes[36] == CLOSE || Method::is_known(bytes[36]))
 }
 
 fn header_sum(bytes: &[u8; RECORD_HEADER_BYTES], seed: u32) -> u32 {

@@ -1,18 +1,19 @@
 //! The start of a durable server: what its folder holds, or why it must not be served.
 
-use super::folder::{ACCEPTED, ASIDE, BEHIND, FINISHED, Files, JobFile, LOCK};
+use super::aside::COPY_BYTES;
+use super::folder::{ACCEPTED, BEHIND, FINISHED, Files, JobFile, LOCK};
 use super::image::{In, SnapshotHead};
+use super::inspect::check_new;
 use super::log::{self, Log};
 use super::reader::{LogScan, Record};
 use super::record::{CLOSE, LogHeader, RecordHeader};
 use super::walk::{Place, Tail, Visitor, Walk};
-use super::{Durability, Keeper, folder, start_snapshots};
+use super::{Durability, Keeper, aside, folder, start_snapshots, watch};
 use crate::JobTables;
 use crate::server::{Caller, ServerTables};
-use fleet_base::disk::{Access, Disk, DiskLock, read_exact_at};
-use fleet_base::file::AtomicFile;
+use fleet_base::disk::{Access, Disk, DiskLock, own_folder, read_exact_at};
 use fleet_base::{Error, Result};
-use std::io::{IoSlice, Write};
+use std::io::IoSlice;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
@@ -49,9 +50,6 @@ impl std::fmt::Display for Recovered {
     }
 }
 
-/// Bytes that are copied at a time.
-const COPY_BYTES: usize = 1 << 20;
-
 impl ServerTables {
     /// As [`ServerTables::durable`], on any disk.
     pub fn durable_on(
@@ -61,15 +59,18 @@ impl ServerTables {
         durability: Durability,
     ) -> Result<Arc<ServerTables>> {
         let mut tables = ServerTables::new(job, server)?;
-        let path = durability.folder.join(format!("server-{server:03}"));
+        let path = durability.folder.join(folder::server_name(server));
+        own_folder(&*disk, &path)?;
         disk.create_folder(&path).map_err(|error| Error::io("create", &path, &error))?;
         let held = lock_folder(&*disk, &path)?;
+        tables.disk = disk.clone();
         let keeper = tables.open(disk, path, durability)?;
         tables.life = keeper.life;
         tables.keeper = Some(Arc::new(keeper));
         tables.folder_lock = Some(held);
         let tables = Arc::new(tables);
         start_snapshots(&tables)?;
+        watch::start(&tables)?;
         Ok(tables)
     }
 
@@ -121,6 +122,8 @@ impl ServerTables {
             log,
             epochs,
             epoch,
+            snapshot: recovered.snapshot.unwrap_or(0).into(),
+            known: Mutex::default(),
             recovered: Some(recovered).filter(|it| *it != Recovered::default()),
             snapshot_bytes: snapshot_bytes.into(),
             is_finished: AtomicBool::new(is_finished),
@@ -141,7 +144,8 @@ impl ServerTables {
             Some(Ok(file)) => file.check(&self.job, path).map(|()| file.life),
             Some(Err(damage)) => Err(damage.error()),
             None => {
-                self.check_new(disk, path)?;
+                let files = Files::list(&**disk, path)?;
+                check_new(&**disk, path, &files)?.map_err(|damage| damage.error())?;
                 let header = LogHeader {
                     life: self.life,
                     number: 0,
@@ -153,26 +157,6 @@ impl ServerTables {
                 log::create(disk, path, &header)?;
                 JobFile { life: self.life, text: self.job.text() }.write(disk, path)?;
                 Ok(self.life)
-            }
-        }
-    }
-
-    /// A folder without a file `job` is new, or its server died before it had made one.
-    fn check_new(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<()> {
-        let files = Files::list(&**disk, path)?;
-        let is_new = match (&files.snapshots[..], &files.logs[..]) {
-            ([], []) => true,
-            ([], [0]) => {
-                let scan = super::reader::read(&**disk, &log::path(path, 0), &mut |_| Ok(()))?;
-                scan.is_ok_and(|scan| scan.good == scan.total && scan.record_count == 0)
-            }
-            _ => false,
-        };
-        match is_new {
-            true => Ok(()),
-            false => {
-                let what = "it is missing, and the folder has snapshots or logs";
-                Err(super::Damage::missing(path.join(folder::JOB), what).error())
             }
         }
     }
@@ -220,31 +204,12 @@ fn cut(disk: &Arc<dyn Disk>, folder: &Path, tail: &Tail) -> Result<()> {
     let path = &tail.file;
     let failed = |action: &'static str| move |error| Error::io(action, path, &error);
     let file = disk.open(path, Access::Write).map_err(failed("open"))?;
-    keep_aside(disk, folder, &*file, tail)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let copy = aside::folder(&**disk, folder)?.join(format!("{name}.at-{}", tail.offset));
+    let range = tail.offset..tail.offset + tail.bytes;
+    aside::copy(disk, (&*file, path), range, &copy)?;
     file.set_len(tail.offset).map_err(failed("shorten"))?;
     file.sync().map_err(failed("flush"))
-}
-
-fn keep_aside(
-    disk: &Arc<dyn Disk>,
-    folder: &Path,
-    file: &dyn fleet_base::disk::DiskFile,
-    tail: &Tail,
-) -> Result<()> {
-    let aside = folder.join(ASIDE);
-    disk.create_folder(&aside).map_err(|error| Error::io("create", &aside, &error))?;
-    let name = tail.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut copy = AtomicFile::create_on(disk, &aside.join(format!("{name}.at-{}", tail.offset)))?;
-    let (mut at, end) = (tail.offset, tail.offset + tail.bytes);
-    let mut bytes = vec![0; COPY_BYTES.min(tail.bytes as usize)];
-    while at < end {
-        let count = (end - at).min(COPY_BYTES as u64) as usize;
-        let read = read_exact_at(file, at, &mut bytes[..count]);
-        read.map_err(|error| Error::io("read", &tail.file, &error))?;
-        copy.write_all(&bytes[..count]).map_err(|error| copy.error("write", &error))?;
-        at += count as u64;
-    }
-    copy.commit()
 }
 
 /// The log of this process: every start writes its own, so that its header says of which run of the

@@ -1,6 +1,8 @@
 //! Durable servers on a simulated disk: damage at every byte, faults at every call, and power cuts
 //! under seeds.
 
+mod places;
+
 use super::accept::accept;
 use super::inspect::look;
 use super::*;
@@ -608,4 +610,127 @@ fn accepted_losses_are_counted() {
     assert_eq!((had.step, left.step), (8, 6));
     assert_eq!((loss.request_count, &loss.moved[..]), (1, &["log-2".to_string()][..]));
     assert_eq!(loss.damages, [damage]);
+}
+
+const MODES: [Flush; 2] = [Flush::Kernel, Flush::Disk];
+
+/// Every file that a start needs is missed within one look, in every flush mode.
+#[test]
+fn every_file_that_vanishes_ends_the_server() {
+    let names = ["job", "log-1", "log-2", "log-3", "snapshot-1"];
+    for (flush, file) in MODES.iter().flat_map(|flush| names.map(|file| (*flush, file))) {
+        let disk = kept();
+        let server = open(&disk, flush).unwrap();
+        push(&worker(&server, 50), 50).unwrap();
+        let keeper = server.keeper.as_ref().unwrap();
+        keeper.check_files().unwrap();
+        disk.remove(&own(file)).unwrap();
+        let error = keeper.check_files().unwrap_err().to_string();
+        let since = if file == "snapshot-1" { "the job began" } else { "snapshot 1" };
+        let told = format!("acknowledged updates since {since} are not on disk");
+        assert!(error.contains(&told) && error.contains("got no such file"), "{file}: {error}");
+        assert!(error.contains(&format!("kept/server-000/{file}")), "{error}");
+        assert!(push(&worker(&server, 51), 51).is_err() && server.snapshot_now().is_err());
+        assert_eq!(server.serve().unwrap_err().to_string(), error);
+    }
+    // The log that is written, removed, and replaced by another one.
+    for flush in MODES {
+        let disk = kept();
+        let server = open(&disk, flush).unwrap();
+        disk.rename(&own("log-2"), &own("log-3")).unwrap();
+        // The job ends before the next look.
+        server.stop();
+        let error = server.serve().unwrap_err().to_string();
+        assert!(error.contains("log-3, got another file of this name"), "{error}");
+    }
+}
+
+/// A server that removes what its snapshots have replaced raises no alarm.
+#[test]
+fn replaced_files_are_not_missed() {
+    for flush in MODES {
+        let disk = SimDisk::new(1);
+        let server = open(&disk, flush).unwrap();
+        let keeper = server.keeper.as_ref().unwrap();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    keeper.check_files().unwrap();
+                }
+            });
+            for id in 1..200 {
+                push(&worker(&server, id), id).unwrap();
+                server.snapshot_now().unwrap();
+            }
+            is_done.store(true, Relaxed);
+        });
+    }
+}
+
+/// On the system's disk, by the thread that looks.
+#[test]
+fn a_removed_or_moved_folder_ends_the_server() {
+    let changes: [fn(&Path, &Path); 3] = [
+        |own, _| std::fs::remove_dir_all(own).unwrap(),
+        |own, away| std::fs::rename(own, away).unwrap(),
+        |own, _| std::fs::remove_file(own.join("log-0")).unwrap(),
+    ];
+    std::thread::scope(|threads| {
+        for (at, (change, flush)) in
+            changes.iter().flat_map(|change| MODES.map(|flush| (change, flush))).enumerate()
+        {
+            threads.spawn(move || {
+                let name = format!("fleet-ps-vanish-{at}-{}", std::process::id());
+                let folder = std::env::temp_dir().join(name);
+                let durability = Durability { flush, ..Durability::in_folder(&folder) };
+                let server = ServerTables::durable(&tables(), 0, durability).unwrap();
+                push(&worker(&server, 1), 1).unwrap();
+                change(&folder.join("server-000"), &folder.join("away"));
+                // Returns because the server is stopped; a worker may still be acknowledged an
+                // update before that.
+                let error = server.serve().unwrap_err().to_string();
+                assert!(error.contains("log-0, got no such file"), "{error}");
+                assert!(error.contains("updates since the job began are not on disk"), "{error}");
+                assert!(error.contains(&folder.display().to_string()), "{error}");
+                assert!(push(&worker(&server, 2), 2).is_err());
+                drop(server);
+                std::fs::remove_dir_all(&folder).unwrap();
+            });
+        }
+    });
+}
+
+/// Set in a process of its own, whose files may be no longer than 64 KiB.
+const LIMITED: &str = "FLEET_TEST_LIMITED";
+
+/// A log that reaches the limit of a file's size is an error of the push, and the server lives.
+#[cfg(unix)]
+#[test]
+fn a_log_at_the_limit_of_a_file_refuses_pushes() {
+    if let Some(folder) = std::env::var_os(LIMITED) {
+        let server =
+            ServerTables::durable(&tables(), 0, Durability::in_folder(PathBuf::from(folder)));
+        let server = server.unwrap();
+        let worker = worker(&server, 1);
+        let error = (1..2000).find_map(|id| push(&worker, id).err()).unwrap().to_string();
+        assert!(error.contains("log-0: File too large") && error.contains("ulimit -f"), "{error}");
+        assert!(error.contains("nothing was changed"), "{error}");
+        println!("refused as it should be");
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("fleet-ps-limit-{}", std::process::id()));
+    let name = "server::durable::tests::a_log_at_the_limit_of_a_file_refuses_pushes";
+    let child = std::process::Command::new("sh")
+        .args(["-c", "ulimit -f 64; exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(LIMITED, &folder)
+        .output()
+        .unwrap();
+    let (out, err) =
+        (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+    assert!(child.status.success(), "{}: {out} {err}", child.status);
+    assert!(out.contains("refused as it should be"), "{out} {err}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -15,7 +15,7 @@ use super::epochs::{Epoch, Epochs};
 use super::folder::{Files, snapshot_path};
 use super::image::{In, SnapshotHead};
 use super::log;
-use super::reader::{self, LogScan, Record};
+use super::reader::{self, LogScan, REST_BYTES_MAX, Record};
 use super::record::LogHeader;
 use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
@@ -247,6 +247,14 @@ impl Place<'_> {
         }
         if scan.good == scan.total {
             return (None, None);
+        }
+        if scan.is_too_long {
+            let what = format!(
+                "{} bytes follow request {}, expected at most {REST_BYTES_MAX}",
+                scan.total - scan.good,
+                scan.next
+            );
+            return (None, Some(Damage::new(path, scan.good, what)));
         }
         let boot = self.disk.boot();
         let same_boot = boot != 0 && boot == scan.header.boot;

@@ -1,0 +1,64 @@
+//! The folder `aside`: keeps what was cut off or replaced.
+
+use super::folder::ASIDE;
+use super::reader::zeros;
+use fleet_base::disk::{Disk, DiskFile, own_folder, read_exact_at};
+use fleet_base::file::AtomicFile;
+use fleet_base::{Error, Result};
+use std::io::{Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Bytes that are copied at a time.
+pub(super) const COPY_BYTES: usize = 1 << 20;
+
+/// The folder, made if it is missing. A link in its place would let files leave the server's
+/// folder.
+pub(super) fn folder(disk: &dyn Disk, server: &Path) -> Result<PathBuf> {
+    check(disk, server)?;
+    let aside = server.join(ASIDE);
+    disk.create_folder(&aside).map_err(|error| Error::io("create", &aside, &error))?;
+    Ok(aside)
+}
+
+pub(super) fn check(disk: &dyn Disk, server: &Path) -> Result<()> {
+    let checked = own_folder(disk, &server.join(ASIDE));
+    checked.map(drop).map_err(|error| error.help("remove it, or move it away"))
+}
+
+/// Copies a range of a file; blocks of zeros become holes.
+pub(super) fn copy(
+    disk: &Arc<dyn Disk>,
+    (file, from): (&dyn DiskFile, &Path),
+    range: Range<u64>,
+    to: &Path,
+) -> Result<()> {
+    let failed = |error: &std::io::Error| Error::io("read", from, error);
+    let mut out = AtomicFile::create_on(disk, to)?;
+    let mut put = |at: u64, bytes: &[u8]| {
+        let written =
+            out.seek(SeekFrom::Start(at - range.start)).and_then(|_| out.write_all(bytes));
+        written.map_err(|error| out.error("write", &error))
+    };
+    let (mut at, mut copied) = (range.start, range.start);
+    let len = (range.end - range.start).min(COPY_BYTES as u64);
+    let mut bytes = vec![0; len as usize];
+    while at < range.end {
+        let Some(data) = file.data_from(at).map_err(|error| failed(&error))? else { break };
+        at = at.max(data);
+        let count = range.end.saturating_sub(at).min(COPY_BYTES as u64) as usize;
+        let bytes = &mut bytes[..count];
+        read_exact_at(file, at, bytes).map_err(|error| failed(&error))?;
+        if zeros(bytes) < count {
+            put(at, bytes)?;
+            copied = at + count as u64;
+        }
+        at += count as u64;
+    }
+    if copied < range.end {
+        // The copy is as long as what it is of.
+        put(range.end - 1, &[0])?;
+    }
+    out.commit()
+}
