@@ -1,5 +1,5 @@
-//! Click tables: rows that count how often they were shown and clicked, get an embedding when that is often
-//! enough, and go when nobody needs them. Alone, or as a job with servers:
+//! Click tables: rows that count how often they were shown and clicked, get an embedding when that
+//! is often enough, and go when nobody needs them. Alone, or as a job with servers:
 //! `fleetrun --server_num=1 --worker_num=2 target/release/examples/click_tables [STEPS]`
 
 use fleet::data::synth::{Ctr, CtrConfig};

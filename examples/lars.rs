@@ -1,6 +1,5 @@
-//! LARS, for large batches: Momentum whose rate is set for each layer by the norms of its weights and
-//! gradients.
-//! `fleetrun --nproc_per_node=2 target/release/examples/lars [STEPS]`
+//! LARS, for large batches: Momentum whose rate is set for each layer by the norms of its weights
+//! and gradients. `fleetrun --nproc_per_node=2 target/release/examples/lars [STEPS]`
 
 #[path = "digits/mod.rs"]
 mod digits;

@@ -1,5 +1,5 @@
-//! Recompute: of the forward pass only the checkpoints are kept; what lies between them is computed again
-//! when the backward pass wants it. Results are the same to the bit.
+//! Recompute: of the forward pass only the checkpoints are kept; what lies between them is computed
+//! again when the backward pass wants it. Results are the same to the bit.
 //! `fleetrun --nproc_per_node=2 target/release/examples/recompute [STEPS]`
 
 #[path = "digits/mod.rs"]

@@ -1,8 +1,9 @@
-//! Click logs from files, on parameter servers: every worker loads its share of the files, records are
-//! shuffled over all workers, a pass trains on them, and metrics are those of all. Then the model is saved,
-//! and used for inference.
+//! Click logs from files, on parameter servers: every worker loads its share of the files, records
+//! are shuffled over all workers, a pass trains on them, and metrics are those of all. Then the
+//! model is saved, and used for inference.
 //!
-//! `fleetrun --server_num=1 --worker_num=2 target/release/examples/servers_dataset FOLDER`, or alone.
+//! `fleetrun --server_num=1 --worker_num=2 target/release/examples/servers_dataset FOLDER`, or
+//! alone.
 
 use fleet::data::{DatasetOptions, InMemoryDataset, TextFiles};
 use fleet::metrics::Counted;
@@ -53,7 +54,8 @@ fn write_logs(path: &Path, share: u64) -> Result<()> {
     std::fs::write(path, text).map_err(|error| Error::io("write", path, &error))
 }
 
-/// Trains as one process of a job, and returns the AUC of the last pass over all workers (none on servers).
+/// Trains as one process of a job, and returns the AUC of the last pass over all workers (none on
+/// servers).
 pub fn train_in(folder: &Path, passes: u64) -> Result<Option<f64>> {
     let fleet = Fleet::parameter_server()?;
     let net = Net::new();

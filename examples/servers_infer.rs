@@ -1,8 +1,9 @@
-//! Inference alone, from what a job of `servers_dataset` saved: servers load the tables, workers the rest, and
-//! nobody trains.
+//! Inference alone, from what a job of `servers_dataset` saved: servers load the tables, workers
+//! the rest, and nobody trains.
 //!
-//! `fleetrun --server_num=1 --worker_num=2 target/release/examples/servers_infer FOLDER`, or alone. FOLDER is the
-//! one that `servers_dataset` was given; the numbers of servers and workers may be others.
+//! `fleetrun --server_num=1 --worker_num=2 target/release/examples/servers_infer FOLDER`, or alone.
+//! FOLDER is the one that `servers_dataset` was given; the numbers of servers and workers may be
+//! others.
 
 use fleet::data::{DatasetOptions, QueueDataset, TextFiles};
 use fleet::prelude::*;
@@ -19,7 +20,8 @@ pub fn infer_in(folder: &Path) -> Result<()> {
     let net = Net::new();
     let model = servers_dataset::network(&net);
     let (loss, probability) = (model.loss.name(), model.probability.name());
-    // Network, strategy and optimizer are those of the job that saved: they say what the tables are.
+    // Network, strategy and optimizer are those of the job that saved: they say what the tables
+    // are.
     let strategy = DistributedStrategy::new().with_a_sync(false);
     let optimizer = fleet.distributed_optimizer(Adagrad::new(0.1), &strategy);
     let job = optimizer.minimize_on_servers(&net, model.loss)?;

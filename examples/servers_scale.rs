@@ -1,6 +1,6 @@
-//! What a large job asks of its parameter servers, from what one machine was measured at, and from simulated
-//! batches whose ids follow a power law: `cargo run --release --example servers_scale -- [--servers 100]
-//! [--workers 1000] [--rows 1e11] [--rate 40000] [--batch 2048] [--dim 16]`.
+//! What a large job asks of its parameter servers, from what one machine was measured at, and from
+//! simulated batches whose ids follow a power law:
+//! `cargo run --release --example servers_scale -- [--servers 100] [--workers 1000] [--rows 1e11] [--rate 40000] [--batch 2048] [--dim 16]`.
 
 use fleet::prelude::*;
 use fleet::rng::Sequence;

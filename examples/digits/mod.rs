@@ -1,4 +1,5 @@
-//! What the examples of strategies share: generated digits, each worker with its share of every batch.
+//! What the examples of strategies share: generated digits, each worker with its share of every
+//! batch.
 
 use fleet::data::synth::{Digits, IMAGE_PIXELS};
 use fleet::prelude::*;
@@ -14,8 +15,8 @@ pub fn mlp(image: Var<'_>) -> Var<'_> {
     image.fc(Fc::new(128).act(Act::Relu)).fc(10)
 }
 
-/// Trains `network` under a strategy; worker 0 tells what is sent and how it goes. Gives the session,
-/// for a look at what the strategy keeps.
+/// Trains `network` under a strategy; worker 0 tells what is sent and how it goes. Gives the
+/// session, for a look at what the strategy keeps.
 pub fn train(
     steps: u64,
     optimizer: impl Into<OptimizerDesc>,

@@ -1,5 +1,5 @@
-//! A BERT encoder of four layers (hidden 768, 12 heads, FFN 3072), 8 sequences of 128 tokens, a class
-//! for each token, AdamW.
+//! A BERT encoder of four layers (hidden 768, 12 heads, FFN 3072), 8 sequences of 128 tokens, a
+//! class for each token, AdamW.
 
 use crate::measure::{Options, measure};
 use fleet::nn::models::{BertConfig, bert_tokens};

@@ -1,5 +1,5 @@
-//! What the threads of this process have computed, as Linux counts it: on a machine with fewer cores than
-//! threads it is this that bounds a job, and it hardly depends on what else runs.
+//! What the threads of this process have computed, as Linux counts it: on a machine with fewer
+//! cores than threads it is this that bounds a job, and it hardly depends on what else runs.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Reading of records: bytes of text a second on one thread, and what training loses by reading text.
+//! Reading of records: bytes of text a second on one thread, and what training loses by reading
+//! text.
 
 use crate::measure::{Options, print_rates};
 use fleet::data::synth::{Ctr, CtrConfig};
@@ -43,8 +44,8 @@ fn schema_of(clicks: &Ctr) -> Result<Arc<Schema>> {
     Schema::new(std::iter::once(dense).chain(ids).chain([label]))
 }
 
-/// Wide & deep over the same records streamed from text files and out of memory, pass by pass in turn:
-/// the speed from text, of that from memory.
+/// Wide & deep over the same records streamed from text files and out of memory, pass by pass in
+/// turn: the speed from text, of that from memory.
 pub fn wide_deep_text_vs_memory(options: &Options) -> Result<()> {
     let mut session = crate::wide_deep::session(options, &crate::wide_deep::TableRule::Sgd)?;
     let (passes, warmup) = options.counts(10, 1);
@@ -55,8 +56,8 @@ pub fn wide_deep_text_vs_memory(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The speed from text in percent of that from memory, for the files of a worker; `pass` trains on a dataset
-/// and gives the seconds that it took.
+/// The speed from text in percent of that from memory, for the files of a worker; `pass` trains on
+/// a dataset and gives the seconds that it took.
 pub fn text_vs_memory(
     rank: u64,
     passes: usize,
@@ -109,7 +110,8 @@ impl Sources {
         Ok(Sources { memory, text })
     }
 
-    /// The speed from text in percent of that from memory, pass by pass in turn; `pass` gives seconds.
+    /// The speed from text in percent of that from memory, pass by pass in turn; `pass` gives
+    /// seconds.
     fn compare(
         &self,
         passes: usize,

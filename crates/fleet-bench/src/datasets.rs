@@ -1,5 +1,5 @@
-//! A dataset's stations one by one, over click logs in four files: text into memory, a shuffle, batches
-//! for a program. The peers are Paddle's dataset, and polars for tables.
+//! A dataset's stations one by one, over click logs in four files: text into memory, a shuffle,
+//! batches for a program. The peers are Paddle's dataset, and polars for tables.
 
 use crate::measure::{Options, print_rates};
 use fleet::data::synth::CtrConfig;

@@ -1,13 +1,13 @@
 //! Data-parallel training: ranks of one thread each on this machine, each with its own batch.
 //!
 //! `ddp/{mlp,resnet50}_step_vs_torch` is the samples per second of rank 0 with two ranks;
-//! `.._weak_scaling` divides it by what one rank alone reaches. `.._side_by_side` is the same for two
-//! processes that have nothing to do with each other: what sharing the machine costs without any
-//! communication, which no weak scaling on it can pass by sending less. `.._in_step` is the same for two that
-//! send nothing and meet at the end of each step: whoever is slower at the moment, for whatever the machine does
-//! to its core, is the speed of both. `.._not_hidden` is the share of a step in which rank 0 talked, or waited for the
-//! other rank, and computed nothing. The process that is started is the launcher; it starts itself again as the
-//! ranks.
+//! `.._weak_scaling` divides it by what one rank alone reaches. `.._side_by_side` is the same for
+//! two processes that have nothing to do with each other: what sharing the machine costs without
+//! any communication, which no weak scaling on it can pass by sending less. `.._in_step` is the
+//! same for two that send nothing and meet at the end of each step: whoever is slower at the
+//! moment, for whatever the machine does to its core, is the speed of both. `.._not_hidden` is the
+//! share of a step in which rank 0 talked, or waited for the other rank, and computed nothing. The
+//! process that is started is the launcher; it starts itself again as the ranks.
 
 use crate::measure::{Options, measure, measure_steps, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};
@@ -86,8 +86,8 @@ fn scaling(
     Ok(())
 }
 
-/// The speed with updates on arrival over that with updates behind everything, step by step in turn, so that
-/// what else goes on beside hits both.
+/// The speed with updates on arrival over that with updates behind everything, step by step in
+/// turn, so that what else goes on beside hits both.
 pub fn update_on_arrival(options: &Options) -> Result<()> {
     if std::env::var(RANK_OF).is_ok() {
         return compare_updates(options);

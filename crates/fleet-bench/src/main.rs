@@ -1,6 +1,7 @@
-//! Our side of the benchmarks: `fleet-bench NAME [--threads N] [--steps N] [--warmup N] [--profile]`
-//! runs one workload and prints one JSON line. `bench/README.md` says what each workload is, and
-//! `cargo xtask bench` runs it in turn with the peers.
+//! Our side of the benchmarks:
+//! `fleet-bench NAME [--threads N] [--steps N] [--warmup N] [--profile]` runs one workload and
+//! prints one JSON line. `bench/README.md` says what each workload is, and `cargo xtask bench` runs
+//! it in turn with the peers.
 
 mod bert4;
 mod cpu;

@@ -1,7 +1,7 @@
 //! A parameter server and a worker over loopback, in one process: rows of 16, batches of 53,248 ids
-//! (2,048 samples of 26 slots) drawn evenly. `--threads` of the worker ask at once (2 if not given): one
-//! batch is merged and split while the server works on another. All rows pass through two sockets, so
-//! that a core for the worker and one for the server share the work.
+//! (2,048 samples of 26 slots) drawn evenly. `--threads` of the worker ask at once (2 if not
+//! given): one batch is merged and split while the server works on another. All rows pass through
+//! two sockets, so that a core for the worker and one for the server share the work.
 
 use crate::measure::{Options, peak_rss_mb};
 use fleet::Result;
@@ -108,8 +108,8 @@ fn pull_and_push(worker: &RemoteServers, ids: &[u64], numbers: &mut [f32]) -> Re
     push_batch(worker, ids, numbers)
 }
 
-/// Batches pulled from and pushed to a server with a log against one without, in turn: the share of the
-/// speed that is left. Also while a snapshot is written.
+/// Batches pulled from and pushed to a server with a log against one without, in turn: the share of
+/// the speed that is left. Also while a snapshot is written.
 pub fn durability(options: &Options) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-bench-ps-{}", std::process::id()));
     let outcome = durability_in(options, &folder);

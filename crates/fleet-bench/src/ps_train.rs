@@ -1,8 +1,9 @@
-//! Wide & deep with one parameter server and one or two workers of one thread each, asynchronous: the
-//! network and the batches of `wide_deep.rs`, Adam on everything, each worker with batches of 2048.
+//! Wide & deep with one parameter server and one or two workers of one thread each, asynchronous:
+//! the network and the batches of `wide_deep.rs`, Adam on everything, each worker with batches of
+//! 2048.
 //!
-//! The process that is started is the launcher; it starts itself again as server and workers, and adds up
-//! what the workers reach, each over its own timed steps.
+//! The process that is started is the launcher; it starts itself again as server and workers, and
+//! adds up what the workers reach, each over its own timed steps.
 
 use crate::cpu;
 use crate::measure::Options;
@@ -19,8 +20,8 @@ use std::time::Instant;
 
 /// Says to a started process that it is part of a job.
 const PART_OF: &str = "FLEET_BENCH_PART_OF";
-/// The knobs under which both sides run (`bench/peers/paddle/ps_wide_deep.py` has the same), where the
-/// environment does not say otherwise: up to 20 gradients become one push, and that many wait.
+/// The knobs under which both sides run (`bench/peers/paddle/ps_wide_deep.py` has the same), where
+/// the environment does not say otherwise: up to 20 gradients become one push, and that many wait.
 const KNOBS: [(&str, &str); 3] = [
     ("FLAGS_communicator_max_merge_var_num", "20"),
     ("FLAGS_communicator_send_queue_size", "20"),
@@ -48,15 +49,15 @@ pub fn run(options: &Options, workers: usize, is_async: bool) -> Result<()> {
     launch(options, &task, "samples/s", |_| job(options, workers, &KNOBS))
 }
 
-/// The speed from files of text in percent of that from memory, where two workers do both in turn, each at
-/// the same time as the other.
+/// The speed from files of text in percent of that from memory, where two workers do both in turn,
+/// each at the same time as the other.
 pub fn text_vs_memory(options: &Options) -> Result<()> {
     let task = Task { workers: 2, is_async: true, work: text };
     launch(options, &task, "%", |workers| Ok(job(options, workers, &[])? / workers as f64))
 }
 
-/// Jobs of two workers whose server keeps a log, and such without one, in turn: the share of the speed that is
-/// left. Every gradient is a push of its own, as by default: merged ones cost less.
+/// Jobs of two workers whose server keeps a log, and such without one, in turn: the share of the
+/// speed that is left. Every gradient is a push of its own, as by default: merged ones cost less.
 pub fn durability(options: &Options) -> Result<()> {
     let task = Task { workers: 2, is_async: true, work: steps };
     launch(options, &task, "of the speed without", |workers| {

@@ -1,5 +1,5 @@
-//! Wide & deep on click logs of Criteo's shape: one table of a million rows of 16 with its own sparse
-//! rule, Adam on everything else, batches of 2048.
+//! Wide & deep on click logs of Criteo's shape: one table of a million rows of 16 with its own
+//! sparse rule, Adam on everything else, batches of 2048.
 
 use crate::measure::{Options, measure};
 use fleet::data::synth::{Ctr, CtrConfig};

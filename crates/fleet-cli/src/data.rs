@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 #[derive(Subcommand)]
 pub enum DataCommand {
-    /// Writes a generated data set, the same for the same settings, and prints the best possible score
+    /// Writes a generated data set, the same for the same settings, and prints the best possible
+    /// score
     Make(MakeArgs),
 }
 

@@ -1,7 +1,7 @@
 //! `fleet doctor`: whether the machines of a job can find and reach each other, and how fast.
 //!
-//! The same command runs on every machine, as with the launcher. The first host of the list holds the
-//! rendezvous and prints the report; the others say what they see themselves.
+//! The same command runs on every machine, as with the launcher. The first host of the list holds
+//! the rendezvous and prints the report; the others say what they see themselves.
 
 use crate::{Output, Stop};
 use clap::Args;
@@ -60,9 +60,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
     ))?;
     let limits = Limits::within(Duration::from_secs(args.wait));
     let token = match &args.token_file {
-        Some(path) => Token::from_text(
-            &std::fs::read_to_string(path).map_err(|error| Error::io("read", path, &error))?,
-        )?,
+        Some(path) => Token::read(path)?,
         // Keeps two runs on other hosts apart; it is no secret, and nothing secret is exchanged.
         None => Token::from_text(&format!("fleet doctor {}", args.hosts.join(",")))?,
     };

@@ -32,10 +32,15 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
         losses.iter().try_for_each(|loss| show_loss(loss, out))?;
     }
     let report = inspect(&args.folder)?;
-    if report.state == FolderState::Finished {
-        out.line("the job has finished")?;
+    match report.state {
+        FolderState::Finished => out.line("the job has finished")?,
+        FolderState::Empty => out.line("the folder is empty: the next start begins anew")?,
+        FolderState::Unfinished => {}
     }
     report.servers.iter().try_for_each(|server| show(server, out))?;
+    for stray in &report.strays {
+        out.line(format!("  stray     {} belongs to no server of the job", stray.display()))?;
+    }
     let bad = report.servers.iter().filter(|server| !server.is_good()).count();
     match bad {
         0 => Ok(()),
@@ -55,10 +60,14 @@ pub fn run(command: &Command, out: &mut Output) -> Result<(), Stop> {
 
 fn show(server: &ServerReport, out: &mut Output) -> Result<(), Stop> {
     let mut fact = |what: &str, found: String| out.line(format!("  {what:<10}{found}"));
-    let life = server.life.map_or("unknown".to_string(), |life| format!("{life:016x}"));
+    let life = match (server.is_empty, server.life) {
+        (true, _) => "empty".to_string(),
+        (false, Some(life)) => format!("life {life:016x}"),
+        (false, None) => "life unknown".to_string(),
+    };
     let used = if server.is_in_use { ", in use" } else { "" };
     let finished = if server.is_finished { ", finished" } else { "" };
-    fact("folder", format!("{}, life {life}{used}{finished}", server.folder.display()))?;
+    fact("folder", format!("{}, {life}{used}{finished}", server.folder.display()))?;
     if let Some(job) = &server.job {
         fact("job", job_summary(job))?;
     }
@@ -138,7 +147,7 @@ fn show_loss(loss: &Loss, out: &mut Output) -> Result<(), Stop> {
         out.line(format!("  {behind}"))?;
     }
     match loss.is_everything {
-        true => out.line("  everything is lost: the server begins anew")?,
+        true => out.line("  everything is lost: the next start begins anew")?,
         false => out.line(format!(
             "  lost: {} whole requests, {} of logs and snapshots",
             loss.request_count,

@@ -1,5 +1,5 @@
-//! `fleetrun`: starts training jobs. The launcher is a library of its own; this binary adds the jobs
-//! that are built in, which it runs by starting itself once more with a hidden first argument.
+//! `fleetrun`: starts training jobs. The launcher is a library of its own; this binary adds the
+//! jobs that are built in, which it runs by starting itself once more with a hidden first argument.
 
 mod demo;
 mod output;
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     if args.first().is_some_and(|first| first == BUILTINS.argument) {
         // The hidden argument takes the place of the program's name.
-        let command = DemoCommand::parse_from(args);
+        let command: DemoCommand = output::parsed(args);
         return Output::run(|out| demo::run(&command.demo, &Fleet::from_env()?, out));
     }
     ExitCode::from(fleet_launch::main(args, &Env::process(), &BUILTINS))

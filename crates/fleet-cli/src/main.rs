@@ -1,8 +1,8 @@
 //! `fleet`: looks into program files, converts and runs them, without a line of Rust.
 //!
-//! Results go to the standard output and messages to the standard error. The exit code is 0 when all
-//! went well, 1 for an error (a file, a program, a run), 2 for a wrong command line. What training
-//! needs beyond one program on one machine is not done here.
+//! Results go to the standard output and messages to the standard error. The exit code is 0 when
+//! all went well, 1 for an error (a file, a program, a run), 2 for a wrong command line. What
+//! training needs beyond one program on one machine is not done here.
 
 mod data;
 mod demo;
@@ -93,7 +93,7 @@ enum To {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args: Args = output::parsed(std::env::args_os());
     Output::run(|out| dispatch(args.command, out))
 }
 

@@ -1,6 +1,9 @@
-//! The standard output of a command, and how a command ends.
+//! The command line and the standard output of a command, and how a command ends.
 
+use clap::Parser;
+use fleet_base::text::printable;
 use fleet_base::{Error, Result};
+use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -17,7 +20,20 @@ impl From<Error> for Stop {
     }
 }
 
-/// The standard output.
+/// Reads the command line; ends the process where it is wrong or asks for help.
+pub fn parsed<T: Parser>(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> T {
+    T::try_parse_from(args).unwrap_or_else(|error| {
+        if !error.use_stderr() {
+            error.exit();
+        }
+        // It quotes arguments.
+        let text = error.render().to_string();
+        let _ = std::io::stderr().write_all(printable(&text).as_bytes());
+        std::process::exit(error.exit_code());
+    })
+}
+
+/// The standard output. Control characters of files, arguments and peers are printed as escapes.
 pub struct Output {
     stdout: std::io::StdoutLock<'static>,
 }
@@ -25,11 +41,13 @@ pub struct Output {
 impl Output {
     /// Runs a command: errors go to the standard error, and make the exit code 1.
     pub fn run(command: impl FnOnce(&mut Output) -> Result<(), Stop>) -> ExitCode {
+        fleet_base::signals::ignore_file_size_signal();
         let mut out = Output { stdout: std::io::stdout().lock() };
         match command(&mut out).and_then(|()| out.flush()) {
             Ok(()) | Err(Stop::ReaderLeft) => ExitCode::SUCCESS,
             Err(Stop::Failed(error)) => {
-                // In one piece: others write there too. Nobody is left to be told when this fails too.
+                // In one piece: others write there too. Nobody is left to be told when this fails
+                // too.
                 let text = format!("error: {error}\n");
                 let _ = std::io::stderr().write_all(text.as_bytes());
                 ExitCode::FAILURE
@@ -38,10 +56,15 @@ impl Output {
     }
 
     pub fn line(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
-        Self::check(writeln!(self.stdout, "{text}"))
+        Self::check(writeln!(self.stdout, "{}", printable(&text.to_string())))
     }
 
     pub fn text(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
+        Self::check(write!(self.stdout, "{}", printable(&text.to_string())))
+    }
+
+    /// Draws on a terminal: control characters take effect.
+    pub fn draw(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
         Self::check(write!(self.stdout, "{text}"))
     }
 

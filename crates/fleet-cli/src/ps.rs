@@ -45,7 +45,8 @@ pub(crate) enum Command {
         #[arg(long)]
         unseen_days: Option<u32>,
     },
-    /// Prints the header by which other tools may call a server: `grpcurl -H "$(fleet ps credential ...)"`
+    /// Prints the header by which other tools may call a server:
+    /// `grpcurl -H "$(fleet ps credential ...)"`
     Credential {
         #[command(flatten)]
         place: Place,
@@ -115,18 +116,13 @@ impl Place {
         let env = Env::process();
         let named = env.text(names::FLEET_TOKEN_FILE).map(PathBuf::from);
         let token = match self.token_file.clone().or(named) {
-            Some(path) => std::fs::read_to_string(&path)
-                .map_err(|error| Error::io("read the job token from", &path, &error))?,
-            None => env
-                .text(names::FLEET_TOKEN)
-                .ok_or_else(|| {
-                    Error::invalid("the job's secret is not known")
-                        .expected("--token-file FILE, FLEET_TOKEN_FILE or FLEET_TOKEN")
-                        .help("start the job with `fleetrun --token_file FILE`, and give that file")
-                })?
-                .to_string(),
+            Some(path) => Token::read(&path)?,
+            None => Token::from_text(env.text(names::FLEET_TOKEN).ok_or_else(|| {
+                Error::invalid("the job's secret is not known")
+                    .expected("--token-file FILE, FLEET_TOKEN_FILE or FLEET_TOKEN")
+                    .help("start the job with `fleetrun --token_file FILE`, and give that file")
+            })?)?,
         };
-        let token = Token::from_text(&token)?;
         match &self.ca {
             Some(ca) => {
                 let tls = ClientTls::read(ca, self.server_name.as_deref())?;

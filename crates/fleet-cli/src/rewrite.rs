@@ -1,5 +1,5 @@
-//! `fleet rewrite` and `fleet strategy explain`: what a strategy makes of a program, for any number of
-//! ranks, without hardware.
+//! `fleet rewrite` and `fleet strategy explain`: what a strategy makes of a program, for any number
+//! of ranks, without hardware.
 //!
 //! The program is that of a forward pass: a file, or a model of the zoo (`model:resnet50`). The
 //! optimizer is named with its numbers, `momentum,lr=0.1,mu=0.9`.
@@ -40,15 +40,15 @@ pub struct Subject {
     /// Ranks on one machine; by default all of them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks_per_node: Option<u32>,
-    /// The variable to minimise; by default the model's loss, or the only one of shape [1] that no op
-    /// reads
+    /// The variable to minimise; by default the model's loss, or the only one of shape [1] that no
+    /// op reads
     #[arg(long, value_name = "NAME")]
     loss: Option<String>,
     /// The optimizer with its numbers
     #[arg(long, value_name = "RULE,KEY=NUMBER,..", default_value = "momentum,lr=0.1,mu=0.9")]
     optimizer: String,
-    /// Samples of a rank in a step, for the costs by which auto chooses; by default the program's where it
-    /// is fixed there, else 32
+    /// Samples of a rank in a step, for the costs by which auto chooses; by default the program's
+    /// where it is fixed there, else 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     batch: Option<u32>,
     /// Arithmetic of a rank, in Gflop/s, for auto; by default 100 is assumed
@@ -57,8 +57,8 @@ pub struct Subject {
     /// Memory of a rank, in GB/s read and written, for auto; by default 10 is assumed
     #[arg(long, value_name = "GB/s", value_parser = positive)]
     memory: Option<f64>,
-    /// Bandwidth of a rank, in GB/s sent, for auto; by default 5 on one machine and 1.1 between machines
-    /// are assumed (fleet doctor measures it)
+    /// Bandwidth of a rank, in GB/s sent, for auto; by default 5 on one machine and 1.1 between
+    /// machines are assumed (fleet doctor measures it)
     #[arg(long, value_name = "GB/s", value_parser = positive)]
     bandwidth: Option<f64>,
     /// The startup program of PROGRAM; without it parameters are taken to be loaded

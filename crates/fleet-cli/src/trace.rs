@@ -1,14 +1,15 @@
-//! `fleet trace`: what the time of a traced step went into, rank by rank, and what communication compute did
-//! not hide.
+//! `fleet trace`: what the time of a traced step went into, rank by rank, and what communication
+//! compute did not hide.
 //!
 //! Files are those that `fleet run --trace`, `fleetrun demo:NAME --trace` and programs
 //! (`Executor::trace`) write.
 
 use crate::output::{Output, Stop};
 use clap::Args;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, input};
 use fleet_exec::{Span, Trace};
 use fleet_format::write_file;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,24 +27,26 @@ pub struct TraceArgs {
 }
 
 pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), Stop> {
-    let mut traces: Vec<(usize, Trace)> = Vec::new();
+    let mut traces: BTreeMap<usize, Trace> = BTreeMap::new();
     for file in files(&args.files)? {
-        let text = fs::read_to_string(&file).map_err(|error| Error::io("read", &file, &error))?;
+        let bytes = input::read(&file, "a trace", FILE_BYTES_MAX)?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            Error::invalid("the trace is not UTF-8").at(file.display()).caused(error)
+        })?;
         let read = Trace::from_chrome_json(&text).map_err(|error| error.at(file.display()))?;
         if read.is_empty() {
             return Err(Error::invalid("the trace holds no op").at(file.display()).into());
         }
         for (rank, trace) in read {
-            if traces.iter().any(|(other, _)| *other == rank) {
+            if traces.insert(rank, trace).is_some() {
                 return Err(Error::invalid(format!("two traces of rank {rank}"))
                     .expected("one run, one file a rank")
                     .at(file.display())
                     .into());
             }
-            traces.push((rank, trace));
         }
     }
-    traces.sort_by_key(|(rank, _)| *rank);
+    let traces: Vec<(usize, Trace)> = traces.into_iter().collect();
     for (rank, trace) in &traces {
         out.line(format!("rank {rank}: {}", trace.shares()))?;
         for span in longest(trace, args.top) {
@@ -56,6 +59,9 @@ pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), Stop> {
         None => Ok(()),
     }
 }
+
+/// A million ops of one step; to read them takes ten times as much memory.
+const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Of an op with many variables; the file has all of it.
 const DETAIL_CHARS_MAX: usize = 120;

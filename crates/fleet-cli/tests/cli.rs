@@ -217,6 +217,94 @@ fn wrong_runs_are_explained() {
     run(&["--startup", "linear.fleet"], "at --startup linear.fleet");
 }
 
+/// Texts of files and arguments do not act on the terminal.
+#[test]
+fn control_characters_are_printed_as_escapes() {
+    let file = |name: &str, text: &str| {
+        let file = scratch(name);
+        std::fs::write(&file, text).unwrap();
+        path(&file).to_string()
+    };
+    let program = |op: &str, var: &str| {
+        let vars = "  %x: f32[1] data\n";
+        format!("fleet program 1\nblock0 {{\n{vars}  (Out: {var}) = {op}(X: %x, Y: %x)\n}}\n")
+    };
+    let named = file("control\x1b[31m.fleet", &program("no_such", "%x"));
+    let op = file("control-op.fleet", &program("\"\x1b]0;title\x07mul\"", "%x"));
+    let json = file("control.json", r#"{"\u001b[31mamp\nx": true}"#);
+    let checkpoints = r#"{"recompute": true,
+        "recompute_configs": {"checkpoints": ["\u001b[2J\u009b"]}}"#;
+    let shown = file("shown.json", checkpoints);
+    let header = "{'descr': '\x1b[31m', 'fortran_order': False, 'shape': (1,), }\n";
+    let npy = file("control.npy", "");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.bytes());
+    std::fs::write(&npy, bytes).unwrap();
+    let feed = format!("x={npy}");
+    for args in [
+        &["verify", &named][..],
+        &["verify", &op],
+        &["print", "no\x1b[31m.fleet"],
+        &["strategy", "check", &json],
+        &["strategy", "show", &json],
+        &["strategy", "show", &shown],
+        &["strategy", "check", "no\x1b[31m.json"],
+        &["strategy", "new", "--set", "am\x1b[31mp=1"],
+        &["strategy", "new", "--set", "\x1b[31m"],
+        &["run", "forward.fleet", "--fetch", "y\x1b[31m"],
+        &["run", "forward.fleet", "--feed", &feed, "--fetch", "y"],
+        &["trace", "no\x1b[31m"],
+        &["doctor", "--hosts", "no\x1b[31m", "--port", "0"],
+        &["durable", "inspect", "no\x1b[31m"],
+        &["no\x1b[31m"],
+        &["demo", "--samples", "\x1b[31m"],
+    ] {
+        let output = fleet(args);
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains("\\u{1b}"), "{args:?}: {said:?}");
+        let raw = |c: char| c.is_control() && c != '\n' && c != '\t';
+        assert!(!said.contains(raw), "{args:?}: {said:?}");
+    }
+    // A strategy that is written is the same when it is read.
+    let set = "recompute_configs.checkpoints=[\"\u{9b}\u{7f}\"]";
+    for form in ["json", "toml", "prototxt"] {
+        let text = ok(&["strategy", "new", "--to", form, "--set", "recompute=true", "--set", set]);
+        assert!(!text.contains("\\u{"), "{text}");
+        let overview = ok(&["strategy", "show", &file(&format!("control-written.{form}"), &text)]);
+        assert!(overview.contains("\\u{9b}\\u{7f}"), "{overview}");
+    }
+}
+
+/// Pipes are inputs, such as `<(command)`; what has no end is refused at a limit.
+#[test]
+fn pipes_and_devices_are_inputs_with_limits() {
+    let fifo = scratch("fifo.prototxt");
+    let _ = std::fs::remove_file(&fifo);
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let writer = {
+        let fifo = fifo.clone();
+        std::thread::spawn(move || std::fs::write(fifo, "amp: true\n").unwrap())
+    };
+    assert!(ok(&["strategy", "check", path(&fifo)]).ends_with("ok\n"));
+    writer.join().unwrap();
+    let refused = |args: &[&str], part: &str| {
+        let output = fleet(args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && error.contains(part), "{error}");
+    };
+    refused(&["trace", "/dev/zero"], "too large for a trace: expected at most 256 MiB");
+    let doctor = ["doctor", "--hosts", "127.0.0.1", "--port", "0", "--token-file", "/dev/zero"];
+    refused(&doctor, "too large for a job token: expected at most 4 KiB, got more than 4 KiB");
+    let long = scratch("long.prototxt");
+    std::fs::File::create(&long).unwrap().set_len((16 << 20) + 1).unwrap();
+    let output = fleet(&["strategy", "check", path(&long)]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("expected at most 16 MiB, got more than 16 MiB"), "{said}");
+    std::fs::remove_file(&long).unwrap();
+}
+
 /// `fleet print x | head -1`.
 #[test]
 fn a_reader_may_leave() {
@@ -299,6 +387,24 @@ fn durable_folders_are_inspected() {
     let worker = LocalServers::new(std::slice::from_ref(&server), 1).unwrap();
     assert_eq!(worker.push_steps(0, 0).unwrap(), 2);
     assert!(ok(&inspect).contains("in use"));
+    // Nothing good is left, which is accepted once.
+    drop((worker, server));
+    let mut bytes = std::fs::read(&log).unwrap();
+    bytes[20] ^= 1;
+    std::fs::write(&log, bytes).unwrap();
+    let empty = "the folder is empty: the next start begins anew";
+    let said = ok(&["durable", "inspect", path(&folder), "--accept-loss"]);
+    assert!(said.contains("everything is lost: the next start begins anew"), "{said}");
+    assert!(said.contains(empty), "{said}");
+    let said = ok(&["durable", "inspect", path(&folder), "--accept-loss"]);
+    assert!(said.contains("nothing is damaged") && said.contains(empty), "{said}");
+    assert!(ok(&inspect).contains(empty));
+    // A copy beside the servers' folders, and a file.
+    let copy = folder.join("server-000.bak");
+    std::fs::create_dir(&copy).unwrap();
+    assert!(ok(&inspect).contains("server-000.bak belongs to no server of the job"));
+    let output = fleet(&["durable", "inspect", path(&log.with_file_name("lock"))]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("lock is not a folder"));
     // A folder of something else.
     let output = fleet(&["durable", "inspect", GOLDEN]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("holds no durable server"));

@@ -4,7 +4,7 @@ use crate::cluster::Process;
 use crate::logs;
 use fleet_base::{Error, Result};
 use fleet_net::Member;
-use fleet_topology::{WorkerReport, names};
+use fleet_topology::{ProcessReport, Role, names};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -33,21 +33,28 @@ pub struct Child {
     pub stopped_since: Option<Instant>,
     /// That it is stopped has been said.
     pub is_stop_said: bool,
+    /// The others were said to wait for it.
+    pub is_absence_said: bool,
     pid: u32,
 }
 
 impl Child {
-    /// Starts `argv` with the process's environment on top of the launcher's own.
+    /// Starts `argv` with the process's environment on top of the launcher's own, in place of an
+    /// ended child if there is one.
     pub fn start(
         argv: &[String],
         process: Process,
         log_dir: &Path,
         is_new_log: bool,
-        restarts: u32,
+        before: Option<&Child>,
     ) -> Result<Child> {
-        if let Some(report) = process.variable(names::FLEET_REPORT) {
-            // Of an earlier start; without one there is nothing to remove.
-            let _ = std::fs::remove_file(report);
+        if let Some(path) = process.variable(names::FLEET_REPORT) {
+            // A server that has served resumes in the middle of the job, and learns it from this.
+            let _ = match before.and_then(Child::report_of_service) {
+                Some(report) => std::fs::write(path, report.to_string()),
+                // Of an earlier start; without one there is nothing to remove.
+                None => std::fs::remove_file(path),
+            };
         }
         let log = log_dir.join(&process.log);
         let file = logs::open(&log, is_new_log)?;
@@ -82,11 +89,12 @@ impl Child {
             is_alive_seen: false,
             ended: None,
             out_of_memory: None,
-            restarts,
+            restarts: before.map_or(0, |before| before.restarts + 1),
             has_left: false,
             shown_to: None,
             stopped_since: None,
             is_stop_said: false,
+            is_absence_said: false,
             pid: inner.id(),
         })
     }
@@ -98,13 +106,6 @@ impl Child {
     /// `worker 3 on node7 (pid 4711)`.
     pub fn title(&self) -> String {
         format!("{} on {} (pid {})", self.process.name(), self.process.host, self.pid)
-    }
-
-    /// The last word of a server in its file of [`names::FLEET_SERVES`]; none from a program
-    /// without Fleet.
-    pub fn server_state(&self) -> Option<String> {
-        let path = self.process.variable(names::FLEET_SERVES)?;
-        std::fs::read_to_string(path).ok()
     }
 
     pub fn is_running(&self) -> bool {
@@ -126,9 +127,21 @@ impl Child {
     }
 
     /// What it has reported of itself; `None` for a process that does not use Fleet.
-    pub fn report(&self) -> Option<WorkerReport> {
+    pub fn report(&self) -> Option<ProcessReport> {
         let text = std::fs::read_to_string(self.process.variable(names::FLEET_REPORT)?).ok()?;
-        WorkerReport::parse(&text)
+        ProcessReport::parse(&text)
+    }
+
+    pub fn is_server(&self) -> bool {
+        self.process.role == Role::Server
+    }
+
+    /// The report that its next start finds, if it is a server that has served.
+    fn report_of_service(&self) -> Option<ProcessReport> {
+        use ProcessReport::{Failed, Leaving, Serving};
+        let has_served =
+            matches!(self.report()?, Serving { .. } | Leaving | Failed { has_served: true, .. });
+        has_served.then_some(Serving { is_durable: true })
     }
 
     /// Whether it is stopped now, by a signal or a debugger.

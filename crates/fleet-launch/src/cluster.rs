@@ -1,7 +1,8 @@
-//! Who is where: the processes of a job with their endpoints and devices, and the environment of each.
+//! Who is where: the processes of a job with their endpoints and devices, and the environment of
+//! each.
 //!
-//! Pure: ports come from a [`Ports`], facts of the machine from a [`Machine`], so that every recorded
-//! environment of the original is a test.
+//! Pure: ports come from a [`Ports`], facts of the machine from a [`Machine`], so that every
+//! recorded environment of the original is a test.
 
 use crate::machine::Machine;
 use crate::options::{Mode, Options, PerNode, PsOptions, Who};
@@ -93,7 +94,8 @@ impl Process {
 
 impl Cluster {
     /// The cluster that flags and environment describe completely: one machine, `--ips`, lists of
-    /// addresses, or a cluster's own variables. Machines that meet at `--master` are in `rendezvous`.
+    /// addresses, or a cluster's own variables. Machines that meet at `--master` are in
+    /// `rendezvous`.
     pub fn described(
         options: &Options,
         env: &Env,
@@ -117,20 +119,16 @@ impl Cluster {
                         let path = path.display().to_string();
                         process.env.push((names::FLEET_PROGRESS, Some(path)));
                     }
-                    if role == Role::Worker {
-                        let path = format!("{}/report.{}", run.scratch, process.rank);
+                    if matches!(role, Role::Worker | Role::Server) {
+                        let path = format!("{}/report.{}", run.scratch, process.log);
                         process.env.push((names::FLEET_REPORT, Some(path)));
                     }
                     if role == Role::Worker && self.mode != Mode::Collective {
                         let path = format!("{}/expendable.{}", run.scratch, process.rank);
                         process.env.push((names::FLEET_EXPENDABLE, Some(path)));
                     }
-                    if role == Role::Server {
-                        let path = format!("{}/serves.{}", run.scratch, process.rank);
-                        process.env.push((names::FLEET_SERVES, Some(path)));
-                        if let Some(root) = &run.save_root {
-                            process.env.push((names::FLEET_SAVE_ROOT, Some(root.clone())));
-                        }
+                    if let Some(root) = run.save_root.as_ref().filter(|_| role == Role::Server) {
+                        process.env.push((names::FLEET_SAVE_ROOT, Some(root.clone())));
                     }
                     made.push(process);
                     *local += 1;
@@ -282,8 +280,8 @@ impl Cluster {
         env
     }
 
-    /// What torchrun tells its workers: a script for it runs as it is. The first worker's own port is
-    /// free for the first rank to listen on.
+    /// What torchrun tells its workers: a script for it runs as it is. The first worker's own port
+    /// is free for the first rank to listen on.
     fn torch_env(&self, rank: usize, local: usize, here: usize) -> [(&'static str, String); 7] {
         let first = &self.workers[0].endpoint;
         [
@@ -739,7 +737,6 @@ const PLACE_VARIABLES: &[&str] = &[
     names::FLEET_PROGRESS,
     names::FLEET_EXPENDABLE,
     names::FLEET_REPORT,
-    names::FLEET_SERVES,
     names::FLEET_SILENCE_TIMEOUT,
 ];
 

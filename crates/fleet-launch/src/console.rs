@@ -5,6 +5,7 @@
 
 use crate::options::{Options, Verbosity};
 use crate::terminal;
+use fleet_base::text::printable;
 use fleet_net::Token;
 use fleet_topology::{Env, Role, names};
 use std::io::{IsTerminal, Write};
@@ -130,22 +131,28 @@ impl Console {
     pub fn warn(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Warnings {
             let tag = self.coloured("33", "warning:");
-            self.line(&format!("{tag} {text}"));
+            self.tagged(&(tag + " "), text);
         }
     }
 
     /// Shown at every level.
     pub fn error(&mut self, text: &str) {
         let tag = self.coloured("31", "error:");
-        self.line(&format!("{tag} {text}"));
+        self.tagged(&(tag + " "), text);
     }
 
     /// A line without an opinion of its own, at every level.
     pub fn line(&mut self, text: &str) {
+        self.tagged("", text);
+    }
+
+    /// Writes a line; its text may come from files and processes, its tag may have a colour.
+    fn tagged(&mut self, tag: &str, text: &str) {
         self.clear_status();
         let fresh = if self.is_mid_line && self.is_terminal { "\n" } else { "" };
         self.is_mid_line = false;
-        let text = mask(format!("{fresh}{text}\n").into_bytes(), &self.secret);
+        let text = printable(text);
+        let text = mask(format!("{fresh}{tag}{text}\n").into_bytes(), &self.secret);
         let _ = std::io::stderr().lock().write_all(&text);
     }
 

@@ -7,7 +7,7 @@ use crate::logs;
 use crate::options::Mode;
 use crate::supervisor::{Death, Ended, Supervisor};
 use crate::words;
-use fleet_topology::{Role, WorkerReport, names};
+use fleet_topology::{ProcessReport, Role, names};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ impl Supervisor<'_> {
         for index in &ended {
             self.look_at_end(*index);
         }
-        ended.extend(self.missed_at_the_start());
+        let missed = self.missed_at_the_start();
+        ended.extend(missed.into_iter().filter(|index| !ended.contains(index)).collect::<Vec<_>>());
         ended.retain(|index| self.children[*index].has_failed());
         // Of several at once, one that was killed explains those that then failed.
         ended.sort_by_key(|index| {
@@ -27,20 +28,21 @@ impl Supervisor<'_> {
         for index in ended {
             let child = &self.children[index];
             let allowed = self.restarts_allowed(child.process.role);
-            let is_hopeless = self.failed_at_its_start(child);
-            if child.restarts < allowed && !is_hopeless {
+            let futile = self.futile_restart(child);
+            if child.restarts < allowed && futile.is_none() {
                 self.announce_restart(index, allowed);
                 self.due
                     .push((Instant::now() + restart_delay(self.children[index].restarts), index));
+            } else if let Some(server) = self.stopped_server_behind(index) {
+                fatal.get_or_insert(server);
             } else if self.is_expendable(index) {
                 self.lose(index);
             } else if self.follows_from_another(index) {
                 self.failed_first.get_or_insert((Instant::now(), index));
             } else if fatal.is_none() {
                 let mut death = self.death(index);
-                if is_hopeless {
-                    death.report += "\n  it failed before it served, and would again: it is not started \
-                                     again (--max_restart N does it all the same)";
+                if let Some(why) = futile.filter(|_| allowed > 0) {
+                    death.report += &format!("\n  it is not started again: {why}");
                 }
                 fatal = Some(death);
             }
@@ -64,13 +66,15 @@ impl Supervisor<'_> {
             }
             return;
         }
-        let is_part = matches!(report, Some(WorkerReport::Joined | WorkerReport::Failed { .. }));
+        let is_part = matches!(report, Some(ProcessReport::Joined | ProcessReport::Failed { .. }));
         match is_collective {
+            // Workers wait for a server that they have not told to stop.
+            _ if child.is_server() => child.has_left = has_left_workers(report),
             // What it had not sent is lost, and servers wait for its goodbye.
             false => child.has_left = is_part,
             // Whether the others still need it they know better. Who does not use Fleet needs
             // nobody.
-            true if report != Some(WorkerReport::Finished) => {
+            true if report != Some(ProcessReport::Finished) => {
                 self.tell(index);
                 if is_part {
                     self.leavers.push((Instant::now(), index));
@@ -80,26 +84,29 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Workers of parameter servers that exited with code 0 without taking part, as soon as others
-    /// show that the job uses Fleet: those wait for them.
+    /// Workers and servers of a job with servers that exited with code 0 without taking part, as
+    /// soon as others show that the job uses Fleet: those wait for them.
     fn missed_at_the_start(&mut self) -> Vec<usize> {
-        if self.rules.mode == Mode::Collective {
+        let waits = |child: &Child| {
+            let is_worker = child.process.role == Role::Worker;
+            is_worker && child.is_running() && child.report().is_some()
+        };
+        let is_waited = || self.children.iter().any(waits) || self.state_of_job().has_joined;
+        if self.rules.mode == Mode::Collective || !is_waited() {
             return Vec::new();
         }
-        let workers = || {
-            let all = self.children.iter().enumerate();
-            all.filter(|(_, child)| child.process.role == Role::Worker)
-        };
-        if !workers().any(|(_, child)| child.is_running() && child.report().is_some()) {
-            return Vec::new();
-        }
-        let silent = |child: &Child| {
-            child.ended.is_some() && !child.has_failed() && child.report().is_none()
-        };
+        let all = 0..self.children.len();
         let missed: Vec<usize> =
-            workers().filter(|(_, child)| silent(child)).map(|(index, _)| index).collect();
+            all.filter(|index| left_without_a_word(&self.children[*index])).collect();
         missed.iter().for_each(|index| self.children[*index].has_left = true);
         missed
+    }
+
+    /// Whether other machines may miss a process of this one: they have not joined yet, or the job
+    /// does not use Fleet.
+    pub(crate) fn may_be_missed(&self) -> bool {
+        let is_ps = self.rules.mode != Mode::Collective;
+        self.link.is_some() && is_ps && self.children.iter().any(left_without_a_word)
     }
 
     /// Whether a failed worker reports that another one's failure is the cause of its own.
@@ -136,7 +143,7 @@ impl Supervisor<'_> {
                 None => Some(self.death(first)),
                 Some(index) if waited || self.children[index].is_stopped() => {
                     let why = match self.children[first].report() {
-                        Some(WorkerReport::Failed { message, .. }) => message,
+                        Some(ProcessReport::Failed { message, .. }) => message,
                         _ => String::new(),
                     };
                     let why = why.lines().next().unwrap_or_default();
@@ -172,7 +179,8 @@ impl Supervisor<'_> {
             return None;
         }
         self.stopped_seen = Instant::now();
-        let uses_fleet = self.children.iter().any(|child| child.report().is_some());
+        let uses_fleet = self.children.iter().any(|child| child.report().is_some())
+            || self.state_of_job().has_joined;
         for index in 0..self.children.len() {
             let child = &mut self.children[index];
             if !child.is_stopped() {
@@ -184,7 +192,7 @@ impl Supervisor<'_> {
                 continue;
             }
             child.is_stop_said = true;
-            let is_done = child.report() == Some(WorkerReport::Finished);
+            let is_done = child.report() == Some(ProcessReport::Finished);
             let is_needed = uses_fleet && !is_done && child.process.role == Role::Worker;
             let why = format!(" for {}", words::seconds(self.rules.silence_timeout));
             let death = self.unresponsive(index, &why);
@@ -204,7 +212,7 @@ impl Supervisor<'_> {
             (0..self.children.len()).filter(|index| self.children[*index].is_running()).collect();
         let is_over = |index: &usize| {
             let child = &self.children[*index];
-            let is_done = child.report() == Some(WorkerReport::Finished);
+            let is_done = child.report() == Some(ProcessReport::Finished);
             child.process.role == Role::Worker && (!is_done || child.is_stopped())
         };
         if !self.is_job_done() || left.is_empty() || !left.iter().all(is_over) {
@@ -227,24 +235,84 @@ impl Supervisor<'_> {
     }
 
     /// Whether the others have done what there was to do: all servers have ended by themselves, or
-    /// the workers of a collective job have finished.
+    /// workers of a collective job have finished.
     fn is_job_done(&self) -> bool {
+        self.is_done_here() || self.state_of_job().is_done
+    }
+
+    pub(crate) fn is_done_here(&self) -> bool {
         let ended_well = |child: &Child| child.ended.is_some() && !child.has_failed();
         let of = |role: Role| self.children.iter().filter(move |it| it.process.role == role);
         match self.rules.mode {
             Mode::Collective => of(Role::Worker)
-                .any(|child| ended_well(child) && child.report() == Some(WorkerReport::Finished)),
+                .any(|child| ended_well(child) && child.report() == Some(ProcessReport::Finished)),
             _ => of(Role::Server).count() > 0 && of(Role::Server).all(ended_well),
         }
     }
 
-    /// Whether a server has said that it starts, has never said that it serves, and has ended by
-    /// itself: what it could not do it cannot do the next time either. Who does not use Fleet says
-    /// nothing.
-    fn failed_at_its_start(&self, child: &Child) -> bool {
+    /// Why another start of a failed server would not help, where that is known.
+    fn futile_restart(&self, child: &Child) -> Option<&'static str> {
+        use ProcessReport::{Failed, Finished, Serving, Starting};
+        if !child.is_server() {
+            return None;
+        }
         let is_own_end = child.ended.is_some_and(|status| status.code().is_some());
-        let is_starting = child.server_state().as_deref() == Some(names::STARTS);
-        self.rules.max_restart.is_none() && is_own_end && is_starting
+        match child.report()? {
+            Failed { is_final: true, .. } => Some("another start would end with the same error"),
+            Serving { is_durable: false } => Some(
+                "its tables were in memory only, and workers refuse one without them\n  help: \
+                 durable servers resume (init_durable_server; built-in jobs: --durable FOLDER)",
+            ),
+            Finished => Some("its part of the job is done"),
+            Starting | Failed { has_served: false, .. }
+                if is_own_end && self.rules.max_restart.is_none() =>
+            {
+                Some(
+                    "it failed before it served, and would again (--max_restart N does it all the \
+                     same)",
+                )
+            }
+            _ => None,
+        }
+    }
+
+    /// The server here that is stopped, where a worker has given up waiting for servers.
+    fn stopped_server_behind(&mut self, index: usize) -> Option<Death> {
+        let worker = &self.children[index];
+        let is_own_end = worker.ended.is_some_and(|status| status.code().is_some());
+        if worker.process.role != Role::Worker || !is_own_end {
+            return None;
+        }
+        let title = worker.process.name();
+        let why = match worker.report() {
+            Some(ProcessReport::Failed { culprit: None, is_final: false, message, .. }) => {
+                format!("\n  {title} reports: {}", message.lines().next().unwrap_or_default())
+            }
+            _ => return None,
+        };
+        let server = self.children.iter().position(|it| it.is_server() && it.is_stopped())?;
+        Some(self.unresponsive(server, &why))
+    }
+
+    /// Servers that could not do the last part of the job, after the workers had finished.
+    pub(crate) fn failed_at_their_end(&mut self) -> Vec<Death> {
+        use ProcessReport::{Failed, Finished};
+        let has_failed = |child: &Child| {
+            let is_own_end =
+                child.ended.is_some_and(|status| status.code().is_some_and(|it| it > 0));
+            child.is_server()
+                && is_own_end
+                && matches!(child.report(), Some(Failed { .. } | Finished))
+        };
+        let failed: Vec<usize> =
+            (0..self.children.len()).filter(|index| has_failed(&self.children[*index])).collect();
+        let deaths: Vec<Death> = failed.into_iter().map(|index| self.death(index)).collect();
+        for death in &deaths {
+            self.show_logs();
+            self.console.flush_partial();
+            self.console.error(&death.report);
+        }
+        deaths
     }
 
     /// Whether there are others who can go on without a process: what waits for it is the servers'
@@ -316,7 +384,7 @@ impl Supervisor<'_> {
         ));
     }
 
-    /// A process that has written nothing in the time allowed.
+    /// A process that has neither written nor reported anything in the time allowed.
     pub(crate) fn silent(&mut self) -> Option<Death> {
         let allowed = self.rules.start_timeout?;
         for index in 0..self.children.len() {
@@ -325,7 +393,7 @@ impl Supervisor<'_> {
                 continue;
             }
             let length = std::fs::metadata(&child.log).map_or(0, |found| found.len());
-            child.is_alive_seen = length > child.log_from;
+            child.is_alive_seen = length > child.log_from || child.report().is_some();
             if !child.is_alive_seen && child.lived() >= allowed {
                 let report = format!(
                     "{} hangs at its start: it wrote nothing to {} in {}",
@@ -362,8 +430,11 @@ impl Supervisor<'_> {
         }
         if child.ended.is_some_and(|status| status.success()) {
             report += ", before its part of the job was done";
-            report += match self.rules.mode {
-                Mode::Collective => "\n  help: call Fleet::finish on every rank before it exits",
+            report += match (self.rules.mode, child.is_server()) {
+                (_, true) => "\n  help: a server serves until Server::run returns",
+                (Mode::Collective, _) => {
+                    "\n  help: call Fleet::finish on every rank before it exits"
+                }
                 _ => "\n  help: call Worker::stop on every worker before it exits",
             };
         }
@@ -386,7 +457,7 @@ impl Supervisor<'_> {
     }
 
     /// Adds the last lines of a child's log, where they have not been shown yet.
-    fn with_log(&mut self, index: usize, mut report: String) -> Death {
+    pub(crate) fn with_log(&mut self, index: usize, mut report: String) -> Death {
         if logs::is_disk_full(&self.rules.log_dir) {
             report += &format!(
                 "\n  the disk of {} is full: what it wrote last may be lost",
@@ -422,9 +493,23 @@ impl Supervisor<'_> {
 /// The worker that a failed one's report names as the cause.
 fn culprit(child: &Child) -> Option<usize> {
     match child.report()? {
-        WorkerReport::Failed { culprit, .. } => culprit,
-        WorkerReport::Joined | WorkerReport::Finished => None,
+        ProcessReport::Failed { culprit, .. } => culprit,
+        _ => None,
     }
+}
+
+/// Whether a process has exited with code 0 and reported nothing. One that does not use Fleet may.
+fn left_without_a_word(child: &Child) -> bool {
+    let is_part = matches!(child.process.role, Role::Worker | Role::Server);
+    let has_ended = child.ended.is_some() && !child.has_failed();
+    is_part && has_ended && child.report().is_none()
+}
+
+/// Whether a server that exited with code 0 has left workers behind. One that does not use Fleet
+/// may have its reasons.
+fn has_left_workers(report: Option<ProcessReport>) -> bool {
+    use ProcessReport::{Failed, Serving, Starting};
+    matches!(report, Some(Starting | Serving { .. } | Failed { .. }))
 }
 
 /// A crash at once is likely to happen again: each start waits longer.

@@ -211,7 +211,7 @@ pub const FLAGS: &[Flag] = &[
         "start_timeout",
         "SECONDS",
         Some("0"),
-        "Stop when a process has written nothing by then; 0: never",
+        "Stop when a process has written nothing by then, or not joined; 0: never",
     ),
     aliased(
         FAILURES,

@@ -3,10 +3,10 @@
 //! Four nets, each for what slips through the one before:
 //! 1. every child is the leader of a process group, which is signalled as a whole;
 //! 2. on Linux the kernel kills a child whose launcher is gone (parent-death signal);
-//! 3. a guard, a second process of the own executable, waits at the end of a pipe: when the launcher
-//!    ends without saying so (kill -9, a crash), it kills the groups;
-//! 4. every process of a launch carries a mark in its environment; what still carries it at the end, a
-//!    daemon that left its group, is found in /proc and killed.
+//! 3. a guard, a second process of the own executable, waits at the end of a pipe: when the
+//!    launcher ends without saying so (kill -9, a crash), it kills the groups;
+//! 4. every process of a launch carries a mark in its environment; what still carries it at the
+//!    end, a daemon that left its group, is found in /proc and killed.
 
 use fleet_base::{Error, Result};
 use fleet_topology::names;
@@ -124,7 +124,8 @@ pub fn sweep(mark: &str, spared: &[u32]) -> usize {
     killed.len()
 }
 
-/// Processes, apart from the own one, whose environment has the mark. Empty where there is no /proc.
+/// Processes, apart from the own one, whose environment has the mark. Empty where there is no
+/// /proc.
 pub fn marked(mark: &str, spared: &[u32]) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let wanted = format!("{}={mark}", names::FLEET_LAUNCH);

@@ -16,6 +16,7 @@ use crate::several::{self, Members};
 use crate::supervisor::{Death, End, Ended, Event, Rules, Supervisor};
 use crate::tables;
 use crate::words::counted;
+use fleet_base::text::printable;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::{Log, StoreServer, Token};
 use fleet_topology::{Endpoint, Env, Role};
@@ -33,12 +34,19 @@ pub fn main(args: Vec<String>, env: &Env, builtins: &Builtins) -> u8 {
         return 0;
     }
     let begun = Instant::now();
+    fleet_base::signals::ignore_file_size_signal();
     let given = match Given::parse(args) {
         Ok(given) => given,
         Err(error) => {
             // Help is no error, and goes to the standard output.
             let _ = match unknown_flag(&error) {
-                Some(unknown) => writeln!(std::io::stderr(), "error: {unknown}"),
+                Some(unknown) => {
+                    writeln!(std::io::stderr(), "error: {}", printable(&unknown.to_string()))
+                }
+                None if error.use_stderr() => {
+                    let text = error.render().to_string();
+                    std::io::stderr().write_all(printable(&text).as_bytes())
+                }
                 None => error.print(),
             };
             return if error.use_stderr() { USAGE_CODE } else { 0 };
@@ -230,9 +238,15 @@ impl Attempts<'_> {
     /// The last words, and the exit code: that of the first worker which the job ended without.
     pub fn done(&mut self, lost: &[Death]) -> u8 {
         let seconds = self.begun.elapsed().as_secs_f64();
-        let without = match lost.len() {
-            0 => String::new(),
-            count => format!(" without {}", counted(Role::Worker, count)),
+        let of = |role: Role| lost.iter().filter(|death| death.role == role).count();
+        let without: Vec<String> = [Role::Worker, Role::Server]
+            .into_iter()
+            .filter(|role| of(*role) > 0)
+            .map(|role| counted(role, of(role)))
+            .collect();
+        let without = match without.is_empty() {
+            true => String::new(),
+            false => format!(" without {}", without.join(" and ")),
         };
         let logs = self.rules.log_dir.display();
         self.console.say(&format!("fleetrun: done in {seconds:.1} s{without}, logs in {logs}"));
@@ -283,8 +297,7 @@ impl Attempts<'_> {
                 cluster.workers.iter().map(|worker| worker.endpoint.to_string()).collect();
             let path = self.rules.log_dir.join("endpoints.log");
             let text = format!("PADDLE_TRAINER_ENDPOINTS: \n{}", endpoints.join("\n"));
-            std::fs::write(&path, text)
-                .map_err(|error| Error::io("write", &path, &error).help(logs::FOLDER_HELP))?;
+            logs::write(&path, &text)?;
         }
         if self.run.restarts > 0 {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The leader's part of a job on several machines: who takes part, when all start, when all stop.
 //!
-//! The launcher that hosts the store leads. It looks at what the others wrote, and writes one value,
-//! the plan; everybody else follows the plan and writes only about itself:
+//! The launcher that hosts the store leads. It looks at what the others wrote, and writes one
+//! value, the plan; everybody else follows the plan and writes only about itself:
 //!
 //! | key | written by | value |
 //! | --- | --- | --- |
@@ -9,12 +9,15 @@
 //! | `node/ID` | that machine | its host, wanted number, processes with their ports |
 //! | `beat/ID` | that machine, every second | a counter |
 //! | `result/GENERATION/ID` | that machine | how its processes ended |
+//! | `state/GENERATION/ID` | that machine | workers have joined; its servers have finished |
 //! | `ended/GENERATION/RANK` | the machine of that worker, at once | its process, and how it ended |
 //! | `left/ID`, `bye/ID` | that machine | it goes; it has read that the job is over |
 //!
 //! A plan has a generation and a state: `run` (start these processes), `stop` (end them, another
 //! generation follows), `over` (the job is done or has failed: exit with this code).
 
+use crate::child::HANG_CODE;
+use crate::link::MachineState;
 use crate::options::ElasticLevel;
 use crate::words;
 use fleet_base::Result;
@@ -53,7 +56,8 @@ pub struct Leader<'a> {
     /// Makes a store for the processes of a generation and gives its address.
     new_store: &'a mut dyn FnMut() -> Result<String>,
     say: &'a dyn Fn(String),
-    /// Tells the workers of a generation that one of them has ended: its rank, and what its machine says.
+    /// Tells the workers of a generation that one of them has ended: its rank, and what its machine
+    /// says.
     ended: &'a dyn Fn(u64, usize, &Value),
     ended_told: BTreeSet<String>,
     /// Workers of this generation that have ended badly, in the order in which that was heard.
@@ -67,6 +71,9 @@ pub struct Leader<'a> {
     /// The last beat of each machine, and when it came, as far as that is known.
     beats: HashMap<String, (Vec<u8>, Option<Instant>)>,
     results: HashMap<String, Value>,
+    states: HashMap<String, MachineState>,
+    /// The plan of the generation that runs.
+    run_plan: Value,
     left: Vec<String>,
     /// Who led before this machine, and is gone.
     lost: Option<String>,
@@ -121,6 +128,8 @@ impl<'a> Leader<'a> {
             nodes: BTreeMap::new(),
             beats: HashMap::new(),
             results: HashMap::new(),
+            states: HashMap::new(),
+            run_plan: Value::Null,
             left: Vec::new(),
             lost: None,
             stage: Stage::Form,
@@ -140,7 +149,10 @@ impl<'a> Leader<'a> {
             plan["failures"].as_u64().and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
         self.lost = plan["leader"].as_str().map(str::to_string);
         (self.stage, self.members) = match plan["state"].as_str() {
-            Some("run") => (Stage::Watch, ids(&plan["nodes"], "id")),
+            Some("run") => {
+                self.run_plan = plan.clone();
+                (Stage::Watch, ids(&plan["nodes"], "id"))
+            }
             Some("stop") => (Stage::Stop, ids(&plan["members"], "")),
             Some("over") => (Stage::Over, Vec::new()),
             _ => (Stage::Form, Vec::new()),
@@ -272,8 +284,10 @@ impl<'a> Leader<'a> {
             .collect();
         self.members = members;
         let store = (self.new_store)()?;
-        self.publish(&json!({ "state": "run", "generation": self.generation, "nodes": nodes,
-            "store": store, "failures": self.failures, "leader": self.own }))?;
+        self.run_plan = json!({ "state": "run", "generation": self.generation, "nodes": nodes,
+            "store": store, "failures": self.failures, "leader": self.own,
+            "progress": MachineState::default().to_value() });
+        self.publish(&self.run_plan)?;
         Ok(None)
     }
 
@@ -284,13 +298,52 @@ impl<'a> Leader<'a> {
             if let Some(verdict) = self.judge() {
                 return Ok(verdict);
             }
+            self.publish_progress()?;
             std::thread::sleep(TICK);
+        }
+    }
+
+    /// Publishes the plan again when the job has come further: a machine knows only of its own
+    /// processes that they have joined, or that its servers have finished.
+    fn publish_progress(&mut self) -> Result<()> {
+        let progress = self.progress().to_value();
+        if self.run_plan["progress"] != progress {
+            self.run_plan["progress"] = progress;
+            self.publish(&self.run_plan)?;
+        }
+        Ok(())
+    }
+
+    fn progress(&self) -> MachineState {
+        let is_done = |id: &&String| self.states.get(*id).is_some_and(|state| state.is_done);
+        let nodes = self.run_plan["nodes"].as_array();
+        let has_servers = |id: &&String| {
+            let node = nodes.and_then(|all| all.iter().find(|node| node["id"] == **id));
+            node.is_some_and(|node| node["servers"].as_array().is_some_and(|it| !it.is_empty()))
+        };
+        let mut serving = self.members.iter().filter(has_servers).peekable();
+        MachineState {
+            has_joined: self.states.values().any(|state| state.has_joined),
+            is_done: match serving.peek() {
+                Some(_) => serving.all(|id| is_done(&id)),
+                None => self.members.iter().any(|id| is_done(&id)),
+            },
         }
     }
 
     fn judge(&mut self) -> Option<Verdict> {
         let ended = |id: &String| self.results.get(id).and_then(|it| it["end"].as_str());
-        if let Some(id) = self.members.iter().find(|id| ended(id) == Some("failed")).cloned() {
+        let failed = || self.members.iter().filter(|id| ended(id) == Some("failed"));
+        // Workers fail by the death of a server or by a process that does not respond, not the
+        // other way round.
+        let is_cause = |id: &&String| {
+            self.results[*id]["is_server"] == true || self.results[*id]["code"] == HANG_CODE
+        };
+        if let Some(id) = failed().find(is_cause).cloned() {
+            let result = self.results[&id].clone();
+            return Some(self.failure(&id, &result));
+        }
+        if let Some(id) = failed().next().cloned() {
             return self.failed(id);
         }
         let works =
@@ -336,8 +389,8 @@ impl<'a> Leader<'a> {
         Verdict::Over { code: code(&id).unwrap_or(1), reason, culprit: id.clone() }
     }
 
-    /// Workers fail by each other's deaths, on other machines faster than the first death is known: it
-    /// is waited for a moment. Who was killed explains the others; otherwise who was first.
+    /// Workers fail by each other's deaths, on other machines faster than the first death is known:
+    /// it is waited for a moment. Who was killed explains the others; otherwise who was first.
     fn failed(&mut self, mut id: String) -> Option<Verdict> {
         let killed = |it: &&(usize, Value)| it.1["code"].as_u64().is_some_and(|code| code > 128);
         let caused = |it: &&(usize, Value)| it.1["follows"] != true;
@@ -346,7 +399,10 @@ impl<'a> Leader<'a> {
         let culprit = culprit.cloned();
         let since = *self.failed_since.get_or_insert_with(Instant::now);
         let is_killed = culprit.as_ref().is_some_and(|it| killed(&it));
-        if self.members.len() > 1 && !is_killed && since.elapsed() < SETTLE {
+        // One that follows from another is not the first; the launcher of that one may still wait.
+        let follow = deaths().next().is_some() && deaths().all(|it| !caused(&it));
+        let settle = if follow { CAUSE_TIME } else { SETTLE };
+        if self.members.len() > 1 && !is_killed && since.elapsed() < settle {
             return None;
         }
         let mut result = self.results[&id].clone();
@@ -471,8 +527,8 @@ impl<'a> Leader<'a> {
         }
         for (key, value) in self.store.list("beat/", &limits)? {
             let id = key["beat/".len()..].to_string();
-            // What an earlier leader knew of may have been gone for long: a strange machine is alive
-            // once it beats.
+            // What an earlier leader knew of may have been gone for long: a strange machine is
+            // alive once it beats.
             let counts = self.lost.is_none() || id == self.own || self.members.contains(&id);
             let fresh = || (value.clone(), counts.then(Instant::now));
             let last = self.beats.entry(id).or_insert_with(fresh);
@@ -482,6 +538,14 @@ impl<'a> Leader<'a> {
         }
         self.left = self.ids("left/")?;
         self.pass_on_ends(&limits)?;
+        self.states.clear();
+        let prefix = format!("state/{}/", self.generation);
+        for (key, value) in self.store.list(&prefix, &limits)? {
+            if let Ok(value) = serde_json::from_slice(&value) {
+                let id = key[prefix.len()..].to_string();
+                self.states.insert(id, MachineState::parse(&value));
+            }
+        }
         self.results.clear();
         let prefix = format!("result/{}/", self.generation);
         for (key, value) in self.store.list(&prefix, &limits)? {
@@ -547,6 +611,8 @@ impl<'a> Leader<'a> {
 const TICK: Duration = Duration::from_millis(50);
 /// How long the first death may take to be known after one that follows from it.
 const SETTLE: Duration = Duration::from_millis(500);
+/// The same where all known deaths follow from one that is not known yet.
+const CAUSE_TIME: Duration = Duration::from_secs(2);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 /// After a loss, those who are left go on when nobody has come for this long.
 const REFORM_QUIET: Duration = Duration::from_secs(2);
@@ -685,6 +751,37 @@ mod tests {
     }
 
     #[test]
+    fn the_plan_says_how_far_all_machines_are() {
+        let store = MemoryStore::new();
+        for (id, arrived) in [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)] {
+            come(&store, id, None, arrived, 1);
+        }
+        let serving = json!({ "host": "h", "arrived": 1, "workers": [{}], "servers": [{}] });
+        say(&store, "node/10.0.0.1", &serving.to_string());
+        say(&store, "node/10.0.0.2", &serving.to_string());
+        let leader = lead(&store, rules(3, 3));
+        assert_eq!(plan(&store, 0, "run")["progress"], json!({ "joined": false, "done": false }));
+        let await_progress = |joined: bool, done: bool| {
+            let begun = Instant::now();
+            let wanted = json!({ "joined": joined, "done": done });
+            while plan(&store, 0, "run")["progress"] != wanted {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{wanted} is not published");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        say(&store, "state/0/10.0.0.3", r#"{"joined":true,"done":false}"#);
+        await_progress(true, false);
+        // One of two machines with servers has none left, then both have none.
+        say(&store, "state/0/10.0.0.1", r#"{"joined":false,"done":true}"#);
+        say(&store, "state/0/10.0.0.3", r#"{"joined":false,"done":false}"#);
+        await_progress(false, false);
+        say(&store, "state/0/10.0.0.2", r#"{"joined":true,"done":true}"#);
+        await_progress(true, true);
+        say(&store, "left/10.0.0.1", "1");
+        leader.join().unwrap().unwrap();
+    }
+
+    #[test]
     fn survivors_keep_their_order_and_newcomers_follow() {
         let store = MemoryStore::new();
         for (id, arrived) in [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)] {
@@ -714,7 +811,8 @@ mod tests {
         come(&store, "10.0.0.2", None, 2, 1);
         let leader = lead(&store, rules(2, 2));
         plan(&store, 0, "run");
-        // The first has noticed the death of the second's worker before anybody said so, and failed.
+        // The first has noticed the death of the second's worker before anybody said so, and
+        // failed.
         say(
             &store,
             "ended/0/0",
@@ -746,8 +844,8 @@ mod tests {
         let second = lead_on(&store, elastic(), "10.0.0.2", Some(run));
         let stop = plan(&store, 0, "stop");
         assert_eq!(stop["reason"], "machine 10.0.0.1 was stopped by its user");
-        // The second is lost in the middle of stopping, and a third goes on from there. What is left of
-        // a machine that is gone for long is not taken for one.
+        // The second is lost in the middle of stopping, and a third goes on from there. What is
+        // left of a machine that is gone for long is not taken for one.
         come(&store, "10.0.0.9", None, 0, 1);
         say(&store, "left/10.0.0.2", "1");
         come(&store, "10.0.0.3", None, 3, 1);

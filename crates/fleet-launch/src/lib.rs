@@ -6,6 +6,7 @@
 // They panic where the disk of a log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod absent;
 mod blame;
 mod child;
 pub mod cluster;

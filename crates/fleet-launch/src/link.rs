@@ -8,7 +8,7 @@ use crate::supervisor::{End, Ended, Event};
 use crate::words;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::{Limits, Log, Member, Store, StoreClient, StoreServer, Token, Vigilance};
-use fleet_topology::Endpoint;
+use fleet_topology::{Endpoint, Role};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
@@ -45,9 +45,29 @@ pub enum Hosting {
 /// What all do now, as the leader said.
 #[derive(Clone, Debug)]
 pub enum Plan {
-    Run { generation: u64, nodes: Vec<Value>, store: Endpoint },
+    Run { generation: u64, nodes: Vec<Value>, store: Endpoint, state: MachineState },
     Stop { generation: u64, reason: String },
     Over { code: u8, reason: String, culprit: String },
+}
+
+/// How far the processes of a machine are; of a plan, those of all machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MachineState {
+    /// Workers have joined, and wait for all others.
+    pub has_joined: bool,
+    /// The servers of the machine have finished; in a collective job some worker has.
+    pub is_done: bool,
+}
+
+impl MachineState {
+    pub(crate) fn parse(value: &Value) -> MachineState {
+        let flag = |name: &str| value[name].as_bool().unwrap_or(false);
+        MachineState { has_joined: flag("joined"), is_done: flag("done") }
+    }
+
+    pub(crate) fn to_value(self) -> Value {
+        json!({ "joined": self.has_joined, "done": self.is_done })
+    }
 }
 
 /// The connection to the job's other machines.
@@ -141,6 +161,20 @@ impl Link {
         }
     }
 
+    /// How far the processes of a generation are, on all machines together.
+    pub fn state_of_job(&self, generation: u64) -> MachineState {
+        match &self.shared.lock().plan {
+            Some(Plan::Run { generation: now, state, .. }) if *now == generation => *state,
+            _ => MachineState::default(),
+        }
+    }
+
+    /// Tells the leader how far the processes of this machine are.
+    pub fn tell_state(&self, generation: u64, state: MachineState) {
+        let key = format!("state/{generation}/{}", self.id);
+        self.tell(&key, &state.to_value().to_string());
+    }
+
     /// The workers of all machines have done their work.
     pub fn is_done(&self) -> bool {
         matches!(self.plan(), Some(Plan::Over { code: 0, .. }))
@@ -166,7 +200,9 @@ impl Link {
             End::Ordered(_) => json!({ "end": "stopped" }),
             End::Interrupted(_) => json!({ "end": "interrupted" }),
             End::Failed(death) => {
-                json!({ "end": "failed", "code": death.code, "report": death.report })
+                let is_server = death.role == Role::Server;
+                json!({ "end": "failed", "code": death.code, "report": death.report,
+                    "is_server": is_server })
             }
         };
         self.tell(&format!("result/{generation}/{}", self.id), &value.to_string());
@@ -474,7 +510,8 @@ impl Agent {
         store.set(&format!("node/{}", self.join.id), node.to_string().as_bytes(), &limits)
     }
 
-    /// Until told to quit, or, by `tend` at each beat, that there is nothing to follow any more: false.
+    /// Until told to quit, or, by `tend` at each beat, that there is nothing to follow any more:
+    /// false.
     fn follow(&self, store: &dyn Store, tend: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
         let (mut revision, mut beats, mut beaten) = (0, 0u64, None::<Instant>);
         let (mut heard, mut known) = (Instant::now(), Vec::new());
@@ -511,7 +548,7 @@ impl Agent {
                             "etcd at {server} has not answered for {silence}"
                         )),
                     }
-                    .got(error));
+                    .got(error.message()));
                 }
                 Err(_) => std::thread::sleep(RETRY_DELAY),
             }
@@ -596,8 +633,8 @@ struct Tender<'a> {
 }
 
 impl Tender<'_> {
-    /// False when the run has ended without this machine. An etcd that does not answer is found out by
-    /// who watches it.
+    /// False when the run has ended without this machine. An etcd that does not answer is found out
+    /// by who watches it.
     fn tend(&mut self) -> Result<bool> {
         let is_candidate = {
             let state = self.agent.shared.lock();
@@ -652,6 +689,7 @@ fn parse(bytes: &[u8]) -> Option<Plan> {
             generation,
             nodes: value["nodes"].as_array()?.clone(),
             store: value["store"].as_str()?.parse().ok()?,
+            state: MachineState::parse(&value["progress"]),
         },
         "stop" => Plan::Stop { generation, reason: text("reason")? },
         "over" => Plan::Over {

@@ -1,27 +1,58 @@
 //! Log files: opened for children, followed, and read back when something went wrong.
 
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, file, input};
+use rustix::fs::OFlags;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Makes the log folder, or says why not.
 pub fn make_folder(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder)
-        .map_err(|error| Error::io("make the log folder", folder, &error).help(FOLDER_HELP))
+    let place = || format!("log folder {}", folder.display());
+    file::make_folder(folder).map_err(|error| error.at(place()).help(FOLDER_HELP))
 }
 
 /// Opens a log for writing at its end; emptied first when it is to be new.
+///
+/// Only regular files are logs: a pipe would stop the job until something reads it, and a device
+/// has no end to read back.
 pub fn open(path: &Path, is_new: bool) -> Result<File> {
+    let cannot = |error: std::io::Error| Error::io("write the log", path, &error).help(FOLDER_HELP);
+    let refused = || {
+        Error::invalid(format!("cannot write the log {}", path.display()))
+            .expected("a regular file")
+            .got("a folder, a pipe or a device")
+            .help("remove it, or name another log folder: --log_dir FOLDER")
+    };
     let mut options = File::options();
-    options.create(true).append(true);
-    let opened = options.open(path).and_then(|file| {
-        if is_new {
-            file.set_len(0)?;
-        }
-        Ok(file)
-    });
-    opened.map_err(|error| Error::io("write the log", path, &error).help(FOLDER_HELP))
+    options.create(true).append(true).custom_flags(OFlags::NONBLOCK.bits() as i32);
+    let file = options.open(path).map_err(|error| match path.metadata() {
+        Ok(about) if !about.is_file() => refused(),
+        _ => cannot(error),
+    })?;
+    if !file.metadata().map_err(cannot)?.is_file() {
+        return Err(refused());
+    }
+    // Processes that inherit the file see it as one that was opened as usual.
+    rustix::fs::fcntl_setfl(&file, OFlags::APPEND).map_err(|error| cannot(error.into()))?;
+    if is_new {
+        file.set_len(0).map_err(cannot)?;
+    }
+    Ok(file)
+}
+
+/// Writes a whole file of the log folder.
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    let written = open(path, true)?.write_all(text.as_bytes());
+    written.map_err(|error| Error::io("write", path, &error).help(FOLDER_HELP))
+}
+
+/// Opens a log for reading, with its length. A process may have put something else in its place.
+fn open_written(path: &Path) -> Option<(File, u64)> {
+    let file = input::open_now(path).ok()?;
+    let about = file.metadata().ok().filter(|about| about.is_file())?;
+    Some((file, about.len()))
 }
 
 /// What to do about a log that cannot be written.
@@ -53,8 +84,7 @@ impl Follower {
     /// What was written since the last time, up to a limit a call.
     pub fn more(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let Ok(mut file) = File::open(&self.path) else { return bytes };
-        let length = file.metadata().map_or(0, |found| found.len());
+        let Some((mut file, length)) = open_written(&self.path) else { return bytes };
         if length < self.offset {
             // The script emptied its own log.
             self.offset = 0;
@@ -70,11 +100,11 @@ impl Follower {
 
 /// The last lines of a log after `offset`: printable, each of a bounded length.
 pub fn last_lines(path: &Path, offset: u64, count: usize) -> Vec<String> {
-    let Ok(mut file) = File::open(path) else { return Vec::new() };
-    let length = file.metadata().map_or(0, |found| found.len());
+    let Some((mut file, length)) = open_written(path) else { return Vec::new() };
     let from = offset.max(length.saturating_sub(TAIL_BYTES_MAX)).min(length);
     let mut bytes = Vec::new();
-    if file.seek(SeekFrom::Start(from)).is_err() || file.read_to_end(&mut bytes).is_err() {
+    let found = file.seek(SeekFrom::Start(from));
+    if found.and_then(|_| file.take(TAIL_BYTES_MAX).read_to_end(&mut bytes)).is_err() {
         return Vec::new();
     }
     let text = String::from_utf8_lossy(&bytes);
@@ -118,7 +148,34 @@ const LINE_CHARS_MAX: usize = 400;
 
 #[cfg(test)]
 mod tests {
-    use super::ending;
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn only_regular_files_are_logs() {
+        let folder = std::env::temp_dir().join(format!("fleet-logs-{}", std::process::id()));
+        make_folder(&folder).unwrap();
+        let path = |name: &str| folder.join(name);
+        let made = std::process::Command::new("mkfifo").arg(path("fifo")).status().unwrap();
+        assert!(made.success());
+        symlink("/dev/full", path("full")).unwrap();
+        make_folder(&path("folder")).unwrap();
+        for name in ["fifo", "full", "folder"] {
+            let error = open(&path(name), true).unwrap_err().to_string();
+            let begin = format!("cannot write the log {}", path(name).display());
+            assert!(error.starts_with(&begin), "{error}");
+            assert!(error.contains("expected a regular file"), "{error}");
+            // One that comes in place of a log is not read either.
+            assert_eq!(Follower::new(&path(name), 0).more(), b"");
+            assert_eq!(last_lines(&path(name), 0, 10), [""; 0]);
+        }
+        write(&path("log"), "first\n").unwrap();
+        symlink("log", path("link")).unwrap();
+        open(&path("link"), false).unwrap().write_all(b"second\n").unwrap();
+        assert_eq!(last_lines(&path("link"), 0, 10), ["first", "second"]);
+        assert_eq!(Follower::new(&path("log"), 6).more(), b"second\n");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn what_a_panic_says_comes_before_its_backtrace() {

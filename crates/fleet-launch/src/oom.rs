@@ -1,10 +1,10 @@
-//! Whether the kernel says that memory ran out. It tells nobody directly: the process is killed with
-//! SIGKILL, and its log or a counter has the reason.
+//! Whether the kernel says that memory ran out. It tells nobody directly: the process is killed
+//! with SIGKILL, and its log or a counter has the reason.
 //!
-//! Each control group counts the processes of it that were killed for memory, at its own limit, at one
-//! above it, or at that of the machine. Where a process is must be known before it ends: an ended one is
-//! shown in the root by control groups of version 1. Where no group counts, the machine's own counter is
-//! left, which says only that somebody was killed.
+//! Each control group counts the processes of it that were killed for memory, at its own limit, at
+//! one above it, or at that of the machine. Where a process is must be known before it ends: an
+//! ended one is shown in the root by control groups of version 1. Where no group counts, the
+//! machine's own counter is left, which says only that somebody was killed.
 
 use rustix::fs::OFlags;
 use std::collections::HashMap;
@@ -84,8 +84,8 @@ impl OomWatch {
     }
 }
 
-/// The counter of a process's group, from `/proc/PID/cgroup` and the mounts as this process sees them,
-/// and after it those of the groups above, which count where the group itself does not.
+/// The counter of a process's group, from `/proc/PID/cgroup` and the mounts as this process sees
+/// them, and after it those of the groups above, which count where the group itself does not.
 fn counters(groups: &str, mounts: &str) -> Vec<PathBuf> {
     let of = |line: &str| -> Option<(String, String, String)> {
         let (_, rest) = line.split_once(':')?;

@@ -5,7 +5,6 @@ use crate::words;
 use fleet_base::{Error, Result};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, names};
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -594,25 +593,13 @@ fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
     };
     let path = std::path::Path::new(file);
     let cannot = |error| Error::io("read the job token from", path, &error);
-    let mut text = String::new();
-    let opened = std::fs::File::open(path).map_err(cannot)?;
-    opened.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > TOKEN_BYTES_MAX {
-        return Err(Error::invalid("the file of the job token is too long")
-            .expected(format!("at most {TOKEN_BYTES_MAX} bytes"))
-            .at(file)
-            .help("make one with `openssl rand -hex 32`"));
-    }
-    let token = Token::from_text(&text).map_err(|error| error.at(file))?;
+    let token = Token::read(path)?;
     let mode = path.metadata().map_err(cannot)?.permissions().mode();
     let is_open = mode & OTHERS_READ != 0;
     let warning = is_open
         .then(|| format!("every user of this machine can read the job's secret: chmod 600 {file}"));
     Ok((Some(token), warning.into_iter().collect()))
 }
-
-/// A secret has some 64 characters; a larger file is another one.
-const TOKEN_BYTES_MAX: u64 = 4096;
 
 /// The bit of a file's mode by which every user may read it. Mounted secrets of Kubernetes have it,
 /// in containers without other users, so this is no error.

@@ -1,10 +1,11 @@
 //! Ports for a job's processes.
 //!
-//! A free port is bound by the launcher and stays bound, without listening, as long as the job lives:
-//! the system gives it to nobody else, so that two launchers on one machine never collide, while
-//! the process that it is for can listen on it, since both sockets say `SO_REUSEADDR` (as Rust's and
-//! Go's listeners, Python's servers, gRPC and gloo all do). Fixed ports, which somebody asked for, are
-//! looked at once, so that a taken one is an error with a name before anything starts.
+//! A free port is bound by the launcher and stays bound, without listening, as long as the job
+//! lives: the system gives it to nobody else, so that two launchers on one machine never collide,
+//! while the process that it is for can listen on it, since both sockets say `SO_REUSEADDR` (as
+//! Rust's and Go's listeners, Python's servers, gRPC and gloo all do). Fixed ports, which somebody
+//! asked for, are looked at once, so that a taken one is an error with a name before anything
+//! starts.
 
 use fleet_base::{Error, Result};
 use rustix::io::Errno;

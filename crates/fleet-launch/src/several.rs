@@ -1,8 +1,8 @@
 //! A job on several machines, seen from one of them.
 //!
-//! Machines meet at a store, which the first of them hosts: at `--master`, or for a list of hosts, which
-//! says everything but the ports, at the first host. Or they meet in an etcd (`etcd/`), which none of them
-//! hosts.
+//! Machines meet at a store, which the first of them hosts: at `--master`, or for a list of hosts,
+//! which says everything but the ports, at the first host. Or they meet in an etcd (`etcd/`), which
+//! none of them hosts.
 
 use crate::cluster::{self, Cluster, Place};
 use crate::job::{Attempts, random_hex};
@@ -225,7 +225,7 @@ impl Attempts<'_> {
         let link = Link::join(join, sender)?;
         // Scripts find each other at the store.
         self.run.master = (!meeting.is_etcd).then(|| link.master().clone());
-        let mut done = None;
+        let (mut done, mut is_failure_said) = (None, false);
         loop {
             match self.next(&link, done, &id) {
                 Next::Run { generation, nodes, store } => {
@@ -238,6 +238,11 @@ impl Attempts<'_> {
                     };
                     let end = self.generation(cluster, &meeting.host, &link, generation);
                     link.report(generation, &end);
+                    is_failure_said = match &end {
+                        End::Failed(_) => true,
+                        End::Finished(lost) => !lost.is_empty(),
+                        End::Interrupted(_) | End::Ordered(_) => false,
+                    };
                     if let End::Interrupted(signal) = end {
                         link.leave(false);
                         return Ok(self.interrupted(signal));
@@ -248,8 +253,8 @@ impl Attempts<'_> {
                     if code == 0 {
                         return Ok(self.done(&[]));
                     }
-                    // Who failed has said so already.
-                    if culprit != id {
+                    // A worker that left with code 0 is a failure only where others need it.
+                    if culprit != id || !is_failure_said {
                         self.console.error(&reason);
                     }
                     return Ok(code);
@@ -266,7 +271,8 @@ impl Attempts<'_> {
         }
     }
 
-    /// Runs the processes of one generation; whatever goes wrong is an end that others must hear of.
+    /// Runs the processes of one generation; whatever goes wrong is an end that others must hear
+    /// of.
     fn generation(
         &mut self,
         cluster: Result<Cluster>,
@@ -308,7 +314,7 @@ impl Attempts<'_> {
                 Some(Plan::Over { code, reason, culprit }) => {
                     return Next::Over { code, reason, culprit };
                 }
-                Some(Plan::Run { generation, nodes, store })
+                Some(Plan::Run { generation, nodes, store, .. })
                     if done.is_none_or(|done| generation > done) =>
                 {
                     if nodes.iter().any(|node| node["id"] == id) {

@@ -1,20 +1,20 @@
-//! The processes of one machine, from start to end: watched, shown, restarted where that is the rule,
-//! stopped in order.
+//! The processes of one machine, from start to end: watched, shown, restarted where that is the
+//! rule, stopped in order.
 //!
-//! One thread, woken by signals, by the other machines and by a tick. Whatever it decides it decides
-//! in [`Supervisor::run`]; what it does to children is in the functions below.
+//! One thread, woken by signals, by the other machines and by a tick. Whatever it decides it
+//! decides in [`Supervisor::run`]; what it does to children is in the functions below.
 
 use crate::child::Child;
 use crate::cluster::{FIRST_LOG, Process};
 use crate::console::Console;
 use crate::guard::{self, Guard};
-use crate::link::Link;
+use crate::link::{Link, MachineState};
 use crate::logs::{self, Follower};
 use crate::oom::OomWatch;
 use crate::options::{Follow, Mode};
 use crate::words;
 use fleet_base::Result;
-use fleet_topology::{Role, names};
+use fleet_topology::{ProcessReport, Role, names};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::SIGCHLD;
@@ -116,6 +116,12 @@ pub struct Supervisor<'a> {
     pub(crate) stopped_seen: Instant,
     /// Since when the job is done, as far as processes are left over.
     pub(crate) done_since: Option<Instant>,
+    /// When it was looked last which processes are absent.
+    pub(crate) absent_seen: Instant,
+    /// Since when workers wait for the processes that have not joined.
+    pub(crate) joined_since: Option<Instant>,
+    /// The state of this machine, as the leader knows it.
+    pub(crate) state_told: MachineState,
     begun: Instant,
     status_shown: Instant,
     disk_seen: Instant,
@@ -154,6 +160,9 @@ impl<'a> Supervisor<'a> {
             leavers: Vec::new(),
             stopped_seen: now,
             done_since: None,
+            absent_seen: now,
+            joined_since: None,
+            state_told: MachineState::default(),
             begun: now,
             status_shown: now,
             disk_seen: now,
@@ -163,7 +172,7 @@ impl<'a> Supervisor<'a> {
 
     /// Starts everything, watches, and leaves nothing running.
     pub fn run(&mut self, processes: Vec<Process>) -> Result<End> {
-        let end = self.start(processes).and_then(|()| self.watch());
+        let mut end = self.start(processes).and_then(|()| self.watch());
         if let Ok(End::Failed(death)) = &end {
             // At once: stopping the others may take a while.
             self.show_logs();
@@ -182,6 +191,9 @@ impl<'a> Supervisor<'a> {
         }
         // An error must not leave children either.
         let stopped = self.stop(matches!(end, Ok(End::Finished(_))));
+        if let Ok(End::Finished(lost)) = &mut end {
+            lost.extend(self.failed_at_their_end());
+        }
         self.show_logs();
         self.console.flush_partial();
         self.console.clear_status();
@@ -201,7 +213,7 @@ impl<'a> Supervisor<'a> {
             };
             let (role, rank) = (process.role, process.rank);
             let new_log = self.rules.new_logs;
-            let child = Child::start(self.argv, process, &self.rules.log_dir, new_log, 0)?;
+            let child = Child::start(self.argv, process, &self.rules.log_dir, new_log, None)?;
             self.guard.add(child.pid());
             self.console.debug(&format!("launch proc_id:{} idx:{}", child.pid(), rank));
             if follows {
@@ -226,11 +238,13 @@ impl<'a> Supervisor<'a> {
             if let Some(death) = self.judge(ended) {
                 return Ok(End::Failed(death));
             }
-            if let Some(death) = self.silent().or_else(|| self.stopped()) {
+            let hung = self.silent().or_else(|| self.stopped()).or_else(|| self.absent());
+            if let Some(death) = hung {
                 return Ok(End::Failed(death));
             }
             self.say_leavers();
             self.restart_due()?;
+            self.tell_state();
             if self.is_finished() || self.gives_up_left_over() {
                 return Ok(End::Finished(std::mem::take(&mut self.lost)));
             }
@@ -281,7 +295,8 @@ impl<'a> Supervisor<'a> {
         let mut ended = Vec::new();
         for _ in 0..REAPED_MAX {
             let reaped = rustix::process::wait(WaitOptions::NOHANG);
-            // There is no child at all: somebody else reaped ours. Their status is lost, the fact is not.
+            // There is no child at all: somebody else reaped ours. Their status is lost, the fact
+            // is not.
             let (pid, status) = match reaped {
                 Ok(Some((pid, status))) => (Some(pid.as_raw_pid() as u32), status.as_raw()),
                 Err(Errno::CHILD) => (None, LOST_STATUS),
@@ -314,10 +329,10 @@ impl<'a> Supervisor<'a> {
         let any = !due.is_empty();
         for (_, index) in due {
             let old = &self.children[index];
-            let restarts = old.restarts + 1;
             let mut process = old.process.clone();
-            process.env.push((names::FLEET_RESTART_COUNT, Some(restarts.to_string())));
-            let child = Child::start(self.argv, process, &self.rules.log_dir, false, restarts)?;
+            let restarts = (old.restarts + 1).to_string();
+            process.env.push((names::FLEET_RESTART_COUNT, Some(restarts)));
+            let child = Child::start(self.argv, process, &self.rules.log_dir, false, Some(old))?;
             self.guard.add(child.pid());
             self.children[index] = child;
         }
@@ -327,15 +342,16 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// A parameter-server job is done when its workers are. Workers of other machines may still need the
-    /// servers of this one: then all must have ended, or all machines have said that their workers are.
+    /// A parameter-server job is done when its workers are. Workers of other machines may still
+    /// need the servers of this one: then all must have ended, or all machines have said that their
+    /// workers are.
     fn is_finished(&self) -> bool {
         let is_done = match self.link {
             Some((link, _)) => link.is_done(),
             None => self.rules.mode != Mode::Collective && self.workers_have_ended(),
         };
         let all = || self.children.iter().all(|child| !child.is_running());
-        self.due.is_empty() && (is_done || all())
+        self.due.is_empty() && (is_done || all() && !self.may_be_missed())
     }
 
     /// There were workers here, and none is running.
@@ -376,7 +392,7 @@ impl<'a> Supervisor<'a> {
             // Workers tell servers to stop, which then leave by themselves.
             self.await_all(LEAVE_TIME, &mut interrupted);
             let leaves = |child: &Child| {
-                child.is_running() && child.server_state().as_deref() == Some(names::LEAVES)
+                child.is_running() && child.report() == Some(ProcessReport::Leaving)
             };
             if interrupted.is_none() && self.children.iter().any(leaves) {
                 // A last snapshot takes as long as the tables are large.
@@ -466,7 +482,7 @@ impl<'a> Supervisor<'a> {
     /// What the first worker says of how far it is.
     fn progress(&self) -> Option<String> {
         use std::io::Read;
-        let file = std::fs::File::open(self.rules.progress.as_ref()?).ok()?;
+        let file = fleet_base::input::open_now(self.rules.progress.as_ref()?).ok()?;
         let mut bytes = Vec::new();
         file.take(PROGRESS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         one_line(&String::from_utf8_lossy(&bytes))
@@ -525,7 +541,8 @@ const KILL_TIME: Duration = Duration::from_secs(5);
 const LOST_STATUS: i32 = 1 << 8;
 /// Reaped at once; the next tick takes more.
 const REAPED_MAX: usize = 10_000;
-/// How long the others of a collective job may take to say what they wait for, before they are stopped.
+/// How long the others of a collective job may take to say what they wait for, before they are
+/// stopped.
 const LAST_WORDS_TIME: Duration = Duration::from_millis(300);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One pass of a dataset through a program: `train_from_dataset` and `infer_from_dataset`.
 //!
-//! Reader threads make batches ahead, in tensors that the plan reads where they lie; the step runs on
-//! all of the executor's compute threads. Steps follow each other, so that a pass gives the same
+//! Reader threads make batches ahead, in tensors that the plan reads where they lie; the step runs
+//! on all of the executor's compute threads. Steps follow each other, so that a pass gives the same
 //! numbers on any number of threads: what other systems win by threads that race on the parameters,
 //! is won here inside the step.
 
@@ -82,7 +82,8 @@ pub struct DatasetReport {
     pub seconds: f64,
     /// Of these, how many training stood still for want of a batch.
     pub starved_seconds: f64,
-    /// Records of batches that were left, because another worker had none ([`DatasetRun::together`]).
+    /// Records of batches that were left, because another worker had none
+    /// ([`DatasetRun::together`]).
     pub records_left: u64,
     /// Bad lines that a streaming dataset skipped.
     pub skipped: Skipped,
@@ -125,9 +126,10 @@ impl<'a> DatasetRun<'a> {
         self
     }
 
-    /// Leaves out the first batches: those that a pass had done ([`Fetched::batches`]) when the checkpoint
-    /// was taken from which this one goes on. Batches come in the same order whatever the threads read,
-    /// so with the same files, shuffles and number of threads nothing is repeated or skipped.
+    /// Leaves out the first batches: those that a pass had done ([`Fetched::batches`]) when the
+    /// checkpoint was taken from which this one goes on. Batches come in the same order whatever
+    /// the threads read, so with the same files, shuffles and number of threads nothing is repeated
+    /// or skipped.
     pub fn start_behind(mut self, batches: u64) -> Self {
         self.behind = batches;
         self
@@ -157,8 +159,8 @@ impl<'a> DatasetRun<'a> {
         self
     }
 
-    /// Gives what is fetched to a closure after the first batch that ends a period, and after the last
-    /// one; its error ends the pass.
+    /// Gives what is fetched to a closure after the first batch that ends a period, and after the
+    /// last one; its error ends the pass.
     pub fn handler(
         mut self,
         period: Duration,
@@ -168,8 +170,8 @@ impl<'a> DatasetRun<'a> {
         self
     }
 
-    /// Ends the pass on all workers once one of them has no more batches. Programs that talk at every
-    /// step need as many steps on every worker, and shards are seldom of one size.
+    /// Ends the pass on all workers once one of them has no more batches. Programs that talk at
+    /// every step need as many steps on every worker, and shards are seldom of one size.
     pub fn together(mut self, fleet: &'a Fleet) -> Self {
         self.workers = Some(fleet);
         self
@@ -223,8 +225,8 @@ pub fn run_from_dataset(
     })
 }
 
-/// One pass, whose steps are the caller's: it is given a batch, the next one where it `looks_ahead` and there
-/// is one, what to fetch, and where to.
+/// One pass, whose steps are the caller's: it is given a batch, the next one where it `looks_ahead`
+/// and there is one, what to fetch, and where to.
 pub(crate) fn run_steps(
     dataset: &dyn Dataset,
     run: DatasetRun<'_>,

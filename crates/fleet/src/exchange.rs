@@ -5,14 +5,15 @@ use fleet_base::{Error, Result, text};
 use fleet_comm::Group;
 use fleet_data::{Exchange, InMemoryDataset, sum_over};
 
-/// The workers of a job, to whom records can be handed ([`Fleet::exchange`]). A worker that dies is an
-/// error on the others that names it.
+/// The workers of a job, to whom records can be handed ([`Fleet::exchange`]). A worker that dies is
+/// an error on the others that names it.
 pub struct WorkerExchange {
     group: Option<Group>,
 }
 
 impl Fleet {
-    /// What [`InMemoryDataset::global_shuffle`] hands records over with. All workers use it at once.
+    /// What [`InMemoryDataset::global_shuffle`] hands records over with. All workers use it at
+    /// once.
     ///
     /// ```
     /// use fleet::Fleet;

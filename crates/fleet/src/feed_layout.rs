@@ -1,5 +1,5 @@
-//! What a program is fed, from what records hold: slots from a program's inputs, and a batch's layout
-//! from both.
+//! What a program is fed, from what records hold: slots from a program's inputs, and a batch's
+//! layout from both.
 
 use fleet_base::{Error, Result, text};
 use fleet_data::{BatchLayout, Input, Schema, Slot, SlotForm, SlotKind};
@@ -7,9 +7,9 @@ use fleet_ir::{Program, Var, VarId};
 use fleet_tensor::DType;
 use std::sync::Arc;
 
-/// The slots of records that fill these inputs of a program, in this order (`use_var`): integers from
-/// slots of ids, floats from slots of floats; an input of ragged rows from a ragged slot, every other
-/// from a dense one of its shape.
+/// The slots of records that fill these inputs of a program, in this order (`use_var`): integers
+/// from slots of ids, floats from slots of floats; an input of ragged rows from a ragged slot,
+/// every other from a dense one of its shape.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -53,14 +53,14 @@ fn slot_of(program: &Program, name: &str) -> Result<Slot> {
     Ok(Slot::new(name, kind, SlotForm::Dense(shape?)))
 }
 
-/// The batches that a program takes, from records of a schema: for each input of the program the slot
-/// of its name.
+/// The batches that a program takes, from records of a schema: for each input of the program the
+/// slot of its name.
 ///
 /// A ragged slot goes into an input of ragged rows as it is, into one of fixed width padded to that
-/// width, and into one of unknown width padded to the longest record of the batch. The padding is the
-/// `padding_idx` of the table that looks the input up (whose row is zero, so that a sum over rows pools
-/// what is there), and 0 where no table does. A table without `padding_idx` would pool a row that no
-/// record has: then every record must fill the width, and an unknown width is an error.
+/// width, and into one of unknown width padded to the longest record of the batch. The padding is
+/// the `padding_idx` of the table that looks the input up (whose row is zero, so that a sum over
+/// rows pools what is there), and 0 where no table does. A table without `padding_idx` would pool a
+/// row that no record has: then every record must fill the width, and an unknown width is an error.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -108,7 +108,8 @@ fn padded(program: &Program, id: VarId, var: &Var, input: Input) -> Result<Input
 }
 
 /// What fills up records: the id whose row the tables that look a variable up keep at zero; 0 where
-/// none does; nothing where a table looks it up that keeps no row at zero, or two keep different ones.
+/// none does; nothing where a table looks it up that keeps no row at zero, or two keep different
+/// ones.
 fn padding_of(program: &Program, id: VarId) -> Option<i64> {
     let lookups = program
         .root_ops()

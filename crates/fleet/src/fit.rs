@@ -1,8 +1,8 @@
 //! Recompute that fits a budget of memory.
 //!
-//! What a step needs is known from its plan, before anything runs. So candidates are planned, from the
-//! one that computes nothing twice to those that keep the least, and the one that fits and computes the
-//! least is taken: first with checkpoints in memory, then with offload.
+//! What a step needs is known from its plan, before anything runs. So candidates are planned, from
+//! the one that computes nothing twice to those that keep the least, and the one that fits and
+//! computes the least is taken: first with checkpoints in memory, then with offload.
 
 use fleet_base::{Error, Result, text};
 use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};

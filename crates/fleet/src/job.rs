@@ -1,11 +1,12 @@
 //! A process in its job: what `fleet.init` gives.
 //!
-//! A [`Fleet`] knows its place (from the environment that `fleetrun` and clusters set), is connected to
-//! the other ranks, rewrites a network for them ([`Fleet::distributed_optimizer`]), and opens sessions
-//! whose programs talk. A process that nobody launched is worker 0 of 1, and pays nothing for it.
+//! A [`Fleet`] knows its place (from the environment that `fleetrun` and clusters set), is
+//! connected to the other ranks, rewrites a network for them ([`Fleet::distributed_optimizer`]),
+//! and opens sessions whose programs talk. A process that nobody launched is worker 0 of 1, and
+//! pays nothing for it.
 //!
-//! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error on
-//! all others, which says who it was and what was waiting.
+//! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error
+//! on all others, which says who it was and what was waiting.
 
 use crate::agree::{self, NetworkText, WholeRings};
 use crate::explain::{FirstFault, StepPeers};
@@ -67,7 +68,8 @@ const NOTICE_SPAN: Duration = Duration::from_secs(5);
 /// ```
 pub struct Fleet {
     topology: Topology,
-    /// Ranks of a collective job connect at once, workers of parameter servers when they first need it.
+    /// Ranks of a collective job connect at once, workers of parameter servers when they first need
+    /// it.
     link: OnceLock<Link>,
     connecting: Mutex<()>,
     reporter: Reporter,
@@ -95,7 +97,8 @@ impl Fleet {
         Fleet::init(Topology::collective(&Env::process())?)
     }
 
-    /// A rank with a known place, or one that finds it through MPI; returns when all ranks have come.
+    /// A rank with a known place, or one that finds it through MPI; returns when all ranks have
+    /// come.
     ///
     /// ```
     /// use fleet::topology::Env;
@@ -110,6 +113,7 @@ impl Fleet {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn init(topology: Topology) -> Result<Fleet> {
+        fleet_base::signals::ignore_file_size_signal();
         let (connecting, reporter) = (Mutex::default(), Reporter::new(&topology));
         if keeper::is_of_mpi(&topology) {
             let (topology, world, keeper) = keeper::start_mpi(topology)?;
@@ -194,11 +198,11 @@ impl Fleet {
         }
     }
 
-    /// A session whose programs talk over what `job` names. All ranks open it; the startup program has
-    /// run, and every rank has the parameters of rank 0.
+    /// A session whose programs talk over what `job` names. All ranks open it; the startup program
+    /// has run, and every rank has the parameters of rank 0.
     ///
-    /// What the strategy says about execution is laid over `options`; `num_threads` 0 means this rank's
-    /// share of the machine's cores.
+    /// What the strategy says about execution is laid over `options`; `num_threads` 0 means this
+    /// rank's share of the machine's cores.
     pub fn session(
         &self,
         programs: Programs,
@@ -286,8 +290,8 @@ impl Fleet {
         }
     }
 
-    /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it, or
-    /// while others still train, or after another number of steps, is an error on the others.
+    /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it,
+    /// or while others still train, or after another number of steps, is an error on the others.
     pub fn finish(&self) -> Result<()> {
         let Some(link) = self.link.get().filter(|link| !link.keeper.is_over()) else {
             return Ok(());
@@ -316,7 +320,8 @@ impl Fleet {
 impl Link {
     fn connect(topology: &Topology, reporter: &Reporter) -> Result<Link> {
         let job = topology.job();
-        // Workers of parameter servers are started again one by one: they look for those of the first start.
+        // Workers of parameter servers are started again one by one: they look for those of the
+        // first start.
         let is_one_by_one = topology.mode() == Mode::ParameterServer;
         let restarts = if is_one_by_one { 0 } else { job.restarts };
         let attempt = fleet_topology::Job { restarts, ..job.clone() }.attempt();
@@ -367,6 +372,8 @@ impl Link {
         let mut options =
             TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
         options.notice_wait = NOTICE_SPAN;
+        // A firewall may be open for the ports of the job's endpoints alone.
+        options.port = topology.endpoint().filter(|_| !hosts_it).map(|own| own.port);
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
         let world = crate::nccl::carry(World::new(fabric, store, abort), topology);
         let world = world.inspect_err(|error| {
@@ -402,8 +409,8 @@ impl Link {
         Ok(Link { world, options, everyone, opened, steps, keeper, fault, reporter, finished })
     }
 
-    /// Over every ring that programs use: there a rank that still trains finds out. All at once, since
-    /// it waits in one of them; what is found on one ring ends the waits on all.
+    /// Over every ring that programs use: there a rank that still trains finds out. All at once,
+    /// since it waits in one of them; what is found on one ring ends the waits on all.
     fn finish_rings(&self) -> Result<()> {
         let opened: Vec<Group> = self.lock().values().cloned().collect();
         let finish = |group: &Group| {
@@ -454,7 +461,8 @@ impl Link {
     }
 }
 
-/// Workers meet once. One that is started again after it had come would wait for the others in vain.
+/// Workers meet once. One that is started again after it had come would wait for the others in
+/// vain.
 fn come_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) -> Result<()> {
     let key = format!("{attempt}/came/{}", own.rank);
     let process = format!("pid {} on {} ({})", own.pid, own.host, own.host_id);
@@ -513,8 +521,8 @@ pub struct DistributedOptimizer<'f> {
 }
 
 impl DistributedOptimizer<'_> {
-    /// Rows of embedding tables are updated by this one, on parameter servers and in collective jobs: see
-    /// [`OptimizerDesc::rows`].
+    /// Rows of embedding tables are updated by this one, on parameter servers and in collective
+    /// jobs: see [`OptimizerDesc::rows`].
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -539,15 +547,15 @@ impl DistributedOptimizer<'_> {
         self
     }
 
-    /// Samples of a rank in a step, for the costs by which `auto` chooses, where the program leaves that
-    /// open.
+    /// Samples of a rank in a step, for the costs by which `auto` chooses, where the program leaves
+    /// that open.
     pub fn batch(mut self, samples: usize) -> Self {
         self.batch = Some(samples);
         self
     }
 
-    /// Where the strategy was read ([`DistributedStrategy::load_with_source`]): what cannot be is then an error
-    /// that names the line of the file, in place of the caller's.
+    /// Where the strategy was read ([`DistributedStrategy::load_with_source`]): what cannot be is
+    /// then an error that names the line of the file, in place of the caller's.
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -603,9 +611,10 @@ impl DistributedOptimizer<'_> {
         self.minimize_as(net, loss, None)
     }
 
-    /// As [`minimize`](Self::minimize), with as little recompute as lets the temporaries of a step over
-    /// batches of these shapes fit in `bytes`: none, recompute, or recompute with offload. What the
-    /// strategy says of recompute is not looked at; a note of the plan says what was chosen.
+    /// As [`minimize`](Self::minimize), with as little recompute as lets the temporaries of a step
+    /// over batches of these shapes fit in `bytes`: none, recompute, or recompute with offload.
+    /// What the strategy says of recompute is not looked at; a note of the plan says what was
+    /// chosen.
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -699,7 +708,7 @@ fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
     }
 }
 
-/// What became of a network.
+/// The result of building a network.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -756,8 +765,8 @@ impl Util<'_> {
         self.0.barrier_worker()
     }
 
-    /// This worker's share of the files: contiguous, and the first workers take one more when the count does
-    /// not divide.
+    /// This worker's share of the files: contiguous, and the first workers take one more when the
+    /// count does not divide.
     ///
     /// ```
     /// let fleet = fleet::Fleet::collective()?;

@@ -1,4 +1,5 @@
-//! What a rank's way to the others stands on beside its groups: the store and the heartbeats, or MPI.
+//! What a rank's way to the others stands on beside its groups: the store and the heartbeats, or
+//! MPI.
 
 use fleet_base::{Error, Result};
 use fleet_comm::World;
@@ -35,7 +36,8 @@ impl Keeper {
         }
     }
 
-    /// The ranks are done with each other. MPI ends here; heartbeats when the last thing that needs them does.
+    /// The ranks are done with each other. MPI ends here; heartbeats when the last thing that needs
+    /// them does.
     pub(crate) fn end(&self) -> Result<()> {
         match self {
             Keeper::Store { .. } => Ok(()),

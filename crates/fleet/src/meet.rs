@@ -9,9 +9,10 @@ use fleet_topology::Mode;
 use std::collections::HashSet;
 
 impl Fleet {
-    /// Gives every rank the mean of what ranks have of their own and the model computes with: parameters between
-    /// two meetings of LocalSGD, running statistics of batches. All ranks call it, before they measure or save
-    /// what they have trained; training may go on behind it. Where ranks have the same model nothing is sent.
+    /// Gives every rank the mean of what ranks have of their own and the model computes with:
+    /// parameters between two meetings of LocalSGD, running statistics of batches. All ranks call
+    /// it, before they measure or save what they have trained; training may go on behind it. Where
+    /// ranks have the same model nothing is sent.
     ///
     /// ```
     /// # use fleet::prelude::*;

@@ -1,8 +1,8 @@
 //! Metrics over all workers of a job: `fleet.metrics`.
 //!
-//! Counts come as numbers, as tensors, or by the name of a variable in a scope; what every worker has
-//! counted is reduced over the job's workers, and every worker gets the same value. The accumulators of
-//! `fleet-metrics` are here too; [`Fleet::metrics`] is a group for them.
+//! Counts come as numbers, as tensors, or by the name of a variable in a scope; what every worker
+//! has counted is reduced over the job's workers, and every worker gets the same value. The
+//! accumulators of `fleet-metrics` are here too; [`Fleet::metrics`] is a group for them.
 
 use crate::numbers::numbers;
 use crate::{Fleet, Scope};

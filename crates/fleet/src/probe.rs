@@ -1,5 +1,5 @@
-//! A quick look at what the machines of a job can do, for `auto`: some milliseconds of arithmetic, of
-//! copying and of all-reduces.
+//! A quick look at what the machines of a job can do, for `auto`: some milliseconds of arithmetic,
+//! of copying and of all-reduces.
 //!
 //! Ranks must decide alike, so all take the numbers of the slowest.
 
@@ -21,8 +21,8 @@ const SUMMED: usize = 1 << 20;
 /// The best of so many counts.
 const ROUNDS: usize = 3;
 
-/// Measures, together with all other ranks; `batch` is what the user says of samples, and the smallest
-/// counts. One rank alone has nothing to choose, and measures nothing.
+/// Measures, together with all other ranks; `batch` is what the user says of samples, and the
+/// smallest counts. One rank alone has nothing to choose, and measures nothing.
 pub(crate) fn rates(fleet: &Fleet, batch: Option<usize>) -> Result<Rates> {
     let ranks = fleet.worker_num();
     if ranks == 1 {

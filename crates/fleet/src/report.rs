@@ -1,7 +1,7 @@
-//! This worker's reports to its launcher, in the file that `FLEET_REPORT` names.
+//! This process's reports to its launcher, in the file that `FLEET_REPORT` names.
 
-use fleet_base::Error;
-use fleet_topology::{Topology, WorkerReport};
+use fleet_base::{Error, ErrorKind};
+use fleet_topology::{ProcessReport, Topology};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,59 +11,103 @@ pub(crate) struct Reporter(Option<Arc<File>>);
 
 struct File {
     path: PathBuf,
-    last: Mutex<Option<WorkerReport>>,
+    last: Mutex<Option<ProcessReport>>,
 }
 
 impl Reporter {
     pub(crate) fn new(topology: &Topology) -> Reporter {
-        let file = topology.job().report.as_ref().filter(|_| topology.is_worker());
-        Reporter(file.map(|path| Arc::new(File { path: path.into(), last: Mutex::default() })))
+        let reports = topology.is_worker() || topology.is_server();
+        let Some(path) = topology.job().report.as_ref().filter(|_| reports) else {
+            return Reporter::default();
+        };
+        // The launcher leaves the report of a server that it starts again after it has served.
+        let found = std::fs::read_to_string(path).ok();
+        let last = found.and_then(|text| ProcessReport::parse(&text));
+        Reporter(Some(Arc::new(File { path: path.into(), last: Mutex::new(last) })))
+    }
+
+    /// A server knows its place, and does not serve yet.
+    pub(crate) fn starting(&self) {
+        self.write(|last| last.is_none(), |_| ProcessReport::Starting);
+    }
+
+    /// Whether the launcher starts this server for the first time, or again before it has served.
+    /// Other launchers may restart one process alone.
+    pub(crate) fn is_first_start(&self) -> bool {
+        self.last() == Some(ProcessReport::Starting)
+    }
+
+    /// Whether the launcher starts this server again after it has served.
+    pub(crate) fn is_restart(&self) -> bool {
+        matches!(self.last(), Some(ProcessReport::Serving { .. }))
+    }
+
+    fn last(&self) -> Option<ProcessReport> {
+        let file = self.0.as_ref()?;
+        file.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The others need this worker from now on.
     pub(crate) fn joined(&self) {
-        self.write(|last| last.is_none(), || WorkerReport::Joined);
+        self.write(|last| last.is_none(), |_| ProcessReport::Joined);
     }
 
-    /// The others do not need this worker any more.
+    /// Workers can reach this server.
+    pub(crate) fn serving(&self, is_durable: bool) {
+        self.write(|_| true, |_| ProcessReport::Serving { is_durable });
+    }
+
+    /// The job is done, but for this server's last snapshot.
+    pub(crate) fn leaving(&self) {
+        self.write(|_| true, |_| ProcessReport::Leaving);
+    }
+
+    /// The others do not need this process any more.
     pub(crate) fn finished(&self) {
-        self.write(|_| true, || WorkerReport::Finished);
+        self.write(|_| true, |_| ProcessReport::Finished);
     }
 
-    /// This worker's part of the job has failed. The first error counts: later ones follow from it.
+    /// This process's part of the job has failed. The first error counts: later ones follow from
+    /// it.
     pub(crate) fn failed(&self, error: &Error) {
-        let is_first =
-            |last: &Option<WorkerReport>| matches!(last, None | Some(WorkerReport::Joined));
-        self.write(is_first, || WorkerReport::Failed {
-            culprit: error.culprit(),
-            message: error.to_string(),
-        });
+        let is_first = |last: &Option<ProcessReport>| {
+            !matches!(last, Some(ProcessReport::Failed { .. } | ProcessReport::Finished))
+        };
+        self.write(is_first, |last| failure(error, last));
     }
 
     /// The reason for what has failed, which is more than the error said.
     pub(crate) fn explained(&self, error: &Error) {
-        self.write(
-            |_| true,
-            || WorkerReport::Failed { culprit: error.culprit(), message: error.to_string() },
-        );
+        self.write(|_| true, |last| failure(error, last));
     }
 
     fn write(
         &self,
-        may: impl FnOnce(&Option<WorkerReport>) -> bool,
-        report: impl FnOnce() -> WorkerReport,
+        may: impl FnOnce(&Option<ProcessReport>) -> bool,
+        report: impl FnOnce(&Option<ProcessReport>) -> ProcessReport,
     ) {
         let Some(file) = &self.0 else { return };
         let mut last = file.last.lock().unwrap_or_else(PoisonError::into_inner);
         if !may(&last) {
             return;
         }
-        let report = last.insert(report());
+        let report = report(&last);
         // The launcher may read at any moment, so the file is replaced as a whole. A report that
         // cannot be written costs a clearer message, not the job.
         let mut new = file.path.clone().into_os_string();
         new.push(".new");
         let _ = std::fs::write(&new, report.to_string())
             .and_then(|()| std::fs::rename(&new, &file.path));
+        *last = Some(report);
+    }
+}
+
+fn failure(error: &Error, last: &Option<ProcessReport>) -> ProcessReport {
+    let retry_may_help = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Internal);
+    ProcessReport::Failed {
+        culprit: error.culprit(),
+        is_final: !retry_may_help,
+        has_served: matches!(last, Some(ProcessReport::Serving { .. } | ProcessReport::Leaving)),
+        message: error.to_string(),
     }
 }

@@ -1,7 +1,7 @@
 //! Saving and loading what lives in a scope, and models for inference.
 //!
-//! What a program keeps between runs (parameters, optimizer state, statistics, counters) is saved by
-//! name. Loading checks every variable against the program before the scope changes: a file that
+//! What a program keeps between runs (parameters, optimizer state, statistics, counters) is saved
+//! by name. Loading checks every variable against the program before the scope changes: a file that
 //! misses one or holds another shape changes nothing.
 
 use fleet_base::{Error, Result, text};
@@ -106,8 +106,8 @@ pub fn load_params(path: impl AsRef<Path>, program: &Program, scope: &mut Scope)
     load_vars_where(path, program, scope, Var::is_parameter)
 }
 
-/// Loads the variables for which `which` holds, of those that live in the scope. All of them must be
-/// in the checkpoint.
+/// Loads the variables for which `which` holds, of those that live in the scope. All of them must
+/// be in the checkpoint.
 pub fn load_vars_where(
     path: impl AsRef<Path>,
     program: &Program,

@@ -151,8 +151,8 @@ impl Session {
         })
     }
 
-    /// Runs the forward part, as for inference, on one pass of a dataset: nothing is updated but what
-    /// metrics count.
+    /// Runs the forward part, as for inference, on one pass of a dataset: nothing is updated but
+    /// what metrics count.
     pub fn infer_from_dataset(
         &mut self,
         dataset: &dyn Dataset,
@@ -167,8 +167,8 @@ impl Session {
     }
 }
 
-/// Writes the rates of the next step, as their functions say. The count of steps is the scope's, so it goes
-/// on where a checkpoint was loaded.
+/// Writes the rates of the next step, as their functions say. The count of steps is the scope's, so
+/// it goes on where a checkpoint was loaded.
 fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
     for rate in rates {
         let done = match scope.contains(HostRate::COUNTER) {

@@ -2,12 +2,14 @@
 //! job:
 //! `println!` and `eprintln!` would panic there.
 
+use fleet_base::text::printable;
 use std::fmt::Display;
 use std::io::{Result, Write};
 
 /// Writes a line of Fleet's own to the standard error; nothing is left to report a failure to.
 pub(crate) fn note(text: impl Display) {
-    let _ = write_line(&mut std::io::stderr(), format_args!("fleet: {text}"));
+    let _ =
+        write_line(&mut std::io::stderr(), format_args!("fleet: {}", printable(&text.to_string())));
 }
 
 /// Prints lines of the user's, such as fetched values.

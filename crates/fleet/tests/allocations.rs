@@ -1,7 +1,7 @@
 //! A training step in the steady state allocates nothing, on any thread.
 //!
-//! One test in a binary of its own: the count is of the whole process. It has no harness, whose thread would allocate
-//! too when it says that a test takes long.
+//! One test in a binary of its own: the count is of the whole process. It has no harness, whose
+//! thread would allocate too when it says that a test takes long.
 
 #[path = "models/zoo.rs"]
 #[allow(dead_code)] // what only comparisons of models look at

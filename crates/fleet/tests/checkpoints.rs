@@ -120,12 +120,13 @@ fn what_cannot_be_is_refused() {
     // A folder that cannot be written: the error comes out, at the latest at the end.
     std::fs::remove_dir_all(&folder).unwrap();
     std::fs::write(&folder, "a file").unwrap();
-    checkpoints.save(1, &programs.main, scope, Default::default()).unwrap();
-    assert!(checkpoints.finish().is_err());
+    let saved = checkpoints.save(1, &programs.main, scope, Default::default());
+    assert!(saved.and_then(|()| checkpoints.finish()).is_err());
     std::fs::remove_file(&folder).unwrap();
 }
 
-/// A rate that was changed in the program does not come back unseen; one that a schedule sets is no constant.
+/// A rate that was changed in the program does not come back unseen; one that a schedule sets is no
+/// constant.
 #[test]
 fn numbers_that_a_program_begins_with_are_told() {
     let folder = scratch("numbers");

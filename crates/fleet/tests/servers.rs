@@ -1,5 +1,5 @@
-//! Training with parameter servers, workers and servers in this process: synchronous training is that of
-//! one process on the whole batch, and the other modes are what their formulas say.
+//! Training with parameter servers, workers and servers in this process: synchronous training is
+//! that of one process on the whole batch, and the other modes are what their formulas say.
 
 use fleet::DistributedStrategy;
 use fleet::nn::optimizer::OptimizerDesc;
@@ -293,8 +293,8 @@ fn half_asynchronous_alone_is_synchronous() {
     check_near(&case.train(10)[0], &want, 1e-6, "half-async");
 }
 
-/// With sgd sums do not depend on their order, so what asynchronous workers have pushed is what they
-/// have trained, whatever came when: gradients of constants are the same in any order.
+/// With sgd sums do not depend on their order, so what asynchronous workers have pushed is what
+/// they have trained, whatever came when: gradients of constants are the same in any order.
 #[test]
 fn asynchronous_workers_lose_nothing() {
     for options in [
@@ -511,8 +511,8 @@ fn gradients_that_are_not_finite_are_taken_as_the_strategy_says() {
     assert!(error.contains("refuse, count, clip"), "{error}");
 }
 
-/// Servers that begin with a save keep its parameters: those of worker 0 are for jobs that begin anew. With
-/// names only these tables are the save's.
+/// Servers that begin with a save keep its parameters: those of worker 0 are for jobs that begin
+/// anew. With names only these tables are the save's.
 #[test]
 fn a_job_goes_on_with_what_its_servers_have_loaded() {
     let folder = std::env::temp_dir().join(format!("fleet-goes-on-{}", std::process::id()));

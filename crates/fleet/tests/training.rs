@@ -182,7 +182,8 @@ fn training_is_a_function_of_the_seed() -> Result<()> {
     Ok(())
 }
 
-/// Two towers over one table, as people write them by hand: norms, dropout, a schedule with warm-up, a clip.
+/// Two towers over one table, as people write them by hand: norms, dropout, a schedule with
+/// warm-up, a clip.
 #[test]
 fn two_towers_find_hidden_tastes() -> Result<()> {
     const BATCH: usize = 256;

@@ -1,9 +1,9 @@
-//! `fleet demo` and `fleetrun demo:NAME`: train a model on generated data whose best possible score is
-//! known, in one process or as the workers of a job.
+//! `fleet demo` and `fleetrun demo:NAME`: train a model on generated data whose best possible score
+//! is known, in one process or as the workers of a job.
 //!
 //! A demo is a network with an optimizer, a source of samples, and a test (one file each); the loop
-//! (`train.rs`), the display and the saving are the same for all. This is a first look, no benchmark:
-//! `cargo xtask bench` is one.
+//! (`train.rs`), the display and the saving are the same for all. This is a first look, no
+//! benchmark: `cargo xtask bench` is one.
 
 mod bert;
 mod done;
@@ -27,7 +27,7 @@ use fleet::{
     DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session,
     StrategySource, Tensor,
 };
-use fleet_base::text;
+use fleet_base::{file::make_folder, text};
 use fleet_tensor::{bf16, f16};
 use std::fs;
 use std::io::Write;
@@ -57,8 +57,8 @@ pub struct DemoArgs {
     /// Steps between checkpoints; by default twenty are made in a training
     #[arg(long, alias = "checkpoint_every", value_name = "STEPS", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
-    /// Writes when which op of the last step ran to FOLDER/rank-N.json, and says how much of its communication
-    /// compute did not hide (fleet trace)
+    /// Writes when which op of the last step ran to FOLDER/rank-N.json, and says how much of its
+    /// communication compute did not hide (fleet trace)
     #[arg(long, value_name = "FOLDER")]
     trace: Option<PathBuf>,
     /// The folder that the trained model is saved to; without it nothing is kept
@@ -202,16 +202,17 @@ struct Size {
 }
 
 impl Size {
-    /// Samples of a step, and steps. Workers divide the batch that one worker would take, so that the
-    /// training is the same however many there are; only when it cannot be divided it is a little more.
+    /// Samples of a step, and steps. Workers divide the batch that one worker would take, so that
+    /// the training is the same however many there are; only when it cannot be divided it is a
+    /// little more.
     fn of(&self, batch: usize, samples: u64) -> (usize, u64) {
         let batch = batch.next_multiple_of(self.workers);
         (batch, self.samples.unwrap_or(samples).div_ceil(batch as u64))
     }
 }
 
-/// Unseen samples that a training is measured on: no more than it had, in pieces of `unit` and at least one, so
-/// that a short training does not end with a long test.
+/// Unseen samples that a training is measured on: no more than it had, in pieces of `unit` and at
+/// least one, so that a short training does not end with a long test.
 fn tested(trained: u64, unit: usize, most: usize) -> usize {
     let trained = usize::try_from(trained).unwrap_or(most);
     (trained.min(most) / unit).max(1) * unit
@@ -262,21 +263,22 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     Ok(fleet.finish()?)
 }
 
-/// Makes a folder that is written to when training is over, and looks whether it can be: then it would be too
-/// late to say so.
+/// Makes a folder that is written to when training is over, and looks whether it can be: then it
+/// would be too late to say so.
 fn writable(folder: Option<&Path>) -> Result<()> {
     let Some(folder) = folder else { return Ok(()) };
-    fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+    make_folder(folder)?;
     let trial = folder.join(format!(".trial-{}", std::process::id()));
     let made = fs::write(&trial, "").and_then(|()| fs::remove_file(&trial));
     made.map_err(|error| Error::io("write to", folder, &error))
 }
 
-/// LARS multiplies a rate with a coefficient of 0.001 and the norms' ratio: a rate for Momentum moves nothing.
+/// LARS multiplies a rate with a coefficient of 0.001 and the norms' ratio: a rate for Momentum
+/// moves nothing.
 const LARS_RATE: f64 = 0.5;
 
-/// The demo's optimizer, or where the strategy is made for another rule and would be left out, that one. Rules
-/// that are there for the rows of a table stay.
+/// The demo's optimizer, or where the strategy is made for another rule and would be left out, that
+/// one. Rules that are there for the rows of a table stay.
 fn suited(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
     let alone = strategy.localsgd() || strategy.adaptive_localsgd();
     match usual.rule {
@@ -354,7 +356,8 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
 /// Digits of a batch of [`share_right`].
 const TESTED_AT_ONCE: usize = 250;
 
-/// The share of `count` unseen samples, whole batches, for which `accuracy` says that they are right.
+/// The share of `count` unseen samples, whole batches, for which `accuracy` says that they are
+/// right.
 fn share_right(
     session: &mut Session,
     source: &dyn Source,

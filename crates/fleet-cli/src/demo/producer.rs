@@ -19,8 +19,8 @@ pub struct Share {
     pub first: u64,
 }
 
-/// Calls `step(number, batch)` for every step of `steps`, in order; numbers are from 1, and buffers are
-/// used again.
+/// Calls `step(number, batch)` for every step of `steps`, in order; numbers are from 1, and buffers
+/// are used again.
 pub fn run(
     source: &dyn Source,
     share: &Share,

@@ -100,7 +100,7 @@ impl Progress {
         let columns = terminal::columns(std::io::stdout()).saturating_sub(1);
         let line = terminal::fitted("", &line, columns);
         // Clears what a longer line may have left.
-        out.text(format!("\r{line}\x1b[K"))?;
+        out.draw(format!("\r{line}\x1b[K"))?;
         if last {
             out.text("\n")?;
         }

@@ -1,24 +1,28 @@
-//! Checkpoints of demos on parameter servers: the servers' tables and how far the workers are, all at one step.
+//! Checkpoints of demos on parameter servers: the servers' tables and how far the workers are, all
+//! at one step.
 //!
-//! A checkpoint is a folder, `step-<number>`, in which servers and the first worker save, and at last a file
-//! that says what it is of: a folder without one is of a job that died meanwhile, and is passed over.
+//! A checkpoint is a folder, `step-<number>`, in which servers and the first worker save, and at
+//! last a file that says what it is of: a folder without one is of a job that died meanwhile, and
+//! is passed over.
 
 use super::done::{DONE_FILE, Done};
 use crate::output::{Output, Stop};
 use fleet::ps::{Arrival, START_ROUNDS, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker};
 use fleet::{Error, ErrorKind, Result};
+use fleet_base::file::make_folder;
 use std::path::{Path, PathBuf};
 
-/// Where checkpoints are, and when they are due; and when workers meet. A worker that was started again does not wait
-/// where the others have been without it.
+/// Where checkpoints are, and when they are due; and when workers meet. A worker that was started
+/// again does not wait where the others have been without it.
 pub struct Saves {
     folder: Option<PathBuf>,
     every: u64,
     is_first: bool,
     /// Samples of a step of all workers, without which a number of steps says nothing.
     samples: usize,
-    /// Steps of an earlier run, and what all workers had made by then: those that were lost had made fewer.
+    /// Steps of an earlier run, and what all workers had made by then: those that were lost had
+    /// made fewer.
     pub before: u64,
     pub before_of_all: u64,
     /// Steps of this worker that are in the tables.
@@ -118,7 +122,8 @@ impl Saves {
         Ok(!is_sync && worker.servers().rounds(Arrival::Received)? >= START_ROUNDS + number)
     }
 
-    /// Loads the newest checkpoint that is whole; those that are not count no more when there is one.
+    /// Loads the newest checkpoint that is whole; those that are not count no more when there is
+    /// one.
     fn load_newest(
         &self,
         folder: &Path,
@@ -181,7 +186,8 @@ impl Saves {
         Ok(self.after_step(self.done, worker)?)
     }
 
-    /// A step has been made; where a checkpoint is due, all workers meet and the first one sees to it.
+    /// A step has been made; where a checkpoint is due, all workers meet and the first one sees to
+    /// it.
     pub fn after_step(&self, step: u64, worker: &mut Worker) -> Result<()> {
         let (Some(folder), Some((first, second))) = (&self.folder, self.meetings_of(step)) else {
             return Ok(());
@@ -196,7 +202,7 @@ impl Saves {
 
     fn save(&self, folder: &Path, step: u64, worker: &mut Worker) -> Result<()> {
         let path = folder.join(format!("step-{step:012}"));
-        std::fs::create_dir_all(&path).map_err(|error| Error::io("create", &path, &error))?;
+        make_folder(&path)?;
         // Servers of this machine may run in another folder.
         let path = std::path::absolute(&path).map_err(|error| Error::io("find", &path, &error))?;
         worker.save_persistables(&path, SaveMode::All, SaveFormat::Binary)?;

@@ -1,9 +1,9 @@
-//! Demos on parameter servers: `fleetrun --server_num=1 --worker_num=2 demo:wide_deep`. Embeddings are
-//! tables of rows there, everything else is dense.
+//! Demos on parameter servers: `fleetrun --server_num=1 --worker_num=2 demo:wide_deep`. Embeddings
+//! are tables of rows there, everything else is dense.
 //!
-//! Synchronous workers divide each batch. In the other modes every worker takes batches of its own, of
-//! full size, and all together as many samples as one process would: what is trained is alike, whoever
-//! does it.
+//! Synchronous workers divide each batch. In the other modes every worker takes batches of its own,
+//! of full size, and all together as many samples as one process would: what is trained is alike,
+//! whoever does it.
 
 use super::producer::Share;
 use super::progress::Progress;
@@ -167,8 +167,9 @@ fn train(
         progress.step(number_of, number(&found[0])?, score, mean, out)?;
         Ok(saves.after_step(number_of, worker)?)
     };
-    // Rows are not asked for ahead: the most frequent are in every batch, and what is read before the
-    // last step has changed them is a step older for nothing on a machine where reading takes no time.
+    // Rows are not asked for ahead: the most frequent are in every batch, and what is read before
+    // the last step has changed them is a step older for nothing on a machine where reading takes
+    // no time.
     producer::run(&*demo.source, &work.share, done..work.steps, |number_of, batch| {
         step(number_of, batch, worker, out)
     })?;

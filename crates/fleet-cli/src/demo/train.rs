@@ -8,10 +8,9 @@ use fleet::{
     CheckpointPolicy, Checkpoints, Error, Executor, Fleet, ReduceOp, Result, Session, Shares,
     Tensor, Trace,
 };
-use fleet_base::text;
+use fleet_base::{file::make_folder, text};
 use fleet_topology::{Env, names};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -116,7 +115,7 @@ impl Tracing<'_> {
     /// Writes the last step, and says how long the last ones took and what compute did not hide.
     fn finish(&self, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
         let Some(folder) = self.folder else { return Ok(()) };
-        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+        make_folder(folder)?;
         let rank = fleet.worker_index();
         let path = folder.join(format!("rank-{rank}.json"));
         write_file(&path, self.last.to_chrome_json(rank).as_bytes())?;
@@ -133,8 +132,8 @@ impl Tracing<'_> {
     }
 }
 
-/// Checkpoints, where they are wanted: the first worker writes what all hold, and every worker what it has of
-/// its own.
+/// Checkpoints, where they are wanted: the first worker writes what all hold, and every worker what
+/// it has of its own.
 struct Saves {
     /// Steps that were done before.
     done: u64,

@@ -40,7 +40,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
             slow_down_layers(&net)?;
             (table, None)
         }
-        // Workers who do not wait compute with parameters that lack what the others have just made of them.
+        // Workers who do not wait compute with parameters that lack what the others have just made
+        // of them.
         false => (Adam::new(falling(2e-3 / size.apart as f64)).into(), Some(table)),
     };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));

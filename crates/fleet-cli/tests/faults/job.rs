@@ -1,11 +1,13 @@
-//! The job of the table: a small network, trained in every mode, in which one worker does something
-//! wrong at some point.
+//! The job of the table: a small network, trained in every mode, in which one process does
+//! something wrong at some point.
 
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
-use fleet::ps::{SaveFormat, SaveMode};
-use fleet::servers::Worker;
+use fleet::ps::{Durability, SaveFormat, SaveMode};
+use fleet::servers::{ServerJob, Worker};
 use fleet::{CheckpointPolicy, DistributedStrategy, Fleet};
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// How the workers of a job train together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +19,17 @@ pub enum Mode {
     Geo,
 }
 
-/// The part of one worker.
+/// The process that does something wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Worker,
+    /// Its tables are in memory only.
+    Server,
+    /// Its tables are on disk too.
+    Durable,
+}
+
+/// The part of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `process::exit(0)`.
@@ -29,6 +41,8 @@ pub enum Fault {
     Kill,
     /// SIGSTOP, for ever.
     Stop,
+    /// It sleeps, for ever.
+    Hang,
     /// It trains with another strategy, whose communication is in the same groups.
     Strategy,
     /// Its strategy asks for other groups.
@@ -59,6 +73,7 @@ pub const FAULTS: &[Fault] = &[
     Fault::Panic,
     Fault::Kill,
     Fault::Stop,
+    Fault::Hang,
     Fault::Strategy,
     Fault::Rings,
     Fault::Network,
@@ -74,13 +89,18 @@ pub struct Case {
     pub mode: Mode,
     pub fault: Fault,
     pub phase: Phase,
-    /// The worker that does it.
+    pub role: Role,
+    /// The worker or server that does it.
     pub rank: usize,
     pub workers: usize,
+    /// Launchers that stand for a machine each; it is on the last one.
+    pub machines: usize,
 }
 
-/// Tells a process which case it is part of: `async kill step 1 2`.
+/// Tells a process which case it is part of: `async kill step worker 1 2 1`.
 pub const CASE: &str = "FAULTS_CASE";
+/// The folder of the job, which all its machines see.
+pub const FOLDER: &str = "FAULTS_FOLDER";
 /// Is made in the job's folder just before the fault.
 pub const MARK: &str = "fault";
 /// Is made when a server has ended.
@@ -88,8 +108,14 @@ pub const OVER: &str = "over";
 
 impl Case {
     pub fn name(&self) -> String {
-        let (mode, fault, phase) = (self.mode, self.fault, self.phase);
-        format!("{mode:?} {fault:?} {phase:?} {} {}", self.rank, self.workers).to_lowercase()
+        let Case { mode, fault, phase, role, rank, workers, machines } = self;
+        format!("{mode:?} {fault:?} {phase:?} {role:?} {rank} {workers} {machines}").to_lowercase()
+    }
+
+    /// `worker 1`, as the launcher calls it.
+    pub fn title(&self) -> String {
+        let role = if self.role == Role::Worker { "worker" } else { "server" };
+        format!("{role} {}", self.rank)
     }
 
     pub fn parse(text: &str) -> Option<Case> {
@@ -97,8 +123,10 @@ impl Case {
         let mode = find(MODES, words.next()?)?;
         let fault = find(FAULTS, words.next()?)?;
         let phase = find(PHASES, words.next()?)?;
-        let (rank, workers) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Case { mode, fault, phase, rank, workers })
+        let role = find(&[Role::Worker, Role::Server, Role::Durable], words.next()?)?;
+        let mut number = || words.next()?.parse().ok();
+        let (rank, workers, machines) = (number()?, number()?, number()?);
+        Some(Case { mode, fault, phase, role, rank, workers, machines })
     }
 }
 
@@ -113,8 +141,14 @@ const MIDDLE: u64 = 6;
 /// Takes part in the job as the environment says.
 pub fn run(case: &Case) -> Result<()> {
     let (own, is_server) = place();
-    let mut part = Part { case: *case, is_it: !is_server && own == case.rank };
-    part.reach(Phase::Start, || Ok(()))?;
+    // A server that is started again does better.
+    let is_again = is_server && std::env::var("FLEET_RESTART_COUNT").is_ok_and(|it| it != "0");
+    let is_role = is_server != (case.role == Role::Worker);
+    let mut part = Part { case: *case, is_it: is_role && own == case.rank && !is_again };
+    // A server without Fleet reports nothing, and may be started again.
+    if case.role != Role::Server {
+        part.reach(Phase::Start, || Ok(()))?;
+    }
     match case.mode {
         Mode::Collective => collective(&mut part),
         _ => servers(&mut part),
@@ -125,6 +159,14 @@ pub fn run(case: &Case) -> Result<()> {
 fn place() -> (usize, bool) {
     let text = |name: &str| std::env::var(name).unwrap_or_default();
     (text("PADDLE_TRAINER_ID").parse().unwrap_or(0), text("TRAINING_ROLE") == "PSERVER")
+}
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os(FOLDER).expect("the harness names the folder")).join(name)
+}
+
+fn touch(name: &str, text: &str) {
+    std::fs::write(path(name), text).expect("the folder of the job can be written");
 }
 
 struct Part {
@@ -143,15 +185,17 @@ impl Part {
         if !self.is_it || phase != self.case.phase {
             return Ok(());
         }
-        println!("last words of worker {}", self.case.rank);
-        let own = std::process::id().to_string();
-        std::fs::write(MARK, own).expect("the folder of the job can be written");
+        println!("last words of {}", self.case.title());
+        touch(MARK, &std::process::id().to_string());
         match self.case.fault {
             Fault::Leave => std::process::exit(0),
             Fault::Exit => std::process::exit(3),
-            Fault::Panic => panic!("planned panic of worker {}", self.case.rank),
+            Fault::Panic => panic!("planned panic of {}", self.case.title()),
             Fault::Kill => signal(rustix::process::Signal::KILL),
             Fault::Stop | Fault::Late => signal(rustix::process::Signal::STOP),
+            Fault::Hang => loop {
+                std::thread::sleep(POLL);
+            },
             Fault::Extra => extra()?,
             Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch => {}
         }
@@ -209,7 +253,7 @@ fn collective(part: &mut Part) -> Result<()> {
     let job = optimizer.minimize(&net, loss)?;
     let mut session = fleet.session(net.build()?, &job, ExecOptions::threads(1))?;
     let policy = CheckpointPolicy { every_steps: Some(MIDDLE), ..CheckpointPolicy::default() };
-    let mut checkpoints = fleet.checkpoints("saves", policy)?;
+    let mut checkpoints = fleet.checkpoints(path("saves"), policy)?;
     let x = Tensor::from_slice(&[0.5f32; 8], [2, 4])?;
     let y = Tensor::from_slice(&[1.0f32; 2], [2, 1])?;
     for step in 1..=STEPS {
@@ -244,9 +288,7 @@ fn servers(part: &mut Part) -> Result<()> {
     let job =
         optimizer.half_async(part.case.mode == Mode::HalfAsync).minimize_on_servers(&net, loss)?;
     if fleet.is_server() {
-        fleet.init_server(&job)?.run()?;
-        std::fs::write(OVER, "").expect("the folder of the job can be written");
-        return Ok(());
+        return serve(part, &fleet, &job);
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::threads(1))?;
     let ids = Tensor::from_slice(&[7i64, 99, 7, 3], [2, 2])?;
@@ -254,6 +296,7 @@ fn servers(part: &mut Part) -> Result<()> {
     for step in 1..=STEPS {
         if step == MIDDLE {
             part.reach(Phase::Step, || worker.barrier())?;
+            await_server(&part.case);
         }
         let fetches = part.fetches(fleet.worker_index(), step, &loss_name, "fc_0.w_0@GRAD");
         worker.run(&[("ids", &ids), ("y", &y)], &fetches)?;
@@ -266,11 +309,49 @@ fn servers(part: &mut Part) -> Result<()> {
     worker.stop()
 }
 
+/// Serves, in a thread of its own: the fault is that of the process.
+fn serve(part: &mut Part, fleet: &Fleet, job: &ServerJob) -> Result<()> {
+    if part.case.role == Role::Server {
+        part.reach(Phase::Start, || Ok(()))?;
+    }
+    let server = match part.case.role {
+        Role::Durable => fleet.init_durable_server(job, Durability::in_folder(path("kept")))?,
+        Role::Worker | Role::Server => fleet.init_server(job)?,
+    };
+    let serving = std::thread::spawn(move || server.run());
+    while part.is_it && !serving.is_finished() {
+        if path(MIDDLE_MARK).exists() {
+            part.reach(Phase::Step, || Ok(()))?;
+            break;
+        }
+        std::thread::sleep(POLL);
+    }
+    serving.join().expect("serving does not panic")?;
+    touch(OVER, "");
+    Ok(())
+}
+
+/// In the middle of the training, lets the server do what it does then.
+fn await_server(case: &Case) {
+    if case.role == Role::Worker || case.phase != Phase::Step {
+        return;
+    }
+    touch(MIDDLE_MARK, "");
+    // While a panic prints its stack the server serves on, and must not finish.
+    while case.fault == Fault::Panic || !path(MARK).exists() {
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Workers have come to the middle of their training.
+const MIDDLE_MARK: &str = "middle";
+const POLL: Duration = Duration::from_millis(10);
+
 /// The first worker saves; in a job whose workers wait for each other, all wait for that.
 fn save(worker: &mut Worker, own: usize) -> Result<()> {
     worker.flush()?;
     if own == 0 {
-        worker.save_persistables("saves", SaveMode::All, SaveFormat::Binary)?;
+        worker.save_persistables(path("saves"), SaveMode::All, SaveFormat::Binary)?;
     }
     worker.barrier()
 }

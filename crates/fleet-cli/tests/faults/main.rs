@@ -1,5 +1,7 @@
-//! Table of faults: one worker of a job does something wrong, and the launcher's terminal must name
-//! that worker, the reason and the end of its log, in time; then the job must end as its mode says.
+//! Table of faults: one process of a job does something wrong, and the launcher's terminal must
+//! name that process, the reason and the end of its log, in time; then the job must end as its mode
+//! says. A part of the jobs runs on two machines: two launchers, with addresses of the loopback
+//! network.
 //!
 //! `cargo test -p fleet-cli --test faults` runs some cases, `cargo xtask faults` all. Words choose
 //! cases by name: `cargo xtask faults collective kill`.
@@ -9,7 +11,7 @@
 
 mod job;
 
-use job::{CASE, Case, FAULTS, Fault, MARK, MODES, Mode, OVER, PHASES, Phase};
+use job::{CASE, Case, FAULTS, FOLDER, Fault, MARK, MODES, Mode, OVER, PHASES, Phase, Role};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
 /// Set where all cases are to run.
 const ALL: &str = "FLEET_FAULTS";
 /// Jobs at a time. They wait for each other more than they compute.
-const JOBS_AT_ONCE: usize = 3;
+const JOBS_AT_ONCE: usize = 4;
 
 /// Every case.
 fn table() -> Vec<Case> {
@@ -54,8 +56,18 @@ fn table() -> Vec<Case> {
                 let is_difference =
                     matches!(fault, Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch);
                 let workers = if is_difference { 3 } else { 2 };
-                for rank in [0, workers - 1] {
-                    cases.push(Case { mode, fault, phase, rank, workers });
+                let of = |rank, machines| {
+                    let role = Role::Worker;
+                    Case { mode, fault, phase, role, rank, workers, machines }
+                };
+                cases.extend([of(0, 1), of(workers - 1, 1)]);
+                if !is_difference {
+                    cases.push(of(workers - 1, 2));
+                }
+            }
+            for (role, phase) in server_phases(mode, fault) {
+                for machines in [1, 2] {
+                    cases.push(Case { mode, fault, phase, role, rank: 0, workers: 2, machines });
                 }
             }
         }
@@ -63,11 +75,26 @@ fn table() -> Vec<Case> {
     cases
 }
 
+/// The servers and phases in which a fault of a server can happen.
+fn server_phases(mode: Mode, fault: Fault) -> Vec<(Role, Phase)> {
+    let (start, step) = ((Role::Server, Phase::Start), (Role::Server, Phase::Step));
+    let durable = [(Role::Durable, Phase::Start), (Role::Durable, Phase::Step)];
+    match fault {
+        _ if mode == Mode::Collective => vec![],
+        Fault::Leave | Fault::Exit | Fault::Kill => [&[start, step], &durable[..]].concat(),
+        // While the stack is printed a server serves on: the job might be done before it ends.
+        Fault::Panic => vec![start, step, durable[0]],
+        Fault::Stop => vec![start, step],
+        Fault::Hang => vec![start],
+        _ => vec![],
+    }
+}
+
 /// The phases in which a fault can happen.
 fn phases(mode: Mode, fault: Fault) -> &'static [Phase] {
     match fault {
         Fault::Leave | Fault::Exit | Fault::Panic | Fault::Kill | Fault::Stop => PHASES,
-        Fault::Strategy | Fault::Network => &[Phase::Start],
+        Fault::Strategy | Fault::Network | Fault::Hang => &[Phase::Start],
         Fault::Fetch => &[Phase::Step],
         Fault::Rings if mode == Mode::Collective => &[Phase::Start],
         Fault::Extra if mode == Mode::Collective => &[Phase::Step, Phase::Finish],
@@ -77,15 +104,34 @@ fn phases(mode: Mode, fault: Fault) -> &'static [Phase] {
     }
 }
 
-/// The cases of every run of the tests: each fault in each mode, phases and workers in turn.
+/// The cases of every run of the tests: each fault in each mode, phases and workers in turn; of
+/// servers and of two machines each fault in one mode.
 fn chosen() -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (number, &mode) in MODES.iter().enumerate() {
         for (at, &fault) in FAULTS.iter().enumerate() {
-            let of_this: Vec<Case> =
-                table().into_iter().filter(|it| it.mode == mode && it.fault == fault).collect();
-            if !of_this.is_empty() {
-                cases.push(of_this[(3 * at + 5 * number) % of_this.len()]);
+            let of_kind = |role: Option<Role>, machines: usize| -> Vec<Case> {
+                let is_role = |it: &Case| match role {
+                    Some(role) => it.role == role,
+                    None => it.role != Role::Worker,
+                };
+                let is_of = |it: &Case| it.mode == mode && it.fault == fault && is_role(it);
+                table().into_iter().filter(|it| is_of(it) && it.machines == machines).collect()
+            };
+            let pick = |of_this: Vec<Case>, turn: usize| match of_this.len() {
+                0 => None,
+                count => Some(of_this[turn % count]),
+            };
+            // It takes seconds, and is the same in all modes.
+            if fault != Fault::Hang || at % MODES.len() == number {
+                cases.extend(pick(of_kind(Some(Role::Worker), 1), 3 * at + 5 * number));
+            }
+            if at % MODES.len() == number {
+                cases.extend(pick(of_kind(Some(Role::Worker), 2), at + 1));
+                cases.extend(pick(of_kind(None, 2), at + 1));
+            }
+            if (at + 2) % MODES.len() == number {
+                cases.extend(pick(of_kind(None, 1), at));
             }
         }
     }
@@ -105,15 +151,20 @@ struct Expected {
     within: Duration,
 }
 
-/// `None` where the fault changes nothing that others see.
+/// `None` where the fault does not change the exit code.
 fn expected(case: &Case) -> Option<Expected> {
-    let worker = format!("worker {} on ", case.rank);
     let (code, reason) = match case.fault {
+        // Servers that are started again do better: the first one has not served yet, the other
+        // one is durable.
+        Fault::Kill if case.role == Role::Server && case.phase == Phase::Start => return None,
+        _ if case.role == Role::Durable => return None,
         Fault::Leave => (1, "exited with code 0"),
         Fault::Exit => (3, "exited with code 3"),
         Fault::Panic => (101, "exited with code 101"),
         Fault::Kill => (137, "was killed by SIGKILL (9)"),
         Fault::Stop => (124, "is stopped (SIGSTOP or a debugger)"),
+        Fault::Hang if case.role == Role::Worker => (124, "has not joined the job"),
+        Fault::Hang => (124, "does not serve yet"),
         Fault::Fetch if case.mode != Mode::Collective => return None,
         Fault::Strategy
         | Fault::Rings
@@ -122,13 +173,17 @@ fn expected(case: &Case) -> Option<Expected> {
         | Fault::Extra
         | Fault::Late => (1, "exited with code 1"),
     };
-    let mut once = vec![format!("last words of worker {}", case.rank)];
+    let mut once = vec![format!("last words of {}", case.title())];
     if case.fault == Fault::Extra {
         // The log of either worker says what both wait for.
         once.clear();
     }
     if case.fault == Fault::Panic {
-        once.push(format!("planned panic of worker {}", case.rank));
+        if case.role != Role::Worker {
+            // The stack trace is as long as the end of a log that is shown.
+            once.clear();
+        }
+        once.push(format!("planned panic of {}", case.title()));
     }
     let within = match case.fault {
         Fault::Stop => SILENCE + Duration::from_secs(10),
@@ -136,7 +191,10 @@ fn expected(case: &Case) -> Option<Expected> {
         _ => Duration::from_secs(10),
     };
     // Calls that do not fit are nobody's alone.
-    let named = if case.fault == Fault::Extra { "worker ".to_string() } else { worker };
+    let named = match case.fault {
+        Fault::Extra => "worker ".to_string(),
+        _ => format!("{} on ", case.title()),
+    };
     Some(Expected { code, line: vec![named, reason.into()], once, says: difference(case), within })
 }
 
@@ -204,17 +262,65 @@ fn run(case: &Case) -> Outcome {
         [env!("CARGO_TARGET_TMPDIR"), "faults", &case.name().replace(' ', "_")].iter().collect();
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("a folder for a job");
-    let lines = Lines::of(case, &folder);
+    let all = Lines::of(case, &folder);
     let fault = std::fs::metadata(folder.join(MARK)).and_then(|it| it.modified()).ok();
-    let (named, wrong) = match expected(case) {
-        None => (None, lines.check_code(0).err()),
+    // The fault is on the last machine; the others say why they end.
+    let (last, others) = all.split_last().expect("a job has a machine");
+    let (named, mut wrong) = match expected(case) {
+        None => (None, all.iter().find_map(|lines| lines.check_code(0).err())),
         Some(expected) => {
-            let named = lines.named(&expected, fault);
-            (named, lines.check(case, &expected, named).err())
+            let named = last.named(&expected, fault);
+            let on_others = || others.iter().find_map(|it| it.check_other(&expected).err());
+            (named, last.check(case, &expected, named).err().or_else(on_others))
         }
     };
-    let wrong = wrong.map(|wrong| format!("{wrong}\n{}", lines.text()));
+    let says = |text: &str| last.lines.iter().any(|(_, line)| line.contains(text));
+    if case.role == Role::Durable && !says("server 0 is started again (1 of 3)") {
+        wrong = wrong.or(Some("the server was not started again".to_string()));
+    }
+    let text = || all.iter().map(Lines::text).collect::<Vec<_>>().join("  ----\n");
+    let wrong = wrong.map(|wrong| format!("{wrong}\n{}", text()));
     Outcome { case: *case, named, wrong }
+}
+
+/// A launcher, and what its terminal shows.
+struct Terminal {
+    launcher: Child,
+    shown: mpsc::Receiver<(SystemTime, String)>,
+    lines: Vec<(SystemTime, String)>,
+}
+
+impl Terminal {
+    fn start(mut command: Command, mark: &str) -> Terminal {
+        // One pipe for both, as a terminal is.
+        let (reader, out) = std::io::pipe().expect("a pipe");
+        let err = out.try_clone().expect("a second end of the pipe");
+        command.env(PLACE, mark).stdin(Stdio::null()).stdout(out).stderr(err);
+        let launcher = command.spawn().expect("fleetrun starts");
+        // Its ends of the pipe are this process's too as long as it lives.
+        drop(command);
+        let (sender, shown) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(reader).lines().map_while(Result::ok) {
+                if sender.send((SystemTime::now(), line)).is_err() {
+                    return;
+                }
+            }
+        });
+        Terminal { launcher, shown, lines: Vec::new() }
+    }
+
+    /// Where the first machine says that all meet.
+    fn master(&mut self) -> String {
+        loop {
+            let shown = self.shown.recv_timeout(JOB_TIME).expect("machines say where they meet");
+            let meets = shown.1.split_once("machines meet at ").map(|(_, at)| at.to_string());
+            self.lines.push(shown);
+            if let Some((at, _)) = meets.as_deref().and_then(|at| at.split_once(',')) {
+                return at.to_string();
+            }
+        }
+    }
 }
 
 /// What a terminal showed, with times, and how the job ended.
@@ -227,29 +333,25 @@ struct Lines {
 }
 
 impl Lines {
-    /// Runs a job to its end.
-    fn of(case: &Case, folder: &Path) -> Lines {
-        // One pipe for both, as a terminal is.
-        let (reader, out) = std::io::pipe().expect("a pipe");
-        let err = out.try_clone().expect("a second end of the pipe");
+    /// Runs a job to its end, and gives the terminal of each machine.
+    fn of(case: &Case, folder: &Path) -> Vec<Lines> {
         let mark = format!("{} {}", std::process::id(), folder.display());
-        let mut command = command(case, folder);
-        command.env(PLACE, &mark).stdin(Stdio::null()).stdout(out).stderr(err);
-        let mut launcher = command.spawn().expect("fleetrun starts");
-        // Its ends of the pipe are this process's too as long as it lives.
-        drop(command);
-        let (sender, lines) = mpsc::channel();
-        let read = std::thread::spawn(move || {
-            for line in BufReader::new(reader).lines().map_while(Result::ok) {
-                if sender.send((SystemTime::now(), line)).is_err() {
-                    return;
-                }
-            }
-        });
-        let code = ended(&mut launcher, || continue_late(case, folder));
+        let mut terminals = vec![Terminal::start(command(case, folder, 0, None), &mark)];
+        for machine in 1..case.machines {
+            let master = terminals[0].master();
+            let command = command(case, folder, machine, Some(&master));
+            terminals.push(Terminal::start(command, &mark));
+        }
+        let mut launchers: Vec<&mut Child> =
+            terminals.iter_mut().map(|terminal| &mut terminal.launcher).collect();
+        let codes = ended(&mut launchers, || continue_late(case, folder));
         let left = left_running(&mark);
-        read.join().expect("reading does not panic");
-        Lines { lines: lines.into_iter().collect(), code, left }
+        // All who could write are gone, so that every channel ends.
+        let lines = |terminal: Terminal| -> Vec<(SystemTime, String)> {
+            terminal.lines.into_iter().chain(terminal.shown).collect()
+        };
+        let all = terminals.into_iter().zip(codes);
+        all.map(|(it, code)| Lines { lines: lines(it), code, left: left.clone() }).collect()
     }
 
     fn text(&self) -> String {
@@ -279,9 +381,12 @@ impl Lines {
             .lines
             .iter()
             .map(|(_, line)| line)
-            .filter(|line| line.starts_with("error: worker ") && line.contains(" (pid "))
+            .filter(|line| {
+                ["error: worker ", "error: server "].iter().any(|it| line.starts_with(it))
+            })
+            .filter(|line| line.contains(" (pid "))
             .collect();
-        let own = format!("error: worker {} on ", case.rank);
+        let own = format!("error: {} on ", case.title());
         let is_own = |line: &&String| line.starts_with(&own) || case.fault == Fault::Extra;
         if blamed.is_empty() || !blamed.iter().all(is_own) {
             return Err(format!("blamed: {blamed:?}"));
@@ -300,6 +405,15 @@ impl Lines {
         self.check_code(expected.code)
     }
 
+    /// On another machine than that of the fault.
+    fn check_other(&self, expected: &Expected) -> Result<(), String> {
+        let names = |line: &str| expected.line.iter().all(|part| line.contains(part));
+        if !self.lines.iter().any(|(_, line)| names(line)) {
+            return Err(format!("another machine has no line with all of {:?}", expected.line));
+        }
+        self.check_code(expected.code)
+    }
+
     fn check_code(&self, code: i32) -> Result<(), String> {
         match self.code {
             None => return Err(format!("the job had not ended after {JOB_TIME:?}")),
@@ -313,9 +427,13 @@ impl Lines {
     }
 }
 
-fn command(case: &Case, folder: &Path) -> Command {
+/// The launcher of a machine. The last one has the process that does something wrong; workers of
+/// a job with servers have theirs on another machine then.
+fn command(case: &Case, folder: &Path, machine: usize, master: Option<&str>) -> Command {
+    let own = folder.join(format!("machine{machine}"));
+    std::fs::create_dir_all(&own).expect("a folder for a machine");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fleetrun"));
-    command.current_dir(folder);
+    command.current_dir(&own);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if ["PADDLE_", "FLAGS_", "FLEET_"].iter().any(|prefix| name.starts_with(prefix)) {
@@ -324,30 +442,55 @@ fn command(case: &Case, folder: &Path) -> Command {
     }
     let seconds = SILENCE.as_secs().to_string();
     command.args(["--silence_timeout", &seconds, "--leave_timeout", &seconds]);
-    let workers = case.workers.to_string();
+    if case.fault == Fault::Hang {
+        command.args(["--start_timeout", &(SILENCE.as_secs() + 1).to_string()]);
+    }
+    if case.machines > 1 {
+        let (master, count) = (master.unwrap_or("127.0.0.1:0"), case.machines.to_string());
+        let host = format!("127.0.0.{}", machine + 1);
+        command.args(["--master", master, "--nnodes", &count, "--host", &host]);
+        command.env("FLEET_TOKEN", TOKEN).env("PADDLE_ELASTIC_TTL", "5");
+    }
+    let workers = (case.workers / case.machines).to_string();
+    let has_server = (machine + 1 == case.machines) == (case.role != Role::Worker);
     match case.mode {
         Mode::Collective => command.args(["--nproc_per_node", &workers]),
-        _ => command.args(["--server_num", "1", "--worker_num", &workers]),
+        _ => command.args(["--worker_num", &workers]),
     };
+    if case.mode != Mode::Collective && (case.machines == 1 || has_server) {
+        command.args(["--server_num", "1"]);
+    }
+    if case.role != Role::Worker && case.fault == Fault::Stop {
+        // Workers wait for a server that may be continued, but not as long as by default.
+        command.env("FLAGS_rpc_deadline", (2 * SILENCE).as_millis().to_string());
+    }
     command.arg(std::env::current_exe().expect("this binary"));
-    command.env(CASE, case.name()).env("RUST_BACKTRACE", "1");
+    command.env(CASE, case.name()).env(FOLDER, folder).env("RUST_BACKTRACE", "1");
     command
 }
 
-/// The exit code of a launcher that ends in time.
-fn ended(launcher: &mut Child, meanwhile: impl Fn()) -> Option<i32> {
+/// The secret of jobs on several machines.
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// The exit codes of launchers that end in time.
+fn ended(launchers: &mut [&mut Child], meanwhile: impl Fn()) -> Vec<Option<i32>> {
     let begun = Instant::now();
-    while begun.elapsed() < JOB_TIME {
-        if let Some(status) = launcher.try_wait().expect("a child can be waited for") {
-            return status.code();
+    let mut codes = vec![None; launchers.len()];
+    while begun.elapsed() < JOB_TIME && codes.contains(&None) {
+        for (launcher, code) in launchers.iter_mut().zip(&mut codes) {
+            if let Some(status) = launcher.try_wait().expect("a child can be waited for") {
+                *code = status.code();
+            }
         }
         meanwhile();
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Its guard ends the rest.
-    let _ = launcher.kill();
-    let _ = launcher.wait();
-    None
+    // Their guards end the rest.
+    for launcher in launchers {
+        let _ = launcher.kill();
+        let _ = launcher.wait();
+    }
+    codes
 }
 
 /// Lets a worker go on that is late, once the servers have left.

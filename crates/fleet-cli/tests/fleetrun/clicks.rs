@@ -1,4 +1,5 @@
-//! The example of data sets on parameter servers as real processes, and inference from what it saved.
+//! The example of data sets on parameter servers as real processes, and inference from what it
+//! saved.
 
 use crate::Place;
 use fleet::prelude::*;

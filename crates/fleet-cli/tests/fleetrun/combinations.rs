@@ -4,8 +4,8 @@
 //! The program that `fleetrun` starts is this test binary, told to run [`a_process`] alone.
 //!
 //! * sync: workers divide the batches of one process.
-//! * half-async, async: what is trained is a sum, whose gradients do not depend on the parameters: whatever
-//!   comes when, so many pushes are so many steps of one process.
+//! * half-async, async: what is trained is a sum, whose gradients do not depend on the parameters:
+//!   whatever comes when, so many pushes are so many steps of one process.
 //! * geo: of the same sum, of which every exchange brings the servers a worker's share.
 
 use crate::Place;
@@ -117,7 +117,8 @@ fn batch(mode: Mode, step: u64, from: usize, count: usize) -> [(&'static str, Te
         let mut number = || rng.below(2001) as f32 / 1000.0 - 1.0;
         x.extend([number(), number()]);
         y.push(number());
-        // Every row is seen at every step: what rules do with rows that were not is another question.
+        // Every row is seen at every step: what rules do with rows that were not is another
+        // question.
         ids.extend((0..IDS).map(|id| ((at * IDS + id) as i64 + step as i64) % ROWS));
     }
     let count = count as i64;
@@ -151,8 +152,8 @@ fn alone(case @ (mode, _, _, workers): Case) -> Vec<f32> {
     }
 }
 
-/// GEO by its formula, in multiples of what one step of sgd adds: of the difference that a worker has, an
-/// exchange brings the servers the share of one worker of all.
+/// GEO by its formula, in multiples of what one step of sgd adds: of the difference that a worker
+/// has, an exchange brings the servers the share of one worker of all.
 fn geo(case @ (.., workers): Case, k_steps: u64, dies: bool) -> Vec<f32> {
     let sent = |exchanges: u64, forgets: bool| {
         let (mut own, mut all) = (0.0, 0.0);
@@ -172,7 +173,8 @@ fn geo(case @ (.., workers): Case, k_steps: u64, dies: bool) -> Vec<f32> {
     };
     let (start, one) = (train(case, 0, BATCH), train(case, 1, BATCH));
     let table = (ROWS * DIM) as usize;
-    // At the end of the steps, and at the flush that follows; rows only where they were touched since.
+    // At the end of the steps, and at the flush that follows; rows only where they were touched
+    // since.
     let times = |at: usize| if at < table { arrived(1) } else { arrived(2) };
     start.iter().zip(&one).enumerate().map(|(at, (a, b))| a + times(at) * (b - a)).collect()
 }
@@ -273,7 +275,8 @@ pub fn run(index: usize, name: &str, flags: &str) -> Option<String> {
     check(case, &format!("{name}{index}"), (CASE, &index.to_string()), flags, &alone(case))
 }
 
-/// Runs a job with a word in its environment, and holds what every worker ends with to what it should be.
+/// Runs a job with a word in its environment, and holds what every worker ends with to what it
+/// should be.
 fn check(
     (mode, rule, servers, workers): Case,
     name: &str,
@@ -299,7 +302,8 @@ pub fn difference(got: &[f32], want: &[f32]) -> f32 {
     want.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a job whose processes are a test of this binary; what each worker has printed of its parameters.
+/// Runs a job whose processes are a test of this binary; what each worker has printed of its
+/// parameters.
 pub fn ended_with(
     place: &Place,
     line: &str,

@@ -1,5 +1,5 @@
-//! Jobs whose machines meet in etcd: in one of a few lines, always, and in a real one where the variable
-//! FLEET_ETCD says where its program is.
+//! Jobs whose machines meet in etcd: in one of a few lines, always, and in a real one where the
+//! variable FLEET_ETCD says where its program is.
 
 use crate::machines::{ELASTIC, Machine, TOKEN, WHO};
 use crate::{signal, until};

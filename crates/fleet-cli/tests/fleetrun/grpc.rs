@@ -1,5 +1,5 @@
-//! Control of parameter servers over gRPC: `FLEET_GRPC_PORT`, `fleet ps`. What calls do is tested where they
-//! are answered, in `fleet-ps`.
+//! Control of parameter servers over gRPC: `FLEET_GRPC_PORT`, `fleet ps`. What calls do is tested
+//! where they are answered, in `fleet-ps`.
 
 use crate::{Place, Said};
 use std::process::Command;

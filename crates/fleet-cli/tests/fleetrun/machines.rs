@@ -345,3 +345,20 @@ fn who_was_killed_gives_all_machines_their_code() {
     first.check(137, &["error: worker 1 on 127.0.0.2 (pid ", "SIGKILL (9)"]);
     second.check(137, &["error: worker 1 on 127.0.0.2 (pid "]);
 }
+
+/// The servers have finished on the other machine, which its launcher learns from the leader.
+#[test]
+fn a_worker_is_not_left_over_on_a_machine_without_servers() {
+    let script = "if [ $TRAINING_ROLE = PSERVER ]; then printf serving > $FLEET_REPORT\n\
+                  until [ -e served ]; do sleep 0.05; done; printf finished > $FLEET_REPORT; exit 0; fi\n\
+                  printf joined > $FLEET_REPORT; [ $PADDLE_TRAINER_ID = 1 ] && sleep 600\n\
+                  touch served; printf finished > $FLEET_REPORT";
+    let line = |rest: &str| format!("--nnodes 2 --worker_num 1 --leave_timeout 1 {rest} job.py");
+    let first = line("--master 127.0.0.1:0 --host 127.0.0.1 --server_num 1");
+    let first = Machine::start("left_over/a", script, &first, TOKEN);
+    let second = line(&format!("--master {} --host 127.0.0.2", first.master()));
+    let second = Machine::start("left_over/b", script, &second, TOKEN);
+    let why = "was left over for 1 s when its job was done";
+    second.check(124, &["error: worker 1 on 127.0.0.2 (pid ", why]);
+    first.check(124, &["worker 1 on 127.0.0.2 (pid ", why]);
+}

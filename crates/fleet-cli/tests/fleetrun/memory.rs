@@ -1,5 +1,5 @@
-//! A worker that the kernel kills because memory ran out: a control group with a small limit, where one
-//! can be made.
+//! A worker that the kernel kills because memory ran out: a control group with a small limit, where
+//! one can be made.
 
 use crate::Place;
 use std::path::{Path, PathBuf};

@@ -26,7 +26,7 @@ fn wrong_command_lines() {
     check("--python no-such-python job.py", &["cannot find the interpreter", "--python"]);
     check(
         "--log_dir plain/log job.py",
-        &["cannot make the log folder plain/log", "--log_dir FOLDER"],
+        &["plain is not a folder", "log folder plain/log", "--log_dir FOLDER"],
     );
     check(
         "--ips 198.51.100.1,198.51.100.2 job.py",
@@ -47,6 +47,37 @@ fn a_log_that_cannot_be_written() {
     assert_ne!(said.code, Some(0));
     assert!(said.err.contains("cannot write the log log/workerlog.0"), "{}", said.err);
     assert!(!place.path("ran").exists());
+}
+
+/// A pipe made the launcher wait for a reader, and one from a device read it without end.
+#[test]
+fn logs_that_are_not_regular_files() {
+    let place = Place::new("log_special", "touch ran");
+    std::fs::create_dir(place.path("log")).unwrap();
+    let log = place.path("log/workerlog.0");
+    let check = || {
+        let said = place.run("job.py");
+        said.check(
+            2,
+            &["cannot write the log log/workerlog.0: expected a regular file", "remove it"],
+        );
+        assert!(!place.path("ran").exists());
+    };
+    assert!(std::process::Command::new("mkfifo").arg(&log).status().unwrap().success());
+    check();
+    std::fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &log).unwrap();
+    check();
+}
+
+#[test]
+fn arguments_are_printed_without_control_characters() {
+    let place = Place::new("control_characters", "true");
+    for line in ["--no\x1b[31m job.py", "--nproc_per_node \x1b[31m job.py", "no\x1b[31m.py"] {
+        let said = place.run(line);
+        said.check(2, &["\\u{1b}[31m"]);
+        assert!(!said.err.contains('\x1b') && !said.out.contains('\x1b'), "{:?}", said.err);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Workers of parameter servers that are started again, and what all workers do together: the right answer or
-//! an error, never a wait for somebody who does not come.
+//! Workers of parameter servers that are started again, and what all workers do together: the right
+//! answer or an error, never a wait for somebody who does not come.
 
 use crate::{Place, Said, signal};
 use fleet::Fleet;

@@ -49,12 +49,57 @@ fn a_server_that_never_served_is_not_started_again() {
         )
     };
     let told = "cannot list kept: Not a directory";
-    let said = place.run(&line(""));
-    said.check(1, &["error: server 0", told, "failed before it served", "--max_restart N"]);
-    assert!(!said.err.contains("is started again"), "{}", said.err);
-    assert_eq!(place.read("log/serverlog.0").matches(told).count(), 1);
-    let said = place.run(&line("--max_restart 1"));
-    said.check(1, &["error: server 0", told, "is started again (1 of 1)"]);
+    // The error says that it stays, whatever the flag.
+    for flags in ["", "--max_restart 1"] {
+        let said = place.run(&line(flags));
+        let why = "it is not started again: another start would end with the same error";
+        said.check(1, &["error: server 0", told, why]);
+        assert!(!said.err.contains("is started again"), "{}", said.err);
+        assert_eq!(said.err.matches(told).count(), 1, "{}", said.err);
+        assert_eq!(place.read("log/serverlog.0").matches(told).count(), 1);
+    }
+    // Without an error of Fleet the flag decides.
+    let script =
+        "[ $TRAINING_ROLE = PSERVER ] || sleep 600\nprintf starting > $FLEET_REPORT; exit 9";
+    let place = Place::new("server_start_script", script);
+    let said = place.run("--server_num=1 --worker_num=1 job.py");
+    said.check(9, &["error: server 0", "it failed before it served", "--max_restart N"]);
+    assert!(!said.err.contains("is started again ("), "{}", said.err);
+    let said = place.run("--server_num=1 --worker_num=1 --max_restart 1 job.py");
+    said.check(9, &["error: server 0", "is started again (1 of 1)"]);
+}
+
+/// Workers have finished by then, and do not see it.
+#[test]
+fn a_server_that_cannot_write_its_last_snapshot_is_reported() {
+    let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
+                  printf leaving > $FLEET_REPORT; touch leaves; sleep 1; echo no space\n\
+                  printf 'failed - final served\\nno space' > $FLEET_REPORT; exit 5";
+    let place = Place::new("last_snapshot", script);
+    let said = place.run("--server_num=1 --worker_num=1 job.py");
+    said.check(5, &["error: server 0 on ", "| no space", " without 1 server, "]);
+}
+
+/// It may load data, so that the others wait on.
+#[test]
+fn a_worker_that_does_not_join_is_named() {
+    let script = "[ $PADDLE_TRAINER_ID = 0 ] || until [ -e go ]; do sleep 0.05; done\n\
+                  printf joined > $FLEET_REPORT; until [ -e done ]; do sleep 0.05; done\n\
+                  printf finished > $FLEET_REPORT";
+    let place = Place::new("absent", script);
+    let mut command = place.command("--nproc_per_node 2 --silence_timeout 3 job.py");
+    let mut child = command.stderr(std::fs::File::create(place.path("said")).unwrap()).spawn();
+    let child = child.as_mut().unwrap();
+    crate::until("a warning", || {
+        let said = place.read("said");
+        said.contains("warning: worker 1 on ") && said.contains("and 1 worker waits for it")
+    });
+    std::fs::write(place.path("go"), "").unwrap();
+    crate::until("its word that it joins", || place.read("said").contains(") has joined"));
+    std::fs::write(place.path("done"), "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{}", place.read("said"));
+    let said = place.run("--nproc_per_node 2 --start_timeout 1 --log_dir other job.py");
+    assert_eq!(said.code, Some(0), "both join at once: {}", said.err);
 }
 
 #[test]
@@ -98,7 +143,7 @@ fn heterogeneous_jobs_have_their_logs() {
 #[test]
 fn a_server_that_writes_its_tables_is_waited_for() {
     let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
-                  printf leaves > $FLEET_SERVES\ntouch leaves\nsleep 2; touch written";
+                  printf leaving > $FLEET_REPORT\ntouch leaves\nsleep 2; touch written";
     let place = Place::new("leaves", script);
     place.run("--server_num=1 --worker_num=1 job.py").check(0, &["fleetrun: done in"]);
     assert!(place.path("written").exists());

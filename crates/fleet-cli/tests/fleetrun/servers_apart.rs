@@ -1,5 +1,5 @@
-//! Parameter servers and workers on two machines (addresses of the loopback network), one of which loses a
-//! process, or is lost as a whole.
+//! Parameter servers and workers on two machines (addresses of the loopback network), one of which
+//! loses a process, or is lost as a whole.
 
 use crate::demos::{is_at_work, process_with, worker};
 use crate::machines::{Machine, pair};
@@ -15,8 +15,8 @@ fn kill(what: &str, pid: impl Fn() -> Option<u32>) {
     signal(pid().unwrap(), "KILL");
 }
 
-/// The other machine's worker waits for the server, which comes back with its tables, and trains on alone in the
-/// end.
+/// The other machine's worker waits for the server, which comes back with its tables, and trains on
+/// alone in the end.
 #[test]
 fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine() {
     let line = "--nnodes 2 --server_num 1 --worker_num 1 demo:wide_deep --samples 60000 --threads 1 \

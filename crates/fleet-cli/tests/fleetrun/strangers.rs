@@ -39,7 +39,7 @@ fn a_stranger_at_the_launchers_port_is_named() {
 
     std::fs::write(&token, [0; 5000]).unwrap();
     let said = place.run("--token_file job.token job.py");
-    said.check(2, &["the file of the job token is too long: expected at most 4096 bytes"]);
+    said.check(2, &["the file is too large for a job token: expected at most 4 KiB"]);
 }
 
 /// An address of documentation, which no machine has.

@@ -1,5 +1,5 @@
-//! Built-in jobs by every strategy: they train, go on from a checkpoint as if they had not stopped, and say how
-//! much of their communication is hidden.
+//! Built-in jobs by every strategy: they train, go on from a checkpoint as if they had not stopped,
+//! and say how much of their communication is hidden.
 
 use crate::Place;
 use std::path::Path;
@@ -86,8 +86,8 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Stopped where ranks have something of their own that the others do not know: sums that wait, parameters
-/// between two meetings, gradients that were not sent.
+/// Stopped where ranks have something of their own that the others do not know: sums that wait,
+/// parameters between two meetings, gradients that were not sent.
 #[test]
 fn demos_go_on_as_if_they_had_not_stopped() {
     for strategy in [

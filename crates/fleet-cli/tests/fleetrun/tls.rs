@@ -1,5 +1,5 @@
-//! Jobs whose token asks for TLS: with the feature they train as others do, without it they say so. That nothing
-//! goes in the clear is tested where connections are made, in `fleet-net`.
+//! Jobs whose token asks for TLS: with the feature they train as others do, without it they say so.
+//! That nothing goes in the clear is tested where connections are made, in `fleet-net`.
 
 use crate::Place;
 

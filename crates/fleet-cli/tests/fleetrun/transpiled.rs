@@ -1,5 +1,5 @@
-//! Jobs of `DistributeTranspiler` as real processes: blocks on two servers, what they save on three, and late
-//! gradients.
+//! Jobs of `DistributeTranspiler` as real processes: blocks on two servers, what they save on
+//! three, and late gradients.
 
 use crate::Place;
 use crate::combinations::{difference, ended_with, fed, layers, print};
@@ -150,7 +150,8 @@ fn sample(step: usize) -> (f64, f64) {
     (0.5 + (step % 5) as f64 * 0.125, (step % 4) as f64 * 0.5 - 0.5)
 }
 
-/// Each computes with what it has read after its own step before: the servers take g + g² (now - read).
+/// Each computes with what it has read after its own step before: the servers take g + g² (now -
+/// read).
 #[test]
 fn late_gradients_are_corrected_by_real_servers() {
     let place = Place::new("late", "");

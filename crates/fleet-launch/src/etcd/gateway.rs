@@ -1,5 +1,5 @@
-//! Calls of etcd's API, version 3, through its gateway for JSON over HTTP: a request and an answer a
-//! connection. No TLS, no users.
+//! Calls of etcd's API, version 3, through its gateway for JSON over HTTP: a request and an answer
+//! a connection. No TLS, no users.
 
 use fleet_base::{Error, Result};
 use fleet_topology::Endpoint;

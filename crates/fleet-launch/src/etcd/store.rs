@@ -1,7 +1,7 @@
 //! The store of a meeting, and who leads it.
 
 use super::gateway::{Entry, Gateway};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, ErrorCode, Result};
 use fleet_net::{Change, Changes, Limits, Store, Swap, Time};
 use fleet_topology::Endpoint;
 use std::time::{Duration, Instant};
@@ -139,10 +139,9 @@ impl Store for EtcdStore {
                 return Ok(found.into_iter().flatten().collect());
             }
             if left(limits).is_zero() {
-                return Err(Error::unavailable(format!(
-                    "{missing} of {} keys are missing in etcd",
-                    keys.len()
-                )));
+                let count = keys.len();
+                let text = format!("{missing} of {count} keys are missing in etcd");
+                return Err(Error::unavailable(text).with_code(ErrorCode::KeysMissing));
             }
             std::thread::sleep(POLL.min(left(limits)));
         }
@@ -187,7 +186,8 @@ impl Store for EtcdStore {
         Ok(found.into_iter().map(|entry| (entry.key, entry.value)).collect())
     }
 
-    /// Asks from time to time. Revisions are of the whole etcd: what is given may be what was there.
+    /// Asks from time to time. Revisions are of the whole etcd: what is given may be what was
+    /// there.
     fn watch(&self, prefix: &str, revision: u64, limits: &Limits) -> Result<Changes> {
         let begun = Instant::now();
         loop {

@@ -39,7 +39,6 @@ const BESIDES: &[&str] = &[
     "FLEET_LAUNCH",
     "FLEET_RESTART_COUNT",
     "FLEET_REPORT",
-    "FLEET_SERVES",
     "FLEET_SILENCE_TIMEOUT",
     "FLEET_STORE",
     "FLEET_TOKEN",

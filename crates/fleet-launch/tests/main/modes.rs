@@ -118,7 +118,7 @@ fn wrong_command_lines_say_what_to_do() {
     );
     check("--gpus 0 t.py", &["this machine has no GPU", "--nproc_per_node"]);
     check("--follow some t.py", &["0, all or none"]);
-    check("--token_file /no/such/file t.py", &["cannot read the job token"]);
+    check("--token_file /no/such/file t.py", &["cannot read /no/such/file"]);
     check("--job_id a/b t.py", &["--job_id is not usable"]);
     check("--stop_timeout -1 t.py", &["--stop_timeout is not understood"]);
     check("", &["nothing to start", "demo:wide_deep"]);

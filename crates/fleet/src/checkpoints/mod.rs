@@ -1,5 +1,5 @@
-//! A job's checkpoints: one every so many steps or minutes, the last few kept, resumed from the newest
-//! that is whole.
+//! A job's checkpoints: one every so many steps or minutes, the last few kept, resumed from the
+//! newest that is whole.
 //!
 //! ```text
 //! folder/
@@ -9,23 +9,27 @@
 //!
 //! A checkpoint holds everything that a program keeps between runs (parameters, optimizer state,
 //! schedules, scaling of losses, counters), the scope's step, from which random numbers follow, and
-//! what the caller adds: the cursor of its data. A job that is resumed from it computes the same bits
-//! as one that was never stopped.
+//! what the caller adds: the cursor of its data. A job that is resumed from it computes the same
+//! bits as one that was never stopped.
 //!
-//! The variables are copied between two steps and written by a thread of their own while training goes
-//! on. A checkpoint appears whole or not at all; one that is found damaged is passed over for the one
-//! before it, and [`Resumed::passed_over`] says so.
+//! The variables are copied between two steps and written by a thread of their own while training
+//! goes on. A checkpoint appears whole or not at all; one that is found damaged is passed over for
+//! the one before it, and [`Resumed::passed_over`] says so.
 //!
-//! In a job of several ranks ([`Fleet::checkpoints`](crate::Fleet::checkpoints)) rank 0 writes what all
-//! hold, and every rank what it has of its own: sums of gradients that wait, parameters between two
-//! meetings, what was not sent, statistics. The folder is one that all ranks see. With the same number
-//! of ranks each gets its own back; with another number it is handed out anew (see
+//! In a job of several ranks ([`Fleet::checkpoints`](crate::Fleet::checkpoints)) rank 0 writes what
+//! all hold, and every rank what it has of its own: sums of gradients that wait, parameters between
+//! two meetings, what was not sent, statistics. The folder is one that all ranks see. With the same
+//! number of ranks each gets its own back; with another number it is handed out anew (see
 //! [`Spread`](crate::strategy::Spread)), so that what waits is neither lost nor counted twice.
 
 mod parts;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 use crate::save::{collect_named, persistables, put_all};
+use crate::terminal::note;
+use fleet_base::disk::{Disk, DiskLock, RealDisk, remove_folder_all};
 use fleet_base::{Error, Result};
 use fleet_comm::{Group, ReduceOp};
 use fleet_exec::Scope;
@@ -36,9 +40,9 @@ use fleet_strategy::{LocalVar, local_state};
 use fleet_tensor::{DType, Tensor};
 use parts::{Loaded, Part};
 use std::collections::{BTreeMap, HashSet};
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,8 +51,8 @@ use std::time::{Duration, Instant};
 pub struct CheckpointPolicy {
     /// After steps that are multiples of this.
     pub every_steps: Option<u64>,
-    /// When so much time has gone by since the last one. Ranks go by the clock of rank 0, which tells the
-    /// others in every step.
+    /// When so much time has gone by since the last one. Ranks go by the clock of rank 0, which
+    /// tells the others in every step.
     pub every: Option<Duration>,
     /// Older ones are removed once a new one is whole; at least 1.
     pub keep_last: usize,
@@ -62,21 +66,22 @@ impl Default for CheckpointPolicy {
     }
 }
 
-/// What a job was resumed from.
+/// The state that a job was resumed from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resumed {
     /// Steps that were done.
     pub step: u64,
-    /// What the caller saved beside the variables: on this rank, or on rank 0 where the job had another
-    /// number of ranks.
+    /// What the caller saved beside the variables: on this rank, or on rank 0 where the job had
+    /// another number of ranks.
     pub entries: BTreeMap<String, String>,
     /// The same of every rank that saved.
     pub entries_of_ranks: Vec<BTreeMap<String, String>>,
     pub path: PathBuf,
     /// Newer checkpoints that could not be used, and why.
     pub passed_over: Vec<String>,
-    /// Numbers that training reads and never writes (a rate, the interval of a strategy), and that the program
-    /// would have begun with otherwise. Those of the checkpoint hold, since they may have been set by hand.
+    /// Numbers that training reads and never writes (a rate, the interval of a strategy), and that
+    /// the program would have begun with otherwise. Those of the checkpoint hold, since they may
+    /// have been set by hand.
     pub other_numbers: Vec<String>,
 }
 
@@ -106,13 +111,23 @@ pub struct Resumed {
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub struct Checkpoints {
+    disk: Arc<dyn Disk>,
     folder: PathBuf,
     policy: CheckpointPolicy,
     writer: Option<JoinHandle<Result<()>>>,
     last_saved: Instant,
     place: Place,
+    /// Of rank 0, from its first save: no other job saves here at the same time.
+    lock: Option<DiskLock>,
     /// What each rank has of its own, by the program's fingerprint.
     local: Option<(u128, Vec<LocalVar>)>,
+}
+
+/// The newest state of a folder to resume from.
+enum Newest {
+    Loaded(Resumed),
+    /// Nothing: saves that were never finished, and why.
+    Unfinished(Vec<String>),
 }
 
 /// This process among those that save together.
@@ -145,12 +160,12 @@ impl Place {
 }
 
 impl Checkpoints {
-    /// Those of a job of one process. Makes the folder if it is not there. One rank of several that saves with
-    /// this saves its own state only, which is not the job's where ranks have state of their own: see
-    /// [`Fleet::checkpoints`](crate::Fleet::checkpoints).
+    /// Those of a job of one process. Makes the folder if it is not there. One rank of several that
+    /// saves with this saves its own state only, which is not the job's where ranks have state of
+    /// their own: see [`Fleet::checkpoints`](crate::Fleet::checkpoints).
     pub fn open(folder: impl AsRef<Path>, policy: CheckpointPolicy) -> Result<Checkpoints> {
         let place = Place { rank: 0, ranks: 1, group: None, run: String::new() };
-        Checkpoints::open_at(folder.as_ref(), policy, place)
+        Checkpoints::open_at(RealDisk::handle(), folder.as_ref(), policy, place)
     }
 
     /// Those of a job of several, which all call this.
@@ -164,28 +179,49 @@ impl Checkpoints {
         let mut place = Place { rank, ranks, group, run: String::new() };
         let number = RandomState::new().hash_one(std::process::id()) & RUN_MASK;
         place.run = place.agree("checkpoints: run", number as f64)?.to_string();
-        Checkpoints::open_at(folder, policy, place)
+        Checkpoints::open_at(RealDisk::handle(), folder, policy, place)
     }
 
-    fn open_at(folder: &Path, policy: CheckpointPolicy, place: Place) -> Result<Checkpoints> {
+    fn open_at(
+        disk: Arc<dyn Disk>,
+        folder: &Path,
+        policy: CheckpointPolicy,
+        place: Place,
+    ) -> Result<Checkpoints> {
         if policy.keep_last == 0 || policy.every_steps == Some(0) {
             return Err(Error::invalid("the policy of checkpoints makes no sense")
                 .expected("keep_last and every_steps of at least 1")
                 .got(format!("{policy:?}")));
         }
-        let made = fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error));
+        let made = disk.create_folder(folder).map_err(|error| Error::io("create", folder, &error));
         match &place.group {
             Some(group) => shared::check(folder, group, &place.run, made)?,
             None => made?,
         }
         let (folder, last_saved) = (folder.to_path_buf(), Instant::now());
-        Ok(Checkpoints { folder, policy, writer: None, last_saved, place, local: None })
+        let (writer, lock, local) = (None, None, None);
+        Ok(Checkpoints { disk, folder, policy, writer, last_saved, place, lock, local })
     }
 
-    /// Loads the newest checkpoint that is whole, if there is one; of several ranks, all call it and all
-    /// load the same. Damaged ones, and those that some rank was stopped in, are passed over; one that is whole but
-    /// does not fit the program is an error, and nothing changes.
+    /// Loads the newest checkpoint that is whole, if there is one; of several ranks, all call it
+    /// and all load the same. Damaged ones, and those that some rank was stopped in, are passed
+    /// over; one that is whole but does not fit the program is an error, and nothing changes.
     pub fn resume(&mut self, program: &Program, scope: &mut Scope) -> Result<Option<Resumed>> {
+        match self.load_newest(program, scope)? {
+            Newest::Loaded(resumed) => Ok(Some(resumed)),
+            Newest::Unfinished(reasons) if self.place.rank == 0 && !reasons.is_empty() => {
+                note(format_args!(
+                    "no checkpoint in {} was finished, and training starts from the beginning: {}",
+                    self.folder.display(),
+                    reasons.join("; ")
+                ));
+                Ok(None)
+            }
+            Newest::Unfinished(_) => Ok(None),
+        }
+    }
+
+    fn load_newest(&mut self, program: &Program, scope: &mut Scope) -> Result<Newest> {
         let mut passed_over = Vec::new();
         let local = self.local(program).to_vec();
         let mut left = self.list()?;
@@ -198,7 +234,8 @@ impl Checkpoints {
             let step = step as u64;
             left.retain(|(other, _)| *other < step);
             let path = self.path(step);
-            let loaded = parts::load(&path, (self.place.rank, self.place.ranks), &local);
+            let loaded =
+                parts::load(&*self.disk, &path, (self.place.rank, self.place.ranks), &local);
             if !self.place.all("checkpoints: can be read", loaded.is_ok())? {
                 passed_over.push(match loaded {
                     Err(error) => format!("{}: {error}", path.display()),
@@ -216,7 +253,7 @@ impl Checkpoints {
             let own = if all.len() == self.place.ranks { self.place.rank } else { 0 };
             let entries = all.get(own).cloned().unwrap_or_default();
             let entries_of_ranks = all;
-            return Ok(Some(Resumed {
+            return Ok(Newest::Loaded(Resumed {
                 step,
                 entries,
                 entries_of_ranks,
@@ -226,10 +263,12 @@ impl Checkpoints {
             }));
         }
         // A job that was stopped in its first save has nothing to go on from.
-        let begun = self.list()?.iter().all(|(_, path)| parts::is_unfinished(path));
+        let mut all = self.list()?.into_iter();
+        // One that cannot be looked at may be whole.
+        let begun = all.all(|(_, path)| parts::is_unfinished(&*self.disk, &path).unwrap_or(false));
         let nothing_yet = self.place.agree("checkpoints: none", f64::from(u8::from(begun)))? == 1.0;
         if passed_over.is_empty() || nothing_yet {
-            return Ok(None);
+            return Ok(Newest::Unfinished(passed_over));
         }
         Err(Error::invalid("no checkpoint in the folder can be read")
             .got(passed_over.join("; "))
@@ -269,8 +308,8 @@ impl Checkpoints {
         }
     }
 
-    /// Saves now: returns once the variables are copied. Waits for a save that is still being written,
-    /// so that at most one copy is held. Of several ranks, all save the same step.
+    /// Saves now: returns once the variables are copied. Waits for a save that is still being
+    /// written, so that at most one copy is held. Of several ranks, all save the same step.
     pub fn save(
         &mut self,
         step: u64,
@@ -285,12 +324,15 @@ impl Checkpoints {
             ))
             .help("names that start with 'fleet.' are Fleet's"));
         }
-        let part = self.part(program, scope, entries)?;
+        if self.place.rank == 0 && self.lock.is_none() {
+            self.lock = lock(&*self.disk, &self.folder)?;
+        }
+        let part = self.part(step, program, scope, entries)?;
         let (folder, keep_last) = (self.folder.clone(), self.policy.keep_last);
-        let path = self.path(step);
+        let (disk, path) = (self.disk.clone(), self.path(step));
         let write = move || {
-            part.write(&path)?;
-            if part.place.0 == 0 { remove_old(&folder, keep_last) } else { Ok(()) }
+            part.write(&disk, &path)?;
+            if part.place.0 == 0 { remove_old(&*disk, &folder, step, keep_last) } else { Ok(()) }
         };
         let thread = std::thread::Builder::new().name("fleet-checkpoint".into());
         self.writer = Some(thread.spawn(write).map_err(|error| {
@@ -303,6 +345,7 @@ impl Checkpoints {
     /// Copies what this rank writes.
     fn part(
         &mut self,
+        job_step: u64,
         program: &Program,
         scope: &Scope,
         entries: BTreeMap<String, String>,
@@ -315,6 +358,7 @@ impl Checkpoints {
         Ok(Part {
             place: (*rank, *ranks),
             run: run.clone(),
+            job_step,
             common: if *rank == 0 { collect_named(scope, &common)? } else { Vec::new() },
             own: collect_named(scope, &own)?,
             meta: Meta { step: scope.step(), entries },
@@ -336,8 +380,8 @@ impl Checkpoints {
         self.folder.join(format!("{PREFIX}{step:012}"))
     }
 
-    /// Waits until everything that this rank saves is on the disk. To be called at the end: dropping waits too, but has
-    /// nobody to tell of an error.
+    /// Waits until everything that this rank saves is on the disk. To be called at the end:
+    /// dropping waits too, but has nobody to tell of an error.
     pub fn finish(&mut self) -> Result<()> {
         match self.writer.take().map(JoinHandle::join) {
             None => Ok(()),
@@ -370,7 +414,7 @@ impl Checkpoints {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
-        list(&self.folder)
+        list(&*self.disk, &self.folder)
     }
 }
 
@@ -379,6 +423,20 @@ impl Drop for Checkpoints {
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
         }
+    }
+}
+
+/// Two jobs would remove each other's checkpoints, and resume from a mixture of both.
+fn lock(disk: &dyn Disk, folder: &Path) -> Result<Option<DiskLock>> {
+    let path = folder.join("lock");
+    match disk.lock(&path) {
+        Ok(Some(lock)) => Ok(Some(lock)),
+        Ok(None) => Err(Error::invalid("another job saves its checkpoints in this folder")
+            .at(folder.display())
+            .help("wait for its end, or give this job a folder of its own")),
+        // Not every file system over a network has locks.
+        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(None),
+        Err(error) => Err(Error::io("lock", &path, &error)),
     }
 }
 
@@ -455,34 +513,37 @@ fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let entries = fs::read_dir(folder).map_err(|error| Error::io("read", folder, &error))?;
-    let mut found: Vec<(u64, PathBuf)> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let step = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
-            Some((step, entry.path()))
-        })
+fn list(disk: &dyn Disk, folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let names = disk.list(folder).map_err(|error| Error::io("list", folder, &error))?;
+    let mut found: Vec<(u64, PathBuf)> = names
+        .iter()
+        .filter_map(|name| Some((name.strip_prefix(PREFIX)?.parse().ok()?, folder.join(name))))
         .collect();
     found.sort();
     Ok(found)
 }
 
-/// Rank 0 removes: whoever has written a part of a newer whole checkpoint is done with older ones. What
-/// was begun and never became whole has no manifest and is not counted among those kept, but goes
-/// with the old ones.
-fn remove_old(folder: &Path, keep_last: usize) -> Result<()> {
-    let all = list(folder)?;
-    let kept: Vec<u64> = all
-        .iter()
-        .rev()
-        .filter(|(_, path)| parts::is_whole(path))
-        .take(keep_last)
-        .map(|it| it.0)
-        .collect();
-    let Some(oldest) = kept.last() else { return Ok(()) };
-    for (_, path) in all.iter().filter(|(step, _)| step < oldest) {
-        fs::remove_dir_all(path).map_err(|error| Error::io("remove", path, &error))?;
+/// Rank 0 removes: whoever has written a part of a newer whole checkpoint is done with older ones.
+/// What was begun and never became whole has no manifest and is not counted among those kept, but
+/// goes with the old ones. Nor does one of a later step count than the one that was `saved`: the
+/// job was not resumed from it, so it may be damaged.
+fn remove_old(disk: &dyn Disk, folder: &Path, saved: u64, keep_last: usize) -> Result<()> {
+    let mut all = list(disk, folder)?;
+    all.retain(|(step, _)| *step <= saved);
+    let newest_first = all.iter().rev();
+    let kept: Vec<&(u64, PathBuf)> =
+        newest_first.filter(|(_, path)| parts::is_whole(disk, path)).take(keep_last).collect();
+    let Some((oldest, _)) = kept.last() else { return Ok(()) };
+    let old: Vec<&PathBuf> =
+        all.iter().filter(|(step, _)| step < oldest).map(|(_, path)| path).collect();
+    if old.is_empty() {
+        return Ok(());
+    }
+    for (_, path) in kept {
+        parts::sync_names(disk, path)?;
+    }
+    for path in old {
+        remove_folder_all(disk, path).map_err(|error| Error::io("remove", path, &error))?;
     }
     Ok(())
 }

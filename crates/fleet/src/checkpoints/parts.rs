@@ -5,16 +5,20 @@
 //!   rank-00000/  rank-00001/ ...  what each has of its own; none in a job of one rank
 //! ```
 //!
-//! Every part is a checkpoint by itself, written when its rank gets to it. The whole is there when all
-//! parts are, and all are of the same run of the job: no rank waits for another to save. What ranks
-//! have of their own is handed out anew when other ranks read it: see [`Spread`].
+//! Every part is a checkpoint by itself, written when its rank gets to it. The whole is there when
+//! all parts are, and all are of the same run of the job: no rank waits for another to save. What
+//! ranks have of their own is handed out anew when other ranks read it: see [`Spread`].
 
+use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
-use fleet_format::{Meta, is_finished, list_tensors, load_tensors, save_tensors};
+use fleet_format::{
+    Meta, SaveState, list_tensors_on, load_tensors_on, save_state_on, save_tensors_on,
+};
 use fleet_strategy::{LocalVar, Spread};
 use fleet_tensor::{DType, Element, Tensor, bf16, f16};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Named tensors.
 pub(super) type Named = Vec<(String, Tensor)>;
@@ -24,6 +28,8 @@ pub(super) const RESERVED: &str = "fleet.";
 const RANKS: &str = "fleet.ranks";
 const RUN: &str = "fleet.run";
 const LOCAL: &str = "fleet.local";
+/// The job's step: a part under the name of another one has been moved there.
+const STEP: &str = "fleet.step";
 
 /// Ranks that a checkpoint may name: as many as a job may have.
 const RANKS_MAX: usize = 1 << 20;
@@ -34,6 +40,8 @@ pub(super) struct Part {
     pub place: (usize, usize),
     /// Tells the parts of this run from what an earlier one has left in the same folder.
     pub run: String,
+    /// Steps of the job that are done.
+    pub job_step: u64,
     /// What all ranks hold; of rank 0.
     pub common: Named,
     pub own: Named,
@@ -43,33 +51,42 @@ pub(super) struct Part {
 }
 
 impl Part {
-    pub fn write(&self, path: &Path) -> Result<()> {
+    pub fn write(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<()> {
         let (rank, ranks) = self.place;
         if ranks > 1 {
-            self.write_one(&rank_folder(path, rank), &self.own, Vec::new())?;
+            self.write_one(disk, &rank_folder(path, rank), &self.own, Vec::new())?;
         }
         if rank == 0 {
             let local = self.local.iter().map(|var| format!("{}\t{}", var.spread, var.name));
             let local = local.collect::<Vec<_>>().join("\n");
             let entries = vec![(RANKS, ranks.to_string()), (LOCAL, local)];
             let entries = if ranks > 1 { entries } else { Vec::new() };
-            self.write_one(path, &self.common, entries)?;
+            self.write_one(disk, path, &self.common, entries)?;
         }
         Ok(())
     }
 
-    fn write_one(&self, path: &Path, tensors: &Named, more: Vec<(&str, String)>) -> Result<()> {
+    fn write_one(
+        &self,
+        disk: &Arc<dyn Disk>,
+        path: &Path,
+        tensors: &Named,
+        more: Vec<(&str, String)>,
+    ) -> Result<()> {
         let mut meta = self.meta.clone();
+        meta.entries.insert(STEP.to_string(), self.job_step.to_string());
         if self.place.1 > 1 {
             meta.entries.insert(RUN.to_string(), self.run.clone());
         }
         meta.entries.extend(more.into_iter().map(|(key, value)| (key.to_string(), value)));
-        save_tensors(path, tensors.iter().map(|(name, it)| (name.as_str(), it)), &meta)
+        save_tensors_on(disk, path, tensors.iter().map(|(name, it)| (name.as_str(), it)), &meta)
     }
 }
 
+const RANK_PREFIX: &str = "rank-";
+
 fn rank_folder(path: &Path, rank: usize) -> PathBuf {
-    path.join(format!("rank-{rank:05}"))
+    path.join(format!("{RANK_PREFIX}{rank:05}"))
 }
 
 /// What one rank reads.
@@ -82,34 +99,56 @@ pub(super) struct Loaded {
 }
 
 /// Whether every part is there and belongs to the others; tensors are not read.
-pub(super) fn is_whole(path: &Path) -> bool {
-    let Ok((_, meta)) = list_tensors(path) else { return false };
+pub(super) fn is_whole(disk: &dyn Disk, path: &Path) -> bool {
+    let Ok((_, meta)) = list_tensors_on(disk, path) else { return false };
     let Ok(head) = Head::read(path, &meta) else { return false };
     (0..head.ranks).all(|rank| {
-        let part = list_tensors(rank_folder(path, rank));
-        head.ranks == 1 || part.is_ok_and(|(_, meta)| meta.entries.get(RUN) == Some(&head.run))
+        let part = list_tensors_on(disk, rank_folder(path, rank));
+        head.ranks == 1 || part.is_ok_and(|(_, meta)| head.check_part(path, &meta).is_ok())
     })
 }
 
-/// Whether some rank was stopped before it had saved: then this has never been a checkpoint.
-pub(super) fn is_unfinished(path: &Path) -> bool {
-    if !is_finished(path) {
-        return true;
-    }
-    let Ok((_, meta)) = list_tensors(path) else { return false };
-    let Ok(head) = Head::read(path, &meta) else { return false };
-    let lacks = |rank: usize| {
-        let part = rank_folder(path, rank);
-        let of_run = |(_, meta): (_, Meta)| meta.entries.get(RUN) == Some(&head.run);
-        !is_finished(&part) || list_tensors(&part).is_ok_and(|part| !of_run(part))
+/// Names of a whole checkpoint's files survive a power cut from now on. Each rank sees to that for
+/// its part, but a part is seen as whole a moment before.
+pub(super) fn sync_names(disk: &dyn Disk, path: &Path) -> Result<()> {
+    let sync = |folder: &Path| {
+        disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error))
     };
-    head.ranks > 1 && (0..head.ranks).any(lacks)
+    let names = disk.list(path).map_err(|error| Error::io("list", path, &error))?;
+    for name in names.iter().filter(|name| name.starts_with(RANK_PREFIX)) {
+        sync(&path.join(name))?;
+    }
+    sync(path)
 }
 
-/// Reads the checkpoint for a rank; `place` is (rank, number of ranks), `wanted` what its program has of
-/// its own on every rank.
-pub(super) fn load(path: &Path, place: (usize, usize), wanted: &[LocalVar]) -> Result<Loaded> {
-    let common = load_tensors(path)?;
+/// Whether some rank was stopped before it had saved: then this has never been a checkpoint.
+pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
+    if save_state_on(disk, path)? != SaveState::Finished {
+        return Ok(true);
+    }
+    let Ok((_, meta)) = list_tensors_on(disk, path) else { return Ok(false) };
+    let Ok(head) = Head::read(path, &meta) else { return Ok(false) };
+    for rank in (0..head.ranks).filter(|_| head.ranks > 1) {
+        let part = rank_folder(path, rank);
+        let of_run = |(_, meta): (_, Meta)| meta.entries.get(RUN) == Some(&head.run);
+        if save_state_on(disk, &part)? != SaveState::Finished
+            || list_tensors_on(disk, &part).is_ok_and(|part| !of_run(part))
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads the checkpoint for a rank; `place` is (rank, number of ranks), `wanted` what its program
+/// has of its own on every rank.
+pub(super) fn load(
+    disk: &dyn Disk,
+    path: &Path,
+    place: (usize, usize),
+    wanted: &[LocalVar],
+) -> Result<Loaded> {
+    let common = load_tensors_on(disk, path)?;
     let head = Head::read(path, &common.meta)?;
     let (step, mut tensors) = (common.meta.step, common.tensors);
     // What the ranks that saved had in common, or had alone, may be shared out now.
@@ -128,9 +167,9 @@ pub(super) fn load(path: &Path, place: (usize, usize), wanted: &[LocalVar]) -> R
         let path = rank_folder(path, rank);
         let skip = head.ranks == place.1 && rank != place.0;
         let meta = match skip {
-            true => list_tensors(&path)?.1,
+            true => list_tensors_on(disk, &path)?.1,
             false => {
-                let part = load_tensors(&path)?;
+                let part = load_tensors_on(disk, &path)?;
                 parts.push(part.tensors.into_iter().collect());
                 part.meta
             }
@@ -157,13 +196,27 @@ pub(super) fn load(path: &Path, place: (usize, usize), wanted: &[LocalVar]) -> R
 struct Head {
     ranks: usize,
     run: String,
+    /// None in a checkpoint of an earlier build.
+    step: Option<String>,
     local: Vec<LocalVar>,
 }
 
 impl Head {
     fn read(path: &Path, meta: &Meta) -> Result<Head> {
+        let step = meta.entries.get(STEP).cloned();
+        let folder = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let named: Option<u64> = folder.strip_prefix(super::PREFIX).and_then(|it| it.parse().ok());
+        if let (Some(step), Some(named)) = (&step, named)
+            && *step != named.to_string()
+        {
+            return Err(Error::invalid("the checkpoint is of another step than its folder's name")
+                .expected(format!("step {named}"))
+                .got(format!("step {step}"))
+                .at(path.display())
+                .help("give the folder its name back"));
+        }
         let Some(ranks) = meta.entries.get(RANKS) else {
-            return Ok(Head { ranks: 1, run: String::new(), local: Vec::new() });
+            return Ok(Head { ranks: 1, run: String::new(), step, local: Vec::new() });
         };
         let broken = |what: &str| {
             Err(Error::invalid(format!("the checkpoint's {what} make no sense")).at(path.display()))
@@ -181,16 +234,27 @@ impl Head {
             local.push(LocalVar { name: name.to_string(), spread });
         }
         let run = meta.entries.get(RUN).cloned().unwrap_or_default();
-        Ok(Head { ranks, run, local })
+        Ok(Head { ranks, run, step, local })
     }
 
     fn check_part(&self, path: &Path, meta: &Meta) -> Result<()> {
         let found = meta.entries.get(RUN).map_or("", String::as_str);
-        match found == self.run {
-            true => Ok(()),
-            false => Err(Error::invalid("the rank's part belongs to another run of the job")
+        if found != self.run {
+            return Err(Error::invalid("the rank's part belongs to another run of the job")
                 .expected(&self.run)
                 .got(found)
+                .at(path.display()));
+        }
+        let step = |step: Option<&String>| match step {
+            Some(step) => format!("step {step}"),
+            None => "no step".to_string(),
+        };
+        let found = meta.entries.get(STEP);
+        match found == self.step.as_ref() {
+            true => Ok(()),
+            false => Err(Error::invalid("the rank's part belongs to another checkpoint")
+                .expected(step(self.step.as_ref()))
+                .got(step(found))
                 .at(path.display())),
         }
     }
@@ -263,6 +327,7 @@ fn whole<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fleet_base::disk::RealDisk;
 
     #[test]
     fn values_of_ranks_are_handed_out() {
@@ -291,11 +356,11 @@ mod tests {
         if ranks == 1 {
             common.append(&mut own);
         }
-        Part { place: (rank, ranks), run: run.into(), common, own, local, meta }
+        Part { place: (rank, ranks), run: run.into(), job_step: 5, common, own, local, meta }
     }
 
     fn own(path: &Path, place: (usize, usize)) -> Result<f32> {
-        let loaded = load(path, place, &[])?;
+        let loaded = load(&RealDisk, path, place, &[])?;
         let found = loaded.tensors.iter().find(|(name, _)| name == "own").unwrap();
         found.1.item::<f32>()
     }
@@ -304,29 +369,38 @@ mod tests {
     fn a_checkpoint_is_whole_when_all_parts_are() {
         let path = std::env::temp_dir().join(format!("fleet-parts-{}", std::process::id()));
         std::fs::remove_dir_all(&path).ok();
-        part(0, 2, "1", 10.0).write(&path).unwrap();
-        assert!(!is_whole(&path) && own(&path, (0, 2)).is_err(), "rank 1 has not saved");
-        part(1, 2, "1", 20.0).write(&path).unwrap();
-        assert!(is_whole(&path));
+        part(0, 2, "1", 10.0).write(&RealDisk::handle(), &path).unwrap();
+        assert!(!is_whole(&RealDisk, &path) && own(&path, (0, 2)).is_err(), "rank 1 has not saved");
+        part(1, 2, "1", 20.0).write(&RealDisk::handle(), &path).unwrap();
+        assert!(is_whole(&RealDisk, &path));
         assert_eq!(own(&path, (1, 2)).unwrap(), 20.0);
         assert_eq!(own(&path, (2, 3)).unwrap(), 15.0);
         assert_eq!(own(&path, (0, 1)).unwrap(), 15.0);
-        assert_eq!(load(&path, (0, 3), &[]).unwrap().entries[1]["cursor"], "1");
+        assert_eq!(load(&RealDisk, &path, (0, 3), &[]).unwrap().entries[1]["cursor"], "1");
 
         // The job was started again, and stopped before rank 1 got here.
-        part(0, 2, "2", 30.0).write(&path).unwrap();
-        assert!(!is_whole(&path));
+        part(0, 2, "2", 30.0).write(&RealDisk::handle(), &path).unwrap();
+        assert!(!is_whole(&RealDisk, &path));
         let error = own(&path, (1, 2)).unwrap_err().to_string();
         assert!(error.contains("another run of the job"), "{error}");
 
-        part(0, 1, "", 40.0).write(&path).unwrap();
-        assert!(is_whole(&path));
+        // A part of the same run, copied from another checkpoint.
+        part(1, 2, "2", 40.0).write(&RealDisk::handle(), &path).unwrap();
+        assert!(is_whole(&RealDisk, &path));
+        let other = Part { job_step: 4, ..part(1, 2, "2", 50.0) };
+        other.write(&RealDisk::handle(), &path).unwrap();
+        assert!(!is_whole(&RealDisk, &path));
+        let error = own(&path, (1, 2)).unwrap_err().to_string();
+        assert!(error.contains("another checkpoint: expected step 5, got step 4"), "{error}");
+
+        part(0, 1, "", 40.0).write(&RealDisk::handle(), &path).unwrap();
+        assert!(is_whole(&RealDisk, &path));
         assert_eq!(own(&path, (5, 8)).unwrap(), 40.0);
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// Killed in the first save of all: there is nothing to go on from, and nothing was lost. A damaged
-    /// checkpoint was one.
+    /// Killed in the first save of all: there is nothing to go on from, and nothing was lost. A
+    /// damaged checkpoint was one.
     #[test]
     fn what_was_never_whole_is_no_checkpoint() {
         use crate::{CheckpointPolicy, Checkpoints};
@@ -338,19 +412,19 @@ mod tests {
             checkpoints.resume(&program, &mut fleet_exec::Scope::new())
         };
         let first = folder.join("step-000000000005");
-        part(1, 2, "1", 20.0).write(&first).unwrap();
-        assert!(is_unfinished(&first));
+        part(1, 2, "1", 20.0).write(&RealDisk::handle(), &first).unwrap();
+        assert!(is_unfinished(&RealDisk, &first).unwrap());
         assert_eq!(resume().unwrap(), None, "rank 0 has not saved");
-        part(0, 2, "1", 10.0).write(&first).unwrap();
-        assert!(!is_unfinished(&first));
-        part(0, 2, "2", 10.0).write(&first).unwrap();
-        assert!(is_unfinished(&first));
+        part(0, 2, "1", 10.0).write(&RealDisk::handle(), &first).unwrap();
+        assert!(!is_unfinished(&RealDisk, &first).unwrap());
+        part(0, 2, "2", 10.0).write(&RealDisk::handle(), &first).unwrap();
+        assert!(is_unfinished(&RealDisk, &first).unwrap());
         assert_eq!(resume().unwrap(), None, "rank 1 has not saved in this run");
 
-        part(1, 2, "2", 20.0).write(&first).unwrap();
+        part(1, 2, "2", 20.0).write(&RealDisk::handle(), &first).unwrap();
         let files = std::fs::read_dir(rank_folder(&first, 1)).unwrap().flatten();
         files.for_each(|file| std::fs::write(file.path(), "damage").unwrap());
-        assert!(!is_unfinished(&first));
+        assert!(!is_unfinished(&RealDisk, &first).unwrap());
         let error = resume().unwrap_err().to_string();
         assert!(error.contains("no checkpoint in the folder can be read"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();

@@ -1,5 +1,5 @@
-//! Whether all ranks see one folder: a checkpoint whose parts lie on different disks is never whole, and that
-//! should not be found out after a crash.
+//! Whether all ranks see one folder: a checkpoint whose parts lie on different disks is never
+//! whole, and that should not be found out after a crash.
 
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a file of rank 0 may take to appear on another machine: file systems over a network keep the lists
-/// of folders for some seconds.
+/// How long a file of rank 0 may take to appear on another machine: file systems over a network
+/// keep the lists of folders for some seconds.
 const SEEN_SPAN: Duration = Duration::from_secs(5);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 

@@ -17,8 +17,8 @@ use fleet_topology::Env;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A program's forward part, whose rows are read from servers. Nothing that it does changes a table: an id that
-/// has no row reads as zeros, or as what its row would begin with, and gets none.
+/// A program's forward part, whose rows are read from servers. Nothing that it does changes a
+/// table: an id that has no row reads as zeros, or as what its row would begin with, and gets none.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -68,9 +68,9 @@ pub struct DistributedInfer {
 
 impl Fleet {
     /// Stand-alone inference (`init_distributed_infer_env`): the servers load what
-    /// [`Worker::save_persistables`] has written into `dir`, which they and the workers see by this name, and
-    /// the workers take the parameters from there. The servers' processes call [`Fleet::init_server`]; `job` is
-    /// that of the same network, strategy and optimizer.
+    /// [`Worker::save_persistables`] has written into `dir`, which they and the workers see by this
+    /// name, and the workers take the parameters from there. The servers' processes call
+    /// [`Fleet::init_server`]; `job` is that of the same network, strategy and optimizer.
     pub fn distributed_infer(
         &self,
         programs: Programs,
@@ -159,7 +159,8 @@ impl DistributedInfer {
         self.traffic.set_unknown(unknown);
     }
 
-    /// The program that runs (`get_dist_infer_program`): lookups read from servers, nothing is updated.
+    /// The program that runs (`get_dist_infer_program`): lookups read from servers, nothing is
+    /// updated.
     pub fn program(&self) -> &Program {
         self.session.test_program()
     }
@@ -168,8 +169,8 @@ impl DistributedInfer {
         self.traffic.servers()
     }
 
-    /// One batch. Where an input is not fed, a label for instance, only what the fetched variables need is
-    /// computed.
+    /// One batch. Where an input is not fed, a label for instance, only what the fetched variables
+    /// need is computed.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         let whole = self.session.test_program();
         let fed = |name: &str| feed.iter().any(|(fed, _)| *fed == name);

@@ -8,6 +8,7 @@ use super::over::OverMark;
 use super::save::load_server;
 use super::{Place, ServerJob, Worker, communicator_options};
 use crate::Fleet;
+use crate::report::Reporter;
 use crate::terminal::note;
 use fleet_base::{Error, Result};
 use fleet_exec::ExecOptions;
@@ -26,8 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Fleet {
-    /// A process of whatever job the environment says: one with parameter servers where it names them
-    /// (`PADDLE_PSERVERS_IP_PORT_LIST`), else a collective one.
+    /// A process of whatever job the environment says: one with parameter servers where it names
+    /// them (`PADDLE_PSERVERS_IP_PORT_LIST`), else a collective one.
     ///
     /// ```
     /// let fleet = fleet::Fleet::from_env()?; // nobody has launched this process
@@ -41,8 +42,8 @@ impl Fleet {
         }
     }
 
-    /// A server or a worker of a job with parameter servers, as the environment says. A process that
-    /// nobody launched is worker 0 of 1, with a server in the same process.
+    /// A server or a worker of a job with parameter servers, as the environment says. A process
+    /// that nobody launched is worker 0 of 1, with a server in the same process.
     ///
     /// ```
     /// use fleet::prelude::*;
@@ -68,10 +69,8 @@ impl Fleet {
     pub fn parameter_server() -> Result<Fleet> {
         let env = Env::process();
         let fleet = Fleet::init(Topology::parameter_server(&env)?)?;
-        let file = env.text(names::FLEET_SERVES).map(Path::new).filter(|_| fleet.is_server());
-        // One that is started again has served.
-        if let Some(file) = file.filter(|file| !file.exists()) {
-            tell(file, names::STARTS)?;
+        if fleet.is_server() {
+            fleet.reporter().starting();
         }
         Ok(fleet)
     }
@@ -113,8 +112,8 @@ impl Fleet {
         self.serve(|server| ServerTables::new(&job.tables, server).map(Arc::new))
     }
 
-    /// As [`Fleet::init_server`], with what was saved in `dir` (`init_server(dirname, var_names)`): all tables, or
-    /// the sparse ones of these names. Any number of servers may have saved it.
+    /// As [`Fleet::init_server`], with what was saved in `dir` (`init_server(dirname, var_names)`):
+    /// all tables, or the sparse ones of these names. Any number of servers may have saved it.
     pub fn init_server_from(
         &self,
         job: &ServerJob,
@@ -128,16 +127,19 @@ impl Fleet {
         })
     }
 
-    /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started again, by
-    /// `fleetrun` or by hand, resumes with every push that was acknowledged.
+    /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started
+    /// again, by `fleetrun` or by hand, resumes with every push that was acknowledged.
     ///
     /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When
     /// it has ended well, the folder is refused: what it has learnt is in its saves.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
-        refuse_finished(&durability.folder)?;
         self.serve(|server| {
+            refuse_finished(&durability.folder)?;
+            if self.reporter().is_restart() {
+                refuse_vanished(&durability.folder)?;
+            }
             let tables = ServerTables::durable(&job.tables, server, durability)?;
-            if is_first_start(&Env::process())? {
+            if self.reporter().is_first_start() {
                 tables.begin_run()?;
             }
             if let (Some(found), Some(folder)) = (tables.recovered(), tables.durable_folder()) {
@@ -149,6 +151,10 @@ impl Fleet {
     }
 
     fn serve(&self, make: impl FnOnce(usize) -> Result<Arc<ServerTables>>) -> Result<Server> {
+        self.listen(make).inspect_err(|error| self.reporter().failed(error))
+    }
+
+    fn listen(&self, make: impl FnOnce(usize) -> Result<Arc<ServerTables>>) -> Result<Server> {
         let topology = self.topology();
         let endpoint = topology.endpoint().filter(|_| topology.is_server()).ok_or_else(|| {
             Error::invalid("this process is no server")
@@ -156,7 +162,8 @@ impl Fleet {
                 .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
         })?;
         let (env, token) = (Env::process(), self.job_token()?);
-        // Before the tables, which may take long to load: probes see a server that is not ready yet.
+        // Before the tables, which may take long to load: probes see a server that is not ready
+        // yet.
         let control = match env.number::<u16>(names::FLEET_GRPC_PORT)? {
             Some(port) => Some(Control::bind(endpoint, port, &token, (topology.rank(), &env))?),
             None => None,
@@ -175,18 +182,17 @@ impl Fleet {
         let server =
             TableServer::bind_within(address, tables.clone(), &token, within, Log::stderr())
                 .map_err(|error| error.at(format!("server {}", topology.rank())))?;
+        let is_durable = tables.durable_folder().is_some();
         if let Some(control) = &control {
             control.serve(tables, &self.server_addresses()?)?;
         }
-        if let Some(file) = env.text(names::FLEET_SERVES) {
-            tell(Path::new(file), names::SERVES)?;
-        }
+        self.reporter().serving(is_durable);
         let over = OverMark::of(self, &token);
-        Ok(Server { server, over, _control: control })
+        Ok(Server { server, over, reporter: self.reporter().clone(), _control: control })
     }
 
-    /// Connects to all servers, waits for those that are not there yet, and starts a worker. What the
-    /// environment says about traffic is what the strategy leaves open.
+    /// Connects to all servers, waits for those that are not there yet, and starts a worker. What
+    /// the environment says about traffic is what the strategy leaves open.
     pub fn init_worker(
         &self,
         programs: Programs,
@@ -229,7 +235,8 @@ impl Fleet {
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
             // All have met: servers go on without whoever dies now, and so does the launcher.
-            tell(Path::new(file), "")?;
+            std::fs::write(file, "")
+                .map_err(|error| Error::io("make the file", Path::new(file), &error))?;
         }
         Ok(worker.reports_to(self.reporter()))
     }
@@ -272,11 +279,6 @@ impl Fleet {
     }
 }
 
-/// Tells the launcher something, in a file that it has named.
-fn tell(file: &Path, word: &str) -> Result<()> {
-    std::fs::write(file, word).map_err(|error| Error::io("make the file", file, &error))
-}
-
 /// A job that has ended well is not resumed: its workers have made all their steps.
 fn refuse_finished(folder: &Path) -> Result<()> {
     match folder_state(folder)? {
@@ -289,12 +291,16 @@ fn refuse_finished(folder: &Path) -> Result<()> {
     }
 }
 
-/// Whether the launcher starts this server for the first time, and so all processes of the job.
-/// Unknown launchers may restart one process alone.
-fn is_first_start(env: &Env) -> Result<bool> {
-    let Some(file) = env.text(names::FLEET_SERVES).map(Path::new) else { return Ok(false) };
-    let state = std::fs::read_to_string(file).map_err(|error| Error::io("read", file, &error))?;
-    Ok(state == names::STARTS)
+/// A server that has served, and whose folder is gone, does not begin anew there: the folder may
+/// have been moved, and is to be moved back.
+fn refuse_vanished(folder: &Path) -> Result<()> {
+    if folder_state(folder)? != FolderState::Empty {
+        return Ok(());
+    }
+    Err(Error::invalid("the durable folder of this server is gone")
+        .expected(format!("the tables of the server that ran before in {}", folder.display()))
+        .got("no folder, or an empty one")
+        .help("move it back and start the job again, or start the job from a save"))
 }
 
 /// A server that listens.
@@ -320,6 +326,7 @@ fn is_first_start(env: &Env) -> Result<bool> {
 pub struct Server {
     server: TableServer,
     over: Option<OverMark>,
+    reporter: Reporter,
     /// Until the server ends.
     _control: Option<Control>,
 }
@@ -333,13 +340,29 @@ impl Server {
     /// last snapshot could not be written.
     pub fn run(self) -> Result<()> {
         self.server.tables().wait();
-        if let Some(file) = Env::process().text(names::FLEET_SERVES) {
-            tell(Path::new(file), names::LEAVES)?;
-        }
-        self.server.run()?;
+        self.reporter.leaving();
+        self.server.run().inspect_err(|error| self.reporter.failed(error))?;
         if let Some(over) = &self.over {
             over.set();
         }
+        self.reporter.finished();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_has_served_does_not_begin_anew_in_an_empty_folder() {
+        let folder = std::env::temp_dir().join(format!("fleet-vanished-{}", std::process::id()));
+        let error = refuse_vanished(&folder).unwrap_err().to_string();
+        assert!(error.contains("the durable folder of this server is gone"), "{error}");
+        assert!(error.contains(&folder.display().to_string()), "{error}");
+        std::fs::create_dir_all(folder.join("server-000")).unwrap();
+        std::fs::write(folder.join("server-000/log-0"), "").unwrap();
+        refuse_vanished(&folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,8 +1,8 @@
 //! Training with parameter servers: what a worker and a server of such a job do.
 //!
-//! A network is minimised as always; what comes out is a [`ServerJob`]: a worker's programs, and the
-//! tables of its servers. A server serves them until it is told to stop; a [`Worker`] is a session whose
-//! program looks rows up and sends gradients.
+//! A network is minimised as always; what comes out is a [`ServerJob`]: a worker's programs, and
+//! the tables of its servers. A server serves them until it is told to stop; a [`Worker`] is a
+//! session whose program looks rows up and sends gradients.
 
 mod agree;
 mod control;
@@ -46,7 +46,8 @@ pub struct ServerJob {
 }
 
 impl ServerJob {
-    /// Rewrites a network into a worker's; `sparse` updates rows, where it is not to be `optimizer`.
+    /// Rewrites a network into a worker's; `sparse` updates rows, where it is not to be
+    /// `optimizer`.
     ///
     /// ```
     /// use fleet::nn::prelude::*;

@@ -6,10 +6,11 @@ use fleet_ps::{PullMode, TableStats};
 use fleet_strategy::servers::SparseTable;
 
 impl Worker {
-    /// Deletes rows that nobody needs, in all tables of rows: those unseen for more than `unseen_days` days
-    /// (where none is given, as many as the table's accessor says, or 30). Click tables first multiply their
-    /// shows and clicks by `show_click_decay_rate`, and also lose the rows whose score is below
-    /// `delete_threshold`. Returns how many rows went. One worker does it, at the end of a day.
+    /// Deletes rows that nobody needs, in all tables of rows: those unseen for more than
+    /// `unseen_days` days (where none is given, as many as the table's accessor says, or 30). Click
+    /// tables first multiply their shows and clicks by `show_click_decay_rate`, and also lose the
+    /// rows whose score is below `delete_threshold`. Returns how many rows went. One worker does
+    /// it, at the end of a day.
     ///
     /// ```
     /// use fleet::prelude::*;
@@ -49,16 +50,16 @@ impl Worker {
         tables.map(|table| self.servers().shrink(table.table_id, unseen_days)).sum()
     }
 
-    /// Deletes all rows of a table by the name of its parameter: ids get new ones when they come. Returns how many
-    /// there were. GEO's workers have copies of the table, and keep them.
+    /// Deletes all rows of a table by the name of its parameter: ids get new ones when they come.
+    /// Returns how many there were. GEO's workers have copies of the table, and keep them.
     pub fn clear(&mut self, table: &str) -> Result<u64> {
         let table = self.sparse_table(table)?.table_id;
         self.flush()?;
         self.servers().clear(table)
     }
 
-    /// The rows of a table by the name of its parameter, as a lookup would give them, one after another;
-    /// ids that nobody has seen read as zeros, and get no row.
+    /// The rows of a table by the name of its parameter, as a lookup would give them, one after
+    /// another; ids that nobody has seen read as zeros, and get no row.
     pub fn read_rows(&self, table: &str, ids: &[i64]) -> Result<Vec<f32>> {
         let found = self.sparse_table(table)?;
         let ids: Vec<u64> = ids.iter().map(|id| *id as u64).collect();

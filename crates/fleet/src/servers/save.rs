@@ -1,5 +1,5 @@
-//! What a job with parameter servers saves: the tables, by the servers, and beside them what only a worker
-//! has (statistics of batches, counts of metrics).
+//! What a job with parameter servers saves: the tables, by the servers, and beside them what only a
+//! worker has (statistics of batches, counts of metrics).
 
 use super::{ServerJob, Worker};
 use crate::Session;
@@ -14,8 +14,9 @@ const WORKER_FOLDER: &str = "worker";
 const MODEL_FOLDER: &str = "model";
 
 impl Worker {
-    /// Saves all tables of all servers into a folder that they see by this name, and what only a worker has. One
-    /// worker calls it, between barriers where training is to stand still (`save_persistables`).
+    /// Saves all tables of all servers into a folder that they see by this name, and what only a
+    /// worker has. One worker calls it, between barriers where training is to stand still
+    /// (`save_persistables`).
     pub fn save_persistables(
         &mut self,
         dir: impl AsRef<Path>,
@@ -35,10 +36,11 @@ impl Worker {
         Ok(saved)
     }
 
-    /// Saves what inference needs (`save_inference_model`): all that [`Worker::save_persistables`] saves, and under
-    /// `model/` the part of the program that makes `targets`, with its parameters. Its lookups name the tables that
-    /// are saved beside it; GEO's programs have their rows themselves. [`Fleet::distributed_infer`](crate::Fleet)
-    /// predicts from the folder, and `fleet print DIR/model` shows the program. One worker calls it.
+    /// Saves what inference needs (`save_inference_model`): all that [`Worker::save_persistables`]
+    /// saves, and under `model/` the part of the program that makes `targets`, with its parameters.
+    /// Its lookups name the tables that are saved beside it; GEO's programs have their rows
+    /// themselves. [`Fleet::distributed_infer`](crate::Fleet) predicts from the folder, and
+    /// `fleet print DIR/model` shows the program. One worker calls it.
     ///
     /// ```
     /// use fleet::prelude::*;
@@ -80,8 +82,8 @@ impl Worker {
         Ok(saved)
     }
 
-    /// Saves the rows of one table, by the name of its parameter, into a folder of its own (`save_one_table`). One
-    /// worker calls it.
+    /// Saves the rows of one table, by the name of its parameter, into a folder of its own
+    /// (`save_one_table`). One worker calls it.
     pub fn save_table(
         &mut self,
         table: &str,
@@ -94,16 +96,17 @@ impl Worker {
         self.servers().save_table(table, dir.as_ref(), mode, format)
     }
 
-    /// Loads the rows of one table over what is there, from a save of it or of all tables (`load_one_table`). One
-    /// worker calls it. GEO's workers have copies of the table, and keep them.
+    /// Loads the rows of one table over what is there, from a save of it or of all tables
+    /// (`load_one_table`). One worker calls it. GEO's workers have copies of the table, and keep
+    /// them.
     pub fn load_table(&mut self, table: &str, dir: impl AsRef<Path>) -> Result<u64> {
         let table = self.sparse_table(table)?.table_id;
         self.flush()?;
         self.servers().load_table(table, dir.as_ref())
     }
 
-    /// Loads the latest save in a folder over the tables of all servers, and takes the parameters from there.
-    /// One worker calls it while the others wait; they then call [`Worker::flush`].
+    /// Loads the latest save in a folder over the tables of all servers, and takes the parameters
+    /// from there. One worker calls it while the others wait; they then call [`Worker::flush`].
     pub fn load_persistables(&mut self, dir: impl AsRef<Path>) -> Result<u64> {
         let loaded = self.servers().load(dir.as_ref())?;
         let job = self.job().clone();

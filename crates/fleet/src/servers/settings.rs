@@ -5,8 +5,8 @@ use fleet_ps::CommunicatorOptions;
 use fleet_strategy::DistributedStrategy;
 use fleet_topology::{Env, names};
 
-/// What is assigned in `a_sync_configs`, else the `FLAGS_communicator_*` variable, else `CPU_NUM` where
-/// the documents say so, else the documented default.
+/// What is assigned in `a_sync_configs`, else the `FLAGS_communicator_*` variable, else `CPU_NUM`
+/// where the documents say so, else the documented default.
 ///
 /// ```
 /// use fleet::servers::communicator_options;
@@ -84,8 +84,8 @@ pub fn communicator_options(
     })
 }
 
-/// Steps of a worker after which it tells the servers of them, where rates follow a schedule: its rate is
-/// that of all workers' steps (`lr_decay_steps`).
+/// Steps of a worker after which it tells the servers of them, where rates follow a schedule: its
+/// rate is that of all workers' steps (`lr_decay_steps`).
 ///
 /// ```
 /// use fleet::servers::steps_between_reports;

@@ -1,4 +1,5 @@
-//! `DistributeTranspiler`: a list of servers and a few switches in, a job with parameter servers out.
+//! `DistributeTranspiler`: a list of servers and a few switches in, a job with parameter servers
+//! out.
 
 use super::describe;
 use super::{DistributeTranspilerConfig, ServerJob, Transpile};
@@ -32,8 +33,8 @@ pub struct DistributeTranspiler {
     pub config: DistributeTranspilerConfig,
 }
 
-/// A job as the transpiler made it: what `Fleet::init_server` and `Fleet::init_worker` take, and the
-/// programs to look at. See [`DistributeTranspiler`] for an example.
+/// A job as the transpiler made it: what `Fleet::init_server` and `Fleet::init_worker` take, and
+/// the programs to look at. See [`DistributeTranspiler`] for an example.
 #[derive(Clone, Debug)]
 pub struct TranspiledJob {
     pub job: ServerJob,

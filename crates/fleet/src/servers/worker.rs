@@ -75,8 +75,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Runs the startup program, brings the parameters of worker 0 to the servers and takes them from
-    /// there, with all workers, and starts the traffic.
+    /// Runs the startup program, brings the parameters of worker 0 to the servers and takes them
+    /// from there, with all workers, and starts the traffic.
     pub fn start(
         servers: Arc<dyn Servers>,
         programs: Programs,
@@ -151,10 +151,12 @@ impl Worker {
         self.reported(out.map_err(|error| named(&self.job, error)))
     }
 
-    /// Trains on one pass of a dataset. The rows of a step are asked for while the step before computes.
+    /// Trains on one pass of a dataset. The rows of a step are asked for while the step before
+    /// computes.
     ///
     /// Synchronous workers make steps together: where their shares of the data differ, `run` wants
-    /// [`DatasetRun::together`], or a worker that is done first stops and the others go on without it.
+    /// [`DatasetRun::together`], or a worker that is done first stops and the others go on without
+    /// it.
     pub fn train_from_dataset(
         &mut self,
         dataset: &dyn Dataset,
@@ -186,21 +188,21 @@ impl Worker {
         self.traffic.set_unknown(unknown);
     }
 
-    /// The forward part; ids that nobody knows read as zeros (or as [`Worker::set_unknown_ids`] says), and
-    /// get no row.
+    /// The forward part; ids that nobody knows read as zeros (or as [`Worker::set_unknown_ids`]
+    /// says), and get no row.
     pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         self.session.evaluate(feed, fetch)
     }
 
-    /// Says what the next step will be fed, before this one runs: its rows are asked for while this one
-    /// computes (in the modes that wait for nobody), or as soon as it has ended. A step that is fed
-    /// something else is right all the same.
+    /// Says what the next step will be fed, before this one runs: its rows are asked for while this
+    /// one computes (in the modes that wait for nobody), or as soon as it has ended. A step that is
+    /// fed something else is right all the same.
     pub fn look_ahead(&self, next: &[(&str, &Tensor)]) -> Result<()> {
         look_ahead(&self.job, &self.traffic, next)
     }
 
-    /// Says that so many steps were made in an earlier run, whose tables were loaded: schedules of rates go on
-    /// from there. All workers call it.
+    /// Says that so many steps were made in an earlier run, whose tables were loaded: schedules of
+    /// rates go on from there. All workers call it.
     pub fn set_steps_done(&mut self, steps: u64) -> Result<()> {
         match &self.traffic.way {
             Way::Pushes(communicator) => communicator.set_steps_done(steps),
@@ -210,8 +212,8 @@ impl Worker {
         }
     }
 
-    /// As [`set_steps_done`](Self::set_steps_done), where the tables have this worker's steps up to `own` only: it was
-    /// lost when they were saved ([`WorkerSeen::complete`]).
+    /// As [`set_steps_done`](Self::set_steps_done), where the tables have this worker's steps up to
+    /// `own` only: it was lost when they were saved ([`WorkerSeen::complete`]).
     pub fn set_own_steps_done(&mut self, steps: u64, own: u64) -> Result<()> {
         match &self.traffic.way {
             Way::Pushes(communicator) => {
@@ -281,8 +283,8 @@ impl Worker {
         }
     }
 
-    /// What the servers know of every worker of the job: how many steps it has made, how often it was started,
-    /// and whether the others go on without it.
+    /// What the servers know of every worker of the job: how many steps it has made, how often it
+    /// was started, and whether the others go on without it.
     pub fn workers(&self) -> Result<Vec<WorkerSeen>> {
         self.servers().workers()
     }
@@ -295,8 +297,8 @@ impl Worker {
         }
     }
 
-    /// Sends what is left and says goodbye; the last worker stops the servers. The session keeps the
-    /// parameters.
+    /// Sends what is left and says goodbye; the last worker stops the servers. The session keeps
+    /// the parameters.
     pub fn stop(&mut self) -> Result<()> {
         if self.stopped {
             return Ok(());

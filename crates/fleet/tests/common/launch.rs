@@ -1,6 +1,6 @@
-//! Starts the ranks of a job: this test binary again, told by its environment what to do. Its root module
-//! has a test `a_rank`, which does nothing in the process of the tests and the job's work in a rank. The
-//! test that calls [`run`] plays the launcher.
+//! Starts the ranks of a job: this test binary again, told by its environment what to do. Its root
+//! module has a test `a_rank`, which does nothing in the process of the tests and the job's work in
+//! a rank. The test that calls [`run`] plays the launcher.
 
 use fleet::topology::{Env, Topology};
 use fleet::{Fleet, Result};
@@ -32,7 +32,8 @@ pub fn init() -> Result<Fleet> {
     Fleet::init(Topology::collective(&Env::process())?)
 }
 
-/// Jobs here take a second or two; on a loaded machine a few times that. One that takes so long hangs.
+/// Jobs here take a second or two; on a loaded machine a few times that. One that takes so long
+/// hangs.
 const HANGS: Duration = Duration::from_secs(120);
 
 /// Numbers and processes of ranks that have not ended. None outlives the test that has started it.

@@ -1,5 +1,5 @@
-//! `Net::cond`: gradients of both branches against finite differences, and what is refused. (`forked` in
-//! the zoo is held to the interpreter with every rewrite.)
+//! `Net::cond`: gradients of both branches against finite differences, and what is refused.
+//! (`forked` in the zoo is held to the interpreter with every rewrite.)
 
 use fleet::prelude::*;
 use fleet::strategy::AmpConfig;
@@ -9,8 +9,8 @@ use fleet::{DistributedStrategy, Fleet, Interpreter};
 const WIDTH: f32 = 1e-2;
 const APART_MAX: f32 = 2e-3;
 
-/// Parameters of one branch, of a branch in a branch, of both and of none; variables from outside that
-/// both branches use, and a result that is used twice.
+/// Parameters of one branch, of a branch in a branch, of both and of none; variables from outside
+/// that both branches use, and a result that is used twice.
 fn network(net: &Net) -> Var<'_> {
     let x = net.data("x", [-1, 3], DType::F32);
     let side = net.data("side", [1], DType::F32);
@@ -96,7 +96,8 @@ fn gradients_are_those_of_the_branch_that_runs() {
     assert_eq!(zeros, [5, 5, 5, 5]);
 }
 
-/// What a branch makes has a value in some steps only, and nobody is given the memory of something else.
+/// What a branch makes has a value in some steps only, and nobody is given the memory of something
+/// else.
 #[test]
 fn what_a_branch_makes_is_not_fetched() {
     let net = Net::new();
@@ -166,7 +167,8 @@ fn mixed_precision_is_refused() {
     assert!(error.contains("amp cannot choose precisions in the branches of a cond"), "{error}");
 }
 
-/// A rate that the user's function gives goes on where a checkpoint left it, in sessions and datasets.
+/// A rate that the user's function gives goes on where a checkpoint left it, in sessions and
+/// datasets.
 #[test]
 fn the_session_calls_schedules_of_the_host() {
     let build = || {

@@ -5,8 +5,9 @@ use fleet::prelude::*;
 use fleet::{DType, Interpreter};
 use std::collections::BTreeSet;
 
-/// How far sums in another order may lead apart: the largest difference of a tensor over its largest
-/// value. Adam divides small gradients by small numbers, which makes it more than the 1e-6 of one sum.
+/// How far sums in another order may lead apart: the largest difference of a tensor over its
+/// largest value. Adam divides small gradients by small numbers, which makes it more than the 1e-6
+/// of one sum.
 const TOLERANCE: f64 = 5e-6;
 
 /// Deep networks of relus amplify rounding. What an input shaken in its last bits does to the
@@ -151,7 +152,8 @@ fn worst(expected: &Trace, found: &Trace) -> (f64, String) {
     worst
 }
 
-/// The largest difference over the largest value, 0 for equal bits; NaN differs from everything else.
+/// The largest difference over the largest value, 0 for equal bits; NaN differs from everything
+/// else.
 fn distance(expected: &Tensor, found: &Tensor) -> f64 {
     assert_eq!((expected.dtype(), expected.shape()), (found.dtype(), found.shape()));
     if expected.as_bytes() == found.as_bytes() {

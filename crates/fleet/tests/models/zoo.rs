@@ -98,8 +98,8 @@ pub fn resnet50() -> Model {
     residual("resnet50", 50, 0.001, 3.0)
 }
 
-/// A network with branches inside of a branch, images before, in and behind them: which one a batch takes
-/// depends on its mean.
+/// A network with branches inside of a branch, images before, in and behind them: which one a batch
+/// takes depends on its mean.
 pub fn forked() -> Model {
     let net = seeded();
     let (x, y) = (net.data("x", [-1, 3, 12, 12], DType::F32), net.data("y", [-1, 1], DType::I64));

@@ -94,7 +94,8 @@ fn updates_on_arrival_are_those_behind_to_the_bit() {
     all_well(&run_with("update on arrival", 5, "momentum", &[("FLEET_SHARED_MEMORY", "1")]));
 }
 
-/// Buckets of several rules, clips and mixed precision: what cannot come early waits, with the same bits.
+/// Buckets of several rules, clips and mixed precision: what cannot come early waits, with the same
+/// bits.
 #[test]
 fn updates_that_must_wait_do() {
     for (name, _) in HELD {

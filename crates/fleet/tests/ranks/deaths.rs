@@ -1,5 +1,5 @@
-//! A rank that dies in the middle, or has fewer batches than the others, under every strategy: named, in
-//! time, and the job can go on.
+//! A rank that dies in the middle, or has fewer batches than the others, under every strategy:
+//! named, in time, and the job can go on.
 
 use crate::launch::{all_well, run_in, said};
 use crate::strategies::{NAMES, session, step};

@@ -1,4 +1,5 @@
-//! Jobs that `mpirun` has started: with the feature ranks find each other through MPI, without it they say so.
+//! Jobs that `mpirun` has started: with the feature ranks find each other through MPI, without it
+//! they say so.
 
 use fleet::Fleet;
 use fleet::topology::{Env, Topology};

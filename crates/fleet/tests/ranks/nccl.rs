@@ -1,4 +1,5 @@
-//! Jobs whose collectives go over NCCL, on the double of `fleet-comm`; without the feature they say so.
+//! Jobs whose collectives go over NCCL, on the double of `fleet-comm`; without the feature they say
+//! so.
 
 use crate::launch::run_with;
 #[cfg(not(feature = "nccl"))]

@@ -1,5 +1,5 @@
-//! Jobs of several ranks that stop and go on: at the same number of ranks, at others, and after a death
-//! in the middle of a save.
+//! Jobs of several ranks that stop and go on: at the same number of ranks, at others, and after a
+//! death in the middle of a save.
 
 use crate::launch::{all_well, run_in, said};
 use crate::strategies::{NAMES, session, state, step};

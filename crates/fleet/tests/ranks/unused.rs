@@ -1,9 +1,10 @@
-//! Parameters that some ranks, or all, do not use in a step: no rank waits for another, and gradients
-//! are what they are for one rank on the whole batch.
+//! Parameters that some ranks, or all, do not use in a step: no rank waits for another, and
+//! gradients are what they are for one rank on the whole batch.
 //!
-//! A program is the same on every rank and in every step, so which parameters have gradients is known when
-//! it is written: a parameter that the loss does not need takes part in no sum. One that a rank's batch
-//! happens not to touch (a branch that is weighed with zero, rows of a table) has a gradient of zero there.
+//! A program is the same on every rank and in every step, so which parameters have gradients is
+//! known when it is written: a parameter that the loss does not need takes part in no sum. One that
+//! a rank's batch happens not to touch (a branch that is weighed with zero, rows of a table) has a
+//! gradient of zero there.
 
 use crate::launch::{all_well, run};
 use fleet::Fleet;
@@ -34,8 +35,8 @@ fn session(fleet: &Fleet) -> Result<Session> {
     fleet.session(net.build()?, &job, ExecOptions::threads(1))
 }
 
-/// Rows of ranks `ranks` in a step: each rank takes a branch of its own, another in every step, and some
-/// neither of the table's rows that others take.
+/// Rows of ranks `ranks` in a step: each rank takes a branch of its own, another in every step, and
+/// some neither of the table's rows that others take.
 fn batch(step: usize, ranks: std::ops::Range<usize>) -> Result<[Tensor; 3]> {
     let rows = ranks.len() * ROWS;
     let value = |at: usize| ((at * 37 + step * 11) % 97) as f32 / 97.0 - 0.5;

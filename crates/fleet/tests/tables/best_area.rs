@@ -1,8 +1,9 @@
-//! Wide & deep on generated clicks, two workers and two servers in every mode: what is trained predicts
-//! nearly as well as the probabilities that the clicks were drawn with.
+//! Wide & deep on generated clicks, two workers and two servers in every mode: what is trained
+//! predicts nearly as well as the probabilities that the clicks were drawn with.
 //!
-//! How far workers are apart, and how late their gradients come, is up to the machine where nobody waits, and what
-//! they reach suffers from both. Here queues are short and workers meet now and then.
+//! How far workers are apart, and how late their gradients come, is up to the machine where nobody
+//! waits, and what they reach suffers from both. Here queues are short and workers meet now and
+//! then.
 
 use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};

@@ -1,5 +1,5 @@
-//! Click tables that a program describes: counters, weight and embedding follow their formulas, in every
-//! mode and on any number of servers.
+//! Click tables that a program describes: counters, weight and embedding follow their formulas, in
+//! every mode and on any number of servers.
 
 use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
@@ -137,7 +137,8 @@ impl Row {
     }
 }
 
-/// What the pushes of one moment do to all rows; a loss that is a mean is a sum by the time it is pushed.
+/// What the pushes of one moment do to all rows; a loss that is a mean is a sum by the time it is
+/// pushed.
 fn apply(rows: &mut BTreeMap<i64, Row>, batch: &[Samples], counters: bool, width: usize) {
     let skipped = if counters { 2 } else { 0 };
     let mut sums: BTreeMap<i64, (f64, f64, Vec<f64>)> = BTreeMap::new();
@@ -314,8 +315,8 @@ fn rows_that_nobody_sees_age_and_go() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// Features share a table and feed it side by side: a text save names each row's, and an id that is only read has
-/// no row.
+/// Features share a table and feed it side by side: a text save names each row's, and an id that is
+/// only read has no row.
 #[test]
 fn rows_keep_their_feature() {
     for mode in ["a_sync: false", "a_sync: true"] {

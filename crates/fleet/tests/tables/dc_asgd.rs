@@ -1,4 +1,5 @@
-//! DC-ASGD: a worker's gradient is corrected by what others have done to the parameters since it read them.
+//! DC-ASGD: a worker's gradient is corrected by what others have done to the parameters since it
+//! read them.
 
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
@@ -24,8 +25,8 @@ fn minimized(strategy: &DistributedStrategy) -> fleet::Result<(Net, ServerJob)> 
     Ok((net, job))
 }
 
-/// Two workers in turns, the second one twice as often: each reads after its own steps, and computes with
-/// parameters that lack what the other has done since.
+/// Two workers in turns, the second one twice as often: each reads after its own steps, and
+/// computes with parameters that lack what the other has done since.
 #[test]
 fn late_gradients_are_corrected() {
     let (net, job) = minimized(&strategy()).unwrap();

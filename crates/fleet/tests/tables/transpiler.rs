@@ -1,5 +1,5 @@
-//! Jobs of `DistributeTranspiler`: blocks are where the split method says, and training is what it is without
-//! blocks.
+//! Jobs of `DistributeTranspiler`: blocks are where the split method says, and training is what it
+//! is without blocks.
 
 use fleet::prelude::*;
 use fleet::ps::{

@@ -1,0 +1,111 @@
+//! Processes that have not joined the job while others wait for them: they may load data, or hang
+//! before they connect. And the state of this machine, from which other machines learn the same.
+
+use crate::child::{Child, HANG_CODE};
+use crate::link::MachineState;
+use crate::options::Mode;
+use crate::supervisor::{Death, Supervisor};
+use crate::words;
+use fleet_topology::{ProcessReport, Role};
+use std::time::{Duration, Instant};
+
+impl Supervisor<'_> {
+    /// Warns of processes for which workers wait; after `--start_timeout` the job ends.
+    pub(crate) fn absent(&mut self) -> Option<Death> {
+        if self.absent_seen.elapsed() < ABSENT_PERIOD {
+            return None;
+        }
+        self.absent_seen = Instant::now();
+        let waiting = self.children.iter().filter(|child| has_joined(child)).count();
+        let elsewhere = self.state_of_job().has_joined;
+        if waiting == 0 && !elsewhere {
+            self.joined_since = None;
+            return None;
+        }
+        let since = *self.joined_since.get_or_insert_with(Instant::now);
+        for index in 0..self.children.len() {
+            let child = &self.children[index];
+            let waited = since.elapsed().min(child.lived());
+            if !self.is_awaited(child) {
+                if child.is_absence_said && child.is_running() {
+                    let line = format!("{} has joined", child.title());
+                    self.console.say(&format!("fleetrun: {line}"));
+                }
+                self.children[index].is_absence_said = false;
+                continue;
+            }
+            if self.rules.start_timeout.is_some_and(|allowed| waited >= allowed) {
+                let mut death = self.absence(index, waiting, waited);
+                death.code = HANG_CODE;
+                return Some(death);
+            }
+            if waited >= self.rules.silence_timeout / WARNINGS_IN_SILENCE && !child.is_absence_said
+            {
+                let mut death = self.absence(index, waiting, waited);
+                death.report += "\n  help: --start_timeout SECONDS ends the job instead";
+                self.show_logs();
+                self.console.warn(&death.report);
+                self.children[index].is_absence_said = true;
+            }
+        }
+        None
+    }
+
+    /// Workers need this process, and it has not joined. A worker of parameter servers that is
+    /// started again delays none of the others.
+    fn is_awaited(&self, child: &Child) -> bool {
+        let is_absent = matches!(child.report(), None | Some(ProcessReport::Starting));
+        let is_again = child.restarts > 0 && self.rules.mode != Mode::Collective;
+        let is_needed = match child.process.role {
+            Role::Worker => !is_again,
+            Role::Server => true,
+            Role::HeterWorker | Role::Coordinator => false,
+        };
+        is_needed && child.is_running() && is_absent
+    }
+
+    fn absence(&mut self, index: usize, waiting: usize, waited: Duration) -> Death {
+        let child = &self.children[index];
+        let state = match child.process.role {
+            Role::Server => "does not serve yet",
+            _ => "has not joined the job",
+        };
+        let who = match waiting {
+            0 => "workers of other machines".to_string(),
+            count => words::counted(Role::Worker, count),
+        };
+        let (verb, span) = (if waiting == 1 { "waits" } else { "wait" }, words::seconds(waited));
+        let report = format!("{} {state} after {span}, and {who} {verb} for it", child.title());
+        self.with_log(index, report)
+    }
+
+    /// The leader's report of all machines.
+    pub(crate) fn state_of_job(&self) -> MachineState {
+        self.link
+            .map_or(MachineState::default(), |(link, generation)| link.state_of_job(generation))
+    }
+
+    /// Tells the leader how far this machine is, when that changes.
+    pub(crate) fn tell_state(&mut self) {
+        let Some((link, generation)) = self.link else { return };
+        let told = self.state_told;
+        let state = MachineState {
+            has_joined: told.has_joined || self.children.iter().any(has_joined),
+            is_done: told.is_done || self.is_done_here(),
+        };
+        if state != told {
+            self.state_told = state;
+            link.tell_state(generation, state);
+        }
+    }
+}
+
+/// Whether a worker waits for those that have not joined, if there are any.
+fn has_joined(child: &Child) -> bool {
+    child.is_running() && child.report() == Some(ProcessReport::Joined)
+}
+
+/// How often it is looked which processes have not joined.
+const ABSENT_PERIOD: Duration = Duration::from_millis(500);
+/// The warning comes after this part of `--silence_timeout`: 10 s of 30.
+const WARNINGS_IN_SILENCE: u32 = 3;

@@ -1,0 +1,174 @@
+//! The random programs of `crates/fleet-exec/tests/programs` under what a job adds: the rings of
+//! `fleet-comm` between ranks that are threads, the tables of parameter servers in this process,
+//! and programs that strategies rewrote. Every variable ends at a guard page.
+//!
+//! `FLEET_PROGRAMS`, `FLEET_PROGRAMS_FROM` and `FLEET_GUARD` mean what they mean there.
+
+#[path = "../../../fleet-exec/tests/programs/generate.rs"]
+mod generate;
+#[path = "../../../fleet-exec/tests/programs/guard.rs"]
+mod guard;
+#[path = "../../../fleet-exec/tests/programs/harness.rs"]
+mod harness;
+#[path = "../../src/rings.rs"]
+mod rings;
+mod servers;
+mod strategies;
+
+use fleet::ir::Program;
+use fleet::ops::{Registry, Services};
+use fleet::{Error, ErrorKind, ExecOptions, Executor, Result, Scope, Tensor};
+use fleet_comm::{GroupOptions, World};
+use fleet_exec::Memory;
+use fleet_net::{Abort, MemoryStore};
+use generate::Talk;
+use harness::guarded;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[global_allocator]
+static ALLOCATOR: guard::GuardAllocator = guard::GuardAllocator;
+
+/// Programs of a run that says nothing else, of each kind: some seconds.
+const PROGRAMS: u64 = 150;
+
+#[test]
+fn programs_of_two_ranks_stay_in_their_memory() {
+    let describe = |seed| generate::draft_that_talks(seed, Talk::Rings(2)).describe();
+    harness::run_in_children("batch_over_rings", PROGRAMS, describe);
+}
+
+#[test]
+fn batch_over_rings() {
+    harness::run_batch(over_rings);
+}
+
+#[test]
+fn programs_of_workers_stay_in_their_memory() {
+    let describe = |seed| generate::draft_that_talks(seed, servers::TALK).describe();
+    harness::run_in_children("batch_with_servers", PROGRAMS, describe);
+}
+
+#[test]
+fn batch_with_servers() {
+    harness::run_batch(servers::attempt);
+}
+
+#[test]
+fn rewritten_programs_stay_in_their_memory() {
+    harness::run_in_children("batch_of_strategies", PROGRAMS, strategies::describe);
+}
+
+#[test]
+fn batch_of_strategies() {
+    harness::run_batch(strategies::attempt);
+}
+
+/// The `y` that two ranks fetch from a program on ring 0; rank 1 runs `other`, if given.
+fn of_two_ranks(body: &str, other: Option<&str>, x: &Tensor) -> Vec<Vec<f32>> {
+    let parsed = |body: &str| {
+        let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
+        Program::parse(&text, Registry::standard()).expect("well formed")
+    };
+    let programs = [parsed(body), parsed(other.unwrap_or(body))];
+    let outcomes = run_ranks(2, &[(0, vec![0, 1])], |rank, services| {
+        let mut executor = Executor::new(separate(1)).services(services);
+        let out = executor.run(&programs[rank], &mut Scope::new(), &[("x", x)], &["y"])?;
+        out[0].to_vec::<f32>()
+    });
+    let outcomes = outcomes.expect("no fault of ours").into_iter();
+    outcomes.map(|outcome| outcome.expect("both ranks succeed")).collect()
+}
+
+#[test]
+fn a_tensor_goes_from_one_rank_to_the_other() {
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3]).expect("fits");
+    let send = "%x: f32[3] data %y: f32[3] () = send_v2(X: %x) {nranks: 2, peer: 1}
+        (Out: %y) = relu(X: %x)";
+    let recv = "%x: f32[3] data %y: f32[3]
+        (Out: %y) = recv_v2() {nranks: 2, peer: 0, out_shape: [3], dtype: f32}";
+    let expected = vec![vec![1.0, 2.0, 3.0]; 2];
+    assert_eq!(of_two_ranks(send, Some(recv), &x), expected);
+}
+
+#[test]
+fn a_tensor_without_elements_is_reduced() {
+    let x = Tensor::from_slice::<f32>(&[], [0, 4]).expect("fits");
+    let body = "%x: f32[-1, 4] data %y: f32[-1, 4] (Out: %y) = c_allreduce_sum(X: %x) {nranks: 2}";
+    assert!(of_two_ranks(body, None, &x).iter().all(Vec::is_empty));
+}
+
+/// A network without parameters has none to send.
+#[test]
+fn a_collective_of_no_variables_does_nothing() {
+    let x = Tensor::from_slice(&[5.0f32], [1]).expect("fits");
+    let body = "%x: f32[1] data %y: f32[1] () = c_broadcast() {nranks: 2}
+        (Out: %y) = relu(X: %x)";
+    assert_eq!(of_two_ranks(body, None, &x), [[5.0], [5.0]]);
+}
+
+/// A ring of a job: its id, and its members.
+type RingOf = (i64, Vec<usize>);
+
+/// No program waits so long for its peer, unless it hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// Runs `work` at every rank of a job of threads; the outcome of each. A fault of ours is an error.
+fn run_ranks<T: Send>(
+    ranks: usize,
+    rings: &[RingOf],
+    work: impl Fn(usize, Services) -> Result<T> + Sync,
+) -> Result<Vec<Result<T>>> {
+    let store = MemoryStore::new();
+    let options = GroupOptions { timeout: HANGS, timeout_open: HANGS, ..GroupOptions::default() };
+    let hosts: Vec<String> = (0..ranks).map(|_| "here".to_string()).collect();
+    let outcomes: Vec<Result<T>> = std::thread::scope(|scope| {
+        let start = |(rank, fabric)| {
+            let world = World::new(Arc::new(fabric), Arc::new(store.clone()), Abort::new());
+            let (work, options) = (&work, &options);
+            scope.spawn(move || {
+                let mut services = Services::none();
+                for (id, members) in rings.iter().filter(|ring| ring.1.contains(&rank)) {
+                    let group = world.group(&format!("ring {id}"), members, options)?;
+                    services = services.with_ring(*id, Arc::new(rings::GroupRing(group)));
+                }
+                let ended = services.clone();
+                let outcome = guarded("a rank", || work(rank, services)).and_then(|it| it);
+                // Its peer may wait for it.
+                outcome.inspect_err(|error| ended.abort(error))
+            })
+        };
+        let fabrics = fleet_net::memory::fabrics_on(&hosts).into_iter().enumerate();
+        let threads: Vec<_> = fabrics.map(start).collect();
+        let died = |_| Err(Error::internal("the thread of a rank has panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+    });
+    let is_ours = |error: &Error| {
+        error.kind() == ErrorKind::Internal || error.to_string().contains("timed out")
+    };
+    match outcomes.iter().find_map(|outcome| outcome.as_ref().err().filter(|it| is_ours(it))) {
+        Some(error) => Err(Error::internal(error.to_string())),
+        None => Ok(outcomes),
+    }
+}
+
+fn separate(threads: usize) -> ExecOptions {
+    ExecOptions { memory: Memory::Separate, ..ExecOptions::threads(threads) }
+}
+
+fn over_rings(seed: u64) -> Result<bool> {
+    let draft = generate::draft_that_talks(seed, Talk::Rings(2));
+    let rings: Vec<RingOf> = (0..2).map(|id| (id, vec![0, 1])).collect();
+    let outcomes = run_ranks(2, &rings, |rank, services| {
+        let mut scope = draft.scope();
+        let mut executor = Executor::new(separate(draft.threads)).services(services);
+        let (program, feed, fetch) = (draft.program_of(rank), draft.feed(), draft.fetch());
+        executor.run(&program, &mut scope, &feed, &fetch)?;
+        executor.run(&program, &mut scope, &feed, &fetch)
+    })?;
+    Ok(outcomes.iter().any(harness::is_accepted))
+}
+
+fn same(one: &[Tensor], other: &[Tensor]) -> bool {
+    one.iter().map(Tensor::as_bytes).eq(other.iter().map(Tensor::as_bytes))
+}
