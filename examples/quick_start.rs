@@ -56,7 +56,7 @@ fn digits(batches: impl Iterator<Item = [Tensor; 2]>, folder: &std::path::Path) 
 
     let [model, params, infer] = ["model", "params", "infer"].map(|name| folder.join(name));
     let main = &session.programs.main;
-    fleet::save_persistables(&model, main, &session.scope)?; // everything that lives on
+    fleet::save_persistables(&model, main, &session.scope)?; // parameters and optimizer state
     fleet::load_persistables(&model, main, &mut session.scope)?; // all or nothing
     fleet::load_vars(&model, main, &mut session.scope, &["fc_0.w_0"])?;
     fleet::save_params(&params, main, &session.scope)?; // parameters alone, without optimizer state
