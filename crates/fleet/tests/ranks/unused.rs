@@ -23,7 +23,7 @@ fn session(fleet: &Fleet) -> Result<Session> {
     let x = net.data("x", [-1, 6], DType::F32);
     let left = net.data("left", [-1, 1], DType::F32);
     let ids = net.data("ids", [-1, 1], DType::I64);
-    let _ = x.fc(Fc::new(5).act(Act::Tanh)); // nobody reads it
+    let _ = x.fc(Fc::new(5).act(Act::Tanh)); // unused
     let one = x.fc(Fc::new(8).act(Act::Tanh)).fc(1);
     let other = x.fc(Fc::new(8).act(Act::Tanh)).fc(1);
     let row = ids.embedding([8, 3]).reshape([-1, 3]).fc(1);
