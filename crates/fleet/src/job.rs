@@ -75,7 +75,7 @@ pub struct Fleet {
     reporter: Reporter,
 }
 
-/// Connection to the other ranks.
+/// Connection of a rank to the other ranks.
 struct Link {
     world: World,
     /// Options of every group of the job.

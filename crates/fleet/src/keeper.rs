@@ -1,4 +1,4 @@
-//! The part of a rank's link besides its groups: the store and the heartbeats, or MPI.
+//! Rendezvous and failure detection of a rank: the store and the heartbeats, or MPI.
 
 use fleet_base::{Error, Result};
 use fleet_comm::World;

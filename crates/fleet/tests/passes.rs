@@ -210,8 +210,8 @@ fn residual_sums_go_into_the_norms() {
     net.minimize(model.loss, Sgd::new(0.1)).unwrap();
     let program = net.build().unwrap().main;
     let done = optimized(&program, &[], &BuildOptions::default());
-    // Two sums per layer, and the last sum of the embeddings. Words and positions have different
-    // shapes, so their sum stays.
+    // Fused: two sums per layer, and the last sum of the embeddings. Not fused: the sum of words
+    // and positions, which have different shapes.
     assert_eq!(with_slot(&done, "layer_norm", "Residual"), 5);
     let plain = optimized(&program, &[], &BuildOptions::none());
     let sums = |program: &Program| counts(program).get("elementwise_add").copied().unwrap_or(0);

@@ -116,7 +116,7 @@ impl Progress {
             false => self.line(done, self.loss.value(), self.value.value(), true),
             true => String::new(),
         };
-        // A failure is harmless: the bar is only missing.
+        // A failure is harmless: only the bar is missing.
         let _ = std::fs::write(path, bar);
     }
 

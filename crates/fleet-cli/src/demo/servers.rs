@@ -176,7 +176,7 @@ fn train(
     worker.flush()?;
     saves.meet_at_end(worker, work.steps, 1)?;
     let seconds = begin.elapsed().as_secs_f64();
-    // Includes gradients that the other workers have sent since.
+    // Pull again, to include gradients that the other workers have sent since.
     worker.flush()?;
     let samples = |steps: u64| work.samples as f64 / workers as f64 * steps as f64;
     let before = samples(saves.before_of_all);

@@ -336,7 +336,8 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         ));
         let log = format!("log/workerlog.{killed}");
         until("some steps", || place.read(&log).contains(" 50 %"));
-        // The other worker waits for the restarted one, however long that takes on a busy machine.
+        // The other worker is stopped until this one has restarted, however long that takes on a
+        // busy machine.
         let other = worker(1 - killed, &folder).expect("the other worker");
         signal(other, "STOP");
         signal(worker(killed, &folder).expect("the worker"), "KILL");

@@ -80,7 +80,7 @@ fn kill_9_of_the_launcher_and_its_guard() {
     });
 }
 
-/// The tests' own cleanup works.
+/// Dropping a [`Place`] ends its job, even if the test failed.
 #[test]
 fn a_test_that_fails_ends_its_job() {
     let seen = Mutex::new((String::new(), std::path::PathBuf::new()));

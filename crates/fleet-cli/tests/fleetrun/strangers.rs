@@ -1,4 +1,4 @@
-//! Launcher messages about strangers, readable secrets and addresses.
+//! Launcher messages about unauthorised connections, readable secrets and addresses.
 
 use crate::{Place, Said, until};
 use std::io::{Read, Write};

@@ -15,7 +15,7 @@ pub(super) struct OverMark {
     key: String,
 }
 
-/// Timeout for the store; one that does not answer has ended with the job.
+/// Timeout for the store; if it does not answer, it has ended with the job.
 const STORE_TIME: Duration = Duration::from_secs(2);
 
 impl OverMark {
@@ -31,7 +31,7 @@ impl OverMark {
     /// Sets the mark; called by a server that has served until the end of the job.
     pub(super) fn set(&self) {
         let limits = Limits::within(STORE_TIME);
-        // If this fails, late workers run into a deadline instead.
+        // If this fails, late workers wait until their deadline instead.
         let _ = StoreClient::connect(self.address, &self.token, &limits)
             .and_then(|store| store.set(&self.key, b"1", &limits));
     }

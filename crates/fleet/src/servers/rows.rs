@@ -51,16 +51,16 @@ impl Worker {
         tables.map(|table| self.servers().shrink(table.table_id, unseen_days)).sum()
     }
 
-    /// Deletes all rows of the table of a parameter: ids get new rows on their next use. Returns
-    /// the number of deleted rows. Workers of GEO keep their copies of the table.
+    /// Deletes all rows of a table, given the name of its parameter: ids get new rows on their next
+    /// use. Returns the number of deleted rows. Workers of GEO keep their copies of the table.
     pub fn clear(&mut self, table: &str) -> Result<u64> {
         let table = self.sparse_table(table)?.table_id;
         self.flush()?;
         self.servers().clear(table)
     }
 
-    /// Returns the rows of the table of a parameter, one after another, as a lookup would. Ids
-    /// without a row read as zeros, and no row is created.
+    /// Returns rows of a table, given the name of its parameter, one after another, as a lookup
+    /// would. Ids without a row read as zeros, and no row is created.
     pub fn read_rows(&self, table: &str, ids: &[i64]) -> Result<Vec<f32>> {
         let found = self.sparse_table(table)?;
         let ids: Vec<u64> = ids.iter().map(|id| *id as u64).collect();
@@ -69,7 +69,7 @@ impl Worker {
         Ok(rows)
     }
 
-    /// Returns statistics of the table of a parameter, summed over the servers.
+    /// Returns statistics of a table, given the name of its parameter, summed over the servers.
     pub fn table_stats(&self, table: &str) -> Result<TableStats> {
         self.servers().stats(self.sparse_table(table)?.table_id)
     }

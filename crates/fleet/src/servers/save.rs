@@ -83,8 +83,8 @@ impl Worker {
         Ok(saved)
     }
 
-    /// Saves the rows of the table of a parameter into a folder of its own (`save_one_table`). Only
-    /// one worker should call it.
+    /// Saves the rows of one table, given the name of its parameter, into a folder of its own
+    /// (`save_one_table`). Only one worker should call it.
     pub fn save_table(
         &mut self,
         table: &str,

@@ -188,8 +188,8 @@ impl Worker {
         self.traffic.set_unknown(unknown);
     }
 
-    /// Runs the forward part. Ids without a row read as zeros, or as [`Worker::set_unknown_ids`]
-    /// sets, and no row is created.
+    /// Runs the forward part. Ids without a row read as zeros or as selected by
+    /// [`Worker::set_unknown_ids`], and no row is created.
     pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         self.session.evaluate(feed, fetch)
     }

@@ -44,7 +44,7 @@ fn names(job: &TranspiledJob, endpoint: &str) -> Vec<String> {
     blocks.into_iter().map(|block| block.name.clone()).collect()
 }
 
-/// The same distribution as in Paddle 2.6.2.
+/// Blocks are distributed as in Paddle 2.6.2.
 #[test]
 fn blocks_are_dealt_in_the_order_of_names() {
     let job = transpiled(DistributeTranspilerConfig::default(), 2).unwrap();
