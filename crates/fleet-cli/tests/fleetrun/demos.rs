@@ -77,8 +77,8 @@ fn a_demo_trains_by_a_strategy() {
     place.run("demo:lenet --strategy nothing.prototxt").check(1, &["nothing.prototxt"]);
 }
 
-/// An invalid strategy is reported with the line of its file, the field and the value, never with a
-/// line of Rust code that the user did not write.
+/// An invalid strategy is reported with the line of its file, the field and the value. No line of
+/// Rust code that the user did not write is shown.
 #[test]
 fn a_strategy_that_cannot_be_is_told_by_its_line() {
     let (ranks, servers) = ("--nproc_per_node 2", "--server_num=1 --worker_num=1");
