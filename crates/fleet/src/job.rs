@@ -182,7 +182,7 @@ impl Fleet {
         Util(self)
     }
 
-    /// Returns an optimizer that trains on all ranks of the job as `strategy` says.
+    /// Returns an optimizer that trains on all ranks of the job under `strategy`.
     pub fn distributed_optimizer(
         &self,
         optimizer: impl Into<OptimizerDesc>,

@@ -99,7 +99,7 @@ impl Saves {
         is_due.then_some((last - 1, last))
     }
 
-    /// Waits for the first or second barrier after the last of `steps`, as `which` says.
+    /// Waits for the barrier number `which` (1 or 2) after the last of `steps`.
     pub fn meet_at_end(&self, worker: &Worker, steps: u64, which: u64) -> Result<()> {
         let last = steps - steps % self.every;
         let before = self.meetings_of(last).map_or(self.opening(), |(_, last)| last);

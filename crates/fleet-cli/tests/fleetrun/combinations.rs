@@ -179,7 +179,7 @@ fn geo(case @ (.., workers): Case, k_steps: u64, dies: bool) -> Vec<f32> {
     start.iter().zip(&one).enumerate().map(|(at, (a, b))| a + times(at) * (b - a)).collect()
 }
 
-/// Returns the parameters after so many steps in one process.
+/// Returns the parameters after `steps` steps in one process.
 fn train((mode, rule, ..): Case, steps: u64, count: usize) -> Vec<f32> {
     let net = Net::new();
     let loss = build(&net, mode);
