@@ -161,7 +161,7 @@ fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
     })
 }
 
-/// Tokens in a record of text.
+/// Default number of tokens in a text record.
 const TEXT_LENGTH: usize = 128;
-/// How far tastes turn in a day, in radians: a week changes half of them.
+/// Rotation of user tastes per day, in radians: a week changes half of them.
 const DRIFT_PER_DAY: f64 = 0.1;

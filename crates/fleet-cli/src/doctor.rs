@@ -1,7 +1,8 @@
-//! `fleet doctor`: whether the machines of a job can find and reach each other, and how fast.
+//! `fleet doctor`: checks that the machines of a job find and reach each other, and measures how
+//! fast.
 //!
-//! The same command runs on every machine, as with the launcher. The first host of the list holds
-//! the rendezvous and prints the report; the others say what they see themselves.
+//! The same command runs on every machine, as with the launcher. The first host of the list hosts
+//! the rendezvous and prints the report. The other hosts print only their own settings.
 
 use crate::{Output, Stop};
 use clap::Args;
@@ -14,13 +15,13 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The port of the rendezvous unless another is given.
+/// Default port of the rendezvous.
 const PORT: u16 = 6169;
-/// A job has more hosts than this only with a fabric that has its own tools.
+/// Maximum number of hosts; larger fabrics have their own tools.
 const HOSTS_MAX: usize = 256;
-/// Clocks further apart than this make logs hard to read together.
+/// Clock offset in seconds above which logs are hard to compare.
 const CLOCK_OFFSET_MAX: f64 = 0.1;
-/// Data loaders and the collectives of one machine want at least this much shared memory.
+/// Shared memory that data loaders and the collectives of one machine need.
 const SHARED_MEMORY_MIN: u64 = 1 << 30;
 
 #[derive(Args)]
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
     let limits = Limits::within(Duration::from_secs(args.wait));
     let token = match &args.token_file {
         Some(path) => Token::read(path)?,
-        // Keeps two runs on other hosts apart; it is no secret, and nothing secret is exchanged.
+        // Separates runs on other hosts. It is not secret, and no secret data is exchanged.
         None => Token::from_text(&format!("fleet doctor {}", args.hosts.join(",")))?,
     };
     let server = match rank {
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
     } else {
         out.line(format!("the report is printed on {}", args.hosts[0]))?;
     }
-    // The store goes last: everybody has said that he needs it no more.
+    // The store must outlive all clients: wait until every rank has left.
     store.set(&format!("left/{rank}"), b"", &limits)?;
     if server.is_some() {
         wait_for(&store, (0..args.hosts.len()).map(|rank| format!("left/{rank}")), &limits)?;
@@ -106,7 +107,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What this machine says of itself.
+/// Prints this machine's own settings.
 fn local(out: &mut Output) -> Result<(), Stop> {
     out.line(format!("host              {}", host::name()))?;
     for (name, ip) in host::interfaces()? {
@@ -127,7 +128,7 @@ fn local(out: &mut Output) -> Result<(), Stop> {
     out.line(format!("cores             {cores}"))
 }
 
-/// Every host's address, with those that have none.
+/// Resolves and prints every host's address; hosts without one are an error.
 fn names(args: &DoctorArgs, out: &mut Output) -> Result<Vec<SocketAddr>, Stop> {
     let mut unknown = Vec::new();
     let mut addresses = Vec::new();
@@ -150,7 +151,7 @@ fn names(args: &DoctorArgs, out: &mut Output) -> Result<Vec<SocketAddr>, Stop> {
     }
 }
 
-/// Which of the hosts this is.
+/// Returns the index of this machine among the hosts.
 fn own_rank(args: &DoctorArgs, addresses: &[SocketAddr]) -> Result<usize> {
     if let Some(rank) = args.rank {
         return match rank < addresses.len() {
@@ -173,7 +174,7 @@ fn own_rank(args: &DoctorArgs, addresses: &[SocketAddr]) -> Result<usize> {
     }
 }
 
-/// Measures one pair after the other, so that none disturbs another.
+/// Measures one pair after another, so that pairs do not disturb each other.
 fn measure(
     fabric: &TcpFabric,
     store: &StoreClient,

@@ -1,4 +1,4 @@
-//! `fleet durable`: looks into the folders of durable parameter servers.
+//! `fleet durable`: inspects the folders of durable parameter servers.
 
 use crate::output::{Output, Stop};
 use clap::{Args, Subcommand};
@@ -103,7 +103,7 @@ fn show(server: &ServerReport, out: &mut Output) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The first lines of a job's text: numbers of servers and workers, and how many tables.
+/// Summarises the job's text: the numbers of servers, workers and tables.
 fn job_summary(job: &str) -> String {
     let value = |name: &str| {
         let line = job.lines().find_map(|line| line.trim().strip_prefix(name));

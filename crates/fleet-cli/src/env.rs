@@ -1,4 +1,4 @@
-//! `fleet env`: every environment variable that Fleet knows, with its value here.
+//! `fleet env`: lists every environment variable of Fleet with its value here.
 
 use crate::output::{Output, Stop};
 use clap::Args;
@@ -12,7 +12,7 @@ pub struct EnvArgs {
     set: bool,
 }
 
-/// Names that begin so are meant for us: one that nobody knows is a slip of the hand.
+/// Prefixes of Fleet's variables: an unknown name with one of them is probably a typo.
 const OURS: [&str; 2] = ["PADDLE_", "FLEET_"];
 
 pub fn run(args: &EnvArgs, out: &mut Output) -> Result<(), Stop> {

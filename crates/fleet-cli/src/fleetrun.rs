@@ -1,5 +1,5 @@
-//! `fleetrun`: starts training jobs. The launcher is a library of its own; this binary adds the
-//! jobs that are built in, which it runs by starting itself once more with a hidden first argument.
+//! `fleetrun`: starts training jobs. The launcher is a library of its own. This binary adds the
+//! built-in jobs, which it runs by starting itself again with a hidden first argument.
 
 mod demo;
 mod output;
@@ -11,7 +11,7 @@ use fleet_topology::Env;
 use output::Output;
 use std::process::ExitCode;
 
-/// The demos of `fleet demo`, as jobs.
+/// The demos of `fleet demo` as jobs.
 const BUILTINS: Builtins = Builtins {
     argument: "__demo",
     names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"],

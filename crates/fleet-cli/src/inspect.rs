@@ -1,4 +1,4 @@
-//! The commands that look into programs and run nothing: print, verify, stats, convert.
+//! Commands that inspect programs and run nothing: print, verify, stats, convert.
 
 use crate::output::{Output, Stop};
 use clap::Args;
@@ -25,7 +25,7 @@ pub fn verify(path: &Path, out: &mut Output) -> Result<(), Stop> {
     ))
 }
 
-/// A program that means something.
+/// Loads a program and verifies it.
 pub fn load(path: &Path) -> Result<Program> {
     let (program, _) = load_program(path, Registry::standard())?;
     fleet_ir::all_in_one(errors(&program, Registry::standard()))
@@ -58,7 +58,7 @@ pub struct StatsArgs {
 
 pub fn stats(args: &StatsArgs, out: &mut Output) -> Result<(), Stop> {
     let program = load(&args.program)?;
-    // Everything that can fail comes before the first line.
+    // Everything that can fail runs before the first line is printed.
     let feeds = feeds(&program, args)?;
     let plan = feeds.as_ref().map(|feeds| plan(&program, feeds, args)).transpose()?;
     op_lines(&program, out)?;
@@ -126,8 +126,8 @@ fn variable_lines(program: &Program, out: &mut Output) -> Result<(), Stop> {
     ))
 }
 
-/// How many, how many elements, how many bytes; unknown dimensions count as 1. In floats, since a
-/// program may state sizes that no machine has.
+/// Returns the count of variables, their elements and their bytes. Unknown dimensions count as 1.
+/// The sums are floats, since a program may declare sizes that no machine has.
 fn sizes<'v>(vars: impl Iterator<Item = &'v Var>) -> (usize, f64, f64) {
     vars.fold((0, 0.0, 0.0), |(count, elements, bytes), var| {
         let len: f64 = var.shape.iter().map(|dim| dim.unsigned_abs() as f64).product();
@@ -135,10 +135,10 @@ fn sizes<'v>(vars: impl Iterator<Item = &'v Var>) -> (usize, f64, f64) {
     })
 }
 
-/// Name, type and shape of a tensor that would be fed.
+/// Name, type and shape of a tensor to feed.
 type Feed<'p> = (&'p str, DType, Shape);
 
-/// What would be fed, or nothing when sizes are needed and not given.
+/// Returns the feeds to plan for, or `None` if a size is unknown.
 fn feeds<'p>(program: &'p Program, args: &StatsArgs) -> Result<Option<Vec<Feed<'p>>>> {
     let mut shapes = BTreeMap::new();
     for given in &args.shape {
@@ -173,7 +173,7 @@ fn feeds<'p>(program: &'p Program, args: &StatsArgs) -> Result<Option<Vec<Feed<'
     Ok(Some(feeds))
 }
 
-/// `x=32,128`.
+/// Parses `x=32,128`.
 fn parse_shape(given: &str) -> Result<(&str, Shape)> {
     let wrong = || {
         Error::invalid("--shape is not understood")
@@ -196,8 +196,8 @@ fn plan(program: &Program, feeds: &[Feed<'_>], args: &StatsArgs) -> Result<PlanS
     Executor::new(options).plan(program, &Scope::new(), feeds, &results)
 }
 
-/// The variables for whose sake a program runs, besides what it keeps: those of ops that nobody
-/// reads. Without them, an inference program would be planned as one that does nothing.
+/// Returns the results of a program besides its persistable variables: outputs of ops whose outputs
+/// no op reads. Without them, an inference program would be planned as empty.
 fn results(program: &Program) -> Vec<&str> {
     let mut used = HashSet::new();
     for (id, _) in program.root_ops() {
@@ -235,12 +235,12 @@ fn op_count(program: &Program) -> usize {
     program.block_ids().map(|block| program.block(block).ops().len()).sum()
 }
 
-/// `1 op`, `2 ops`.
+/// Formats `1 op` or `2 ops`.
 fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `3.86 Gflop`.
+/// Formats `3.86 Gflop`.
 fn unit(value: f64, unit: &str) -> String {
     let text = text::count(value);
     let space = if text.contains(' ') { "" } else { " " };

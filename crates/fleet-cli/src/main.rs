@@ -1,8 +1,8 @@
-//! `fleet`: looks into program files, converts and runs them, without a line of Rust.
+//! `fleet`: inspects, converts and runs program files, without a line of Rust.
 //!
-//! Results go to the standard output and messages to the standard error. The exit code is 0 when
-//! all went well, 1 for an error (a file, a program, a run), 2 for a wrong command line. What
-//! training needs beyond one program on one machine is not done here.
+//! Results go to the standard output and messages to the standard error. The exit code is 0 for
+//! success, 1 for an error (a file, a program, a run), and 2 for a wrong command line. `fleetrun`
+//! starts jobs of several processes or machines.
 
 mod data;
 mod demo;
@@ -128,7 +128,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<(), Stop> {
     }
 }
 
-/// One worker, whatever the environment says.
+/// Initialises a job of one worker, regardless of the environment.
 fn alone() -> fleet::Result<fleet::Fleet> {
     fleet::Fleet::init(fleet::Topology::collective(&fleet::topology::Env::new())?)
 }

@@ -1,4 +1,4 @@
-//! The command line and the standard output of a command, and how a command ends.
+//! Command line, standard output and termination of a command.
 
 use clap::Parser;
 use fleet_base::text::printable;
@@ -7,10 +7,10 @@ use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Why a command ends early.
+/// Reason for a command to end early.
 pub enum Stop {
     Failed(Error),
-    /// Whoever reads the output has enough of it (`fleet print x | head`).
+    /// The reader of the output has closed it (`fleet print x | head`).
     ReaderLeft,
 }
 
@@ -20,13 +20,13 @@ impl From<Error> for Stop {
     }
 }
 
-/// Reads the command line; ends the process where it is wrong or asks for help.
+/// Parses the command line; exits if it is wrong or asks for help.
 pub fn parsed<T: Parser>(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> T {
     T::try_parse_from(args).unwrap_or_else(|error| {
         if !error.use_stderr() {
             error.exit();
         }
-        // It quotes arguments.
+        // The message quotes arguments.
         let text = error.render().to_string();
         let _ = std::io::stderr().write_all(printable(&text).as_bytes());
         std::process::exit(error.exit_code());
@@ -39,15 +39,14 @@ pub struct Output {
 }
 
 impl Output {
-    /// Runs a command: errors go to the standard error, and make the exit code 1.
+    /// Runs a command. An error is printed to the standard error and makes the exit code 1.
     pub fn run(command: impl FnOnce(&mut Output) -> Result<(), Stop>) -> ExitCode {
         fleet_base::signals::ignore_file_size_signal();
         let mut out = Output { stdout: std::io::stdout().lock() };
         match command(&mut out).and_then(|()| out.flush()) {
             Ok(()) | Err(Stop::ReaderLeft) => ExitCode::SUCCESS,
             Err(Stop::Failed(error)) => {
-                // In one piece: others write there too. Nobody is left to be told when this fails
-                // too.
+                // In one piece, since other processes write there too. A failure is ignored.
                 let text = format!("error: {error}\n");
                 let _ = std::io::stderr().write_all(text.as_bytes());
                 ExitCode::FAILURE
@@ -63,7 +62,7 @@ impl Output {
         Self::check(write!(self.stdout, "{}", printable(&text.to_string())))
     }
 
-    /// Draws on a terminal: control characters take effect.
+    /// Writes text whose control characters take effect, for drawing on a terminal.
     pub fn draw(&mut self, text: impl std::fmt::Display) -> Result<(), Stop> {
         Self::check(write!(self.stdout, "{text}"))
     }

@@ -1,4 +1,4 @@
-//! `fleet ps`: parameter servers that run, over gRPC.
+//! `fleet ps`: controls running parameter servers over gRPC.
 
 use crate::{Output, Stop};
 use clap::{Args, Subcommand, ValueEnum};

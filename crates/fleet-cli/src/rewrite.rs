@@ -1,8 +1,8 @@
-//! `fleet rewrite` and `fleet strategy explain`: what a strategy makes of a program, for any number
-//! of ranks, without hardware.
+//! `fleet rewrite` and `fleet strategy explain`: show how a strategy rewrites a program, for any
+//! number of ranks, without hardware.
 //!
-//! The program is that of a forward pass: a file, or a model of the zoo (`model:resnet50`). The
-//! optimizer is named with its numbers, `momentum,lr=0.1,mu=0.9`.
+//! The program is a forward pass: a file, or a model of the zoo (`model:resnet50`). The optimizer
+//! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
 use crate::inspect;
 use crate::output::{Output, Stop};
@@ -160,14 +160,14 @@ pub fn rewrite(args: &RewriteArgs, out: &mut Output) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What is shown of a plan, whichever kind it is.
+/// The printed parts of a plan, for either kind of job.
 struct Outcome {
     chain: String,
     notes: Vec<String>,
     rings: Vec<RingSpec>,
 }
 
-/// Where a rank stands in a job with servers.
+/// Returns a rank's place in a job with servers.
 fn place(ranks: &Ranks, server_count: u32) -> Place {
     Place {
         worker: ranks.rank,
@@ -187,7 +187,7 @@ fn on_servers(
     servers::minimize(programs, Registry::standard(), loss, optimizer, None, asked, place)
 }
 
-/// Which strategies apply to a program, and why.
+/// Prints which strategies apply to a program, and why.
 pub fn explain(
     asked: &Asked<'_>,
     program: &str,
@@ -254,7 +254,8 @@ pub fn explain(
     Ok(())
 }
 
-/// Whether parameters move while the sums of their gradients come in, and where not, why.
+/// Prints whether updates overlap with the all-reduce of their gradients, and the reasons where
+/// they do not.
 fn print_arrivals(main: &Program, out: &mut Output) -> Result<(), Stop> {
     let arrivals = fleet::passes::updates_on_arrival(main);
     if arrivals.is_empty() {
@@ -269,7 +270,7 @@ fn print_arrivals(main: &Program, out: &mut Output) -> Result<(), Stop> {
     })
 }
 
-/// The tables of the servers, a line each.
+/// Prints the servers' tables, one per line.
 fn print_tables(plan: &ServerPlan, out: &mut Output) -> Result<(), Stop> {
     for table in &plan.tables.sparse {
         let (id, name, rows, width) = (table.table_id, &table.name, table.rows, table.width);
@@ -327,7 +328,7 @@ impl Subject {
         Ok(ranks)
     }
 
-    /// Both programs, and the loss.
+    /// Returns both programs and the loss.
     fn programs(&self, name: &str) -> Result<(Programs, VarId)> {
         let (programs, loss) = match name.strip_prefix("model:") {
             Some(model) => {
@@ -365,7 +366,7 @@ impl Subject {
     }
 }
 
-/// Models of the zoo, by name.
+/// Builds a model of the zoo by name.
 fn build(model: &str) -> Result<(Programs, VarId)> {
     const KNOWN: [&str; 7] = ["lenet", "resnet18", "resnet50", "vgg16", "bert", "gpt", "wide_deep"];
     let net = Net::new();
@@ -386,7 +387,7 @@ fn build(model: &str) -> Result<(Programs, VarId)> {
     Ok((net.finish()?, loss))
 }
 
-/// The only number that the program makes and does not read.
+/// Returns the only scalar float that the program computes and does not read.
 fn guess_loss(main: &Program) -> Result<VarId> {
     let mut read = std::collections::HashSet::new();
     main.root_ops().for_each(|(id, _)| main.reads_of(id, &mut read));
@@ -408,7 +409,7 @@ fn guess_loss(main: &Program) -> Result<VarId> {
     }
 }
 
-/// `momentum,lr=0.1,mu=0.9`.
+/// Parses `momentum,lr=0.1,mu=0.9`.
 fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
     const KNOWN: [&str; 7] = ["sgd", "momentum", "adam", "adamw", "adagrad", "lars", "lamb"];
     let mut parts = given.split(',').map(str::trim);
@@ -445,14 +446,14 @@ fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
     }
 }
 
-/// Lines taken out and put in, with the number of the line in front of which they stand.
+/// Removed and added lines, and the index of the old line before which the change starts.
 struct Change<'t> {
     at: usize,
     removed: Vec<&'t str>,
     added: Vec<&'t str>,
 }
 
-/// What turns one text into another, by lines: lines that both have, in order, stay.
+/// Returns the line changes that turn one text into another. Common lines, in order, stay.
 fn difference(before: &str, after: &str) -> Vec<(usize, Vec<String>, Vec<String>)> {
     let (a, b): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
     let start = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
@@ -466,7 +467,7 @@ fn difference(before: &str, after: &str) -> Vec<(usize, Vec<String>, Vec<String>
         .collect()
 }
 
-/// Walks both lists; where they part, looks for the nearest line at which they meet again. Programs
+/// Walks both lists. Where they differ, finds the nearest line at which they match again. Programs
 /// grow by insertions, for which this finds the shortest difference.
 fn changes<'t>(a: &[&'t str], b: &[&'t str]) -> Vec<Change<'t>> {
     let mut places: std::collections::HashMap<&str, Vec<usize>> = std::collections::HashMap::new();

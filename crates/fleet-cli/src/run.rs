@@ -1,4 +1,4 @@
-//! `fleet run`: runs a program with tensors from `.npy` files, prints or saves what it makes.
+//! `fleet run`: runs a program with tensors from `.npy` files, and prints or saves its results.
 
 use crate::inspect::load;
 use crate::output::{Output, Stop};
@@ -93,7 +93,7 @@ pub fn run(args: &RunArgs, out: &mut Output) -> Result<(), Stop> {
     Ok(())
 }
 
-/// A variable to fetch and where it goes.
+/// A variable to fetch, and the file to write it to.
 struct Fetch<'a> {
     name: &'a str,
     file: Option<&'a Path>,
@@ -102,7 +102,7 @@ struct Fetch<'a> {
 fn fetches<'a>(args: &'a RunArgs, program: &Program) -> Result<Vec<Fetch<'a>>> {
     let mut fetches = Vec::new();
     for given in &args.fetch {
-        // The whole may be a name with '=' in it.
+        // The whole argument may be a variable name that contains '='.
         let (name, file) = match given.split_once('=') {
             Some((name, file)) if program.find_var(given).is_none() => {
                 (name, Some(Path::new(file)))
@@ -137,10 +137,10 @@ fn save_scope(args: &RunArgs, scope: &Scope) -> Result<()> {
     save_tensors(path, names.into_iter().zip(&tensors), &meta)
 }
 
-/// Elements that are printed of a tensor; the rest is in the files.
+/// Maximum number of elements printed per tensor; files hold all of them.
 const SHOWN_MAX: usize = 24;
 
-/// `f32[2, 2] 1.0 2.0 3.0 4.0`.
+/// Formats `f32[2, 2] 1.0 2.0 3.0 4.0`.
 fn shown(tensor: &Tensor) -> Result<String> {
     let mut text = format!("{}{}", tensor.dtype(), tensor.shape());
     let count = tensor.shape().numel().unwrap_or(0);

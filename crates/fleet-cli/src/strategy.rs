@@ -136,13 +136,13 @@ fn new(args: &NewArgs, out: &mut Output) -> Result<(), Stop> {
     }
 }
 
-/// Every problem of every file, one a line with its place, what and why and what to do behind it.
+/// Prints every problem of every file, one per line, with its place, cause and help.
 fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), Stop> {
     let mut wrong = 0;
     for path in files {
         let problems = match inspect(path) {
             Ok(Inspection { problems, .. }) => problems,
-            // The other files are looked at all the same.
+            // The other files are still checked.
             Err(error) => {
                 out.line(format!("{}: error: {error}", path.display()))?;
                 wrong += 1;
@@ -150,7 +150,7 @@ fn check(files: &[PathBuf], strict: bool, out: &mut Output) -> Result<(), Stop> 
             }
         };
         for problem in &problems {
-            // `FILE:LINE:COLUMN: `, or `FILE: ` where there is no place.
+            // `FILE:LINE:COLUMN: `, or `FILE: ` for a problem without a position.
             let after = if problem.place.is_some() { ":" } else { ": " };
             out.line(format!("{}{after}{problem}", path.display()))?;
         }
@@ -176,12 +176,12 @@ fn inspect(path: &Path) -> Result<Inspection> {
     DistributedStrategy::inspect(&read_file(path)?, StrategyForm::of(path))
 }
 
-/// A strategy from a file that can be read; what it means is `check`'s business.
+/// Loads a strategy from a file without checking its meaning, as [`check`] does.
 fn load(path: &Path) -> Result<DistributedStrategy> {
     load_with_source(path).map(|(strategy, _)| strategy)
 }
 
-/// That, and where its fields stand.
+/// As [`load`], and returns the positions of the fields in the file.
 pub fn load_with_source(path: &Path) -> Result<(DistributedStrategy, StrategySource)> {
     let mut strategy = DistributedStrategy::new();
     let (source, warnings) = strategy.load_with_source(path)?;
@@ -189,10 +189,10 @@ pub fn load_with_source(path: &Path) -> Result<(DistributedStrategy, StrategySou
     Ok((strategy, source))
 }
 
-/// Warnings go to the standard error: the output is the result alone.
+/// Prints warnings to the standard error: the standard output holds only the result.
 pub fn tell(problems: &[Problem]) {
     for problem in problems {
-        // Nobody is left to be told when this fails.
+        // A failure to write the warning is ignored.
         let _ = writeln!(std::io::stderr(), "{problem}");
     }
 }

@@ -1,8 +1,8 @@
-//! `fleet trace`: what the time of a traced step went into, rank by rank, and what communication
-//! compute did not hide.
+//! `fleet trace`: shows the time shares of a traced step, rank by rank, and the exposed
+//! communication.
 //!
-//! Files are those that `fleet run --trace`, `fleetrun demo:NAME --trace` and programs
-//! (`Executor::trace`) write.
+//! The files come from `fleet run --trace`, `fleetrun demo:NAME --trace` and programs that use
+//! `Executor::trace`.
 
 use crate::output::{Output, Stop};
 use clap::Args;
@@ -60,10 +60,11 @@ pub fn run(args: &TraceArgs, out: &mut Output) -> Result<(), Stop> {
     }
 }
 
-/// A million ops of one step; to read them takes ten times as much memory.
+/// Maximum size of a trace file: about a million ops of one step. Reading it takes ten times as
+/// much memory.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Of an op with many variables; the file has all of it.
+/// Maximum length of an op's printed detail; the file holds all of it.
 const DETAIL_CHARS_MAX: usize = 120;
 
 fn shortened(detail: &str) -> String {
@@ -89,7 +90,7 @@ fn longest(trace: &Trace, count: usize) -> Vec<&Span> {
     spans
 }
 
-/// The files, with those of folders by name.
+/// Returns the files, with folders replaced by their files in order of name.
 fn files(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for path in given {

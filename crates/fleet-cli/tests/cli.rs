@@ -1,5 +1,5 @@
-//! The tool as a user runs it: what it prints and how it ends, held to `golden/*.out`
-//! (`FLEET_BLESS=1` rewrites them).
+//! Tests of the command-line tool: output and exit code are compared with `golden/*.out`
+//! (`FLEET_BLESS=1` rewrites these files).
 
 use fleet_format::{load_tensors, read_npy, read_npz, save_tensors, write_npy};
 use fleet_tensor::Tensor;
@@ -14,7 +14,7 @@ fn fleet(args: &[&str]) -> Output {
     command.args(args).current_dir(GOLDEN).output().expect("the tool can be started")
 }
 
-/// Runs the tool and compares everything that it says.
+/// Runs the tool and compares all of its output.
 fn check(name: &str, args: &[&str]) {
     let output = fleet(args);
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
@@ -217,7 +217,7 @@ fn wrong_runs_are_explained() {
     run(&["--startup", "linear.fleet"], "at --startup linear.fleet");
 }
 
-/// Texts of files and arguments do not act on the terminal.
+/// Texts of files and arguments have no effect on the terminal.
 #[test]
 fn control_characters_are_printed_as_escapes() {
     let file = |name: &str, text: &str| {
@@ -267,7 +267,7 @@ fn control_characters_are_printed_as_escapes() {
         let raw = |c: char| c.is_control() && c != '\n' && c != '\t';
         assert!(!said.contains(raw), "{args:?}: {said:?}");
     }
-    // A strategy that is written is the same when it is read.
+    // A written strategy reads back unchanged.
     let set = "recompute_configs.checkpoints=[\"\u{9b}\u{7f}\"]";
     for form in ["json", "toml", "prototxt"] {
         let text = ok(&["strategy", "new", "--to", form, "--set", "recompute=true", "--set", set]);
@@ -277,7 +277,7 @@ fn control_characters_are_printed_as_escapes() {
     }
 }
 
-/// Pipes are inputs, such as `<(command)`; what has no end is refused at a limit.
+/// Pipes such as `<(command)` are valid inputs; an endless input is rejected at a limit.
 #[test]
 fn pipes_and_devices_are_inputs_with_limits() {
     let fifo = scratch("fifo.prototxt");
@@ -305,7 +305,7 @@ fn pipes_and_devices_are_inputs_with_limits() {
     std::fs::remove_file(&long).unwrap();
 }
 
-/// `fleet print x | head -1`.
+/// As `fleet print x | head -1`.
 #[test]
 fn a_reader_may_leave() {
     use std::process::Stdio;
@@ -339,7 +339,7 @@ fn data_sets_are_made() {
     let part = std::fs::read_to_string(folder.join("part-00001")).expect("the second file");
     assert_eq!(part.lines().count(), 1000);
     assert!(part.lines().all(|line| line.starts_with("13 ") && line.split(' ').count() == 68));
-    // Files that are there stay.
+    // Existing files are not overwritten.
     let again = make(&[]);
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(!again.status.success() && said.contains("part-00000"), "{said}");
@@ -349,7 +349,7 @@ fn data_sets_are_made() {
     assert!(String::from_utf8_lossy(&said.stderr).contains("--length is of texts"));
 }
 
-/// A durable folder that is whole, damaged, and accepted as it is.
+/// A durable folder that is intact, then damaged, then accepted with the loss.
 #[test]
 fn durable_folders_are_inspected() {
     use fleet::ps::{Durability, JobTables, LocalServers, ServerTables, Servers, TableConfig};
@@ -387,7 +387,7 @@ fn durable_folders_are_inspected() {
     let worker = LocalServers::new(std::slice::from_ref(&server), 1).unwrap();
     assert_eq!(worker.push_steps(0, 0).unwrap(), 2);
     assert!(ok(&inspect).contains("in use"));
-    // Nothing good is left, which is accepted once.
+    // All good data is lost, which is accepted once.
     drop((worker, server));
     let mut bytes = std::fs::read(&log).unwrap();
     bytes[20] ^= 1;
@@ -399,13 +399,13 @@ fn durable_folders_are_inspected() {
     let said = ok(&["durable", "inspect", path(&folder), "--accept-loss"]);
     assert!(said.contains("nothing is damaged") && said.contains(empty), "{said}");
     assert!(ok(&inspect).contains(empty));
-    // A copy beside the servers' folders, and a file.
+    // A copy beside the servers' folders, and a path that is a file.
     let copy = folder.join("server-000.bak");
     std::fs::create_dir(&copy).unwrap();
     assert!(ok(&inspect).contains("server-000.bak belongs to no server of the job"));
     let output = fleet(&["durable", "inspect", path(&log.with_file_name("lock"))]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("lock is not a folder"));
-    // A folder of something else.
+    // A folder that is not a durable one.
     let output = fleet(&["durable", "inspect", GOLDEN]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("holds no durable server"));
 }

@@ -1,4 +1,4 @@
-//! The demos, a few batches each: what they print, and that what they save can be used.
+//! The demos, with a few batches each: their output, and use of the saved models.
 
 use std::path::PathBuf;
 use std::process::Command;

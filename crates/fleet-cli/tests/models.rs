@@ -1,5 +1,5 @@
 //! Real programs through the tool's parts: every model of the zoo, with its backward pass and its
-//! optimizer, verifies, prints, parses, and goes through protobuf.
+//! optimizer, verifies, prints, parses, and converts to protobuf and back.
 
 use fleet_ir::Program;
 use fleet_nn::models::*;

@@ -1,4 +1,5 @@
-//! What `fleet rewrite` prints, held to `golden/rewrite-*.out` (`FLEET_BLESS=1` rewrites them).
+//! Output of `fleet rewrite`, compared with `golden/rewrite-*.out` (`FLEET_BLESS=1` rewrites these
+//! files).
 
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +41,7 @@ fn resnet_50_at_1024_ranks() {
     check("resnet50", &args);
 }
 
-/// `auto` and the strategies that are not there, explained for a cluster.
+/// `auto` and unsupported strategies, explained for a cluster.
 #[test]
 fn strategies_are_explained() {
     let explain = |file: &'static str, more: &[&'static str]| {

@@ -1,8 +1,8 @@
-//! What must be the same on all ranks of a collective job: the strategy, the network, and what a
-//! step of the rewritten program communicates.
+//! Checks that all ranks of a collective job agree on the strategy, the network and the
+//! communication of one step of the rewritten program.
 //!
-//! Ranks that differ would open groups that others never open, or train something that is nothing.
-//! They compare digests when a session opens; only where these differ do they exchange texts, to
+//! Ranks that differ would open groups that other ranks never open, or train an inconsistent model.
+//! Ranks compare digests when a session opens. Only if digests differ do they exchange texts, to
 //! name the ranks and show the first line that differs.
 
 use fleet_base::{Error, Result};
@@ -14,14 +14,14 @@ use fleet_strategy::{DistributedStrategy, RingSpec};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// The network and its optimizer before they were rewritten for a rank, as text.
+/// The network and its optimizer as text, before the rewrite for a rank.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetworkText(Arc<str>);
 
 impl NetworkText {
     pub(crate) fn new(programs: &Programs, optimizer: &OptimizerDesc) -> NetworkText {
         let mut main = programs.main.clone();
-        // Ranks may draw different numbers: what they start from is broadcast.
+        // Ranks may draw different numbers: the initial values are broadcast.
         main.set_seed(0);
         let ops: Vec<_> = main
             .block_ids()
@@ -37,17 +37,17 @@ impl NetworkText {
     }
 }
 
-/// One thing that must be the same, as text.
+/// One part of the session that must be the same on all ranks, as text.
 pub(crate) struct Part {
-    /// What an error says of ranks that differ.
+    /// Error text for ranks that differ.
     difference: &'static str,
-    /// What a line is of.
+    /// Name of the text in the error; precedes the line number.
     noun: &'static str,
     help: &'static str,
     text: String,
 }
 
-/// What a session must have in common with those of the other ranks.
+/// Returns the parts that must be equal on all ranks.
 pub(crate) fn parts(
     strategy: &DistributedStrategy,
     network: &NetworkText,
@@ -76,7 +76,7 @@ pub(crate) fn parts(
     ]
 }
 
-/// The strategy without its section on execution: how a rank computes is its own business.
+/// Returns the strategy without its `execution_strategy` section, in which ranks may differ.
 pub(crate) fn strategy_text(strategy: &DistributedStrategy) -> String {
     let text = strategy.to_prototxt();
     let mut is_inside = false;
@@ -89,8 +89,8 @@ pub(crate) fn strategy_text(strategy: &DistributedStrategy) -> String {
     text.lines().filter(own).map(|line| format!("{line}\n")).collect()
 }
 
-/// The rings of a session that span all ranks. Of those that span some, each rank has others: a
-/// leader of its machine has more than the ranks behind it.
+/// The rings of a session that span all ranks. Rings that span only some ranks differ between
+/// ranks: a machine's leader has more of them than the other ranks of the machine.
 #[derive(Clone, Debug)]
 pub(crate) struct WholeRings(Vec<i64>);
 
@@ -101,7 +101,7 @@ impl WholeRings {
     }
 }
 
-/// What a program asks of all other ranks together, a line an op.
+/// Returns the program's communication with all other ranks, one line per op.
 pub(crate) fn communication(program: &Program, rings: &WholeRings) -> String {
     let mut text = String::new();
     for block in program.block_ids() {
@@ -137,17 +137,17 @@ pub(crate) fn digest(text: &str) -> i64 {
     hasher.finish() as i64
 }
 
-/// Ranks of which some have something else than most.
+/// The ranks whose digest differs from the most frequent one.
 pub(crate) struct Odd {
-    /// The first rank that has what most have; where as many have something else, what the first
-    /// has.
+    /// First rank with the most frequent digest. In a tie, the first rank with one of the tied
+    /// digests.
     pub(crate) usual: usize,
-    /// Ranks that have something else.
+    /// Ranks whose digest differs from the one of `usual`.
     pub(crate) ranks: Vec<usize>,
 }
 
 impl Odd {
-    /// `None` where all have the same.
+    /// Returns `None` if all digests are equal.
     pub(crate) fn of(digests: &[i64]) -> Option<Odd> {
         let count = |digest: &i64| digests.iter().filter(|other| *other == digest).count();
         let most = digests.iter().map(count).max()?;
@@ -158,7 +158,8 @@ impl Odd {
     }
 }
 
-/// The error of a difference, the same on all ranks: the first odd one shows its line.
+/// Builds the error of a difference, the same on all ranks. It shows the first differing line of
+/// the first odd rank.
 fn explain(group: &Group, part: &Part, odd: &Odd) -> Result<Error> {
     let text = match group.rank() == odd.usual {
         true => part.text.clone().into_bytes(),
@@ -188,7 +189,7 @@ fn explain(group: &Group, part: &Part, odd: &Odd) -> Result<Error> {
     Ok(error.at(place).help(part.help).caused_by(odd_ranks[0]))
 }
 
-/// `rank 2`, `ranks 1, 2`.
+/// Returns `rank 2` or `ranks 1, 2`.
 pub(crate) fn named(ranks: &[usize]) -> String {
     let names: Vec<String> = ranks.iter().take(RANKS_SHOWN).map(usize::to_string).collect();
     let more = if ranks.len() > RANKS_SHOWN { ", .." } else { "" };
@@ -235,11 +236,11 @@ fn cut(line: &str) -> String {
     cut
 }
 
-/// Ranks that an error names.
+/// Maximum number of ranks that an error names.
 const RANKS_SHOWN: usize = 8;
-/// Of a line that differs: enough for an op and its first variables.
+/// Maximum length of a differing line: enough for an op and its first variables.
 const LINE_CHARS_MAX: usize = 200;
-/// Two such lines in any script, and the words around them.
+/// Room for two such lines in any script and the text around them.
 const SHOWN_BYTES: usize = 2048;
 
 #[cfg(test)]

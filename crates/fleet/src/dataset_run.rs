@@ -1,9 +1,9 @@
 //! One pass of a dataset through a program: `train_from_dataset` and `infer_from_dataset`.
 //!
-//! Reader threads make batches ahead, in tensors that the plan reads where they lie; the step runs
-//! on all of the executor's compute threads. Steps follow each other, so that a pass gives the same
-//! numbers on any number of threads: what other systems win by threads that race on the parameters,
-//! is won here inside the step.
+//! Reader threads prepare batches ahead of time, in tensors that the plan reads in place. Each step
+//! runs on all of the executor's compute threads, and steps run one after another. A pass therefore
+//! gives the same numbers on any number of threads. Other systems gain speed from threads that race
+//! on the parameters; here the parallelism lies inside the step.
 
 use crate::Fleet;
 use crate::numbers::shown;
@@ -17,7 +17,7 @@ use fleet_tensor::Tensor;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// How a dataset goes through a program.
+/// Options of one pass of a dataset through a program.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -64,30 +64,30 @@ struct Handler<'a> {
 
 type Call<'a> = dyn FnMut(&Fetched<'_>) -> Result<()> + 'a;
 
-/// What a fetch handler sees.
+/// The values that a fetch handler gets.
 #[derive(Debug)]
 pub struct Fetched<'a> {
-    /// Batches of the pass that are done, those before [`DatasetRun::start_behind`] included.
+    /// Completed batches of the pass, including those before [`DatasetRun::start_behind`].
     pub batches: u64,
     pub records: u64,
     /// Labels and values of the fetch list.
     pub values: &'a [(String, Tensor)],
 }
 
-/// What a pass did.
+/// Counters and results of a pass.
 #[derive(Debug, Default)]
 pub struct DatasetReport {
     pub batches: u64,
     pub records: u64,
     pub seconds: f64,
-    /// Of these, how many training stood still for want of a batch.
+    /// Part of `seconds` in which training waited for a batch.
     pub starved_seconds: f64,
-    /// Records of batches that were left, because another worker had none
+    /// Records of batches that were dropped because another worker had no more batches
     /// ([`DatasetRun::together`]).
     pub records_left: u64,
     /// Bad lines that a streaming dataset skipped.
     pub skipped: Skipped,
-    /// Labels and values of the fetch list after the last batch; empty when there was none.
+    /// Labels and values of the fetch list after the last batch; empty if there was no batch.
     pub last: Vec<(String, Tensor)>,
 }
 
@@ -109,58 +109,58 @@ impl Default for DatasetRun<'_> {
 }
 
 impl<'a> DatasetRun<'a> {
-    /// As many threads as the dataset's options say, nothing fetched.
+    /// Uses the number of threads in the dataset's options and fetches nothing.
     pub fn new() -> DatasetRun<'a> {
         DatasetRun::default()
     }
 
-    /// Threads that make batches; 0 takes the dataset's number.
+    /// Sets the number of threads that prepare batches; 0 takes the dataset's number.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Batches that each thread keeps ready beside the one in use; 1 is a double buffer.
+    /// Sets how many batches each thread keeps ready beside the one in use; 1 is a double buffer.
     pub fn ahead(mut self, batches: usize) -> Self {
         self.ahead = batches;
         self
     }
 
-    /// Leaves out the first batches: those that a pass had done ([`Fetched::batches`]) when the
-    /// checkpoint was taken from which this one goes on. Batches come in the same order whatever
-    /// the threads read, so with the same files, shuffles and number of threads nothing is repeated
-    /// or skipped.
+    /// Skips the first batches: those that an interrupted pass had completed ([`Fetched::batches`])
+    /// when it saved the checkpoint that this pass resumes from. The order of batches does not
+    /// depend on timing. With the same files, shuffles and number of threads, no batch is repeated
+    /// or lost.
     pub fn start_behind(mut self, batches: u64) -> Self {
         self.behind = batches;
         self
     }
 
-    /// Fetches a variable after each batch; `info` is what it is called where it is shown.
+    /// Fetches a variable after each batch; `info` is its label in the output.
     pub fn fetch(mut self, info: &str, variable: &str) -> Self {
         self.fetch.push((info.to_string(), variable.to_string()));
         self
     }
 
-    /// Prints what is fetched after every `batches` batches (100); 0: never.
+    /// Prints the fetched values after every `batches` batches (default 100); 0 never prints.
     pub fn print_period(mut self, batches: u64) -> Self {
         self.print_period = batches;
         self
     }
 
-    /// Where lines go instead of to the standard output.
+    /// Sends printed lines to `print` instead of the standard output.
     pub fn print(mut self, print: impl FnMut(&str) + 'a) -> Self {
         self.print = Box::new(print);
         self
     }
 
-    /// Prints at the end how fast it went, and how long training waited for data.
+    /// Prints at the end the speed, and how long training waited for data.
     pub fn debug(mut self, debug: bool) -> Self {
         self.debug = debug;
         self
     }
 
-    /// Gives what is fetched to a closure after the first batch that ends a period, and after the
-    /// last one; its error ends the pass.
+    /// Passes the fetched values to a closure after the first batch that ends a period, and after
+    /// the last batch. An error of the closure ends the pass.
     pub fn handler(
         mut self,
         period: Duration,
@@ -170,8 +170,9 @@ impl<'a> DatasetRun<'a> {
         self
     }
 
-    /// Ends the pass on all workers once one of them has no more batches. Programs that talk at
-    /// every step need as many steps on every worker, and shards are seldom of one size.
+    /// Ends the pass on all workers once one of them has no more batches. Programs that communicate
+    /// in every step need the same number of steps on every worker, and shards are seldom of equal
+    /// size.
     pub fn together(mut self, fleet: &'a Fleet) -> Self {
         self.workers = Some(fleet);
         self
@@ -225,8 +226,8 @@ pub fn run_from_dataset(
     })
 }
 
-/// One pass, whose steps are the caller's: it is given a batch, the next one where it `looks_ahead`
-/// and there is one, what to fetch, and where to.
+/// Runs one pass with the caller's `step`. Its arguments are a batch, the next batch if
+/// `looks_ahead` and there is one, the names to fetch, and the output for their values.
 pub(crate) fn run_steps(
     dataset: &dyn Dataset,
     run: DatasetRun<'_>,
@@ -257,13 +258,13 @@ pub(crate) fn run_steps(
     pass.end(&batches)
 }
 
-/// A pass under way.
+/// A pass in progress.
 struct Pass<'a> {
     run: DatasetRun<'a>,
     report: DatasetReport,
     begin: Instant,
     handled: Instant,
-    /// Batches that the handler has seen.
+    /// Number of batches when the handler was last called.
     seen: u64,
 }
 
@@ -273,7 +274,7 @@ impl<'a> Pass<'a> {
         Pass { run, report: DatasetReport::default(), begin: now, handled: now, seen: 0 }
     }
 
-    /// Takes the batches that an earlier pass has done.
+    /// Skips the batches that an earlier pass has completed.
     fn leave_out(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<()> {
         for left_out in 0..self.run.behind {
             if !batches.next_batch(batch)? {
@@ -285,18 +286,19 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Batches of the whole pass that are done.
+    /// Returns the number of completed batches of the whole pass.
     fn done(&self) -> u64 {
         self.run.behind + self.report.batches
     }
 
-    /// Whether there is a batch, here and on the workers that go together.
+    /// Reads the next batch. Returns false if this worker has no more batches or, with
+    /// [`DatasetRun::together`], if any worker has none.
     fn next(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<bool> {
         let begin = Instant::now();
         let outcome = batches.next_batch(batch);
         self.report.starved_seconds += begin.elapsed().as_secs_f64();
         let Some(fleet) = self.run.workers else { return outcome };
-        // An error here must not leave the others waiting: they are told that there is no batch.
+        // After an error here the others must not wait: they learn that there is no batch.
         let mine = f64::from(u8::from(matches!(outcome, Ok(true))));
         let all = fleet.util().all_reduce(&[mine], ReduceOp::Min);
         let more = outcome?;
@@ -325,7 +327,7 @@ impl<'a> Pass<'a> {
         if handles { self.handle() } else { Ok(()) }
     }
 
-    /// Swaps what was fetched with the tensors of the step before, which are written over next.
+    /// Swaps the fetched tensors with those of the step before, which the next step overwrites.
     fn keep(&mut self, out: &mut [Tensor]) {
         if self.report.last.is_empty() {
             let labels = self.run.fetch.iter().map(|(info, _)| (info.clone(), Tensor::empty()));
@@ -372,7 +374,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Every input of the program must be filled, before threads are started.
+/// Checks that the dataset fills every input of the program, before threads are started.
 pub(crate) fn check_inputs(program: &Program, dataset: &dyn Dataset) -> Result<()> {
     let given: Vec<&str> = dataset.layout().names().collect();
     let missing = program.vars().find(|(_, var)| var.is_data && !given.contains(&&*var.name));
@@ -388,6 +390,6 @@ pub(crate) fn check_inputs(program: &Program, dataset: &dyn Dataset) -> Result<(
     }
 }
 
-/// A batch ready beside the one in use.
+/// One batch ready beside the one in use.
 const DOUBLE_BUFFER: usize = 1;
 const PRINT_PERIOD: u64 = 100;

@@ -1,19 +1,19 @@
-//! Records between the workers of a job: what a global shuffle needs of the job's group.
+//! Exchange of records between the workers of a job, for a global shuffle.
 
 use crate::Fleet;
 use fleet_base::{Error, Result, text};
 use fleet_comm::Group;
 use fleet_data::{Exchange, InMemoryDataset, sum_over};
 
-/// The workers of a job, to whom records can be handed ([`Fleet::exchange`]). A worker that dies is
-/// an error on the others that names it.
+/// The workers of a job as partners in an exchange of records ([`Fleet::exchange`]). If a worker
+/// dies, the others get an error that names it.
 pub struct WorkerExchange {
     group: Option<Group>,
 }
 
 impl Fleet {
-    /// What [`InMemoryDataset::global_shuffle`] hands records over with. All workers use it at
-    /// once.
+    /// Returns the exchange through which [`InMemoryDataset::global_shuffle`] moves records. All
+    /// workers must use it at the same time.
     ///
     /// ```
     /// use fleet::Fleet;
@@ -35,12 +35,12 @@ impl Fleet {
         Ok(WorkerExchange { group: self.workers()?.cloned() })
     }
 
-    /// Records in the memory of all workers together.
+    /// Returns the number of records in the memory of all workers together.
     pub fn memory_data_size(&self, dataset: &InMemoryDataset) -> Result<u64> {
         sum_over(&mut self.exchange()?, dataset.memory_data_size() as u64)
     }
 
-    /// Records of all workers after a global shuffle; 0 before.
+    /// Returns the number of records of all workers after a global shuffle; 0 before.
     pub fn shuffle_data_size(&self, dataset: &InMemoryDataset) -> Result<u64> {
         sum_over(&mut self.exchange()?, dataset.shuffle_data_size() as u64)
     }
@@ -77,7 +77,8 @@ impl Exchange for WorkerExchange {
     }
 }
 
-/// Tells every worker how long the message for it is.
+/// Sends every worker the length of the message for it; returns the lengths of the incoming
+/// messages.
 fn lengths(group: &Group, sends: &[usize]) -> Result<Vec<usize>> {
     let sends: Vec<i64> = sends.iter().map(|length| *length as i64).collect();
     let mut receives = vec![0i64; sends.len()];
@@ -94,6 +95,6 @@ fn lengths(group: &Group, sends: &[usize]) -> Result<Vec<usize>> {
     receives.iter().enumerate().map(length).collect()
 }
 
-/// What one worker may send another at once: a round of a shuffle has a few hundred kilobytes, or a
-/// thousand large images.
+/// Maximum size of one message between two workers. A round of a shuffle has a few hundred
+/// kilobytes, or a thousand large images.
 const MESSAGE_BYTES_MAX: usize = 4 << 30;

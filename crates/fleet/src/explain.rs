@@ -1,8 +1,10 @@
-//! Why the collectives of a step did not fit each other, where what ranks fetch is the reason.
+//! Explains why the collectives of a step did not match, if the reason is that ranks fetch
+//! different variables.
 //!
-//! What a rank fetches may change how the executor plans a step, and with it what the step
-//! communicates. Nothing is compared while steps succeed. When the collectives of a step turn out
-//! to differ, each rank publishes what it fetched and what its step communicates, and compares.
+//! The fetch list of a rank may change how the executor plans a step, and so the step's
+//! communication. Ranks compare nothing while steps succeed. When the collectives of a step turn
+//! out to differ, each rank publishes its fetch list and its step's communication, and compares
+//! them with the others'.
 
 use crate::agree::{FirstDifference, Odd, WholeRings, digest, named};
 use crate::report::Reporter;
@@ -12,13 +14,13 @@ use fleet_net::Limits;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The first error that ended a group of this rank.
+/// The first error that ended one of this rank's groups.
 pub(crate) type FirstFault = Arc<Mutex<Option<Error>>>;
 
-/// A session among those of the other ranks.
+/// A session's link to the sessions of the other ranks.
 pub(crate) struct StepPeers {
     pub world: World,
-    /// Of this session in the store.
+    /// Prefix of this session's keys in the store.
     pub prefix: String,
     pub rank: usize,
     pub rank_count: usize,
@@ -27,13 +29,13 @@ pub(crate) struct StepPeers {
     pub reporter: Reporter,
 }
 
-/// How long the others are waited for: they fail in the same collective, at most a moment later.
+/// Timeout for the other ranks, which fail in the same collective at most a moment later.
 const OTHERS_TIME: Duration = Duration::from_secs(3);
-/// Of a text in the store, whose limit is 1 MiB.
+/// Maximum length of a text in the store, whose limit is 1 MiB.
 const TEXT_BYTES_MAX: usize = 512 << 10;
 
 impl StepPeers {
-    /// Whether a step failed since the ranks called different collectives.
+    /// Returns whether a step failed because the ranks called different collectives.
     pub(crate) fn disagree(&self) -> bool {
         let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         let differs =
@@ -41,8 +43,8 @@ impl StepPeers {
         fault.as_ref().is_some_and(differs)
     }
 
-    /// The reason for `error`, where it is what ranks fetch or how they plan; else the error
-    /// itself.
+    /// Returns the reason for `error` if ranks fetch different variables or plan their steps
+    /// differently; otherwise returns `error` itself.
     pub(crate) fn explain(&self, error: Error, fetch: &[&str], communication: &str) -> Error {
         match self.difference(fetch, communication) {
             Ok(Some(reason)) => {
@@ -50,7 +52,7 @@ impl StepPeers {
                 self.reporter.explained(&reason);
                 reason
             }
-            // Without an answer from the others the error says what is known.
+            // Without texts from the other ranks, the original error is all that is known.
             Ok(None) | Err(_) => error,
         }
     }

@@ -1,5 +1,5 @@
-//! What a program is fed, from what records hold: slots from a program's inputs, and a batch's
-//! layout from both.
+//! Derives slots from a program's inputs, and the layout of batches from a program and the slots of
+//! its records.
 
 use fleet_base::{Error, Result, text};
 use fleet_data::{BatchLayout, Input, Schema, Slot, SlotForm, SlotKind};
@@ -7,9 +7,9 @@ use fleet_ir::{Program, Var, VarId};
 use fleet_tensor::DType;
 use std::sync::Arc;
 
-/// The slots of records that fill these inputs of a program, in this order (`use_var`): integers
-/// from slots of ids, floats from slots of floats; an input of ragged rows from a ragged slot,
-/// every other from a dense one of its shape.
+/// Returns the slots of records that fill these inputs of a program, in this order (`use_var`).
+/// Integer inputs take slots of ids, float inputs slots of floats. An input of ragged rows takes a
+/// ragged slot, any other input a dense one of its shape.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -53,14 +53,15 @@ fn slot_of(program: &Program, name: &str) -> Result<Slot> {
     Ok(Slot::new(name, kind, SlotForm::Dense(shape?)))
 }
 
-/// The batches that a program takes, from records of a schema: for each input of the program the
-/// slot of its name.
+/// Returns the layout of a program's batches, from records of a schema. Each input of the program
+/// takes the slot of the same name.
 ///
-/// A ragged slot goes into an input of ragged rows as it is, into one of fixed width padded to that
-/// width, and into one of unknown width padded to the longest record of the batch. The padding is
-/// the `padding_idx` of the table that looks the input up (whose row is zero, so that a sum over
-/// rows pools what is there), and 0 where no table does. A table without `padding_idx` would pool a
-/// row that no record has: then every record must fill the width, and an unknown width is an error.
+/// A ragged slot fills an input of ragged rows as it is. For an input of fixed width it is padded
+/// to that width, and for one of unknown width to the longest record of the batch. The padding
+/// value is the `padding_idx` of the table that looks up the input, or 0 if no table does. The row
+/// of `padding_idx` is zero, so that a sum over rows pools only the ids of the record. A table
+/// without `padding_idx` would pool a row that is not in the record. Every record must then fill
+/// the width, and an unknown width is an error.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -107,9 +108,9 @@ fn padded(program: &Program, id: VarId, var: &Var, input: Input) -> Result<Input
     }
 }
 
-/// What fills up records: the id whose row the tables that look a variable up keep at zero; 0 where
-/// none does; nothing where a table looks it up that keeps no row at zero, or two keep different
-/// ones.
+/// Returns the value that pads records: the `padding_idx` of the tables that look up the variable,
+/// or 0 if no table does. Returns `None` if one of these tables has no `padding_idx`, or if two
+/// have different ones.
 fn padding_of(program: &Program, id: VarId) -> Option<i64> {
     let lookups = program
         .root_ops()

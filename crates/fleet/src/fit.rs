@@ -1,8 +1,9 @@
-//! Recompute that fits a budget of memory.
+//! Chooses recompute so that a step fits a memory budget.
 //!
-//! What a step needs is known from its plan, before anything runs. So candidates are planned, from
-//! the one that computes nothing twice to those that keep the least, and the one that fits and
-//! computes the least is taken: first with checkpoints in memory, then with offload.
+//! The memory of a step is known from its plan, before anything runs. Candidates are therefore
+//! planned, from one without recompute to those that keep the fewest activations. Of the candidates
+//! that fit, the one with the fewest flops is chosen: first with checkpoints in memory, then with
+//! offload.
 
 use fleet_base::{Error, Result, text};
 use fleet_exec::{Device, ExecOptions, Executor, PlanSummary, Scope};
@@ -13,16 +14,16 @@ use fleet_ops::Registry;
 use fleet_strategy::{DistributedStrategy, Ranks, minimize, recompute_candidates};
 use fleet_tensor::{DType, Shape};
 
-/// What is to fit: temporaries of a step (`PlanSummary::arena_bytes` and scratch), at these feeds.
+/// Budget for the temporaries of a step (`PlanSummary::arena_bytes` and scratch) with these feeds.
 pub(crate) struct Budget<'a> {
     pub bytes: usize,
     pub feed: &'a [(&'a str, DType, Shape)],
 }
 
-/// Numbers of checkpoints that are tried; more differ little.
+/// Numbers of checkpoints to try; larger ones make little difference.
 const COUNTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
-/// The strategy with the recompute that fits, and a line about it.
+/// Returns the strategy with the recompute that fits, and a line that describes it.
 pub(crate) fn fit(
     programs: &Programs,
     registry: &'static Registry,
@@ -100,7 +101,7 @@ mod tests {
     use crate::topology::{Env, Topology};
     use crate::{Distributed, DistributedStrategy, Fleet};
 
-    /// The network under a budget, and a parameter after three steps.
+    /// Trains three steps under a budget; returns the job and a parameter.
     fn train(bytes: usize) -> Result<(Distributed, Vec<f32>)> {
         let fleet = Fleet::init(Topology::collective(&Env::new())?)?;
         let net = Net::new();

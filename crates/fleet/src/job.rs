@@ -1,12 +1,12 @@
-//! A process in its job: what `fleet.init` gives.
+//! A process of a job: the counterpart of `fleet.init`.
 //!
-//! A [`Fleet`] knows its place (from the environment that `fleetrun` and clusters set), is
-//! connected to the other ranks, rewrites a network for them ([`Fleet::distributed_optimizer`]),
-//! and opens sessions whose programs talk. A process that nobody launched is worker 0 of 1, and
-//! pays nothing for it.
+//! A [`Fleet`] knows its rank from the environment that `fleetrun` and clusters set, and is
+//! connected to the other ranks. It rewrites a network for them ([`Fleet::distributed_optimizer`])
+//! and opens sessions whose programs communicate. A process started without a launcher is worker 0
+//! of 1 and has no overhead.
 //!
-//! No wait lasts longer than the others live: a rank that dies, stops or leaves early is an error
-//! on all others, which says who it was and what was waiting.
+//! No wait for another rank outlasts that rank. If a rank dies, stops or leaves early, all others
+//! get an error that names it and the operation that waited.
 
 use crate::agree::{self, NetworkText, WholeRings};
 use crate::explain::{FirstFault, StepPeers};
@@ -38,13 +38,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// How long ranks wait for each other to come; a machine may still be loading its program.
+/// Timeout for ranks to meet; a machine may still be loading its program.
 const MEET_SPAN: Duration = Duration::from_secs(10 * 60);
 
-/// How long a broken connection waits for the news of who died.
+/// Time that a broken connection waits for the notice of which rank died.
 const NOTICE_SPAN: Duration = Duration::from_secs(5);
 
-/// This process in its job.
+/// This process as a member of its job.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -68,22 +68,22 @@ const NOTICE_SPAN: Duration = Duration::from_secs(5);
 /// ```
 pub struct Fleet {
     topology: Topology,
-    /// Ranks of a collective job connect at once, workers of parameter servers when they first need
-    /// it.
+    /// Link to the other ranks. Ranks of a collective job connect at once, workers of parameter
+    /// servers on first use.
     link: OnceLock<Link>,
     connecting: Mutex<()>,
     reporter: Reporter,
 }
 
-/// The way to the other ranks.
+/// Connection of a rank to the other ranks.
 struct Link {
     world: World,
-    /// Of every group of the job.
+    /// Options of every group of the job.
     options: GroupOptions,
     everyone: Group,
-    /// Groups that sessions talk over, by name: a name is used once in a job.
+    /// Groups that sessions communicate over, by name. A name is used once per job.
     opened: Mutex<BTreeMap<String, Group>>,
-    /// Training steps of each session.
+    /// Number of training steps of each session.
     steps: Mutex<Vec<Arc<AtomicU64>>>,
     keeper: Keeper,
     fault: FirstFault,
@@ -92,13 +92,13 @@ struct Link {
 }
 
 impl Fleet {
-    /// One rank of a collective job, as the environment says.
+    /// Joins a collective job as the rank that the environment gives.
     pub fn collective() -> Result<Fleet> {
         Fleet::init(Topology::collective(&Env::process())?)
     }
 
-    /// A rank with a known place, or one that finds it through MPI; returns when all ranks have
-    /// come.
+    /// Joins the job as the rank in `topology`, or as the one that MPI assigns. Returns when all
+    /// ranks have joined.
     ///
     /// ```
     /// use fleet::topology::Env;
@@ -122,7 +122,7 @@ impl Fleet {
             return Ok(Fleet { topology, link, connecting, reporter });
         }
         let fleet = Fleet { topology, link: OnceLock::new(), connecting, reporter };
-        // Workers of parameter servers meet at their servers.
+        // Workers of parameter servers meet through their servers.
         if fleet.topology.mode() != Mode::ParameterServer && fleet.worker_num() > 1 {
             fleet.reporter.joined();
             fleet.group().inspect_err(|error| fleet.reporter.failed(error))?;
@@ -150,12 +150,12 @@ impl Fleet {
         self.topology.is_first_worker()
     }
 
-    /// Returns when all workers have called it.
+    /// Waits until all workers have called it.
     pub fn barrier_worker(&self) -> Result<()> {
         self.group()?.map_or(Ok(()), |link| link.everyone.barrier("barrier_worker"))
     }
 
-    /// The way to the other workers; none for a worker alone.
+    /// Returns the link to the other workers; `None` if there is only one worker.
     fn group(&self) -> Result<Option<&Link>> {
         if self.worker_num() == 1 || self.link.get().is_some() {
             return Ok(self.link.get());
@@ -173,7 +173,7 @@ impl Fleet {
         Ok(self.link.get())
     }
 
-    /// The group of all workers; a worker alone has none.
+    /// Returns the group of all workers; `None` if there is only one.
     pub(crate) fn workers(&self) -> Result<Option<&Group>> {
         Ok(self.group()?.map(|link| &link.everyone))
     }
@@ -182,7 +182,7 @@ impl Fleet {
         Util(self)
     }
 
-    /// The optimizer that trains as `strategy` says on all ranks of the job.
+    /// Returns an optimizer that trains on all ranks of the job under `strategy`.
     pub fn distributed_optimizer(
         &self,
         optimizer: impl Into<OptimizerDesc>,
@@ -198,11 +198,11 @@ impl Fleet {
         }
     }
 
-    /// A session whose programs talk over what `job` names. All ranks open it; the startup program
-    /// has run, and every rank has the parameters of rank 0.
+    /// Opens a session whose programs communicate over the rings of `job`. All ranks must open it.
+    /// The startup program has run, and every rank has the parameters of rank 0.
     ///
-    /// What the strategy says about execution is laid over `options`; `num_threads` 0 means this
-    /// rank's share of the machine's cores.
+    /// The strategy's execution settings override `options`. A `num_threads` of 0 means this rank's
+    /// share of the machine's cores.
     pub fn session(
         &self,
         programs: Programs,
@@ -238,20 +238,21 @@ impl Fleet {
         Ok(session.among(peers))
     }
 
-    /// This rank's share of the cores of its machine.
+    /// Returns this rank's share of the cores of its machine.
     pub fn cores_share(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         (cores / self.ranks().per_node).max(1)
     }
 
-    /// This process among the ranks, as strategies count them.
+    /// Returns this process's place among the ranks in the form that strategies use.
     pub fn ranks(&self) -> Ranks {
         let hosts = self.topology.hosts();
         let per_node = hosts.iter().map(|host| host.ranks.len()).max().unwrap_or(1);
         Ranks::new(self.topology.rank(), self.topology.worker_num()).per_node(per_node)
     }
 
-    /// The job's checkpoints, in a folder that all ranks see; all ranks open it, resume and save.
+    /// Opens the job's checkpoints in a folder that all ranks see. All ranks must open it, and
+    /// resume and save together.
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -290,8 +291,9 @@ impl Fleet {
         }
     }
 
-    /// Says that this rank is done, waits until all are, and leaves. A rank that ends without it,
-    /// or while others still train, or after another number of steps, is an error on the others.
+    /// Announces that this rank has finished, waits until all ranks have, and leaves. The other
+    /// ranks get an error if a rank ends without this call, calls it while others still train, or
+    /// has made another number of steps.
     pub fn finish(&self) -> Result<()> {
         let Some(link) = self.link.get().filter(|link| !link.keeper.is_over()) else {
             return Ok(());
@@ -320,8 +322,8 @@ impl Fleet {
 impl Link {
     fn connect(topology: &Topology, reporter: &Reporter) -> Result<Link> {
         let job = topology.job();
-        // Workers of parameter servers are started again one by one: they look for those of the
-        // first start.
+        // Workers of parameter servers restart one by one: each joins the attempt of the first
+        // start.
         let is_one_by_one = topology.mode() == Mode::ParameterServer;
         let restarts = if is_one_by_one { 0 } else { job.restarts };
         let attempt = fleet_topology::Job { restarts, ..job.clone() }.attempt();
@@ -334,13 +336,13 @@ impl Link {
             }
         };
         let abort = Abort::new();
-        // Workers of parameter servers can do without each other: what they report is up to the
-        // mode.
+        // Workers of parameter servers do not depend on each other: the mode decides which failures
+        // they report.
         let reporter = if is_one_by_one { Reporter::default() } else { reporter.clone() };
         let reports = reporter.clone();
         let reports = abort.on_fire(move |error| reports.failed(error));
         let limits = Limits::new(Deadline::within(MEET_SPAN), &abort);
-        // Without a launcher rank 0 hosts the store at its endpoint.
+        // Without a launcher, rank 0 hosts the store at its endpoint.
         let endpoint = job.store.as_ref().or(topology.worker_endpoints().first());
         let endpoint = endpoint.ok_or_else(|| {
             Error::invalid("nothing says where the ranks of this job meet")
@@ -372,12 +374,12 @@ impl Link {
         let mut options =
             TcpOptions::new(&attempt, topology.rank(), topology.worker_num()).store(address);
         options.notice_wait = NOTICE_SPAN;
-        // A firewall may be open for the ports of the job's endpoints alone.
+        // A firewall may allow only the ports of the job's endpoints.
         options.port = topology.endpoint().filter(|_| !hosts_it).map(|own| own.port);
         let fabric = Arc::new(TcpFabric::start(&*store, &token, options, &limits)?);
         let world = crate::nccl::carry(World::new(fabric, store, abort), topology);
         let world = world.inspect_err(|error| {
-            // The others would wait for it, and a goodbye says nothing.
+            // The others would wait for this rank, and leaving the membership reports no error.
             let how = format!("it cannot go over NCCL: {}", error.message());
             membership.report_end(&host::own_member(topology.rank()), &how);
         })?;
@@ -409,8 +411,9 @@ impl Link {
         Ok(Link { world, options, everyone, opened, steps, keeper, fault, reporter, finished })
     }
 
-    /// Over every ring that programs use: there a rank that still trains finds out. All at once,
-    /// since it waits in one of them; what is found on one ring ends the waits on all.
+    /// Runs a barrier on every ring that programs use, which fails on a rank that still trains. The
+    /// barriers run at once, since such a rank waits in only one of the rings. An error on one ring
+    /// ends the waits on all.
     fn finish_rings(&self) -> Result<()> {
         let opened: Vec<Group> = self.lock().values().cloned().collect();
         let finish = |group: &Group| {
@@ -430,7 +433,8 @@ impl Link {
         outcomes.into_iter().collect()
     }
 
-    /// Where ranks talk in some steps only, one that made fewer would go unnoticed.
+    /// Checks that all ranks made the same number of steps. Where ranks communicate in only some
+    /// steps, a rank with fewer steps would otherwise go unnoticed.
     fn compare_steps(&self) -> Result<()> {
         let counts = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let mine: u64 = counts.iter().map(|count| count.load(Relaxed)).sum();
@@ -447,7 +451,7 @@ impl Link {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The group of a ring, opened once: sessions share it.
+    /// Returns the group of a ring. It is opened once and shared by sessions.
     fn group(&self, ring: &RingSpec, members: &[usize]) -> Result<Group> {
         let name = format!("ring {} ({})", ring.id, ring.label);
         let mut opened = self.lock();
@@ -461,8 +465,8 @@ impl Link {
     }
 }
 
-/// Workers meet once. One that is started again after it had come would wait for the others in
-/// vain.
+/// Registers a worker, which may join the others only once. A worker that restarts after it had
+/// joined would wait for the others in vain.
 fn come_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) -> Result<()> {
     let key = format!("{attempt}/came/{}", own.rank);
     let process = format!("pid {} on {} ({})", own.pid, own.host, own.host_id);
@@ -480,22 +484,22 @@ fn come_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) ->
     }
 }
 
-/// How a rank ends that others still need.
+/// Reported cause when a rank ends while others still need it.
 const LEFT_EARLY: &str = "it left the job without Fleet::finish";
 
 impl Drop for Link {
-    /// Leaving early is no death, but the others must not wait.
+    /// Reports a rank that leaves early, so that the others do not wait for it.
     fn drop(&mut self) {
         let finished = self.finished.load(SeqCst);
         if !finished && !self.world.abort().is_fired() {
-            // Before the others know: their failure follows from this, not this from theirs.
+            // Report first: the others' failure follows from this one, not the reverse.
             self.reporter.failed(&Error::unavailable(LEFT_EARLY));
             self.keeper.report_end(self.world.rank(), LEFT_EARLY);
         }
     }
 }
 
-/// An optimizer with the strategy that distributes it.
+/// An optimizer and the strategy that distributes it.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -521,7 +525,7 @@ pub struct DistributedOptimizer<'f> {
 }
 
 impl DistributedOptimizer<'_> {
-    /// Rows of embedding tables are updated by this one, on parameter servers and in collective
+    /// Sets the optimizer for the rows of embedding tables, on parameter servers and in collective
     /// jobs: see [`OptimizerDesc::rows`].
     ///
     /// ```
@@ -541,21 +545,22 @@ impl DistributedOptimizer<'_> {
         self
     }
 
-    /// On parameter servers and without `a_sync`: workers do not wait for each other.
+    /// Selects half-async mode on parameter servers when `a_sync` is off: workers do not wait for
+    /// each other.
     pub fn half_async(mut self, on: bool) -> Self {
         self.half_async = on;
         self
     }
 
-    /// Samples of a rank in a step, for the costs by which `auto` chooses, where the program leaves
-    /// that open.
+    /// Sets the samples per rank and step for the cost model of `auto`, for programs that leave the
+    /// batch size open.
     pub fn batch(mut self, samples: usize) -> Self {
         self.batch = Some(samples);
         self
     }
 
-    /// Where the strategy was read ([`DistributedStrategy::load_with_source`]): what cannot be is
-    /// then an error that names the line of the file, in place of the caller's.
+    /// Sets the file that the strategy was read from ([`DistributedStrategy::load_with_source`]).
+    /// An error in the strategy then names the line of the file instead of the caller's.
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -580,12 +585,12 @@ impl DistributedOptimizer<'_> {
         Asked { strategy, source: self.source.as_ref() }
     }
 
-    /// Makes the network one that trains with parameter servers: `Fleet::init_worker` runs it, and
+    /// Rewrites the network to train with parameter servers. `Fleet::init_worker` runs it, and
     /// `Fleet::init_server` holds its tables.
     #[track_caller]
     pub fn minimize_on_servers(&self, net: &Net, loss: Var<'_>) -> Result<ServerJob> {
         let place = Place { half_async: self.half_async, ..self.fleet.place()? };
-        // Servers have tables apart from what else they hold.
+        // The optimizer of the tables' rows is passed separately.
         let mut optimizer = self.optimizer.clone();
         let rows = optimizer.rows.take();
         let rows = rows.as_deref();
@@ -604,17 +609,17 @@ impl DistributedOptimizer<'_> {
         Ok(job)
     }
 
-    /// Makes the network one that trains on all ranks: backward pass, communication, update.
+    /// Rewrites the network to train on all ranks: backward pass, communication, update.
     /// [`Fleet::session`] runs it.
     #[track_caller]
     pub fn minimize(&self, net: &Net, loss: Var<'_>) -> Result<Distributed> {
         self.minimize_as(net, loss, None)
     }
 
-    /// As [`minimize`](Self::minimize), with as little recompute as lets the temporaries of a step
-    /// over batches of these shapes fit in `bytes`: none, recompute, or recompute with offload.
-    /// What the strategy says of recompute is not looked at; a note of the plan says what was
-    /// chosen.
+    /// As [`minimize`](Self::minimize), with the least recompute for which the temporaries of a
+    /// step fit in `bytes`, for batches of these shapes: none, recompute, or recompute with
+    /// offload. The strategy's own recompute settings are ignored. A note of the plan gives the
+    /// choice.
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -686,7 +691,7 @@ impl DistributedOptimizer<'_> {
     }
 }
 
-/// What the user should know of a plan; one process has nothing to hear of rings.
+/// Prints the warnings, decisions and notes of a plan; with one rank, nothing about rings.
 fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
     for warning in &plan.warnings {
         note(warning);
@@ -708,7 +713,7 @@ fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
     }
 }
 
-/// The result of building a network.
+/// The result of rewriting a network for the job.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -723,13 +728,13 @@ fn report(plan: &Plan, ranks: &Ranks, source: Option<&StrategySource>) {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Distributed {
-    /// Which strategies were applied and why, and what the programs talk over.
+    /// The applied strategies with the reasons, and the rings that the programs use.
     pub plan: Plan,
     pub strategy: DistributedStrategy,
     network: NetworkText,
 }
 
-/// Small services between workers, as `fleet.util`.
+/// Helpers for communication between workers, as `fleet.util`.
 ///
 /// ```
 /// use fleet::{Fleet, ReduceOp, Util};
@@ -744,7 +749,7 @@ pub struct Distributed {
 pub struct Util<'f>(&'f Fleet);
 
 impl Util<'_> {
-    /// Sums (or takes the maximum, ...) of every worker's numbers, on every worker.
+    /// Reduces every worker's numbers element by element; every worker gets the result.
     pub fn all_reduce(&self, input: &[f64], op: ReduceOp) -> Result<Vec<f64>> {
         let mut out = input.to_vec();
         if let Some(link) = self.0.group()? {
@@ -753,7 +758,7 @@ impl Util<'_> {
         Ok(out)
     }
 
-    /// Every worker's numbers, in order of ranks.
+    /// Returns every worker's numbers, in order of rank.
     pub fn all_gather(&self, input: &[f64]) -> Result<Vec<Vec<f64>>> {
         let Some(link) = self.0.group()? else { return Ok(vec![input.to_vec()]) };
         let mut all = vec![0.0; input.len() * self.0.worker_num()];
@@ -765,8 +770,8 @@ impl Util<'_> {
         self.0.barrier_worker()
     }
 
-    /// This worker's share of the files: contiguous, and the first workers take one more when the
-    /// count does not divide.
+    /// Returns this worker's share of the files. Shares are contiguous, and the first workers take
+    /// one more if the count is not divisible.
     ///
     /// ```
     /// let fleet = fleet::Fleet::collective()?;
@@ -777,8 +782,8 @@ impl Util<'_> {
         fleet_data::file_shard(files, self.0.worker_index(), self.0.worker_num())
     }
 
-    /// Prints on one rank only. A standard output that cannot be written to is reported, not an
-    /// error.
+    /// Prints on one rank only. A failure to write to the standard output is reported on standard
+    /// error; it is not an error of the call.
     pub fn print_on_rank(&self, message: impl std::fmt::Display, rank: usize) {
         if self.0.worker_index() == rank {
             Printer::stdout().line(message);

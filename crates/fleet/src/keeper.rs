@@ -1,27 +1,26 @@
-//! What a rank's way to the others stands on beside its groups: the store and the heartbeats, or
-//! MPI.
+//! Rendezvous and failure detection of a rank: the store and the heartbeats, or MPI.
 
 use fleet_base::{Error, Result};
 use fleet_comm::World;
 use fleet_net::{Hook, Membership, StoreServer, host};
 use fleet_topology::{Mode, Topology};
 
-/// Knows of ranks that are gone, and ends with the job.
+/// Detects lost ranks, and ends with the job.
 pub(crate) enum Keeper {
     Store {
         membership: Membership,
         /// Reports to the launcher that another rank has failed.
         _reports: Hook,
-        /// Where no launcher hosts the store, rank 0 does.
+        /// The store, if rank 0 hosts it because there is no launcher.
         _server: Option<StoreServer>,
     },
-    /// None when MPI has ended.
+    /// `None` once MPI has ended.
     #[cfg(all(feature = "mpi", unix))]
     Mpi(std::sync::Mutex<Option<fleet_comm::Mpi>>),
 }
 
 impl Keeper {
-    /// Tells the others how this rank ends.
+    /// Reports to the other ranks how this rank ends.
     pub(crate) fn report_end(&self, rank: usize, how: &str) {
         match self {
             Keeper::Store { membership, .. } => {
@@ -36,8 +35,7 @@ impl Keeper {
         }
     }
 
-    /// The ranks are done with each other. MPI ends here; heartbeats when the last thing that needs
-    /// them does.
+    /// Ends MPI once all ranks have finished. Heartbeats end when their last user is dropped.
     pub(crate) fn end(&self) -> Result<()> {
         match self {
             Keeper::Store { .. } => Ok(()),
@@ -46,7 +44,7 @@ impl Keeper {
         }
     }
 
-    /// Nothing can be said to the others any more.
+    /// Returns whether the link to the other ranks has ended.
     pub(crate) fn is_over(&self) -> bool {
         match self {
             Keeper::Store { .. } => false,
@@ -56,7 +54,8 @@ impl Keeper {
     }
 }
 
-/// Whether `mpirun` has started this process as one of several, and nothing else knows its place.
+/// Returns whether `mpirun` started this process as one of several, and the environment gives no
+/// rank.
 pub(crate) fn is_of_mpi(topology: &Topology) -> bool {
     let ranks = topology.job().mpi_ranks.unwrap_or(1);
     ranks > 1 && topology.mode() == Mode::Collective && topology.is_non_distributed()
@@ -68,7 +67,7 @@ pub(crate) use mpi::start as start_mpi;
 #[cfg(not(all(feature = "mpi", unix)))]
 pub(crate) fn start_mpi(topology: Topology) -> Result<(Topology, World, Keeper)> {
     let ranks = topology.job().mpi_ranks.unwrap_or(1);
-    // Each of them would train alone, and nobody would notice.
+    // Each process would otherwise train alone, unnoticed.
     Err(Error::unsupported(format!(
         "mpirun has started this process as one of {ranks}, and the program was built without MPI"
     ))
@@ -85,7 +84,7 @@ mod mpi {
         job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins MPI, which knows how many ranks there are and which one this is.
+    /// Starts MPI, which gives the rank and the number of ranks.
     pub(crate) fn start(topology: Topology) -> Result<(Topology, World, Keeper)> {
         let library = topology.job().mpi_library.as_ref().map(Into::into);
         let job = Mpi::start(&MpiOptions { library, ..MpiOptions::default() })?;

@@ -24,7 +24,7 @@
 //! # Ok::<(), fleet::Error>(())
 //! ```
 
-// They panic where the disk of a log is full.
+// These macros panic if a log's disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod agree;
@@ -76,7 +76,7 @@ pub use save::{
 };
 pub use session::Session;
 
-/// What most programs import.
+/// Imports for most programs.
 pub mod prelude {
     pub use crate::{
         BuildOptions, DType, Error, ExecOptions, Executor, Result, Scope, Session, Shape, Tensor,

@@ -1,4 +1,4 @@
-//! What ranks have of their own comes together, before a model is saved or measured.
+//! Averages state that differs between ranks, before a model is saved or evaluated.
 
 use crate::{Fleet, Session};
 use fleet_base::{Error, Result};
@@ -9,10 +9,10 @@ use fleet_topology::Mode;
 use std::collections::HashSet;
 
 impl Fleet {
-    /// Gives every rank the mean of what ranks have of their own and the model computes with:
-    /// parameters between two meetings of LocalSGD, running statistics of batches. All ranks call
-    /// it, before they measure or save what they have trained; training may go on behind it. Where
-    /// ranks have the same model nothing is sent.
+    /// Gives every rank the mean of state that differs between ranks and that the model computes
+    /// with: parameters between two averagings of LocalSGD, running statistics of batches. All
+    /// ranks must call it before they evaluate or save the trained model; training may continue
+    /// afterwards. If all ranks have the same model, nothing is sent.
     ///
     /// ```
     /// # use fleet::prelude::*;

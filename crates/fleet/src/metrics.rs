@@ -1,8 +1,8 @@
 //! Metrics over all workers of a job: `fleet.metrics`.
 //!
-//! Counts come as numbers, as tensors, or by the name of a variable in a scope; what every worker
-//! has counted is reduced over the job's workers, and every worker gets the same value. The
-//! accumulators of `fleet-metrics` are here too; [`Fleet::metrics`] is a group for them.
+//! A count is a number, a slice, a tensor, or a variable of a scope by its name. Counts are reduced
+//! over the job's workers, and every worker gets the same value. The accumulators of
+//! `fleet-metrics` are re-exported here; [`Fleet::metrics`] is a group for them.
 
 use crate::numbers::numbers;
 use crate::{Fleet, Scope};
@@ -14,12 +14,12 @@ pub use fleet_metrics::{
     Accumulator, Alone, Auc, Classification, Confusion, Group, GroupAuc, Reduce, Regression, TopK,
 };
 
-/// What a worker has counted.
+/// The counts of one worker.
 pub enum Counted<'a> {
     Number(f64),
     Numbers(&'a [f64]),
     Tensor(&'a Tensor),
-    /// A variable by its name.
+    /// A variable of a scope, by its name.
     Variable(&'a Scope, &'a str),
 }
 
@@ -69,7 +69,7 @@ impl Counted<'_> {
         }
     }
 
-    /// The first number, which is all of a counter.
+    /// Returns the first number, the value of a scalar count.
     fn first(self) -> Result<f64> {
         self.numbers()?
             .first()
@@ -78,7 +78,7 @@ impl Counted<'_> {
     }
 }
 
-/// Metrics over the workers of a job. All workers make the same calls.
+/// Metrics over the workers of a job. All workers must make the same calls.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -132,7 +132,7 @@ impl<'f> Metrics<'f> {
         Metrics(self.0)
     }
 
-    /// The elementwise sum over workers, row-major.
+    /// Returns the elementwise sum over workers, row-major.
     pub fn sum<'a>(&self, input: impl Into<Counted<'a>>) -> Result<Vec<f64>> {
         fleet_metrics::sum(&input.into().numbers()?, &mut self.group())
     }
@@ -145,7 +145,7 @@ impl<'f> Metrics<'f> {
         fleet_metrics::min(&input.into().numbers()?, &mut self.group())
     }
 
-    /// Right predictions over all predictions.
+    /// Returns correct predictions divided by all predictions.
     pub fn acc<'a, 'b>(
         &self,
         correct: impl Into<Counted<'a>>,
@@ -155,7 +155,7 @@ impl<'f> Metrics<'f> {
         fleet_metrics::acc(correct, total, &mut self.group())
     }
 
-    /// The mean of absolute errors, from their sum and the number of samples.
+    /// Returns the mean absolute error, from the sum of errors and the number of samples.
     pub fn mae<'a, 'b>(
         &self,
         abserr: impl Into<Counted<'a>>,
@@ -165,7 +165,7 @@ impl<'f> Metrics<'f> {
         fleet_metrics::mae(abserr, count, &mut self.group())
     }
 
-    /// The mean of squared errors, from their sum and the number of samples.
+    /// Returns the mean squared error, from the sum of errors and the number of samples.
     pub fn mse<'a, 'b>(
         &self,
         sqrerr: impl Into<Counted<'a>>,
@@ -175,7 +175,7 @@ impl<'f> Metrics<'f> {
         fleet_metrics::mse(sqrerr, count, &mut self.group())
     }
 
-    /// The root of [`Metrics::mse`].
+    /// Returns the square root of [`Metrics::mse`].
     pub fn rmse<'a, 'b>(
         &self,
         sqrerr: impl Into<Counted<'a>>,
@@ -184,7 +184,7 @@ impl<'f> Metrics<'f> {
         self.mse(sqrerr, total_ins_num).map(f64::sqrt)
     }
 
-    /// The area under the ROC curve, from positives and negatives by bucket of score.
+    /// Returns the area under the ROC curve, from positives and negatives per score bucket.
     pub fn auc<'a, 'b>(
         &self,
         stat_pos: impl Into<Counted<'a>>,

@@ -1,10 +1,10 @@
-//! Groups over NCCL, where the environment asks for them.
+//! Groups over NCCL, if the environment requests them.
 
 use fleet_base::{Error, Result};
 use fleet_comm::World;
 use fleet_topology::Topology;
 
-/// The world as it is, or with groups over NCCL.
+/// Returns the world unchanged, or with groups over NCCL.
 #[cfg(all(feature = "nccl", target_os = "linux"))]
 pub(crate) fn carry(world: World, topology: &Topology) -> Result<World> {
     let job = topology.job();

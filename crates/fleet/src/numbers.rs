@@ -1,9 +1,9 @@
-//! Tensors of any number type as `f64`: for what is shown and counted, not for what is computed.
+//! Tensors of any number type as `f64`, for printing and counting, not for computation.
 
 use fleet_base::{Error, Result};
 use fleet_tensor::{DType, Element, Layout, Tensor};
 
-/// The first `count_max` numbers of a row-major tensor.
+/// Returns the first `count_max` numbers of a row-major tensor.
 pub(crate) fn numbers(tensor: &Tensor, count_max: usize) -> Result<Vec<f64>> {
     fn some<T: Element>(tensor: &Tensor, max: usize, f: impl Fn(T) -> f64) -> Result<Vec<f64>> {
         Ok(tensor.as_slice::<T>()?.iter().take(max).map(|value| f(*value)).collect())
@@ -27,10 +27,10 @@ pub(crate) fn numbers(tensor: &Tensor, count_max: usize) -> Result<Vec<f64>> {
     }
 }
 
-/// Numbers as people read them; larger tensors by their first ones.
+/// Formats a tensor for people; large tensors are cut after their first numbers.
 pub(crate) fn shown(tensor: &Tensor) -> String {
     let count = tensor.physical_len();
-    // Small floats as they print: 0.1 and not 0.10000000149011612.
+    // Floats of up to 32 bits print in their own precision: 0.1, not 0.10000000149011612.
     let texts: Vec<String> = match (tensor.dtype(), numbers(tensor, SHOWN_MAX)) {
         (_, Err(_)) => return format!("{}{}", tensor.dtype(), tensor.shape()),
         (DType::F64, Ok(values)) => values.iter().map(f64::to_string).collect(),
@@ -42,7 +42,7 @@ pub(crate) fn shown(tensor: &Tensor) -> String {
     }
 }
 
-/// Numbers that a line shows of one tensor.
+/// Maximum count of numbers shown per tensor.
 const SHOWN_MAX: usize = 8;
 
 #[cfg(test)]

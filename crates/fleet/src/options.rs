@@ -1,9 +1,10 @@
-//! What a strategy says about running one program.
+//! A strategy's settings for running one program.
 
 use fleet_exec::ExecOptions;
 use fleet_strategy::DistributedStrategy;
 
-/// `base`, with what the strategy's `build_strategy` and `execution_strategy` assign.
+/// Returns `base` with the values that `build_strategy` and `execution_strategy` of the strategy
+/// assign.
 ///
 /// ```
 /// use fleet::{ExecOptions, exec_options, strategy::{DistributedStrategy, ExecutionStrategy}};
@@ -13,7 +14,7 @@ use fleet_strategy::DistributedStrategy;
 /// ```
 pub fn exec_options(strategy: &DistributedStrategy, base: ExecOptions) -> ExecOptions {
     let execution = strategy.execution_strategy();
-    // Negative numbers are refused by the strategy's check.
+    // The strategy's check rejects negative numbers.
     let count = |value: Option<i32>, base: usize| {
         value.and_then(|value| usize::try_from(value).ok()).unwrap_or(base)
     };

@@ -1,7 +1,7 @@
-//! A quick look at what the machines of a job can do, for `auto`: some milliseconds of arithmetic,
-//! of copying and of all-reduces.
+//! Quick measurement of a job's machines for `auto`: some milliseconds of arithmetic, memory copies
+//! and all-reduces.
 //!
-//! Ranks must decide alike, so all take the numbers of the slowest.
+//! Ranks must decide alike, so all use the slowest rank's numbers.
 
 use crate::{Fleet, Session};
 use fleet_base::Result;
@@ -12,23 +12,25 @@ use fleet_strategy::{Origin, Rates};
 use fleet_tensor::{DType, Tensor};
 use std::time::Instant;
 
-/// A side of the matrices of the product: large enough for full speed, done in milliseconds.
+/// Rows and columns of the matrices of the product: large enough for full speed, done in
+/// milliseconds.
 const PRODUCT_SIDE: i64 = 512;
-/// Floats that are copied: more than caches hold.
+/// Number of floats to copy: more than caches hold.
 const COPIED: usize = 16 << 20;
-/// Doubles that are summed over ranks: more than what starting a call costs.
+/// Number of doubles to sum over ranks: enough to outweigh the latency of a call.
 const SUMMED: usize = 1 << 20;
-/// The best of so many counts.
+/// Number of measurements, of which the fastest counts.
 const ROUNDS: usize = 3;
 
-/// Measures, together with all other ranks; `batch` is what the user says of samples, and the
-/// smallest counts. One rank alone has nothing to choose, and measures nothing.
+/// Measures together with all other ranks. `batch` is the user's number of samples per rank and
+/// step; the smallest of all ranks applies. A single rank has nothing to choose, and measures
+/// nothing.
 pub(crate) fn rates(fleet: &Fleet, batch: Option<usize>) -> Result<Rates> {
     let ranks = fleet.worker_num();
     if ranks == 1 {
         return Ok(Rates { batch, ..Rates::default() });
     }
-    // All compute at the same time, as they will.
+    // All ranks compute at the same time, as they do in training.
     fleet.barrier_worker()?;
     let flops = flops_per_second(fleet.cores_share())?;
     let memory = memory_bytes_per_second();
@@ -44,7 +46,7 @@ pub(crate) fn rates(fleet: &Fleet, batch: Option<usize>) -> Result<Rates> {
     })
 }
 
-/// Seconds of the fastest round.
+/// Returns the seconds of the fastest round.
 fn best(mut round: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
@@ -63,7 +65,7 @@ fn flops_per_second(threads: usize) -> Result<f64> {
     let mut session = Session::new(net.build()?, ExecOptions::threads(threads))?;
     let ones = Tensor::from_slice(&vec![1.0f32; (PRODUCT_SIDE * PRODUCT_SIDE) as usize], side)?;
     let feed = [("a", &ones), ("b", &ones)];
-    // The first run plans.
+    // The first run includes planning.
     session.run(&feed, &[&product])?;
     let seconds = best(|| session.run(&feed, &[&product]).map(drop))?;
     Ok(2.0 * (PRODUCT_SIDE as f64).powi(3) / seconds)
@@ -81,7 +83,8 @@ fn memory_bytes_per_second() -> f64 {
     copied.map_or(f64::INFINITY, |seconds| bytes / seconds)
 }
 
-/// As one rank sends: an all-reduce of S bytes among n ranks is 2 S (n-1)/n.
+/// Returns the rate at which one rank sends: an all-reduce of S bytes among n ranks sends 2 S
+/// (n-1)/n.
 fn network_bytes_per_second(fleet: &Fleet) -> Result<f64> {
     let input = vec![1.0; SUMMED];
     fleet.util().all_reduce(&input, ReduceOp::Sum)?;

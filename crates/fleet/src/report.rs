@@ -1,11 +1,11 @@
-//! This process's reports to its launcher, in the file that `FLEET_REPORT` names.
+//! Reports of this process to its launcher, in the file that `FLEET_REPORT` names.
 
 use fleet_base::{Error, ErrorKind};
 use fleet_topology::{ProcessReport, Topology};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Writes reports; a clone writes to the same file. Without a launcher nothing is written.
+/// Writer of reports; a clone writes to the same file. Without a launcher it writes nothing.
 #[derive(Clone, Default)]
 pub(crate) struct Reporter(Option<Arc<File>>);
 
@@ -20,24 +20,24 @@ impl Reporter {
         let Some(path) = topology.job().report.as_ref().filter(|_| reports) else {
             return Reporter::default();
         };
-        // The launcher leaves the report of a server that it starts again after it has served.
+        // The launcher keeps the report of a server that it restarts after it has served.
         let found = std::fs::read_to_string(path).ok();
         let last = found.and_then(|text| ProcessReport::parse(&text));
         Reporter(Some(Arc::new(File { path: path.into(), last: Mutex::new(last) })))
     }
 
-    /// A server knows its place, and does not serve yet.
+    /// Reports a server that knows its rank but does not serve yet.
     pub(crate) fn starting(&self) {
         self.write(|last| last.is_none(), |_| ProcessReport::Starting);
     }
 
-    /// Whether the launcher starts this server for the first time, or again before it has served.
-    /// Other launchers may restart one process alone.
+    /// Returns whether the launcher starts this server for the first time, or again before it has
+    /// served. Other launchers may restart one process alone.
     pub(crate) fn is_first_start(&self) -> bool {
         self.last() == Some(ProcessReport::Starting)
     }
 
-    /// Whether the launcher starts this server again after it has served.
+    /// Returns whether the launcher restarts this server after it has served.
     pub(crate) fn is_restart(&self) -> bool {
         matches!(self.last(), Some(ProcessReport::Serving { .. }))
     }
@@ -47,28 +47,28 @@ impl Reporter {
         file.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The others need this worker from now on.
+    /// Reports a worker that the others need from now on.
     pub(crate) fn joined(&self) {
         self.write(|last| last.is_none(), |_| ProcessReport::Joined);
     }
 
-    /// Workers can reach this server.
+    /// Reports that workers can reach this server.
     pub(crate) fn serving(&self, is_durable: bool) {
         self.write(|_| true, |_| ProcessReport::Serving { is_durable });
     }
 
-    /// The job is done, but for this server's last snapshot.
+    /// Reports that the job is done, except for this server's last snapshot.
     pub(crate) fn leaving(&self) {
         self.write(|_| true, |_| ProcessReport::Leaving);
     }
 
-    /// The others do not need this process any more.
+    /// Reports that the others need this process no longer.
     pub(crate) fn finished(&self) {
         self.write(|_| true, |_| ProcessReport::Finished);
     }
 
-    /// This process's part of the job has failed. The first error counts: later ones follow from
-    /// it.
+    /// Reports that this process's part of the job has failed. Only the first error is kept: later
+    /// ones follow from it.
     pub(crate) fn failed(&self, error: &Error) {
         let is_first = |last: &Option<ProcessReport>| {
             !matches!(last, Some(ProcessReport::Failed { .. } | ProcessReport::Finished))
@@ -76,7 +76,7 @@ impl Reporter {
         self.write(is_first, |last| failure(error, last));
     }
 
-    /// The reason for what has failed, which is more than the error said.
+    /// Replaces the reported failure by its reason, which is more precise than the error.
     pub(crate) fn explained(&self, error: &Error) {
         self.write(|_| true, |last| failure(error, last));
     }
@@ -92,8 +92,8 @@ impl Reporter {
             return;
         }
         let report = report(&last);
-        // The launcher may read at any moment, so the file is replaced as a whole. A report that
-        // cannot be written costs a clearer message, not the job.
+        // The launcher may read at any moment, so the file is replaced atomically. If the report
+        // cannot be written, the launcher's message is less clear, but the job continues.
         let mut new = file.path.clone().into_os_string();
         new.push(".new");
         let _ = std::fs::write(&new, report.to_string())

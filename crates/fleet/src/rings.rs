@@ -1,22 +1,22 @@
-//! A group of `fleet-comm` as the ring that ops talk over.
+//! A group of `fleet-comm` as the ring that ops communicate over.
 
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
 use fleet_ops::{Arg, ReduceOp, Ring};
 use fleet_tensor::DType;
 
-/// The ops' side of a group.
+/// Adapter from a group to the ops' `Ring`.
 pub(crate) struct GroupRing(pub Group);
 
-/// Buffers of one operation whose list needs no allocation; longer ones make one.
+/// Number of buffers of one operation up to which their list needs no allocation.
 const PARTS_INLINE: usize = 64;
 
-/// Gives `call` the memory of all parts and their type.
+/// Calls `call` with the memory of all parts and their data type.
 fn with_parts(
     parts: &[Arg],
     call: impl FnOnce(DType, &mut [&mut [u8]]) -> Result<()>,
 ) -> Result<()> {
-    // All ranks have the same program, so none of them has anything to send.
+    // All ranks have the same program, so the list is empty on every rank.
     let Some(first) = parts.first() else { return Ok(()) };
     if let Some(other) = parts.iter().find(|part| part.dtype != first.dtype) {
         return Err(Error::invalid("the buffers of one collective have different types")
@@ -113,7 +113,7 @@ impl Ring for GroupRing {
     fn abort(&self, error: &Error) {
         let own = self.0.ranks()[self.0.rank()];
         let told = Error::unavailable(format!("rank {} has failed: {error}", self.0.rank()));
-        // A step that failed because of another rank passes that rank on.
+        // If another rank caused the failure of this step, that rank remains the culprit.
         self.0.abort(told.caused_by(error.culprit().unwrap_or(own)));
     }
 }

@@ -1,8 +1,8 @@
-//! Saving and loading what lives in a scope, and models for inference.
+//! Saves and loads the variables of a scope, and models for inference.
 //!
-//! What a program keeps between runs (parameters, optimizer state, statistics, counters) is saved
-//! by name. Loading checks every variable against the program before the scope changes: a file that
-//! misses one or holds another shape changes nothing.
+//! All variables that a program keeps between runs (parameters, optimizer state, statistics,
+//! counters) are saved by name. Loading checks every variable against the program before the scope
+//! changes. A file that lacks one or holds another shape changes nothing.
 
 use fleet_base::{Error, Result, text};
 use fleet_exec::Scope;
@@ -30,7 +30,7 @@ pub fn save_persistables(path: impl AsRef<Path>, program: &Program, scope: &Scop
     save_where(path.as_ref(), program, scope, |var| var.persistable)
 }
 
-/// Saves the parameters alone: enough to go on with another optimizer, or to infer.
+/// Saves the parameters alone: enough for inference, or to train on with another optimizer.
 ///
 /// ```
 /// # use fleet::prelude::*;
@@ -54,7 +54,7 @@ pub fn save_params(path: impl AsRef<Path>, program: &Program, scope: &Scope) -> 
     save_where(path.as_ref(), program, scope, Var::is_parameter)
 }
 
-/// Saves the variables for which `which` holds, of those that live in the scope.
+/// Saves the persistable variables for which `which` returns true.
 ///
 /// ```
 /// # use fleet::prelude::*;
@@ -87,7 +87,7 @@ pub fn load_persistables(
     put_all(path.as_ref(), program, scope, load_tensors(&path)?)
 }
 
-/// Every variable that `program` keeps, and the step.
+/// Loads every persistable variable of `program`, and the step.
 pub(crate) fn put_all(
     path: &Path,
     program: &Program,
@@ -101,13 +101,13 @@ pub(crate) fn put_all(
     Ok(())
 }
 
-/// Loads every parameter, and leaves optimizer state and all else as it is.
+/// Loads every parameter, and leaves optimizer state and all else unchanged.
 pub fn load_params(path: impl AsRef<Path>, program: &Program, scope: &mut Scope) -> Result<()> {
     load_vars_where(path, program, scope, Var::is_parameter)
 }
 
-/// Loads the variables for which `which` holds, of those that live in the scope. All of them must
-/// be in the checkpoint.
+/// Loads the persistable variables for which `which` returns true. All of them must be in the
+/// checkpoint.
 pub fn load_vars_where(
     path: impl AsRef<Path>,
     program: &Program,
@@ -117,7 +117,7 @@ pub fn load_vars_where(
     load_vars(path, program, scope, &persistables(program, |var| var.persistable && which(var)))
 }
 
-/// Loads the named variables and leaves all others as they are.
+/// Loads the named variables and leaves all others unchanged.
 pub fn load_vars(
     path: impl AsRef<Path>,
     program: &Program,
@@ -131,7 +131,7 @@ pub fn load_vars(
     put(path.as_ref(), program, scope, checkpoint, names)
 }
 
-/// A model for inference: the part of a program that makes the targets, and its parameters. See
+/// A model for inference: the part of a program that computes the targets, and its parameters. See
 /// [`save_inference_model`] for an example.
 pub struct InferenceModel {
     pub program: Program,
@@ -142,7 +142,7 @@ pub struct InferenceModel {
     pub targets: Vec<String>,
 }
 
-/// Saves the forward part of `program` that makes `targets`, with the variables that it reads.
+/// Saves the forward part of `program` that computes `targets`, with the variables that it reads.
 ///
 /// ```
 /// # use fleet::prelude::*;
@@ -180,10 +180,10 @@ pub fn save_inference_model(
     fleet_format::save_model(path, &pruned, pairs, &meta)
 }
 
-/// The entry of a saved model that lists its targets, one a line.
+/// Key of the entry of a saved model that lists its targets, one per line.
 const TARGETS: &str = "targets";
 
-/// Loads what [`save_inference_model`] saved.
+/// Loads a model that [`save_inference_model`] saved.
 pub fn load_inference_model(path: impl AsRef<Path>) -> Result<InferenceModel> {
     let (program, checkpoint) = fleet_format::load_model(&path, Registry::standard())?;
     let Some(targets) = checkpoint.meta.entries.get(TARGETS) else {
@@ -212,7 +212,7 @@ fn collect(
     collect_named(scope, &persistables(program, which))
 }
 
-/// Copies of these variables.
+/// Returns copies of these variables.
 pub(crate) fn collect_named(scope: &Scope, names: &[&str]) -> Result<Vec<(String, Tensor)>> {
     names.iter().map(|name| Ok((name.to_string(), scope.tensor(name)?))).collect()
 }
@@ -228,7 +228,7 @@ fn save_where(
     save_tensors(path, tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), &meta)
 }
 
-/// Checks all of `wanted` first and then puts them into the scope.
+/// Checks all of `wanted` and then puts them into the scope.
 fn put(
     path: &Path,
     program: &Program,
@@ -259,7 +259,7 @@ fn put(
     for (name, tensor) in checkpoint.tensors {
         if wanted.contains(&name.as_str()) {
             match scope.meta(&name) {
-                // An address that plans know stays where it is.
+                // Plans hold the variable's address, so assign in place.
                 Some(meta) if meta == (tensor.dtype(), *tensor.shape()) => {
                     scope.assign(&name, &tensor)?;
                 }

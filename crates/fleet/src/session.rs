@@ -13,7 +13,7 @@ use fleet_tensor::Tensor;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The three things that a training loop needs, together.
+/// A model's programs, the scope with its variables, and the executor that runs them.
 ///
 /// A new session has run the startup program: its parameters are initialised.
 pub struct Session {
@@ -21,9 +21,9 @@ pub struct Session {
     pub scope: Scope,
     pub executor: Executor,
     test: Program,
-    /// Training steps, for the job that this session is part of.
+    /// Number of training steps, shared with the job that this session is part of.
     steps: Arc<AtomicU64>,
-    /// The sessions of the other ranks.
+    /// Link to the sessions of the other ranks.
     peers: Option<StepPeers>,
 }
 
@@ -32,7 +32,7 @@ impl Session {
         Session::with_executor(programs, Executor::new(options))
     }
 
-    /// With an executor that has been given more than options: rings to other ranks.
+    /// Creates a session with an executor that has more than options, such as rings to other ranks.
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -49,7 +49,7 @@ impl Session {
         Session::with_scope(programs, scope, executor)
     }
 
-    /// With a scope that has what the startup program would make.
+    /// Creates a session with a scope that already holds the startup program's variables.
     pub(crate) fn with_scope(
         programs: Programs,
         scope: Scope,
@@ -59,14 +59,14 @@ impl Session {
         Ok(Session { programs, scope, executor, test, steps: Arc::default(), peers: None })
     }
 
-    /// The same session, whose programs from now on have a way out.
+    /// Returns the session with these services for its programs.
     pub(crate) fn with_services(self, services: Services) -> Session {
         Session { executor: self.executor.services(services), ..self }
     }
 
     /// Runs the main program once: a training step.
     ///
-    /// Learning rates that the user gives as functions are set first:
+    /// Learning rates that are user-defined functions are set first:
     ///
     /// ```
     /// use fleet::prelude::*;
@@ -95,12 +95,12 @@ impl Session {
         }
     }
 
-    /// Makes this a session among those of other ranks.
+    /// Links this session to those of the other ranks.
     pub(crate) fn among(self, peers: StepPeers) -> Session {
         Session { peers: Some(peers), ..self }
     }
 
-    /// The reason for an error of a step, where the other ranks know it.
+    /// Returns the reason for an error of a step, if it lies in a difference between ranks.
     fn explained(&mut self, error: Error, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Error {
         let Some(peers) = self.peers.as_ref().filter(|peers| peers.disagree()) else {
             return error;
@@ -116,7 +116,7 @@ impl Session {
         }
     }
 
-    /// A training step into tensors that are there already.
+    /// Runs a training step and writes the results into existing tensors.
     pub(crate) fn run_into(
         &mut self,
         feed: &[(&str, &Tensor)],
@@ -129,12 +129,12 @@ impl Session {
         ran.map_err(|error| self.explained(error, feed, fetch))
     }
 
-    /// The forward part, as for inference.
+    /// Returns the forward part, as for inference.
     pub(crate) fn test_program(&self) -> &Program {
         &self.test
     }
 
-    /// Counts the training steps of this session.
+    /// Returns the counter of this session's training steps.
     pub(crate) fn step_count(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.steps)
     }
@@ -151,8 +151,8 @@ impl Session {
         })
     }
 
-    /// Runs the forward part, as for inference, on one pass of a dataset: nothing is updated but
-    /// what metrics count.
+    /// Runs the forward part, as for inference, on one pass of a dataset. Only metric counts are
+    /// updated.
     pub fn infer_from_dataset(
         &mut self,
         dataset: &dyn Dataset,
@@ -167,8 +167,8 @@ impl Session {
     }
 }
 
-/// Writes the rates of the next step, as their functions say. The count of steps is the scope's, so
-/// it goes on where a checkpoint was loaded.
+/// Sets the learning rates of the next step from their functions. The step count is in the scope,
+/// so schedules continue after a checkpoint is loaded.
 fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
     for rate in rates {
         let done = match scope.contains(HostRate::COUNTER) {

@@ -1,18 +1,17 @@
 //! Lines for the user. A full disk or a closed descriptor behind a standard stream never ends a
-//! job:
-//! `println!` and `eprintln!` would panic there.
+//! job; `println!` and `eprintln!` would panic there.
 
 use fleet_base::text::printable;
 use std::fmt::Display;
 use std::io::{Result, Write};
 
-/// Writes a line of Fleet's own to the standard error; nothing is left to report a failure to.
+/// Writes a line of Fleet to the standard error; a failure is ignored.
 pub(crate) fn note(text: impl Display) {
     let _ =
         write_line(&mut std::io::stderr(), format_args!("fleet: {}", printable(&text.to_string())));
 }
 
-/// Prints lines of the user's, such as fetched values.
+/// Prints the user's lines, such as fetched values.
 pub(crate) struct Printer<W = std::io::Stdout, E = std::io::Stderr> {
     out: W,
     errors: E,
@@ -26,7 +25,7 @@ impl Printer {
 }
 
 impl<W: Write, E: Write> Printer<W, E> {
-    /// Prints a line. The first failure is reported on the standard error; training goes on.
+    /// Prints a line. The first failure is reported on the standard error, and training continues.
     pub fn line(&mut self, text: impl Display) {
         let Err(error) = write_line(&mut self.out, text) else { return };
         if !std::mem::replace(&mut self.has_failed, true) {
@@ -36,7 +35,7 @@ impl<W: Write, E: Write> Printer<W, E> {
     }
 }
 
-/// In one piece: other processes write there, too.
+/// Writes the line in one piece, since other processes write to the same stream.
 fn write_line(to: &mut impl Write, text: impl Display) -> Result<()> {
     to.write_all(format!("{text}\n").as_bytes())?;
     to.flush()
@@ -46,7 +45,7 @@ fn write_line(to: &mut impl Write, text: impl Display) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A full disk.
+    /// A writer whose disk is full.
     struct Full;
 
     impl Write for Full {

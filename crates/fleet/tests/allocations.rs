@@ -1,10 +1,10 @@
 //! A training step in the steady state allocates nothing, on any thread.
 //!
-//! One test in a binary of its own: the count is of the whole process. It has no harness, whose
-//! thread would allocate too when it says that a test takes long.
+//! This binary has only one test, since the count covers the whole process. It has no test harness,
+//! whose thread allocates to report a slow test.
 
 #[path = "models/zoo.rs"]
-#[allow(dead_code)] // what only comparisons of models look at
+#[allow(dead_code)] // only model comparisons use the rest
 mod zoo;
 
 use fleet::prelude::*;
@@ -15,20 +15,20 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: forwards every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as the caller promised.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
+        // SAFETY: upheld by the caller.
         unsafe { System.dealloc(ptr, layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as the caller promised.
+        // SAFETY: upheld by the caller.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
@@ -36,11 +36,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// As a harness would: nothing where a filter names other tests.
+/// Runs the test as a harness would: not at all if a filter names other tests.
 fn main() {
     const NAME: &str = "steps_allocate_nothing";
     let words: Vec<String> = std::env::args().skip(1).collect();
-    // A word behind an option may be its value: in doubt the test runs.
+    // A word after an option may be its value: if in doubt, the test runs.
     let is_option = |at: usize| words[at].starts_with('-');
     let is_filter = |at: &usize| !is_option(*at) && (*at == 0 || !is_option(at - 1));
     let mut filters = (0..words.len()).filter(is_filter).map(|at| words[at].as_str()).peekable();
@@ -55,7 +55,7 @@ fn main() {
 
 fn steps_allocate_nothing() {
     count(&merged(), 1);
-    // Every model of the zoo, so those of the four benchmarks of training, too.
+    // Every model of the zoo, which includes those of the four training benchmarks.
     let models = [
         zoo::lenet(),
         zoo::resnet18(),
@@ -77,7 +77,7 @@ fn steps_allocate_nothing() {
     }
 }
 
-/// Updated in every third step: a program with conditional parts.
+/// A model updated in every third step: a program with conditional parts.
 fn merged() -> zoo::Model {
     let fleet =
         fleet::Fleet::init(fleet::Topology::collective(&fleet::topology::Env::new()).unwrap())

@@ -1,11 +1,11 @@
-//! What users get wrong: the message says where, what was expected and what came, and a call that
-//! fails before it runs leaves everything as it was.
+//! User errors: the message gives the place, the expected and the actual value. A call that fails
+//! before it runs changes nothing.
 
 use fleet::prelude::*;
 use fleet::{ErrorKind, Interpreter};
 use std::collections::BTreeMap;
 
-/// A model with its own lines: `place(n)` is the n-th line of `build` below the `line!()`.
+/// A model with known source lines: `place(n)` is the n-th line of `build` below the `line!()`.
 struct Fixture {
     session: Session,
     first_line: u32,
@@ -30,7 +30,7 @@ fn fixture(options: ExecOptions) -> Fixture {
 }
 
 impl Fixture {
-    /// The label of a line of the model.
+    /// Returns the label of a line of the model.
     fn place(&self, line: u32) -> String {
         format!("tests/bad_input.rs:{}", self.first_line + line)
     }
@@ -49,7 +49,7 @@ fn ids(values: &[i64]) -> Tensor {
     Tensor::from_slice(values, [values.len() as i64, 1]).unwrap()
 }
 
-/// Everything that a scope holds.
+/// Returns everything that a scope holds.
 fn contents(scope: &Scope) -> (u64, BTreeMap<String, Vec<u8>>) {
     let held = |name: &str| (name.to_string(), scope.tensor(name).unwrap().as_bytes().to_vec());
     (scope.step(), scope.names().map(held).collect())
@@ -62,14 +62,14 @@ fn check(error: &Error, kind: ErrorKind, parts: &[&str]) {
     }
 }
 
-/// Feeds that are wrong, with what is said of them. The interpreter refuses them too.
+/// Checks that wrong feeds are rejected with these parts of a message, by the interpreter too.
 fn refused(feed: &[(&str, &Tensor)], fetch: &[&str], parts: &[&str]) {
     let mut fixture = fixture(ExecOptions::threads(2));
     let before = contents(&fixture.session.scope);
     let error = fixture.session.run(feed, fetch).unwrap_err();
     check(&error, ErrorKind::Invalid, parts);
     assert_eq!(contents(&fixture.session.scope), before);
-    // It can be asked again, with the same answer, and goes on working.
+    // A repeated call gives the same error, and a correct one still works.
     assert_eq!(fixture.session.run(feed, fetch).unwrap_err(), error);
     let (x, y, rows) = (floats(2, 4, 1.0), floats(2, 1, 0.3), ids(&[0, 9]));
     fixture.session.run(&[("x", &x), ("y", &y), ("ids", &rows)], &[&fixture.loss]).unwrap();
@@ -95,7 +95,7 @@ fn feeds_and_fetches_that_do_not_fit() {
     refused(&feed, &[], &["takes no input 'z'", "one of x, y, ids"]);
     let feed = [("x", &x), ("y", &y), ("ids", &rows)];
     refused(&feed, &["fc_0.w_"], &["no variable 'fc_0.w_'; did you mean 'fc_0.w_", "fetch list"]);
-    // Each fits alone; together they do not.
+    // Each feed is valid by itself, but their sizes do not match.
     let place = fixture(ExecOptions::threads(1)).place(SUM);
     let parts = ["elementwise_add(X: %x", place.as_str()];
     refused(&[("x", &tall), ("y", &y), ("ids", &rows)], &[], &parts);
@@ -158,10 +158,10 @@ fn the_op_that_makes_a_nan_is_named() {
         ErrorKind::Numeric,
         &["elementwise_sub", "is not finite", "NaN at element", &last],
     );
-    // The updates come last: nothing was learned from it.
+    // Updates run last: the parameters have not changed.
     assert_eq!(contents(&fixture.session.scope).1, before);
 
-    // A logarithm of nought: the score is 0 - 0 in a test program whose last layer is 0.
+    // Logarithm of zero: the score is 0 - 0 in a test program whose last layer is 0.
     let zero = floats(2, 1, 0.0);
     let last = fixture.session.scope.tensor("last").unwrap();
     fixture.session.scope.set("last", floats(3, 1, 0.0));

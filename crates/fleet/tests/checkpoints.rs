@@ -1,10 +1,10 @@
-//! Jobs that stop and go on.
+//! Jobs that stop and resume.
 
 use fleet::prelude::*;
 use fleet::{CheckpointPolicy, Checkpoints};
 use std::path::{Path, PathBuf};
 
-/// Random numbers (dropout), optimizer state and a schedule: all must come back.
+/// Random numbers (dropout), optimizer state and a schedule, all of which must be restored.
 fn session() -> Session {
     let net = Net::new();
     let x = net.data("x", [-1, 8], DType::F32);
@@ -40,7 +40,7 @@ fn every(steps: u64, keep_last: usize) -> CheckpointPolicy {
     CheckpointPolicy { every_steps: Some(steps), every: None, keep_last }
 }
 
-/// Steps `from..=to`, saving as the policy says.
+/// Runs steps `from..=to`, saving as the policy requires.
 fn go(session: &mut Session, checkpoints: &mut Checkpoints, from: u64, to: u64) {
     for step in from..=to {
         train(session, step);
@@ -84,7 +84,7 @@ fn damaged_checkpoints_are_passed_over_and_named() {
     let folder = scratch("damaged");
     let mut job = session();
     go(&mut job, &mut Checkpoints::open(&folder, every(2, 3)).unwrap(), 1, 6);
-    // The newest stops before it was whole, the one before has a changed byte.
+    // The newest checkpoint is incomplete, and the one before has a changed byte.
     let path = |step: u64| folder.join(format!("step-{step:012}"));
     std::fs::remove_file(path(6).join("checkpoint.json")).unwrap();
     let part = std::fs::read_dir(path(4)).unwrap().flatten().map(|entry| entry.path());
@@ -101,7 +101,7 @@ fn damaged_checkpoints_are_passed_over_and_named() {
     assert_eq!(resumed.step, 2);
     assert_eq!(resumed.passed_over.len(), 2, "{:?}", resumed.passed_over);
 
-    // Without the last good one there is nothing to go on from, and that is said.
+    // Without the last good checkpoint, resuming is an error.
     std::fs::remove_dir_all(path(2)).unwrap();
     let error = checkpoints.resume(&programs.main, scope).unwrap_err().to_string();
     assert!(error.contains("no checkpoint in the folder can be read"), "{error}");
@@ -117,7 +117,7 @@ fn what_cannot_be_is_refused() {
     let mut job = session();
     let Session { programs, scope, .. } = &mut job;
     assert_eq!(checkpoints.resume(&programs.main, scope).unwrap(), None);
-    // A folder that cannot be written: the error comes out, at the latest at the end.
+    // An unwritable folder is an error of the save, at the latest of `finish`.
     std::fs::remove_dir_all(&folder).unwrap();
     std::fs::write(&folder, "a file").unwrap();
     let saved = checkpoints.save(1, &programs.main, scope, Default::default());
@@ -125,8 +125,8 @@ fn what_cannot_be_is_refused() {
     std::fs::remove_file(&folder).unwrap();
 }
 
-/// A rate that was changed in the program does not come back unseen; one that a schedule sets is no
-/// constant.
+/// A rate that was changed in the program is reported on resume. A rate that a schedule sets is not
+/// a constant.
 #[test]
 fn numbers_that_a_program_begins_with_are_told() {
     let folder = scratch("numbers");

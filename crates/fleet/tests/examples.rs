@@ -1,9 +1,9 @@
-//! Every example compiles and trains a few steps.
+//! Checks that every example compiles and trains a few steps.
 
 macro_rules! examples {
     ($($name:ident: $path:literal),* $(,)?) => {$(
         #[path = $path]
-        #[allow(dead_code, clippy::duplicate_mod)] // main; what examples share
+        #[allow(dead_code, clippy::duplicate_mod)] // main and code shared by examples
         mod $name;
 
         #[test]

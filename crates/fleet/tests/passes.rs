@@ -1,4 +1,4 @@
-//! What the executor's rewrites make of whole models: which ops are left, which layouts are chosen.
+//! Effects of the executor's rewrites on whole models: the remaining ops and the chosen layouts.
 
 use fleet::ir::{Program, VarId};
 use fleet::nn::models::{
@@ -44,7 +44,7 @@ fn resnet_keeps_images_channels_last_and_filters_packed() {
     assert_eq!(ops["transpose2"], 1, "the image that is fed, and nothing else");
     assert_eq!(ops["fused_momentum"], 1);
     assert!(!ops.contains_key("relu") && !ops.contains_key("relu_grad"));
-    // The gradients of an identity shortcut are added where they arrive.
+    // The gradients of an identity shortcut are added in place.
     assert!(ops.get("sum").copied().unwrap_or(0) <= 1, "{ops:?}");
     for (_, op) in done.root_ops().filter(|(_, op)| op.name().starts_with("conv2d")) {
         assert_eq!(op.attr_str("data_format"), "NHWC");
@@ -85,7 +85,8 @@ fn every_switch_does_one_thing() {
     assert_eq!(layout["transpose2"], 1);
 }
 
-/// A relu goes into the depthwise convolution behind it, both ways, unless somebody else reads it.
+/// A relu is fused into the depthwise convolution after it, forward and backward, unless another op
+/// reads its output.
 #[test]
 fn relus_go_into_depthwise_convolutions() {
     let net = Net::new();
@@ -109,7 +110,7 @@ fn relus_go_into_depthwise_convolutions() {
     };
     assert_eq!(with(false, &[]), ((0, 0), (2, 2)));
     assert_eq!(with(true, &[]), ((1, 1), (1, 1)));
-    // What is fetched is made.
+    // A fetched variable is still computed.
     let clipped =
         program.root_ops().find(|(_, op)| op.name() == "relu").unwrap().1.output("Out")[0];
     assert_eq!(with(true, &[clipped]), ((0, 0), (2, 2)));
@@ -134,7 +135,7 @@ fn what_is_fetched_is_still_made() {
     assert!(counts(&done)["batch_norm"] >= 5);
 }
 
-/// Updates that are made in some steps only are one sweep as well.
+/// Updates that run in only some steps are also fused into one sweep.
 #[test]
 fn updates_under_a_condition_are_one_sweep() {
     let alone = fleet::Topology::collective(&fleet::topology::Env::new()).unwrap();
@@ -172,7 +173,7 @@ fn a_fully_connected_layer_is_one_op_each_way() {
     // Looked-up rows are written into the first layer's input, and their gradient is read there.
     assert_eq!((ops["fused_embedding_concat"], ops["fused_embedding_concat_grad"]), (1, 1));
     assert!(!ops.contains_key("concat") && !ops.contains_key("lookup_table_v2_grad"), "{ops:?}");
-    // Each relu's gradient is applied where what arrives at it is made.
+    // Each relu's gradient is applied where its incoming gradient is computed.
     let done = optimized(&program, &[], &BuildOptions::default());
     let grads = done.root_ops().filter(|(_, op)| op.name() == "fused_gemm_epilogue_grad");
     let (mut masks, mut sweeps) = (0, 0);
@@ -181,7 +182,7 @@ fn a_fully_connected_layer_is_one_op_each_way() {
         sweeps += u32::from(op.attr_str("activation") == "relu");
     }
     assert_eq!((masks, sweeps), (3, 0));
-    // Unless somebody wants to see it.
+    // Unless that gradient is fetched.
     let seen: Vec<VarId> = program.find_var("fc_1.tmp_2@GRAD").into_iter().collect();
     assert_eq!(seen.len(), 1);
     let done = optimized(&program, &seen, &BuildOptions::default());
@@ -196,7 +197,7 @@ fn a_fully_connected_layer_is_one_op_each_way() {
     assert!(ops["fused_gemm_epilogue"] >= 4 && !ops.contains_key("sgd"));
 }
 
-/// How many ops of a name have something in a slot.
+/// Returns the number of ops of a name with an input in a slot.
 fn with_slot(program: &Program, name: &str, slot: &str) -> usize {
     program.root_ops().filter(|(_, op)| op.name() == name && !op.input(slot).is_empty()).count()
 }
@@ -209,8 +210,8 @@ fn residual_sums_go_into_the_norms() {
     net.minimize(model.loss, Sgd::new(0.1)).unwrap();
     let program = net.build().unwrap().main;
     let done = optimized(&program, &[], &BuildOptions::default());
-    // Two sums a layer, and the last one of the embeddings; words plus positions have different
-    // shapes, and stay a sum.
+    // Fused: two sums per layer, and the last sum of the embeddings. Not fused: the sum of words
+    // and positions, which have different shapes.
     assert_eq!(with_slot(&done, "layer_norm", "Residual"), 5);
     let plain = optimized(&program, &[], &BuildOptions::none());
     let sums = |program: &Program| counts(program).get("elementwise_add").copied().unwrap_or(0);
@@ -226,15 +227,15 @@ fn gradients_that_meet_at_a_norm_are_added_there() {
     net.minimize(model.loss, Sgd::new(0.1)).unwrap();
     let program = net.build().unwrap().main;
     let done = optimized(&program, &[], &BuildOptions::default());
-    // What each of two norms a layer reads is also passed by.
+    // Both norms of a layer have an input that also skips them.
     assert_eq!(with_slot(&done, "layer_norm_grad", "Skip"), 6);
-    // The sum before a norm has another reader, the next sum, and is still made.
+    // The sum before a norm is also read by the next sum, and is still computed.
     assert_eq!(with_slot(&done, "layer_norm", "Residual"), 6);
     let options = BuildOptions { enable_addto: false, ..BuildOptions::default() };
     assert_eq!(with_slot(&optimized(&program, &[], &options), "layer_norm_grad", "Skip"), 0);
 }
 
-/// The output of the last op.
+/// Returns the name of the last op's output.
 fn test_target(program: &Program) -> String {
     let (_, op) = program.root_ops().next_back().unwrap();
     program.var_name(op.all_outputs().next().unwrap()).to_string()

@@ -1,5 +1,5 @@
-//! Training with parameter servers, workers and servers in this process: synchronous training is
-//! that of one process on the whole batch, and the other modes are what their formulas say.
+//! Training with parameter servers, with workers and servers in this process. Synchronous training
+//! equals that of one process on the whole batch; other modes follow their formulas.
 
 use fleet::DistributedStrategy;
 use fleet::nn::optimizer::OptimizerDesc;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 const ROWS: i64 = 40;
 const DIM: i64 = 4;
-/// Samples of one worker's batch.
+/// Samples in one worker's batch.
 const BATCH: usize = 6;
 const IDS: usize = 3;
 
@@ -24,7 +24,7 @@ struct Model {
     loss: String,
 }
 
-/// Two lookups of one table and numbers beside them, which end in one number.
+/// Creates an empty network; [`build`] adds two lookups of one table, and dense inputs.
 fn network() -> Net {
     Net::new()
 }
@@ -89,7 +89,7 @@ fn fed<'a>(part: &'a [(&'static str, Tensor); 4]) -> Vec<(&'static str, &'a Tens
 
 const PARAMS: [&str; 4] = ["fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0"];
 
-/// What training left: the parameters, and the table.
+/// Result of training: the parameters and the table.
 #[derive(Debug, PartialEq)]
 struct Trained {
     params: Vec<Vec<f32>>,
@@ -132,7 +132,7 @@ impl Case {
         }
     }
 
-    /// Trains, every worker in a thread of its own; what each has in the end.
+    /// Trains with every worker in a thread of its own; returns each worker's result.
     fn train(&self, steps: u64) -> Vec<Trained> {
         let place = |worker| Place {
             worker,
@@ -283,7 +283,7 @@ fn gradients_are_clipped_and_decayed_before_they_are_sent() {
     worker.stop().unwrap();
 }
 
-/// With one worker nobody else changes anything, and half-async is sync.
+/// With one worker nothing else changes the tables, so half-async equals sync.
 #[test]
 fn half_asynchronous_alone_is_synchronous() {
     let optimizer: OptimizerDesc = Momentum::new(0.05, 0.9).into();
@@ -293,8 +293,8 @@ fn half_asynchronous_alone_is_synchronous() {
     check_near(&case.train(10)[0], &want, 1e-6, "half-async");
 }
 
-/// With sgd sums do not depend on their order, so what asynchronous workers have pushed is what
-/// they have trained, whatever came when: gradients of constants are the same in any order.
+/// With constant gradients and sgd, the sums do not depend on the order of pushes. All pushes of
+/// asynchronous workers must be in the result, whatever their timing.
 #[test]
 fn asynchronous_workers_lose_nothing() {
     for options in [
@@ -346,12 +346,12 @@ fn asynchronous_workers_lose_nothing() {
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         });
-        // 2 workers, 20 steps, gradient 1 for each time an id was seen.
+        // 2 workers, 20 steps, and a gradient of 1 for each occurrence of an id.
         assert_eq!(bias, [([-40.0, -20.0], -60.0); 2], "{options:?}");
     }
 }
 
-/// One worker's GEO: what it changed comes to the servers whole.
+/// GEO with one worker: its changes arrive at the servers completely.
 #[test]
 fn geo_alone_is_local_training() {
     let optimizer: OptimizerDesc = Sgd::new(0.1).into();
@@ -363,7 +363,7 @@ fn geo_alone_is_local_training() {
     }
 }
 
-/// Fetching by name is what it is in one process, but for what no worker has.
+/// Variables are fetched by name as in one process, except those that no worker has.
 #[test]
 fn variables_are_fetched_by_their_names() {
     let optimizer: OptimizerDesc = Sgd::new(0.1).into();
@@ -396,7 +396,7 @@ fn variables_are_fetched_by_their_names() {
     worker.stop().unwrap();
 }
 
-/// Its workers hold whole tables: one as large as an id can be is told by name.
+/// Workers of GEO hold whole tables: the error names a table that is too large.
 #[test]
 fn geo_says_which_table_is_too_large() {
     let net = network();
@@ -415,10 +415,10 @@ fn geo_says_which_table_is_too_large() {
     assert!(error.contains(told) && error.contains("help: "), "{error}");
 }
 
-/// Every switch of `a_sync_configs` changes what a worker does, or is marked as without effect.
+/// Every option of `a_sync_configs` changes a worker's behaviour, or is marked as having no effect.
 #[test]
 fn switches_of_the_exchange_are_as_they_are_marked() {
-    /// Switches whose effect only a running job shows.
+    /// Options whose effect only a running job shows.
     const ELSEWHERE: [&str; 2] = ["launch_barrier", "runtime_split_send_recv"];
     let outcome = |strategy: &DistributedStrategy| {
         let mut tables = String::new();
@@ -459,7 +459,7 @@ fn switches_of_the_exchange_are_as_they_are_marked() {
     }
 }
 
-/// A worker's step whose gradient is infinite, in a job that says what servers do with it.
+/// A worker's step has an infinite gradient, under each setting of `non_finite`.
 #[test]
 fn gradients_that_are_not_finite_are_taken_as_the_strategy_says() {
     for (non_finite, limit, row, refused) in [
@@ -511,8 +511,8 @@ fn gradients_that_are_not_finite_are_taken_as_the_strategy_says() {
     assert!(error.contains("refuse, count, clip"), "{error}");
 }
 
-/// Servers that begin with a save keep its parameters: those of worker 0 are for jobs that begin
-/// anew. With names only these tables are the save's.
+/// Servers that start from a save keep its parameters; those of worker 0 are only for new jobs. If
+/// names are given, only these tables come from the save.
 #[test]
 fn a_job_goes_on_with_what_its_servers_have_loaded() {
     let folder = std::env::temp_dir().join(format!("fleet-goes-on-{}", std::process::id()));

@@ -1,10 +1,10 @@
-//! Training reaches what generated data is known to allow, the same in every run.
+//! Training reaches the known optimum of generated data, with the same result in every run.
 
 use fleet::data::synth::{Ctr, CtrConfig, Digits, IMAGE_PIXELS, Text, TextConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, Word2VecConfig, lenet, wide_deep, word2vec};
 use fleet::prelude::*;
 
-/// A rate that falls in a straight line to nought.
+/// Returns a learning rate that falls linearly to zero.
 fn falling(rate: f64, steps: u64) -> LrSchedule {
     LrSchedule::Polynomial {
         learning_rate: rate,
@@ -100,7 +100,7 @@ fn wide_deep_reaches_the_best_area() -> Result<()> {
     clicks.fill_probabilities(&mut truth, FIRST_TESTED);
     let best = auc_exact(&truth, &labels)?;
     println!("area {reached:.4}, the best is {best:.4}");
-    // What the true probabilities score on these very samples.
+    // The area that the true probabilities reach on these samples.
     assert!((best - 0.80).abs() < 0.002, "{best}");
     assert!(reached > best - 0.005, "{reached} of {best}");
     assert!(reached < best, "better than the truth: {reached} of {best}");
@@ -140,7 +140,7 @@ fn word2vec_reaches_the_best_loss() -> Result<()> {
     let [center, context, negatives] = &tested;
     let feed = [("center", center), ("context", context), ("negatives", negatives)];
     let reached: f32 = session.evaluate(&feed, &[&loss])?[0].item()?;
-    // What the true model loses on these very pairs.
+    // The loss of the true model on these pairs.
     let (mut truth, terms) = (0.0, |tensor: &Tensor| tensor.to_vec::<i64>());
     let (center, context, negatives) = (terms(center)?, terms(context)?, terms(negatives)?);
     let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
@@ -182,8 +182,8 @@ fn training_is_a_function_of_the_seed() -> Result<()> {
     Ok(())
 }
 
-/// Two towers over one table, as people write them by hand: norms, dropout, a schedule with
-/// warm-up, a clip.
+/// Two towers over one table, written by hand: norms, dropout, a schedule with warm-up, and
+/// gradient clipping.
 #[test]
 fn two_towers_find_hidden_tastes() -> Result<()> {
     const BATCH: usize = 256;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 pub const BATCH: usize = 32;
 const LENGTH: usize = 32;
 pub const SAMPLES: u64 = 64_000;
-/// Unseen sentences that it is measured on.
+/// Number of unseen sentences for the evaluation.
 const TESTED_MIN: usize = 250;
 const TESTED_MAX: usize = 2_000;
 
-/// Sentences with holes.
+/// Sentences with masked words.
 struct Masked(Text);
 
 pub fn demo(size: &Size) -> Result<Demo> {
@@ -33,7 +33,7 @@ pub fn demo(size: &Size) -> Result<Demo> {
         sentence_types: 0,
         padded: false,
         dropout: 0.0,
-        initializer_range: 0.1, // as fits so few dimensions
+        initializer_range: 0.1, // suits the small hidden size
         ..BertConfig::base()
     };
     let model = bert_tokens(&net, &config, words);

@@ -1,27 +1,28 @@
-//! The file that ends a checkpoint of a demo on parameter servers, and says how far it is.
+//! The file that completes a checkpoint of a demo on parameter servers, and holds its progress.
 
 use fleet::{Error, ErrorKind, Result};
 use fleet_base::sealed::{Kind, Read};
 use std::path::Path;
 
-/// The name of the file in a checkpoint's folder.
+/// Name of the file in a checkpoint's folder.
 pub const DONE_FILE: &str = "done";
 const DONE: Kind = Kind {
     name: "fleet checkpoint",
     version: 1,
     help: "resume from an older checkpoint: rename the file `done` in this one's folder",
 };
-/// Workers of a job, far above what a cluster has: a number in a file makes no larger list.
+/// Limit for the number of workers in a file, far above the size of any cluster: bounds the list's
+/// memory.
 const WORKERS_MAX: usize = 1 << 16;
 
-/// How far a checkpoint is.
+/// Progress of a checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The step in the folder's name.
+    /// Step in the folder's name.
     pub step: u64,
-    /// Samples of a step of all workers.
+    /// Samples per step of all workers together.
     pub samples: usize,
-    /// Steps of each worker that are in the tables; empty where all have made `step`.
+    /// Number of each worker's steps in the tables; empty if all have made `step`.
     pub steps: Vec<u64>,
 }
 
@@ -35,7 +36,7 @@ impl Done {
         DONE.write(&folder.join(DONE_FILE), &body)
     }
 
-    /// Reads the file of a checkpoint of this step.
+    /// Reads the file of the checkpoint of this step.
     pub fn read(folder: &Path, step: u64) -> Result<Done> {
         let path = folder.join(DONE_FILE);
         let (done, body) = match DONE.read(&path)? {
@@ -56,7 +57,7 @@ impl Done {
         }
     }
 
-    /// Steps of each of so many workers.
+    /// Returns the steps of each worker.
     pub fn steps_of(&self, workers: usize) -> Result<Vec<u64>> {
         match self.steps.len() {
             0 => Ok(vec![self.step; workers]),
@@ -68,7 +69,7 @@ impl Done {
     }
 }
 
-/// The error of a file without a checksum whose steps nothing else confirms.
+/// Returns the error of a file without a checksum whose steps the folder's name does not confirm.
 fn unconfirmed(path: &Path, step: u64, body: &str) -> Error {
     Error::unsupported(format!("{} is of version 0, which has no checksum", path.display()))
         .expected(format!("{step} steps of every worker, as the folder's name says"))
@@ -95,7 +96,8 @@ fn parse(body: &str) -> Option<Done> {
 mod tests {
     use super::*;
 
-    /// Every bit of every byte, every truncation, and a file of another checkpoint.
+    /// Flips every bit of every byte, truncates at every length, and reads another checkpoint's
+    /// file.
     #[test]
     fn a_changed_file_is_refused() {
         let folder = std::env::temp_dir().join(format!("fleet-done-{}", std::process::id()));
@@ -119,8 +121,8 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// Earlier builds wrote no checksum. Only where all workers had made the folder's step, nothing
-    /// in their file can be changed without notice.
+    /// Older versions wrote no checksum. Such a file is safe only if all workers had made the
+    /// folder's step: then no change can go unnoticed.
     #[test]
     fn files_of_earlier_builds() {
         let folder = std::env::temp_dir().join(format!("fleet-done-old-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! LeNet on drawn digits.
+//! LeNet on generated digits.
 
 use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, share_right, tested};
 use fleet::data::synth::{Digits, IMAGE_SIDE};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub const BATCH: usize = 32;
 pub const SAMPLES: u64 = 64_000;
-/// Unseen digits at most.
+/// Maximum number of unseen digits for the evaluation.
 const TESTED: usize = 10_000;
 
 pub fn demo(size: &Size) -> Result<Demo> {

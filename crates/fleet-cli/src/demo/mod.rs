@@ -1,9 +1,9 @@
-//! `fleet demo` and `fleetrun demo:NAME`: train a model on generated data whose best possible score
-//! is known, in one process or as the workers of a job.
+//! `fleet demo` and `fleetrun demo:NAME`: trains a model on generated data with a known best
+//! possible score, in one process or as the workers of a job.
 //!
-//! A demo is a network with an optimizer, a source of samples, and a test (one file each); the loop
-//! (`train.rs`), the display and the saving are the same for all. This is a first look, no
-//! benchmark: `cargo xtask bench` is one.
+//! A demo is a network with an optimizer, a source of samples, and a test; each has its own file.
+//! The loop (`train.rs`), the display and the saving are shared. Demos are a first look, not a
+//! benchmark: for that use `cargo xtask bench`.
 
 mod bert;
 mod done;
@@ -67,13 +67,13 @@ pub struct DemoArgs {
 }
 
 impl DemoArgs {
-    /// The strategy, and where it was read.
+    /// Returns the strategy, and the file that it was read from.
     fn strategy(&self) -> Result<(DistributedStrategy, Option<StrategySource>)> {
         let mut strategy = DistributedStrategy::new();
         let Some(file) = &self.strategy else { return Ok((strategy, None)) };
         let (source, warnings) = strategy.load_with_source(file)?;
         for warning in warnings {
-            // Nobody is left to be told when this fails.
+            // A failure to write the warning is ignored.
             let _ = writeln!(std::io::stderr(), "{warning}");
         }
         Ok((strategy, Some(source)))
@@ -95,7 +95,7 @@ enum Which {
     Resnet,
 }
 
-/// Demos that do not train on parameter servers, and why.
+/// Demos that do not train on parameter servers, with the reason.
 pub const NOT_ON_SERVERS: &[(&str, &str)] = &[
     ("bert", "its optimizer is AdamW, which is no rule of servers"),
     ("resnet", "the statistics of its batch normalisation would stay with each worker"),
@@ -122,7 +122,7 @@ impl Which {
         }
     }
 
-    /// Samples of a step, and of a training where nothing else is asked for.
+    /// Returns the default samples per step and per training.
     fn usual(self) -> (usize, u64) {
         match self {
             Which::WideDeep => (wide_deep::BATCH, wide_deep::SAMPLES),
@@ -137,37 +137,37 @@ impl Which {
 /// A feed list.
 type Batch = Vec<(&'static str, Tensor)>;
 
-/// Where samples come from: a function of the sample's number, made while training runs.
+/// Source of samples, which are functions of their number and generated during training.
 trait Source: Send + Sync {
-    /// Room for a batch.
+    /// Allocates a batch.
     fn blank(&self, rows: usize) -> Result<Batch>;
     /// Fills a batch with the samples from `first` on.
     fn fill(&self, batch: &mut Batch, first: u64) -> Result<()>;
 }
 
-/// A model, its data, and what is shown of it.
+/// A model with its data, optimizer and test.
 struct Demo {
-    /// What is trained on what.
+    /// Description of the model and its task.
     title: String,
     net: Net,
     optimizer: OptimizerDesc,
-    /// What updates rows of tables, where it is another.
+    /// Optimizer of the rows of tables, if it differs.
     rows: Option<OptimizerDesc>,
     source: Arc<dyn Source>,
-    /// Samples of a step, of all workers together.
+    /// Samples per step, of all workers together.
     batch: usize,
     steps: u64,
     loss: String,
-    /// A number between 0 and 1 that is shown beside the loss: what it is called, its variable.
+    /// Score between 0 and 1 that is shown beside the loss: its label and its variable.
     score: Option<(&'static str, String)>,
-    /// What the saved model computes.
+    /// Outputs of the saved model.
     targets: Vec<String>,
-    /// Measures the trained model on samples that it has not seen.
+    /// Measures the trained model on unseen samples.
     test: Test,
 }
 
 impl Demo {
-    /// Trains by this rule; rows of tables keep theirs.
+    /// Returns the distributed form of `optimizer`; rows of tables keep their own optimizer.
     fn distributed<'f>(
         &self,
         fleet: &'f Fleet,
@@ -183,36 +183,36 @@ impl Demo {
 
 type Test = Box<dyn FnOnce(&mut Session) -> Result<Fact>>;
 
-/// A line of the summary: a short name, and what is to be said.
+/// A line of the summary: a short label and its text.
 type Fact = (&'static str, String);
 
-/// Samples from here on are for tests; training never gets so far.
+/// First sample for tests; training never gets that far.
 const FIRST_TESTED: u64 = 1 << 40;
 
-/// How much is trained, by how many.
+/// The amount of training, and the number of workers.
 struct Size {
     samples: Option<u64>,
     workers: usize,
-    /// Workers that do not wait for each other, which parameter servers allow.
+    /// Number of workers that do not wait for each other, as parameter servers allow.
     apart: usize,
-    /// Gradients of several steps are added up, which rows of a table cannot be.
+    /// Whether gradients of several steps are summed, which sparse rows do not support.
     merges: bool,
-    /// Only changes that add up can be distributed.
+    /// Whether the mode is GEO, which distributes only changes that add up.
     is_geo: bool,
 }
 
 impl Size {
-    /// Samples of a step, and steps. Workers divide the batch that one worker would take, so that
-    /// the training is the same however many there are; only when it cannot be divided it is a
-    /// little more.
+    /// Returns the samples per step and the number of steps. Workers divide the batch of one
+    /// worker, so the training does not depend on their number. If the batch is not divisible, it
+    /// is slightly larger.
     fn of(&self, batch: usize, samples: u64) -> (usize, u64) {
         let batch = batch.next_multiple_of(self.workers);
         (batch, self.samples.unwrap_or(samples).div_ceil(batch as u64))
     }
 }
 
-/// Unseen samples that a training is measured on: no more than it had, in pieces of `unit` and at
-/// least one, so that a short training does not end with a long test.
+/// Returns the number of unseen samples for the test: at most as many as were trained, in multiples
+/// of `unit` and at least one unit. A short training thus does not end with a long test.
 fn tested(trained: u64, unit: usize, most: usize) -> usize {
     let trained = usize::try_from(trained).unwrap_or(most);
     (trained.min(most) / unit).max(1) * unit
@@ -259,12 +259,12 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     if fleet.is_first_worker() {
         summary(demo, args, &trained, &mut session, out)?;
     }
-    // The first worker is still at its test; whoever dies meanwhile is known to all.
+    // The first worker may still run its test; if it dies meanwhile, all others learn of it.
     Ok(fleet.finish()?)
 }
 
-/// Makes a folder that is written to when training is over, and looks whether it can be: then it
-/// would be too late to say so.
+/// Creates the folder and checks that it is writable. It is written only after training, when an
+/// error would come too late.
 fn writable(folder: Option<&Path>) -> Result<()> {
     let Some(folder) = folder else { return Ok(()) };
     make_folder(folder)?;
@@ -273,12 +273,12 @@ fn writable(folder: Option<&Path>) -> Result<()> {
     made.map_err(|error| Error::io("write to", folder, &error))
 }
 
-/// LARS multiplies a rate with a coefficient of 0.001 and the norms' ratio: a rate for Momentum
-/// moves nothing.
+/// Learning rate for LARS, which multiplies it with a coefficient of 0.001 and the ratio of norms.
+/// A rate that suits Momentum would have no effect.
 const LARS_RATE: f64 = 0.5;
 
-/// The demo's optimizer, or where the strategy is made for another rule and would be left out, that
-/// one. Rules that are there for the rows of a table stay.
+/// Returns the demo's optimizer. If the strategy is made for another rule and would not be applied,
+/// returns that rule instead. Rules for the rows of a table stay.
 fn suited(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
     let alone = strategy.localsgd() || strategy.adaptive_localsgd();
     match usual.rule {
@@ -344,7 +344,7 @@ fn number(tensor: &Tensor) -> Result<f64> {
     }
 }
 
-/// Numbers that mixed precision may have left in 16 bits.
+/// Reads floats, which mixed precision may have left in 16 bits.
 fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     match tensor.dtype() {
         fleet::DType::F16 => Ok(tensor.as_slice()?.iter().map(|it: &f16| it.to_f32()).collect()),
@@ -353,11 +353,11 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     }
 }
 
-/// Digits of a batch of [`share_right`].
+/// Digits per batch of [`share_right`].
 const TESTED_AT_ONCE: usize = 250;
 
-/// The share of `count` unseen samples, whole batches, for which `accuracy` says that they are
-/// right.
+/// Returns the share of correct predictions on `count` unseen samples in whole batches, from the
+/// variable `accuracy`.
 fn share_right(
     session: &mut Session,
     source: &dyn Source,
@@ -375,7 +375,7 @@ fn share_right(
     Ok(right / f64::from(batches))
 }
 
-/// Drawn digits in the middle of larger images of one or more equal channels.
+/// Generated digits in the middle of larger images with one or more equal channels.
 struct DigitImages {
     digits: Digits,
     channels: usize,

@@ -1,4 +1,4 @@
-//! Makes batches on a thread of its own, so that training does not wait for its data.
+//! Generates batches on a thread of its own, so that training does not wait for data.
 
 use super::{Batch, Source};
 use crate::output::Stop;
@@ -6,21 +6,21 @@ use fleet::{Error, Result};
 use std::ops::Range;
 use std::sync::mpsc;
 
-/// Batches in flight: enough for hiccups of either side, little memory.
+/// Batches in flight: enough to smooth delays of either side, in little memory.
 const BATCHES_AHEAD: usize = 8;
 
-/// Which samples are this worker's.
+/// The samples of this worker.
 pub struct Share {
-    /// In each step.
+    /// Samples of this worker per step.
     pub rows: usize,
-    /// Samples from the beginning of a step to that of the next.
+    /// Distance between the first samples of consecutive steps.
     pub stride: u64,
-    /// Samples of a step that are other workers' and come before.
+    /// Samples of other workers in a step before this worker's.
     pub first: u64,
 }
 
-/// Calls `step(number, batch)` for every step of `steps`, in order; numbers are from 1, and buffers
-/// are used again.
+/// Calls `step(number, batch)` for every step of `steps`, in order. Numbers start at 1, and buffers
+/// are reused.
 pub fn run(
     source: &dyn Source,
     share: &Share,
@@ -39,20 +39,20 @@ pub fn run(
                     Ok(batch)
                 });
                 let failed = filled.is_err();
-                // Training has stopped when nobody takes the batch.
+                // If nothing receives the batch, training has stopped.
                 if full.send(filled).is_err() || failed {
                     return;
                 }
             }
         });
-        // Dropped on the way out, which ends the thread.
+        // Dropped on return, which ends the thread.
         let ready = ready;
         for index in steps {
             let batch = ready
                 .recv()
                 .map_err(|_| Error::internal("the thread that makes data has ended"))??;
             step(index + 1, &batch)?;
-            // The thread may have made its last batch.
+            // The send fails if the thread has already made its last batch.
             let _ = done.send(batch);
         }
         Ok(())

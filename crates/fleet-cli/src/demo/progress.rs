@@ -1,4 +1,4 @@
-//! The progress of training: a bar that is drawn over on a terminal, some lines everywhere else.
+//! Progress of training: a bar that is redrawn on a terminal, or some lines elsewhere.
 
 use crate::output::{Output, Stop};
 use fleet::Result;
@@ -9,29 +9,29 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub struct Progress {
-    /// Steps that were done before.
+    /// Steps completed by an earlier run.
     before: u64,
     steps: u64,
-    /// Samples of a step, of all workers.
+    /// Samples per step, of all workers.
     batch: usize,
     score: Option<&'static str>,
     is_terminal: bool,
-    /// A file for the bar, which a launcher draws.
+    /// File for the bar, which the launcher draws.
     live: Option<PathBuf>,
     begin: Instant,
     shown: Instant,
-    /// Steps done when the speed was last measured.
+    /// Number of steps when the speed was last measured.
     shown_steps: u64,
     rate: f64,
     loss: Average,
     value: Average,
 }
 
-/// How often the bar is drawn.
+/// Interval between redraws of the bar.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Lines that are printed where there is no terminal.
+/// Number of lines printed without a terminal.
 const LINES: u64 = 10;
-/// The whole line fits 80 columns, and is then drawn over as one.
+/// Width for which the whole line fits 80 columns, so that it can be redrawn.
 const BAR_CELLS: u64 = 14;
 
 impl Progress {
@@ -49,7 +49,8 @@ impl Progress {
             steps,
             batch,
             score,
-            // Workers show the same steps, since they then say what all of them have found.
+            // Without a terminal, workers print at the same steps, since they print means over all
+            // workers.
             live,
             is_terminal: workers == 1 && std::io::stdout().is_terminal(),
             begin: now,
@@ -61,12 +62,12 @@ impl Progress {
         }
     }
 
-    /// Samples of a step, of all workers that are left.
+    /// Sets the samples per step of all remaining workers.
     pub fn set_batch(&mut self, batch: usize) {
         self.batch = batch;
     }
 
-    /// Step `done` is done. `mean` gives the means over all workers, which call it together.
+    /// Reports step `done`. `mean` returns the means over all workers, which call it together.
     pub fn step(
         &mut self,
         done: u64,
@@ -96,10 +97,11 @@ impl Progress {
         if !self.is_terminal {
             return out.line(line);
         }
-        // A line that breaks could not be drawn over; in the last column some terminals break it.
+        // A wrapped line could not be redrawn. Some terminals wrap a line that fills the last
+        // column.
         let columns = terminal::columns(std::io::stdout()).saturating_sub(1);
         let line = terminal::fitted("", &line, columns);
-        // Clears what a longer line may have left.
+        // Clears the rest of a longer line.
         out.draw(format!("\r{line}\x1b[K"))?;
         if last {
             out.text("\n")?;
@@ -107,21 +109,21 @@ impl Progress {
         out.flush()
     }
 
-    /// The bar for the launcher, with what this worker has found; it is gone at the end.
+    /// Writes the bar for the launcher, with this worker's own values; empty at the end.
     fn draw(&self, done: u64, last: bool) {
         let Some(path) = &self.live else { return };
         let bar = match last {
             false => self.line(done, self.loss.value(), self.value.value(), true),
             true => String::new(),
         };
-        // Nobody misses a bar that cannot be drawn.
+        // A failure is harmless: only the bar is missing.
         let _ = std::fs::write(path, bar);
     }
 
     fn measure(&mut self, done: u64) {
         let seconds = self.shown.elapsed().as_secs_f64().max(1e-9);
         let rate = (done - self.shown_steps) as f64 * self.batch as f64 / seconds;
-        // The first steps also plan.
+        // Smoothed, since the first interval includes planning.
         self.rate = if self.rate == 0.0 { rate } else { 0.8 * self.rate + 0.2 * rate };
         self.shown = Instant::now();
         self.shown_steps = done;
@@ -151,7 +153,7 @@ impl Progress {
     }
 }
 
-/// `45 s`, `12 min`, `3.5 h`.
+/// Formats a duration as `45 s`, `12 min` or `3.5 h`.
 fn time(seconds: f64) -> String {
     match seconds {
         ..100.0 => format!("{seconds:.0} s"),
@@ -160,7 +162,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// A mean that forgets: of about the last fifty values.
+/// An exponential moving average over about the last fifty values.
 #[derive(Default)]
 struct Average {
     sum: f64,
@@ -195,7 +197,7 @@ mod tests {
         assert!(line.starts_with("[=======       ]  50 %"), "{line}");
         let wanted = "  50 %     0 s left   12.3 k samples/s  loss 0.5000  AUC 0.7500";
         assert_eq!(line.split_once(']').unwrap().1, wanted);
-        // On 80 columns all of it is seen.
+        // The whole line fits on 80 columns.
         assert!(line.len() < 80, "{line}");
         assert_eq!(
             (time(45.2), time(720.0), time(12_600.0)),

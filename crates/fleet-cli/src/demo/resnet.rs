@@ -1,4 +1,4 @@
-//! ResNet-18 on drawn digits in images of 32x32 and three channels.
+//! ResNet-18 on generated digits, in images of 32x32 with three channels.
 
 use super::{Demo, DigitImages, Size, TESTED_AT_ONCE, share_right, tested};
 use fleet::data::synth::Digits;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub const BATCH: usize = 32;
 pub const SAMPLES: u64 = 6_400;
-/// Unseen digits at most.
+/// Maximum number of unseen digits for the evaluation.
 const TESTED: usize = 2_000;
 const SIDE: usize = 32;
 

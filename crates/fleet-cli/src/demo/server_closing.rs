@@ -1,26 +1,26 @@
-//! What a demo on parameter servers came to: samples that were really trained, and who took part.
+//! Closing report of a demo on parameter servers: the samples trained, and the workers.
 
 use fleet::ps::WorkerSeen;
 use fleet_base::text;
 
-/// The end of a training, as the servers know it.
+/// State of the servers' tables and workers at the end of a training.
 pub struct Closing {
-    /// Samples of a worker's step.
+    /// Samples per step of one worker.
     pub rows: usize,
     /// Samples that all workers were to train in this run.
     pub planned: f64,
-    /// Samples of an earlier run.
+    /// Samples trained by an earlier run.
     pub before: f64,
-    /// Steps that all workers had made when this process began to train: those of the processes
-    /// before it, where it was started again, and those that durable servers had kept.
+    /// Steps of all workers when this process began to train: those of its earlier processes if it
+    /// was restarted, and those that durable servers had kept.
     pub steps_at_begin: u64,
-    /// Since this process began to train.
+    /// Duration since this process began to train.
     pub seconds: f64,
     pub seen: Vec<WorkerSeen>,
 }
 
 impl Closing {
-    /// Lines of the closing report: what is told, and what there is to tell.
+    /// Returns the lines of the closing report as pairs of label and text.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![("trained", self.amount()), ("speed", self.speed())];
         for seen in &self.seen {
@@ -50,7 +50,7 @@ impl Closing {
         self.seen.iter().map(|seen| self.samples_of(seen)).sum()
     }
 
-    /// Samples of all workers since this process began to train.
+    /// Returns the samples of all workers since this process began to train.
     fn samples_here(&self) -> f64 {
         self.samples() - self.steps_at_begin as f64 * self.rows as f64
     }

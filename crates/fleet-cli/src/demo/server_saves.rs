@@ -1,9 +1,9 @@
-//! Checkpoints of demos on parameter servers: the servers' tables and how far the workers are, all
-//! at one step.
+//! Checkpoints of demos on parameter servers: the servers' tables and the progress of the workers,
+//! all at one step.
 //!
-//! A checkpoint is a folder, `step-<number>`, in which servers and the first worker save, and at
-//! last a file that says what it is of: a folder without one is of a job that died meanwhile, and
-//! is passed over.
+//! A checkpoint is a folder `step-<number>`, in which the servers and the first worker save. A file
+//! with the checkpoint's progress is written last. A folder without it was left by a job that died
+//! during the save, and is skipped.
 
 use super::done::{DONE_FILE, Done};
 use crate::output::{Output, Stop};
@@ -13,25 +13,25 @@ use fleet::{Error, ErrorKind, Result};
 use fleet_base::file::make_folder;
 use std::path::{Path, PathBuf};
 
-/// Where checkpoints are, and when they are due; and when workers meet. A worker that was started
-/// again does not wait where the others have been without it.
+/// Folder and interval of checkpoints, and the barriers around them. A restarted worker does not
+/// wait at barriers that the others have passed without it.
 pub struct Saves {
     folder: Option<PathBuf>,
     every: u64,
     is_first: bool,
-    /// Samples of a step of all workers, without which a number of steps says nothing.
+    /// Samples per step of all workers, which give meaning to a number of steps.
     samples: usize,
-    /// Steps of an earlier run, and what all workers had made by then: those that were lost had
-    /// made fewer.
+    /// Steps of an earlier run, and the sum of the steps that all workers had made by then. Lost
+    /// workers had made fewer.
     pub before: u64,
     pub before_of_all: u64,
     /// Steps of this worker that are in the tables.
     pub done: u64,
 }
 
-/// What [`DONE_FILE`] is called in a checkpoint that could not be loaded.
+/// New name of [`DONE_FILE`] in a checkpoint that could not be loaded.
 const DAMAGED_FILE: &str = "damaged";
-/// Checkpoints that are kept.
+/// Number of checkpoints to keep.
 const KEEP: usize = 2;
 
 impl Saves {
@@ -47,7 +47,7 @@ impl Saves {
         }
     }
 
-    /// Goes on from the newest checkpoint, if there is one. All workers call it.
+    /// Resumes from the newest checkpoint, if there is one. All workers must call it.
     pub fn resume(
         &mut self,
         worker: &mut Worker,
@@ -61,11 +61,12 @@ impl Saves {
             )
             .into());
         }
-        // A first worker that was started again meanwhile has loaded it before.
+        // If the first worker was restarted meanwhile, its earlier process has loaded the
+        // checkpoint.
         if self.is_first && !self.is_past(worker, 1)? {
             self.load_newest(&folder, worker, out)?;
         }
-        // What the first worker has passed over counts no more.
+        // Checkpoints that the first worker rejected are renamed by now.
         self.meet(worker, 1)?;
         if let Some((step, path)) = checkpoints(&folder)?.pop() {
             worker.flush()?;
@@ -79,17 +80,17 @@ impl Saves {
         Ok(self.meet(worker, 2)?)
     }
 
-    /// Whether this worker joins a training that has begun, or resumes one.
+    /// Returns whether this worker joins a training in progress, or resumes one.
     pub fn have_begun(&self, worker: &Worker) -> Result<bool> {
         Ok(worker.resumes() || self.is_past(worker, self.opening())?)
     }
 
-    /// Meetings before the first step.
+    /// Returns the number of barriers before the first step.
     fn opening(&self) -> u64 {
         if self.folder.is_some() { 2 } else { 1 }
     }
 
-    /// The meetings of a checkpoint, before and after it; none where none is due.
+    /// Returns the numbers of the barriers before and after a checkpoint; `None` if none is due.
     fn meetings_of(&self, step: u64) -> Option<(u64, u64)> {
         self.folder.as_ref()?;
         let is_due = step.is_multiple_of(self.every) && step > self.before;
@@ -98,16 +99,16 @@ impl Saves {
         is_due.then_some((last - 1, last))
     }
 
-    /// The first and the second meeting behind the last of `steps`.
+    /// Waits for the barrier number `which` (1 or 2) after the last of `steps`.
     pub fn meet_at_end(&self, worker: &Worker, steps: u64, which: u64) -> Result<()> {
         let last = steps - steps % self.every;
         let before = self.meetings_of(last).map_or(self.opening(), |(_, last)| last);
         self.meet(worker, before + which)
     }
 
-    /// Waits for the meeting of this number, unless the others have had it.
+    /// Waits for the barrier with this number, unless the others have passed it.
     fn meet(&self, worker: &Worker, number: u64) -> Result<()> {
-        // There steps are meetings too, and nobody is started again.
+        // In sync mode every step is a barrier, and workers are never restarted alone.
         if worker.job().plan.exchange == Exchange::Sync {
             return worker.barrier();
         }
@@ -122,8 +123,8 @@ impl Saves {
         Ok(!is_sync && worker.servers().rounds(Arrival::Received)? >= START_ROUNDS + number)
     }
 
-    /// Loads the newest checkpoint that is whole; those that are not count no more when there is
-    /// one.
+    /// Loads the newest complete checkpoint. If there is one, newer damaged ones are marked as
+    /// such.
     fn load_newest(
         &self,
         folder: &Path,
@@ -151,7 +152,7 @@ impl Saves {
             if is_last {
                 return Err(damaged.swap_remove(0).1.into());
             }
-            // An older one must not lie over a part of this one.
+            // An older checkpoint must not be loaded over parts of this one.
             for table in &worker.job().tables.tables {
                 worker.servers().clear(table.table_id())?;
             }
@@ -171,7 +172,7 @@ impl Saves {
         Ok(())
     }
 
-    /// Goes on beside others, behind the last step of this worker that is in all tables.
+    /// Joins a training in progress, after this worker's last step that is in all tables.
     pub fn join(&mut self, worker: &mut Worker, out: &mut Output) -> Result<(), Stop> {
         if let Some(progress) = worker.go_on()? {
             (self.before, self.done) = (progress.base, progress.complete);
@@ -182,12 +183,12 @@ impl Saves {
             "joins a training that goes on, and begins its share after step {}",
             self.done
         ))?;
-        // It may have died at a checkpoint.
+        // Its earlier process may have died at a checkpoint.
         Ok(self.after_step(self.done, worker)?)
     }
 
-    /// A step has been made; where a checkpoint is due, all workers meet and the first one sees to
-    /// it.
+    /// To be called after each step. If a checkpoint is due, all workers wait for each other and
+    /// the first one saves.
     pub fn after_step(&self, step: u64, worker: &mut Worker) -> Result<()> {
         let (Some(folder), Some((first, second))) = (&self.folder, self.meetings_of(step)) else {
             return Ok(());
@@ -203,16 +204,16 @@ impl Saves {
     fn save(&self, folder: &Path, step: u64, worker: &mut Worker) -> Result<()> {
         let path = folder.join(format!("step-{step:012}"));
         make_folder(&path)?;
-        // Servers of this machine may run in another folder.
+        // Servers on this machine may have another working directory.
         let path = std::path::absolute(&path).map_err(|error| Error::io("find", &path, &error))?;
         worker.save_persistables(&path, SaveMode::All, SaveFormat::Binary)?;
-        // It may be in place of one that could not be loaded.
+        // The folder may contain a damaged checkpoint.
         let _ = std::fs::remove_file(path.join(DAMAGED_FILE));
         Done { step, samples: self.samples, steps: steps_of_all(worker)? }.write(&path)?;
         let mut all = checkpoints(folder)?;
         all.truncate(all.len().saturating_sub(KEEP));
         for (_, old) in all {
-            // First it counts no more; what cannot be deleted harms nobody.
+            // First mark it as incomplete; a folder that cannot be deleted is then harmless.
             let _ = std::fs::remove_file(old.join(DONE_FILE));
             let _ = std::fs::remove_dir_all(old);
         }
@@ -220,7 +221,7 @@ impl Saves {
     }
 }
 
-/// Complete checkpoints of a folder, by step.
+/// Returns the complete checkpoints of a folder, by step.
 fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut all = folders(folder)?;
     all.retain(|(_, path)| path.join(DONE_FILE).is_file());
@@ -230,7 +231,7 @@ fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(all)
 }
 
-/// Checkpoints behind this step that no [`DONE_FILE`] ends, and that were not reported yet.
+/// Returns checkpoints after this step that lack a [`DONE_FILE`] and were not reported yet.
 fn unfinished(folder: &Path, newest: Option<u64>) -> Result<Vec<PathBuf>> {
     let ends = |path: &Path| [DONE_FILE, DAMAGED_FILE].iter().any(|name| path.join(name).is_file());
     let all = folders(folder)?.into_iter();
@@ -238,7 +239,7 @@ fn unfinished(folder: &Path, newest: Option<u64>) -> Result<Vec<PathBuf>> {
     Ok(later.map(|(_, path)| path).collect())
 }
 
-/// Checkpoints of a folder, complete or not, by step.
+/// Returns the checkpoints of a folder, complete or not, by step.
 fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -252,8 +253,8 @@ fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(all)
 }
 
-/// Steps of each worker. Workers that are lost lag behind, and a job that resumes makes their steps
-/// then. None in sync jobs, whose workers are all at one step.
+/// Returns the steps of each worker. Lost workers lag behind; a resumed job makes up their steps.
+/// Empty in sync jobs, whose workers are all at one step.
 fn steps_of_all(worker: &Worker) -> Result<Vec<u64>> {
     if worker.job().plan.exchange == Exchange::Sync {
         return Ok(Vec::new());
@@ -261,7 +262,7 @@ fn steps_of_all(worker: &Worker) -> Result<Vec<u64>> {
     Ok(worker.workers()?.iter().map(|seen| seen.complete).collect())
 }
 
-/// The number in a checkpoint's name.
+/// Returns the step in a checkpoint's name.
 fn step_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }

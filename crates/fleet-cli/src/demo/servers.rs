@@ -1,9 +1,9 @@
 //! Demos on parameter servers: `fleetrun --server_num=1 --worker_num=2 demo:wide_deep`. Embeddings
-//! are tables of rows there, everything else is dense.
+//! are sparse tables, and all other parameters are dense.
 //!
-//! Synchronous workers divide each batch. In the other modes every worker takes batches of its own,
-//! of full size, and all together as many samples as one process would: what is trained is alike,
-//! whoever does it.
+//! Synchronous workers divide each batch. In other modes every worker trains full-size batches of
+//! its own, and all workers together train as many samples as one process would. The training is
+//! therefore similar for any number of workers.
 
 use super::producer::Share;
 use super::progress::Progress;
@@ -19,7 +19,7 @@ use fleet_topology::{Env, names};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// This process's part of the job: a server serves, a worker trains.
+/// Runs this process's part of the job: a server serves, a worker trains.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
     let name = args.model.name();
     if args.trace.is_some() {
@@ -75,12 +75,12 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Stop>
     if first {
         summary(demo, args, &closing, &mut worker, out)?;
     }
-    // Servers stay until the first worker has asked them for its test.
+    // Servers must stay until the first worker's test has used them.
     saves.meet_at_end(&worker, plan.steps, 2)?;
     Ok(worker.stop()?)
 }
 
-/// What servers hold: numbers of layers, rows of tables, or both.
+/// Describes the servers' tables: parameters of layers, rows of tables, or both.
 fn held(dense: usize, rows: Option<usize>) -> String {
     let rows = rows.map(|width| format!("rows of {width}"));
     let dense = (dense > 0).then(|| format!("{} parameters", text::count(dense as f64)));
@@ -91,26 +91,26 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Who does what.
+/// Plan of this worker's part of the training.
 struct Work {
     exchange: Exchange,
-    /// How the demo is to be made.
+    /// Size with which the demo is created.
     size: Size,
     /// Steps of this worker.
     steps: u64,
     share: Share,
-    /// Samples of a step of all workers.
+    /// Samples per step of all workers.
     samples: usize,
 }
 
 impl Work {
     fn plan(args: &DemoArgs, fleet: &Fleet, asked: &Asked<'_>) -> Result<Work, Stop> {
-        // What is wrong with the strategy itself is said first, all of it.
+        // Errors in the strategy itself are reported first, and all at once.
         asked.check()?;
         let exchange = Exchange::asked(asked, false)?;
         let (workers, own) =
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
-        // GEO adds up what sgd changed.
+        // GEO sums the workers' changes, which requires sgd.
         let is_geo = exchange.is_geo();
         let samples = args.samples;
         let whole = Size { samples, workers, merges: false, apart: 1, is_geo };
@@ -124,7 +124,7 @@ impl Work {
         let (stride, first) = ((batch * workers) as u64, (own * batch) as u64);
         let all = args.samples.unwrap_or(samples);
         let steps = all.div_ceil(stride);
-        // A schedule runs on the steps of all workers, in GEO on a worker's own.
+        // A schedule follows the steps of all workers, or a worker's own steps in GEO.
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
         let samples = Some(scheduled * batch as u64);
         let size = Size { samples, workers: 1, apart: workers, ..whole };
@@ -147,10 +147,10 @@ fn train(
     let workers = fleet.worker_num();
     let done = saves.done.min(work.steps);
     let mut progress = Progress::new(done, work.steps, work.samples, score, workers, live);
-    // What this worker has found: workers that wait for nobody have nobody to ask.
+    // This worker's own values: asynchronous workers have no common step for a mean.
     let mean = |values: &[f64]| Ok(values.to_vec());
     let seen = worker.workers()?;
-    // Others may be a step ahead of a worker that has made none.
+    // Other workers may be a step ahead of a worker that has made none.
     let is_first_process = seen.get(fleet.worker_index()).is_none_or(|own| own.steps == 0);
     let steps_at_begin =
         if is_first_process { 0 } else { seen.iter().map(|seen| seen.steps).sum() };
@@ -167,16 +167,16 @@ fn train(
         progress.step(number_of, number(&found[0])?, score, mean, out)?;
         Ok(saves.after_step(number_of, worker)?)
     };
-    // Rows are not asked for ahead: the most frequent are in every batch, and what is read before
-    // the last step has changed them is a step older for nothing on a machine where reading takes
-    // no time.
+    // Rows are not prefetched. The most frequent rows occur in every batch, so a prefetched row
+    // would lack the last step's update. On a machine where reads take no time this staleness gains
+    // nothing.
     producer::run(&*demo.source, &work.share, done..work.steps, |number_of, batch| {
         step(number_of, batch, worker, out)
     })?;
     worker.flush()?;
     saves.meet_at_end(worker, work.steps, 1)?;
     let seconds = begin.elapsed().as_secs_f64();
-    // What the others have sent since.
+    // Pull again, to include gradients that the other workers have sent since.
     worker.flush()?;
     let samples = |steps: u64| work.samples as f64 / workers as f64 * steps as f64;
     let before = samples(saves.before_of_all);
@@ -185,7 +185,7 @@ fn train(
     Ok(Closing { rows, planned, before, steps_at_begin, seconds, seen })
 }
 
-/// How often it is asked who is still there.
+/// Interval between checks for lost workers.
 const LOOK_PERIOD: Duration = Duration::from_secs(2);
 
 fn fed(batch: &Batch) -> Vec<(&str, &Tensor)> {

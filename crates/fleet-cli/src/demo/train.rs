@@ -1,4 +1,4 @@
-//! The training loop of the demos: every worker takes its share of every batch.
+//! Training loop of the demos: every worker takes its share of every batch.
 
 use super::{Demo, DemoArgs, number, producer};
 use crate::demo::progress::Progress;
@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What was done.
+/// Result of a training.
 pub struct Trained {
-    /// By all workers, in this run.
+    /// Samples of all workers in this run.
     pub samples: f64,
     pub seconds: f64,
     pub workers: usize,
-    /// Samples that an earlier run had done.
+    /// Samples trained by an earlier run.
     pub before: f64,
 }
 
@@ -90,17 +90,17 @@ pub fn run(
     })
 }
 
-/// How the time of the last steps was spent, where that is asked for.
+/// Time shares of the last steps, with `--trace`.
 #[derive(Default)]
 struct Tracing<'a> {
     folder: Option<&'a Path>,
-    /// Of the steps that count.
+    /// Sum over the traced steps.
     shares: Shares,
     steps: u64,
     last: Trace,
 }
 
-/// The first steps of a training plan and warm up; the last ones are like all others.
+/// Number of traced steps. The first steps plan and warm up; the last ones are representative.
 const STEPS_TRACED: u64 = 20;
 
 impl Tracing<'_> {
@@ -112,7 +112,8 @@ impl Tracing<'_> {
         }
     }
 
-    /// Writes the last step, and says how long the last ones took and what compute did not hide.
+    /// Writes the trace of the last step, and prints the mean duration and exposed communication of
+    /// the last ones.
     fn finish(&self, fleet: &Fleet, out: &mut Output) -> Result<(), Stop> {
         let Some(folder) = self.folder else { return Ok(()) };
         make_folder(folder)?;
@@ -132,16 +133,16 @@ impl Tracing<'_> {
     }
 }
 
-/// Checkpoints, where they are wanted: the first worker writes what all hold, and every worker what
-/// it has of its own.
+/// Checkpoints, if enabled: the first worker writes the state that all have in common, and every
+/// worker writes its own state.
 struct Saves {
-    /// Steps that were done before.
+    /// Steps completed by an earlier run.
     done: u64,
     checkpoints: Option<Checkpoints>,
     batch: usize,
 }
 
-/// In the checkpoints: samples of a step, without which a number of steps says nothing.
+/// Entry with the samples per step, which give meaning to a number of steps.
 const BATCH_ENTRY: &str = "batch";
 
 impl Saves {

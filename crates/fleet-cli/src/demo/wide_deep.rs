@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 pub const BATCH: usize = 1024;
 pub const SAMPLES: u64 = 1_500_000;
-/// Unseen samples that it is measured on.
+/// Number of unseen samples for the evaluation.
 const TESTED_MIN: usize = 10_000;
 const TESTED_MAX: usize = 200_000;
-/// The learning rate of rows: a row is in few of a batch's samples, and its gradient small.
+/// Learning rate of rows: a row is in few samples of a batch, so its gradient is small.
 const TABLE_RATE: f64 = 6.0;
-/// That of the layers, as a part of it.
+/// Learning rate of the layers, relative to [`TABLE_RATE`].
 const LAYERS_FACTOR: f64 = 0.02;
 
 pub fn demo(size: &Size) -> Result<Demo> {
@@ -35,13 +35,12 @@ pub fn demo(size: &Size) -> Result<Demo> {
     };
     let table: OptimizerDesc = Sgd::new(falling(TABLE_RATE)).into();
     let (optimizer, rows) = match size.is_geo {
-        // One rule for all: the table's, slowed down for the layers.
+        // One rule for all: the table's, with a lower rate for layers.
         true => {
             slow_down_layers(&net)?;
             (table, None)
         }
-        // Workers who do not wait compute with parameters that lack what the others have just made
-        // of them.
+        // Asynchronous workers compute with parameters that lack the others' latest updates.
         false => (Adam::new(falling(2e-3 / size.apart as f64)).into(), Some(table)),
     };
     let score = model.auc.map(|auc| ("AUC", auc.batch_auc.name()));

@@ -11,7 +11,7 @@ pub const BATCH: usize = 1024;
 pub const SAMPLES: u64 = 4_000_000;
 const TESTED: usize = 200_000;
 
-/// Where gradients are not divided by what came before.
+/// Learning rate for GEO, where sgd does not divide gradients by their history.
 const GEO_RATE: f64 = 20.0;
 
 /// Pairs of words, each with noise words.

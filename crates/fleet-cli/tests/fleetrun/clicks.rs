@@ -1,5 +1,4 @@
-//! The example of data sets on parameter servers as real processes, and inference from what it
-//! saved.
+//! The example of data sets on parameter servers, as real processes, and inference from its save.
 
 use crate::Place;
 use fleet::prelude::*;
@@ -11,11 +10,11 @@ use std::path::Path;
 #[allow(dead_code)] // main
 mod servers_dataset;
 
-/// Tells a started process what to do, and where.
+/// Variables with the job and the folder of a started process.
 const JOB: &str = "CLICKS_JOB";
 const FOLDER: &str = "CLICKS_FOLDER";
 
-/// What a started process does; nothing in the process of the tests.
+/// Runs the job of a started process; does nothing in the process of the tests.
 #[test]
 fn a_process() {
     let (Ok(job), Ok(folder)) = (std::env::var(JOB), std::env::var(FOLDER)) else { return };
@@ -24,7 +23,7 @@ fn a_process() {
         "train" => servers_dataset::train_in(folder, 6).map(|area| {
             area.into_iter().for_each(|area| println!("\nAUC of all {area}"));
         }),
-        // Who loads what was saved: the worker for all servers, or each server its part.
+        // The save is loaded by the worker for all servers, or by each server for its part.
         _ => infer(folder, job == "servers_load"),
     };
     if let Err(error) = outcome {
@@ -33,7 +32,7 @@ fn a_process() {
     }
 }
 
-/// Loads what was saved and predicts; tables stay as they are.
+/// Loads the save and predicts, without changing the tables.
 fn infer(folder: &Path, servers_load: bool) -> Result<()> {
     let dir = folder.join("saved");
     let fleet = Fleet::from_env()?;
@@ -75,7 +74,7 @@ fn start(place: &Place, job: &str, line: &str) {
     assert!(output.status.success(), "{}{}", text(&output.stderr), place.read("log/workerlog.0"));
 }
 
-/// What a log says behind these words.
+/// Returns the rest of the log's line after these words.
 #[track_caller]
 fn said(log: &str, words: &str) -> String {
     let line = log.lines().find_map(|line| line.split_once(words));
@@ -87,7 +86,7 @@ fn files_are_shuffled_over_workers_trained_on_saved_and_inferred_with() {
     let place = Place::new("clicks", "");
     start(&place, "train", "--server_num=2 --worker_num=2 --log_overwrite");
     let (first, second) = (place.read("log/workerlog.0"), place.read("log/workerlog.1"));
-    // Workers have nearly as many records after a shuffle, and what one has more is left.
+    // A shuffle balances the workers' records, and surplus records of a worker are dropped.
     let number = |words: &str| -> u64 {
         said(&first, words).split_whitespace().next().and_then(|it| it.parse().ok()).expect(words)
     };

@@ -1,12 +1,12 @@
-//! Training with parameter servers as real processes: every mode, rules of all kinds, one to three
-//! servers and one to four workers, each held to one process.
+//! Training with parameter servers as real processes: every mode, all kinds of rules, one to three
+//! servers and one to four workers, each compared with one process.
 //!
-//! The program that `fleetrun` starts is this test binary, told to run [`a_process`] alone.
+//! The program that `fleetrun` starts is this test binary, which then runs [`a_process`] alone.
 //!
 //! * sync: workers divide the batches of one process.
-//! * half-async, async: what is trained is a sum, whose gradients do not depend on the parameters:
-//!   whatever comes when, so many pushes are so many steps of one process.
-//! * geo: of the same sum, of which every exchange brings the servers a worker's share.
+//! * half-async, async: the loss is a sum, whose gradients do not depend on the parameters.
+//!   Whatever the timing, n pushes equal n steps of one process.
+//! * geo: the same sum. Every exchange sends a worker's share of its difference to the servers.
 
 use crate::Place;
 use fleet::nn::optimizer::OptimizerDesc;
@@ -54,23 +54,23 @@ const CASES: [Case; 24] = [
     (Mode::Geo(2), "sgd", 3, 2),
 ];
 
-/// What training may differ from that of one process: rounding.
+/// Largest allowed difference from the training of one process: rounding.
 const LIMIT: f32 = 1e-6;
 const STEPS: u64 = 8;
 const ROWS: i64 = 8;
 const DIM: i64 = 3;
-/// Samples of one worker's batch; each has so many ids.
+/// Samples per batch of one worker, and ids per sample.
 const BATCH: usize = 6;
 const IDS: usize = 4;
-/// Tells a started process which of [`CASES`] it belongs to.
+/// Variable with the index of a started process's case in [`CASES`].
 const CASE: &str = "COMBINATION";
-/// Set where worker 1 kills itself in the middle of a GEO job, and is started again.
+/// Variable set in the GEO job in which worker 1 kills itself halfway and is restarted.
 const DIES: &str = "COMBINATION_DIES";
-/// What the worker leaves that was started again.
+/// File that the restarted worker creates.
 const AGAIN: &str = "again";
-/// The job of which a worker dies.
+/// The job in which a worker dies.
 const OF_DEATH: Case = (Mode::Geo(4), "sgd", 2, 2);
-/// Jobs on their way at once.
+/// Maximum number of concurrent jobs.
 const JOBS_AT_ONCE: usize = 2;
 
 fn optimizer(rule: &str) -> OptimizerDesc {
@@ -90,7 +90,7 @@ fn strategy(mode: Mode) -> DistributedStrategy {
     }
 }
 
-/// Rows of a table and numbers beside them, which end in one number.
+/// Builds a network of a table's rows and dense inputs with a scalar loss.
 fn build(net: &Net, mode: Mode) -> Var<'_> {
     let ids = net.data("ids", [-1, IDS as i64], DType::I64);
     let x = net.data("x", [-1, 2], DType::F32);
@@ -102,12 +102,13 @@ fn build(net: &Net, mode: Mode) -> Var<'_> {
             let hidden = net.concat(&[rows, x], 1).fc(Fc::new(5).act(Act::Tanh));
             hidden.fc(1).mse_loss(y, Reduction::Mean)
         }
-        // A sum: its gradients are the numbers fed, whatever the parameters are.
+        // The gradients of a sum are the numbers fed, independent of the parameters.
         _ => rows.sum() * 0.05 + (x.fc(Fc::new(2)) * y).sum() * 0.05,
     }
 }
 
-/// What a worker is fed at a step: its part of the batch of all, or in a sum what everybody is fed.
+/// Returns a worker's feeds of a step: its part of the whole batch, or the same feeds for all
+/// workers if the loss is a sum.
 fn batch(mode: Mode, step: u64, from: usize, count: usize) -> [(&'static str, Tensor); 3] {
     let (step, from) = if mode == Mode::Sync { (step, from) } else { (0, 0) };
     let row = |at: usize| Sequence::new(step + 1, at as u64);
@@ -117,8 +118,7 @@ fn batch(mode: Mode, step: u64, from: usize, count: usize) -> [(&'static str, Te
         let mut number = || rng.below(2001) as f32 / 1000.0 - 1.0;
         x.extend([number(), number()]);
         y.push(number());
-        // Every row is seen at every step: what rules do with rows that were not is another
-        // question.
+        // Every row is used in every step: rules may treat unused rows differently.
         ids.extend((0..IDS).map(|id| ((at * IDS + id) as i64 + step as i64) % ROWS));
     }
     let count = count as i64;
@@ -133,7 +133,7 @@ pub fn fed<'a>(batch: &'a [(&'static str, Tensor)]) -> Vec<(&'static str, &'a Te
     batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
 }
 
-/// All parameters but the table, one after another.
+/// Returns all parameters except the table, one after another.
 pub fn layers(session: &Session) -> Vec<f32> {
     let mut names: Vec<&str> =
         session.programs.main.parameters().map(|(_, var)| &*var.name).collect();
@@ -143,7 +143,7 @@ pub fn layers(session: &Session) -> Vec<f32> {
     names.iter().flat_map(values).collect()
 }
 
-/// What one process makes of the job.
+/// Returns the result of the job in one process.
 fn alone(case @ (mode, _, _, workers): Case) -> Vec<f32> {
     match mode {
         Mode::Sync => train(case, STEPS, BATCH * workers),
@@ -152,8 +152,8 @@ fn alone(case @ (mode, _, _, workers): Case) -> Vec<f32> {
     }
 }
 
-/// GEO by its formula, in multiples of what one step of sgd adds: of the difference that a worker
-/// has, an exchange brings the servers the share of one worker of all.
+/// Computes GEO by its formula, in multiples of one sgd step. Each exchange sends 1/workers of a
+/// worker's difference to the servers.
 fn geo(case @ (.., workers): Case, k_steps: u64, dies: bool) -> Vec<f32> {
     let sent = |exchanges: u64, forgets: bool| {
         let (mut own, mut all) = (0.0, 0.0);
@@ -166,20 +166,20 @@ fn geo(case @ (.., workers): Case, k_steps: u64, dies: bool) -> Vec<f32> {
         }
         all
     };
-    // A worker that is started again knows nothing of what it had not sent.
+    // A restarted worker has lost the differences that it had not sent.
     let arrived = |exchanges: u64| {
         let others = sent(exchanges, false) * (workers - 1) as f64;
         (others + sent(exchanges, dies)) as f32
     };
     let (start, one) = (train(case, 0, BATCH), train(case, 1, BATCH));
     let table = (ROWS * DIM) as usize;
-    // At the end of the steps, and at the flush that follows; rows only where they were touched
-    // since.
+    // Exchanges happen at the end of the steps, and at the flush after them. A flush sends only
+    // rows that were touched since.
     let times = |at: usize| if at < table { arrived(1) } else { arrived(2) };
     start.iter().zip(&one).enumerate().map(|(at, (a, b))| a + times(at) * (b - a)).collect()
 }
 
-/// What so many steps of one process come to.
+/// Returns the parameters after `steps` steps in one process.
 fn train((mode, rule, ..): Case, steps: u64, count: usize) -> Vec<f32> {
     let net = Net::new();
     let loss = build(&net, mode);
@@ -193,7 +193,7 @@ fn train((mode, rule, ..): Case, steps: u64, count: usize) -> Vec<f32> {
     all
 }
 
-/// What a started process does; nothing in the process of the tests.
+/// Runs the job of a started process; does nothing in the process of the tests.
 #[test]
 fn a_process() {
     let outcome = match (std::env::var(CASE), std::env::var(DIES)) {
@@ -236,12 +236,12 @@ fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
             worker.flush()?;
         }
         if dies && own == 1 && !is_again && step == STEPS / 2 {
-            // This step is not sent.
+            // The worker dies before it sends this step.
             crate::signal(std::process::id(), "KILL");
         }
     }
     if dies {
-        // From here on the others wait for it.
+        // The other worker waits for the restarted one.
         crate::until("the second start", || std::path::Path::new(AGAIN).exists());
     }
     if !job.plan.exchange.is_geo() {
@@ -262,21 +262,21 @@ fn take_part((mode, rule, ..): Case, dies: bool) -> Result<()> {
     Ok(())
 }
 
-/// One case of each mode.
+/// Returns the index of one case per mode, and one more of the first mode.
 #[cfg(feature = "tls")]
 pub fn each_mode() -> Vec<usize> {
     let mode = |index: usize| std::mem::discriminant(&CASES[index].0);
     (1..CASES.len()).filter(|&index| mode(index) != mode(index - 1)).chain([3]).collect()
 }
 
-/// Runs one job in a folder of `name`, with more flags; what is wrong with it.
+/// Runs a job in a folder with a name from `name`, with more flags; returns a description of any
+/// error.
 pub fn run(index: usize, name: &str, flags: &str) -> Option<String> {
     let case = CASES[index];
     check(case, &format!("{name}{index}"), (CASE, &index.to_string()), flags, &alone(case))
 }
 
-/// Runs a job with a word in its environment, and holds what every worker ends with to what it
-/// should be.
+/// Runs a job with a variable in its environment, and compares every worker's result with `want`.
 fn check(
     (mode, rule, servers, workers): Case,
     name: &str,
@@ -296,14 +296,14 @@ fn check(
     (worst > LIMIT || worst.is_nan()).then(|| format!("{what}: off by {worst}"))
 }
 
-/// The largest difference of two lists of as many numbers.
+/// Returns the largest difference between two lists of equal length.
 pub fn difference(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     want.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a job whose processes are a test of this binary; what each worker has printed of its
-/// parameters.
+/// Runs a job whose processes are a test of this binary; returns the parameters that each worker
+/// printed.
 pub fn ended_with(
     place: &Place,
     line: &str,
@@ -327,13 +327,13 @@ pub fn ended_with(
     (0..workers).map(parameters).collect()
 }
 
-/// Prints what [`ended_with`] reads.
+/// Prints parameters in the form that [`ended_with`] reads.
 pub fn print(parameters: &[f32]) {
     let bits: Vec<String> = parameters.iter().map(|value| value.to_bits().to_string()).collect();
     println!("\nparameters {}", bits.join(" "));
 }
 
-/// What it had sent stays and is not sent again; the step that it had not sent is lost.
+/// Steps that the worker had sent are not sent again; the one that it had not sent is lost.
 #[test]
 fn a_geo_worker_that_is_started_again_adds_nothing_twice() {
     let (case @ (.., workers), k_steps) = (OF_DEATH, 4);

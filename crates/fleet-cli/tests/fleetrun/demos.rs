@@ -1,4 +1,4 @@
-//! Jobs that are built in.
+//! Built-in jobs.
 
 use crate::{Place, Said, signal, until};
 use std::path::Path;
@@ -15,7 +15,7 @@ fn a_demo_trains_as_one_worker() {
     assert!(place.path("saved").is_dir());
 }
 
-/// The loss of the last line of progress.
+/// Returns the loss in the last line of progress.
 #[track_caller]
 fn loss(said: &Said) -> f64 {
     let line = said.out.lines().find(|line| line.contains("100 %")).expect("the last line");
@@ -42,7 +42,8 @@ fn several_workers_train_the_same() {
         for part in ["for each of 2 workers", "over all 2 workers", "fleet stats shows"] {
             assert!(several.out.contains(part), "'{part}' is not in:\n{}", several.out);
         }
-        // Shares of BERT have different numbers of holes; ResNet normalises over one share.
+        // Shares of a BERT batch have different numbers of masked words. ResNet normalises over one
+        // share.
         let near = match name {
             "resnet" => 1.0,
             "bert" => 0.05,
@@ -76,8 +77,8 @@ fn a_demo_trains_by_a_strategy() {
     place.run("demo:lenet --strategy nothing.prototxt").check(1, &["nothing.prototxt"]);
 }
 
-/// What cannot be is told with the line of the file that asks for it, the field and its value; no
-/// line of a program that the user has not written.
+/// An invalid strategy is reported with the line of its file, the field and the value. No line of
+/// Rust code that the user did not write is shown.
 #[test]
 fn a_strategy_that_cannot_be_is_told_by_its_line() {
     let (ranks, servers) = ("--nproc_per_node 2", "--server_num=1 --worker_num=1");
@@ -102,7 +103,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             "{\"recompute\": true,\n \"recompute_configs\": {\"checkpoints\": [\"nowhere\"]}}",
             "job.json:2:40: recompute_configs.checkpoints[0]: \"nowhere\"\n",
         ),
-        // What is wrong in itself, one thing and two.
+        // Invalid values: one error, and several.
         (
             ranks,
             "job.prototxt",
@@ -121,7 +122,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             "dgc: true\ndgc_configs { rampup_step: 0\n sparsity: 2.0 }",
             "job.prototxt:3:12: error: dgc_configs.sparsity[0]: ",
         ),
-        // What a table's description does not go with is known after all fields were read.
+        // A conflict of a table's description is found only after all fields are read.
         (
             servers,
             "job.prototxt",
@@ -137,7 +138,7 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
     }
 }
 
-/// Without `--output` nothing is kept, also not among the temporary files.
+/// Without `--output` nothing is saved, not even among the temporary files.
 #[test]
 fn a_demo_leaves_nothing_behind() {
     let place = Place::new("demo_leaves", "");
@@ -155,7 +156,7 @@ fn a_demo_leaves_nothing_behind() {
     }
 }
 
-/// Every mode of parameter servers, as real processes, through the same command as the documents'.
+/// Every mode of parameter servers as real processes, with the command from the documentation.
 #[test]
 fn a_demo_trains_on_parameter_servers() {
     let place = Place::new("demo_servers", "");
@@ -181,7 +182,7 @@ fn a_demo_trains_on_parameter_servers() {
     }
 }
 
-/// A model that is all tables, and one that has none.
+/// One model with only sparse tables, and one with only dense parameters.
 #[test]
 fn other_demos_train_on_parameter_servers() {
     for (name, samples, held, found) in [
@@ -208,7 +209,7 @@ fn other_demos_train_on_parameter_servers() {
     }
 }
 
-/// Where the model goes is looked at before it is trained, not after it.
+/// The output folder is checked before training, not after it.
 #[test]
 fn a_folder_that_cannot_be_written_is_told_at_once() {
     let place = Place::new("demo_folders", "");
@@ -250,17 +251,17 @@ fn a_demo_goes_on_from_its_checkpoint() {
         .check(1, &["batches of 33", "batches of 32"]);
 }
 
-/// The first worker has shown how far it is.
+/// Returns whether the first worker has printed progress.
 pub fn is_at_work(place: &Place) -> bool {
     place.read("log/workerlog.0").contains(" samples/s  loss ")
 }
 
-/// The worker of a number whose files are in a folder.
+/// Returns the process of a worker of a job in `folder`.
 pub fn worker(number: u32, folder: &Path) -> Option<u32> {
     process_with(&format!("PADDLE_TRAINER_ID={number}"), folder)
 }
 
-/// The process in a folder with this in its environment, started by these tests.
+/// Returns the process in a folder with this variable, if these tests started it.
 pub fn process_with(place: &str, folder: &Path) -> Option<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -299,13 +300,14 @@ fn a_killed_worker_costs_what_came_after_the_last_checkpoint() {
         130,
         &["worker 1 on 127.0.0.1 (pid ", "was killed by SIGKILL (9)", "started again (1 of 1)"],
     );
-    // The other may be stopped before it says anything. What it says is why.
+    // The other worker may be stopped before it prints anything. If it prints an error, the error
+    // names the cause.
     let log = place.read("log/workerlog.0");
     let knows = log.contains("rank 1 (host ") && log.contains("SIGKILL");
     assert!(knows || !log.contains("error: "), "{log}");
 }
 
-/// The number behind some words.
+/// Returns the number after some words.
 fn count(said: &str, words: &str) -> f64 {
     let rest = said.split_once(words).expect(words).1;
     let mut words = rest.split_whitespace();
@@ -313,8 +315,8 @@ fn count(said: &str, words: &str) -> f64 {
     if words.next() == Some("k") { number * 1000.0 } else { number }
 }
 
-/// It goes on behind what the servers have of it: with checkpoints, which it is ahead of, and
-/// without.
+/// The worker resumes after its last step that the servers have: with checkpoints, which are older
+/// than that, and without.
 #[test]
 fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
     let checkpoints = "--checkpoint saves --checkpoint_every 7";
@@ -334,7 +336,8 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         ));
         let log = format!("log/workerlog.{killed}");
         until("some steps", || place.read(&log).contains(" 50 %"));
-        // The other one waits for its return, however long a busy machine takes for that.
+        // The other worker is stopped until this one has restarted, however long that takes on a
+        // busy machine.
         let other = worker(1 - killed, &folder).expect("the other worker");
         signal(other, "STOP");
         signal(worker(killed, &folder).expect("the worker"), "KILL");
@@ -346,17 +349,18 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         let log = place.read(&log);
         assert_eq!(log.matches("batches of").count(), 2, "{log}");
         assert!(log.contains("joins a training that goes on"), "{log}");
-        // The first worker's output is the job's, but for what it said before it was killed.
+        // The first worker's output is the job's output, except the part printed before it was
+        // killed.
         let told = place.read("log/workerlog.0");
         assert!(told.contains("AUC"), "{told}");
         let share = count(&told, &format!("again     worker {killed} was started 2 times: "));
-        // What the others trained, and this one: everything, and nothing twice.
+        // The samples of all workers, this one included: all of them, and none twice.
         let all = count(&told, "trained   ");
         assert!((share - 32_768.0).abs() < 10.0, "{name}: {told}");
         assert!((all - 65_536.0).abs() < 10.0 && !told.contains("planned were"), "{name}: {told}");
-        // Its speed is that of the process that tells it, not of all that was ever trained.
+        // The speed covers only the process that prints it, not all samples ever trained.
         assert_eq!(told.contains(" of them in the "), killed == 0, "{name}: {told}");
-        // Checkpoints are of one step of both.
+        // Checkpoints have the same step for both workers.
         for entry in std::fs::read_dir(place.path("saves")).into_iter().flatten().flatten() {
             let step = entry.file_name().to_string_lossy()["step-".len()..].parse::<u64>().unwrap();
             let done = std::fs::read_to_string(entry.path().join("done")).unwrap();
@@ -365,8 +369,8 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
     }
 }
 
-/// A checkpoint that is made while a worker is lost says how far that one was; the job that goes on
-/// from it makes the rest of its share.
+/// A checkpoint made while a worker is lost contains that worker's step. A job that resumes from it
+/// makes up the rest of the worker's share.
 #[test]
 fn what_a_lost_worker_lacked_is_made_when_the_job_goes_on() {
     let place = Place::new("demo_lost_share", "");
@@ -377,7 +381,7 @@ fn what_a_lost_worker_lacked_is_made_when_the_job_goes_on() {
     let child = place.start(line);
     until("some steps", || place.read("log/workerlog.1").contains(" 20 %"));
     signal(worker(1, &folder).expect("worker 1"), "KILL");
-    // Of two workers, the newest checkpoint.
+    // Returns the steps of both workers in the newest checkpoint.
     let steps = || {
         let entries = std::fs::read_dir(place.path("saves")).into_iter().flatten().flatten();
         let newest =
@@ -400,7 +404,8 @@ fn what_a_lost_worker_lacked_is_made_when_the_job_goes_on() {
     assert!(!said.out.contains("planned were"), "{}", said.out);
 }
 
-/// With no restart left: sync ends and says who it was, the others go on and say it at the end.
+/// Without restarts left, a sync job ends and names the worker. Other jobs continue and report it
+/// at the end.
 #[test]
 fn a_dead_worker_ends_a_job_that_waits_for_it_and_no_other() {
     for (mode, strategy) in [
@@ -457,13 +462,14 @@ fn a_job_on_servers_goes_on_from_its_checkpoint() {
         for text in [&said.out, &log] {
             assert!(text.contains("resumed after step "), "{text}");
         }
-        // What was trained before is not trained again.
+        // Samples trained before are not trained again.
         let (now, before) = (count(&said.out, "trained   "), count(&said.out, ", after "));
         assert!((now + before - 20480.0).abs() < 600.0 && before > 0.0, "{}", said.out);
     }
 }
 
-/// The one before is taken, and where there is none the job does not begin anew in silence.
+/// The job resumes from the checkpoint before. If there is none, it fails instead of silently
+/// starting from the beginning.
 #[test]
 fn a_damaged_checkpoint_is_passed_over() {
     let place = Place::new("demo_servers_damaged", "");
@@ -486,7 +492,7 @@ fn a_damaged_checkpoint_is_passed_over() {
         assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
     }
     assert!(place.read("log/workerlog.1").contains("resumed after step 4 of 10"));
-    // One bit of the file that ends the checkpoint of step 8, which was saved again.
+    // One bit changes in the file that completes the checkpoint of step 8, which was saved again.
     let done = place.path(&format!("{newest}/done"));
     let text = std::fs::read_to_string(&done).unwrap();
     assert!(text.contains("\nsteps 8 8\n"), "{text}");
@@ -496,7 +502,7 @@ fn a_damaged_checkpoint_is_passed_over() {
     for words in ["/done is damaged: its checksum is wrong", "resumed after step 4 of 10"] {
         assert!(said.out.contains(words), "'{words}' is not in:\n{}", said.out);
     }
-    // Of step 8, which was saved again, and of step 4 a part is lost.
+    // Step 8, which was saved again, and step 4 each lose a part.
     for step in ["saves/step-000000000004", newest] {
         let parts = std::fs::read_dir(place.path(&format!("{step}/000"))).unwrap().flatten();
         let is_lost = |name: &str| name.starts_with("part-001-00007");
@@ -523,11 +529,11 @@ fn a_killed_server_goes_on_with_every_push() {
     }
     let log = place.read("log/serverlog.0");
     assert!(log.contains("fleet: server 0: resumes with ") && log.contains(" of the log"), "{log}");
-    // Without servers there is nothing to keep.
+    // Without servers, `--durable` is an error.
     place.run("demo:wide_deep --samples 1024 --durable kept").check(1, &["--durable"]);
 }
 
-/// The job ends, and no new folder is in the way of the one that is moved back.
+/// The job ends without creating a new folder, so that the old one can be moved back.
 #[test]
 fn a_job_whose_durable_folder_is_moved_ends_with_an_error() {
     let place = Place::new("demo_durable_moved", "");
@@ -537,12 +543,12 @@ fn a_job_whose_durable_folder_is_moved_ends_with_an_error() {
     std::fs::rename(place.path("kept"), place.path("moved")).unwrap();
     let said = Said::new(child.wait_with_output().unwrap());
     said.check(1, &["durable folder of this server was changed", "expected kept/server-000/log-0"]);
-    // The worker may hear of it and end before the server is started again.
+    // The worker may detect the failure and end before the server restarts.
     assert!(!place.path("kept").exists() && place.path("moved/server-000/log-0").is_file());
 }
 
-/// Workers of a synchronous job begin where the servers' folder is, and learn what one run would
-/// have.
+/// A synchronous job resumes from the servers' durable folder, with the same result as an
+/// uninterrupted run.
 #[test]
 fn a_stopped_synchronous_job_resumes_on_durable_servers() {
     let place = Place::new("demo_durable_sync", "");
@@ -565,7 +571,7 @@ fn a_stopped_synchronous_job_resumes_on_durable_servers() {
     let resumed = place.run(&durable);
     resumed.check(0, &[]);
     assert!(resumed.out.contains("begins its share after step "), "{}", resumed.out);
-    // The folder of a job that has ended well is of no use to another one, and stops it at once.
+    // The folder of a job that finished successfully cannot be reused: the next job stops at once.
     let said = place.run(&durable);
     said.check(1, &["the job in kept has finished", "help: remove the folder"]);
     let whole = place.run(&line(""));

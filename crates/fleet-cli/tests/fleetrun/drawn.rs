@@ -1,16 +1,16 @@
-//! What is seen on a terminal: the screen, cell by cell, after everything that was drawn over.
+//! Contents of the terminal's screen, cell by cell, after all redraws.
 
 use crate::terminal::{Screen, Terminal};
 use crate::{Place, until};
 
-/// Says something, shows how far it is, and goes on when it may.
+/// Prints a line, shows progress, and continues when the file `go` exists.
 const SCRIPT: &str = r#"echo hello
 printf '[==  ]  50 %%  9 s left  26 k samples/s  loss 0.4500  AUC 0.7000' > $FLEET_PROGRESS
 until [ -e go ]; do sleep 0.05; done
 : > $FLEET_PROGRESS
 echo bye"#;
 
-/// A line without the clock before it.
+/// Returns a line without its leading time.
 fn without_clock(line: &str) -> &str {
     match line.split_once("  ") {
         Some((clock, rest)) if clock.len() == 8 && clock.as_bytes()[2] == b':' => rest,
@@ -18,7 +18,7 @@ fn without_clock(line: &str) -> &str {
     }
 }
 
-/// What a terminal of some width shows at first, and after the job.
+/// Returns the progress line, the final screen, and all bytes written, at some terminal width.
 fn shown(name: &str, columns: u16, env: &[(&str, &str)]) -> (String, String, Vec<u8>) {
     let place = Place::new(&format!("drawn/{name}"), SCRIPT);
     let mut command = place.command("job.py");
@@ -79,7 +79,7 @@ fn a_terminal_that_becomes_narrow() {
     let drawn = |part: &str| String::from_utf8_lossy(&terminal.bytes()).contains(part);
     until("a wide line", || drawn("AUC 0.7000"));
     terminal.resize(40).unwrap();
-    // The line stands on two rows now: both are wiped before it is drawn anew.
+    // The line now wraps to two rows, and both are cleared before it is redrawn.
     until("a narrow line", || {
         drawn("\x1b[1A\r\x1b[J\r\x1b[2m[==  ]  50 %  9 s left  26 k samples/s\x1b[0m\x1b[K")
     });

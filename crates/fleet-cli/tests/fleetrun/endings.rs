@@ -1,4 +1,4 @@
-//! How collective jobs end.
+//! Endings of collective jobs.
 
 use crate::{Place, Said, signal, until};
 
@@ -38,11 +38,11 @@ fn a_signal_has_its_name() {
         .run("job.py")
         .check(139, &["was killed by SIGSEGV (11", "it wrote nothing to log/workerlog.0"]);
     let place = Place::new("sigkill", "kill -s KILL $$; sleep 600");
-    // Whether the kernel says anything of memory is up to the machine.
+    // The report of memory depends on whether the kernel gives a reason.
     place.run("job.py").check(137, &["was killed by SIGKILL (9)"]);
 }
 
-/// A stopped process hears SIGTERM when it goes on, and need not be waited for.
+/// A stopped process receives SIGTERM once it continues, so the launcher need not wait long.
 #[test]
 fn a_stopped_process_ends_in_order_too() {
     let script = "if [ $PADDLE_TRAINER_ID = 0 ]; then trap 'touch ended; exit 0' TERM; touch stopped; kill -s STOP $$; \
@@ -55,7 +55,7 @@ fn a_stopped_process_ends_in_order_too() {
 
 #[test]
 fn a_hang_at_the_start_is_an_error() {
-    // The first one is looked at first: it is named even where the other comes too late to write.
+    // The first worker is checked first, so it is named even if the other one also writes too late.
     let place = Place::new("hang", "if [ $PADDLE_TRAINER_ID = 1 ]; then echo alive; fi; sleep 600");
     let said = place.run("--nproc_per_node 2 --start_timeout 0.5 job.py");
     said.check(

@@ -1,5 +1,5 @@
-//! Jobs whose machines meet in etcd: in one of a few lines, always, and in a real one where the
-//! variable FLEET_ETCD says where its program is.
+//! Jobs whose machines meet in etcd: always in a stand-in of a few lines, and in a real etcd if the
+//! variable FLEET_ETCD names its program.
 
 use crate::machines::{ELASTIC, Machine, TOKEN, WHO};
 use crate::{signal, until};
@@ -83,7 +83,7 @@ fn a_fixed_number_ends_with_the_loss_of_its_leader() {
             )
         };
         let mut first = Machine::start(&format!("etcd_off_{name}/a"), ELASTIC, &line(1), TOKEN);
-        // So that it is the one that leads.
+        // So that the first machine leads.
         until("the first machine", || first.place.read("said").contains("waiting for machines"));
         let second = Machine::start(&format!("etcd_off_{name}/b"), ELASTIC, &line(2), TOKEN);
         until("a start", || second.place.path("up.0.1.of.2").exists());
@@ -109,7 +109,7 @@ fn an_etcd_that_is_not_there() {
             "is etcd running there? --elastic_server says where it is",
         ],
     );
-    // What listens there may be anything.
+    // Another kind of server may listen there.
     let other = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = other.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -122,7 +122,7 @@ fn an_etcd_that_is_not_there() {
         .check(1, &["etcd at 127.0.0.1:", "is etcd running there"]);
 }
 
-/// Runs a test with the small etcd, and with a real one where there is one.
+/// Runs a test with the stand-in, and with a real etcd if there is one.
 fn each(test: impl Fn(&str, &Server)) {
     test("small", &Server::Small(Small::start()));
     if let Some(program) = std::env::var_os("FLEET_ETCD") {
@@ -185,7 +185,7 @@ impl Drop for Real {
     }
 }
 
-/// As much of etcd's gateway as is asked for.
+/// Stand-in with the parts of etcd's gateway that the launcher uses.
 struct Small {
     address: String,
     state: Arc<Mutex<State>>,
@@ -195,7 +195,7 @@ struct Small {
 struct State {
     revision: i64,
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// How long each lasts, and until when.
+    /// Duration and deadline of each lease.
     leases: HashMap<i64, (Duration, Instant)>,
 }
 
@@ -248,7 +248,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>) -> Option<()> {
     reader.read_exact(&mut body).ok()?;
     let answer = state.lock().ok()?.answer(&path, &serde_json::from_slice(&body).ok()?);
     let text = match &answer {
-        // Streams come in pieces.
+        // Streams use chunked encoding.
         Some(answer) if path.ends_with("keepalive") => {
             let body = format!("{answer}\n");
             format!(
@@ -281,7 +281,7 @@ impl State {
                 if holds {
                     self.put(&body["success"][0]["request_put"])?;
                 }
-                // What is false is left out.
+                // Like etcd, omits fields that are false.
                 match holds {
                     true => json!({ "header": header(self), "succeeded": true }),
                     false => json!({ "header": header(self) }),

@@ -1,5 +1,5 @@
-//! Control of parameter servers over gRPC: `FLEET_GRPC_PORT`, `fleet ps`. What calls do is tested
-//! where they are answered, in `fleet-ps`.
+//! Control of parameter servers over gRPC: `FLEET_GRPC_PORT` and `fleet ps`. The calls themselves
+//! are tested in `fleet-ps`.
 
 use crate::{Place, Said};
 use std::process::Command;
@@ -15,7 +15,7 @@ fn fleet(place: &Place, line: &str) -> Said {
     Said::new(command.output().unwrap())
 }
 
-/// A launch whose servers are asked for a port.
+/// Returns a launch whose servers open a gRPC port.
 fn launch(place: &Place, line: &str, token: &str) -> Command {
     std::fs::write(place.path("job.token"), token).unwrap();
     let mut command = place.command(line);
@@ -46,7 +46,7 @@ mod with_the_feature {
     use std::net::TcpStream;
     use std::process::{Child, Stdio};
 
-    /// The addresses that a server's log has, one for each start.
+    /// Returns the addresses in a server's log, one for each start.
     fn addresses(place: &Place, server: usize) -> Vec<String> {
         let log = place.read(&format!("log/serverlog.{server}"));
         let start = format!("server {server}: control over gRPC at ");
@@ -94,7 +94,7 @@ mod with_the_feature {
         fleet(&place, &format!("ps stat {}", at[0])).check(1, &["the job's secret is not known"]);
         assert!(place.read("log/serverlog.0").contains("was refused control over gRPC"));
 
-        // A server that is killed takes its port along, and has another when it is started again.
+        // A killed server loses its port, and binds another one when it is restarted.
         let folder = place.folder.canonicalize().unwrap();
         signal(process_with("TRAINING_ROLE=PSERVER", &folder).expect("a server"), "KILL");
         let again = || {
@@ -133,7 +133,7 @@ mod with_the_feature {
         refused(&format!("tls:{TOKEN}"), "0", "control over gRPC has no certificate");
     }
 
-    /// A job under TLS, whose servers show a certificate to operators.
+    /// A job under TLS, whose servers present a certificate to operators.
     #[cfg(feature = "tls")]
     #[test]
     fn a_job_under_tls_is_looked_at_and_saved_under_tls() {

@@ -1,4 +1,4 @@
-//! What the environment says to servers and workers of a job, as real processes.
+//! Environment variables for servers and workers of a job, as real processes.
 
 use crate::{Place, Said};
 use std::process::Command;

@@ -1,7 +1,7 @@
-//! `fleetrun` with real processes: how jobs end, what is said of it, and that nothing is left.
+//! `fleetrun` with real processes: how jobs end, what is reported, and that no process is left.
 //!
-//! Scripts are of the shell, so that no interpreter must be there. Nothing depends on how long
-//! something takes: what is waited for is waited for up to a generous deadline.
+//! The scripts are shell scripts, so that no other interpreter is needed. No test depends on
+//! timing: each wait has a generous deadline.
 
 mod clicks;
 mod combinations;
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A folder of its own with a script in it. Nothing that was started in it outlives it.
+/// A test's own folder with a script. Processes started in it do not outlive it.
 struct Place {
     folder: PathBuf,
 }
@@ -44,7 +44,7 @@ impl Place {
         Place { folder }
     }
 
-    /// `fleetrun` in the folder, with the shell as the interpreter of `job.py`.
+    /// Returns `fleetrun` in the folder, with the shell as the interpreter of `job.py`.
     fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fleetrun"));
         command.current_dir(&self.folder).args(["--python", "sh"]);
@@ -59,7 +59,8 @@ impl Place {
         command
     }
 
-    /// Another run of these tests may work in a folder of the same name.
+    /// Returns a mark unique to this run, since other runs of these tests may use the same folder
+    /// name.
     fn mark(&self) -> String {
         format!("{} {}", std::process::id(), self.folder.display())
     }
@@ -80,21 +81,21 @@ impl Place {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Files whose names begin so.
+    /// Returns the number of files whose names start with `prefix`.
     fn count(&self, prefix: &str) -> usize {
         let entries = std::fs::read_dir(&self.folder).unwrap().flatten();
         entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).count()
     }
 }
 
-/// However a test ends: one that fails would leave its job running.
+/// Ends the job however the test ends; a failed test would leave it running.
 impl Drop for Place {
     fn drop(&mut self) {
         let running = || carrying(PLACE, &self.mark());
         let own = std::process::id();
         let launchers = || running().into_iter().filter(|pid| parent(*pid) == Some(own));
         launchers().for_each(kill);
-        // Their guards end the rest, and remove temporary folders.
+        // Their guards end all other processes, and remove temporary folders.
         let begun = Instant::now();
         while !running().is_empty() && begun.elapsed() < GUARDS_TIME {
             std::thread::sleep(Duration::from_millis(10));
@@ -103,12 +104,12 @@ impl Drop for Place {
     }
 }
 
-/// Names the place in the environment of all that runs in it.
+/// Variable that marks all processes of a place.
 const PLACE: &str = "TEST_PLACE";
-/// What guards have to do takes milliseconds.
+/// Timeout for the guards, which need milliseconds.
 const GUARDS_TIME: Duration = Duration::from_secs(60);
 
-/// What a launcher said, and its exit code.
+/// Output and exit code of a launcher.
 struct Said {
     code: Option<i32>,
     out: String,
@@ -130,7 +131,7 @@ impl Said {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -140,13 +141,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Processes that carry the mark of a launch.
+/// Returns the processes that carry the mark of a launch.
 #[cfg(target_os = "linux")]
 fn marked(mark: &str) -> Vec<u32> {
     carrying("FLEET_LAUNCH", mark)
 }
 
-/// Processes with this in their environment. None where there is no `/proc`.
+/// Returns the processes with this variable in their environment; none without `/proc`.
 fn carrying(name: &str, value: &str) -> Vec<u32> {
     let wanted = format!("{name}={value}");
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -160,7 +161,7 @@ fn carrying(name: &str, value: &str) -> Vec<u32> {
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may have blanks and brackets in it.
+    // The process name before it may contain spaces and brackets.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
@@ -169,7 +170,7 @@ fn signal(pid: u32, name: &str) {
     assert!(sent.success());
 }
 
-/// For what may have ended by now.
+/// Kills a process that may already have ended.
 fn kill(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {

@@ -1,16 +1,16 @@
-//! A worker that the kernel kills because memory ran out: a control group with a small limit, where
-//! one can be made.
+//! A worker that the kernel kills because memory ran out. Uses a control group with a small limit,
+//! if one can be created.
 
 use crate::Place;
 use std::path::{Path, PathBuf};
 
-/// A control group that has little memory; gone at the end.
+/// A control group with little memory; removed at the end.
 struct Group {
     folder: PathBuf,
 }
 
 impl Group {
-    /// Says why there is none where the process may not make one.
+    /// Returns `None` and prints the reason if the process may not create one.
     fn new(name: &str) -> Option<Group> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let own = |start: fn(&str) -> bool| -> Option<&str> {
@@ -23,7 +23,7 @@ impl Group {
             (Some(path), _) => {
                 vec![format!("/sys/fs/cgroup/memory{path}"), "/sys/fs/cgroup/memory".into()]
             }
-            // A group of version 2 that has processes has no groups below it that count.
+            // A version 2 group that has processes cannot delegate controllers to child groups.
             (None, Some(path)) => {
                 let above = Path::new(path).parent().unwrap_or(Path::new("/"));
                 vec![format!("/sys/fs/cgroup{}", above.display()), "/sys/fs/cgroup".into()]
@@ -49,7 +49,7 @@ impl Group {
             let mut file = options.write(true).open(self.folder.join(name))?;
             std::io::Write::write_all(&mut file, value.as_bytes())
         };
-        // Swap would only delay it, and is not counted everywhere.
+        // Swap would only delay the kill, and is not counted everywhere.
         match self.folder.join("memory.max").exists() {
             true => {
                 let _ = write("memory.swap.max", "0");
@@ -67,7 +67,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A process that has just ended may still count.
+        // A process that has just ended may still belong to the group.
         for _ in 0..100 {
             if std::fs::remove_dir(&self.folder).is_ok() || !self.folder.exists() {
                 return;
@@ -78,11 +78,11 @@ impl Drop for Group {
 }
 
 const LIMIT: &str = "67108864";
-/// Of a line that does not end, all is kept. Where no limit holds, another one ends it.
+/// `tail` keeps all of an endless line. Without a group limit, the ulimit ends it.
 const EAT: &str = "ulimit -v 4000000\nexec tail -n 1 < /dev/zero";
 const SAID: [&str; 2] = ["worker 0 on 127.0.0.1 (pid ", "was killed by SIGKILL (9) after "];
 
-/// The worker is in the group when it starts, so that the group's own counter tells.
+/// The worker starts in the group, so that the group's own counter shows the kill.
 #[test]
 fn a_worker_that_its_group_kills_for_memory() {
     let Some(group) = Group::new("all") else { return };
@@ -108,7 +108,7 @@ fn a_worker_that_its_group_kills_for_memory() {
     assert!(said.err.contains(&want), "'{want}' is not in:\n{}", said.err);
 }
 
-/// The worker goes into a group of its own.
+/// The worker moves to a group of its own.
 #[test]
 fn a_worker_in_a_nested_group() {
     let Some(group) = Group::new("own") else { return };

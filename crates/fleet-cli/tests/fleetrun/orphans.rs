@@ -1,11 +1,11 @@
-//! Nothing is left, however the launcher ends.
+//! No process is left, however the launcher ends.
 #![cfg(target_os = "linux")]
 
 use crate::{Place, Said, kill, marked, signal, until};
 use std::panic::{catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
-/// A worker with a child in its group, and a daemon that has left its group.
+/// A worker with a child in its process group, and a daemon outside of it.
 const FAMILY: &str = "echo $FLEET_LAUNCH > mark.tmp; mv mark.tmp mark; echo $PADDLE_GLOO_FS_PATH > scratch\n\
                       sleep 600 &\n\
                       setsid sh -c 'trap \"\" TERM HUP; touch daemon; sleep 600 & wait' &\n\
@@ -65,7 +65,7 @@ fn kill_9_of_the_launcher_and_its_guard() {
     signal(guard[0], "KILL");
     child.kill().unwrap();
     child.wait().unwrap();
-    // The kernel still kills the direct children; nobody knows of the others any more.
+    // The kernel still kills the direct children; no process tracks the others.
     let workers = || {
         let direct = |pid: &u32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -80,7 +80,7 @@ fn kill_9_of_the_launcher_and_its_guard() {
     });
 }
 
-/// What the tests here promise each other.
+/// Dropping a [`Place`] ends its job, even if the test failed.
 #[test]
 fn a_test_that_fails_ends_its_job() {
     let seen = Mutex::new((String::new(), std::path::PathBuf::new()));

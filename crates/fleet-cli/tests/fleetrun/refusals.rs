@@ -1,4 +1,4 @@
-//! What is refused before anything starts.
+//! Errors reported before anything starts.
 
 use crate::Place;
 
@@ -49,7 +49,7 @@ fn a_log_that_cannot_be_written() {
     assert!(!place.path("ran").exists());
 }
 
-/// A pipe made the launcher wait for a reader, and one from a device read it without end.
+/// A pipe must not make the launcher wait for a reader, nor a device make it read without end.
 #[test]
 fn logs_that_are_not_regular_files() {
     let place = Place::new("log_special", "touch ran");
@@ -98,7 +98,7 @@ fn a_port_that_is_taken() {
     assert!(!place.path("ran").exists());
 }
 
-/// Where no interpreter is, that is said, and not that the script is wrong.
+/// A missing interpreter is reported as such, not as an error in the script.
 #[test]
 fn no_python_anywhere() {
     let place = Place::new("no_python", "touch ran");

@@ -1,15 +1,15 @@
-//! Workers of parameter servers that are started again, and what all workers do together: the right
-//! answer or an error, never a wait for somebody who does not come.
+//! Restarted workers of parameter servers, and operations of all workers: they give the right
+//! result or an error, and never wait for a worker that does not join.
 
 use crate::{Place, Said, signal};
 use fleet::Fleet;
 use fleet::prelude::*;
 use std::time::{Duration, Instant};
 
-/// Tells a started process when worker 1 dies.
+/// Variable that tells a started process when worker 1 dies.
 const DIES: &str = "REJOIN_DIES";
 
-/// What a started process does; nothing in the process of the tests.
+/// Runs the job of a started process; does nothing in the process of the tests.
 #[test]
 fn a_process() {
     let Ok(dies) = std::env::var(DIES) else { return };
@@ -21,7 +21,7 @@ fn a_process() {
 fn take_part(dies: &str) -> Result<()> {
     let fleet = Fleet::from_env()?;
     if fleet.is_server() {
-        // Workers meet without servers.
+        // Workers meet without servers here.
         loop {
             std::thread::park();
         }
@@ -41,7 +41,7 @@ fn take_part(dies: &str) -> Result<()> {
     Ok(())
 }
 
-/// What both workers wrote.
+/// Returns the logs of both workers.
 fn run(dies: &str, flags: &str, code: i32) -> [String; 2] {
     let place = Place::new(&format!("rejoin/{}", dies.replace(' ', "_")), "");
     let mut command = place.command(&format!("--server_num 1 --worker_num 2 {flags}"));
@@ -49,7 +49,7 @@ fn run(dies: &str, flags: &str, code: i32) -> [String; 2] {
     command.args(["rejoin::a_process", "--exact", "--nocapture"]).env(DIES, dies);
     let begun = Instant::now();
     Said::new(command.output().unwrap()).check(code, &["was killed by SIGKILL (9)"]);
-    // Workers wait ten minutes for each other to come.
+    // Workers wait up to ten minutes for each other to join.
     assert!(
         begun.elapsed() < Duration::from_secs(120),
         "{dies}: nobody waits for who does not come"

@@ -37,7 +37,7 @@ fn a_dead_server_is_started_again_until_it_is_enough() {
         .check(9, &["started again (1 of 1)"]);
 }
 
-/// What could not be done at the start cannot be done the next time.
+/// An error before the server served would recur at the next start.
 #[test]
 fn a_server_that_never_served_is_not_started_again() {
     let place = Place::new("server_start", "");
@@ -49,7 +49,7 @@ fn a_server_that_never_served_is_not_started_again() {
         )
     };
     let told = "cannot list kept: Not a directory";
-    // The error says that it stays, whatever the flag.
+    // The error is marked as permanent, so the flag does not matter.
     for flags in ["", "--max_restart 1"] {
         let said = place.run(&line(flags));
         let why = "it is not started again: another start would end with the same error";
@@ -58,7 +58,7 @@ fn a_server_that_never_served_is_not_started_again() {
         assert_eq!(said.err.matches(told).count(), 1, "{}", said.err);
         assert_eq!(place.read("log/serverlog.0").matches(told).count(), 1);
     }
-    // Without an error of Fleet the flag decides.
+    // Without an error of Fleet, the flag decides.
     let script =
         "[ $TRAINING_ROLE = PSERVER ] || sleep 600\nprintf starting > $FLEET_REPORT; exit 9";
     let place = Place::new("server_start_script", script);
@@ -69,7 +69,7 @@ fn a_server_that_never_served_is_not_started_again() {
     said.check(9, &["error: server 0", "is started again (1 of 1)"]);
 }
 
-/// Workers have finished by then, and do not see it.
+/// Workers have finished by then, and cannot report it.
 #[test]
 fn a_server_that_cannot_write_its_last_snapshot_is_reported() {
     let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\
@@ -80,7 +80,7 @@ fn a_server_that_cannot_write_its_last_snapshot_is_reported() {
     said.check(5, &["error: server 0 on ", "| no space", " without 1 server, "]);
 }
 
-/// It may load data, so that the others wait on.
+/// The worker may still be loading data, so the others keep waiting.
 #[test]
 fn a_worker_that_does_not_join_is_named() {
     let script = "[ $PADDLE_TRAINER_ID = 0 ] || until [ -e go ]; do sleep 0.05; done\n\
@@ -139,7 +139,7 @@ fn heterogeneous_jobs_have_their_logs() {
     assert!(place.path("log/heterlog.1").exists());
 }
 
-/// A server that says that it writes its tables is given time for it, not half a second.
+/// A server that reports that it writes its tables gets time for it, not just half a second.
 #[test]
 fn a_server_that_writes_its_tables_is_waited_for() {
     let script = "[ $TRAINING_ROLE = PSERVER ] || { until [ -e leaves ]; do sleep 0.05; done; exit 0; }\n\

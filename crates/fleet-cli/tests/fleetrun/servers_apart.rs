@@ -1,5 +1,5 @@
-//! Parameter servers and workers on two machines (addresses of the loopback network), one of which
-//! loses a process, or is lost as a whole.
+//! Parameter servers and workers on two machines (addresses of the loopback network). One of the
+//! machines loses a process, or is lost entirely.
 
 use crate::demos::{is_at_work, process_with, worker};
 use crate::machines::{Machine, pair};
@@ -15,8 +15,8 @@ fn kill(what: &str, pid: impl Fn() -> Option<u32>) {
     signal(pid().unwrap(), "KILL");
 }
 
-/// The other machine's worker waits for the server, which comes back with its tables, and trains on
-/// alone in the end.
+/// The other machine's worker waits for the server, which restarts with its tables, and in the end
+/// trains alone.
 #[test]
 fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine() {
     let line = "--nnodes 2 --server_num 1 --worker_num 1 demo:wide_deep --samples 60000 --threads 1 \
@@ -25,7 +25,7 @@ fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine
     let own = folder(&second);
     until("the first machine's worker", || is_at_work(&first.place));
     kill("the second server", || process_with("TRAINING_ROLE=PSERVER", &own));
-    // A worker that a new server has not seen yet is given longer to come.
+    // A restarted server waits longer for workers that have not connected to it yet.
     until("the workers' word of its return", || {
         [&first, &second].iter().all(|machine| {
             let log = machine.place.read("log/workerlog.0");
@@ -51,7 +51,7 @@ fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine
     }
 }
 
-/// Lists of hosts instead of numbers; all stop, and all say for whom.
+/// Uses lists of hosts instead of numbers. All processes stop, and all name the dead worker.
 #[test]
 fn a_synchronous_job_ends_with_a_worker_of_another_machine() {
     let strategy = Place::new("apart_strategy", "").path("job.prototxt");
@@ -69,7 +69,7 @@ fn a_synchronous_job_ends_with_a_worker_of_another_machine() {
     second.check(137, &["error: worker 1 on 127.0.0.2 (pid "]);
 }
 
-/// With the launcher all its processes go, and with them a part of the tables.
+/// If a launcher dies, all its processes die, and with them a part of the tables.
 #[test]
 fn a_job_ends_with_a_machine() {
     let line = "--nnodes 2 --server_num 1 --worker_num 1 demo:wide_deep --samples 100000000 \

@@ -1,4 +1,4 @@
-//! What is shown of a job.
+//! Display of a job's logs.
 
 use crate::Place;
 
@@ -34,7 +34,7 @@ fn the_tables_of_the_documents() {
     assert!(said.out.contains("my token is ***"), "{}", said.out);
 }
 
-/// What is not text, has no end of line, or is long, harms nobody.
+/// Output that is not text, does not end its line, or is long does no harm.
 #[test]
 fn logs_that_are_no_text() {
     let script = "if [ $PADDLE_TRAINER_ID = 1 ]; then printf 'a\\000\\377\\033[2Jb\\n'\n\
@@ -46,7 +46,7 @@ fn logs_that_are_no_text() {
     assert_eq!(said.out.matches('x').count(), 300_000, "the followed log is whole");
 }
 
-/// The secret is not shown either when it is written in two parts.
+/// The secret is also hidden if it is written in two parts.
 #[test]
 fn a_secret_in_parts() {
     let script = "printf %s \"$FLEET_TOKEN\" | head -c 20; sleep 0.3; printf %s \"$FLEET_TOKEN\" | tail -c +21; echo .";
@@ -54,7 +54,7 @@ fn a_secret_in_parts() {
     assert_eq!(place.run("job.py").out, "***.\n");
 }
 
-/// A disk without room, where one can be made.
+/// A full disk, if one can be created.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_said() {
@@ -68,7 +68,7 @@ fn a_full_disk_is_said() {
         "mount -t tmpfs -o size=48k none log && exec {} --python sh --log_dir log job.py",
         env!("CARGO_BIN_EXE_fleetrun")
     );
-    // A name space of its own, where the system lets everybody have one.
+    // A mount namespace of its own, if the system allows unprivileged ones.
     let unshare = |line: &str| {
         let mut command = std::process::Command::new("unshare");
         command.args(["--user", "--map-root-user", "--mount", "sh", "-c", line]);

@@ -1,11 +1,11 @@
-//! What the launcher says of strangers, open secrets and addresses.
+//! Launcher messages about unauthorised connections, readable secrets and addresses.
 
 use crate::{Place, Said, until};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 
-/// Tells where the store is, and ends when the test has looked at it.
+/// Writes the store's address to a file, and ends when the test has used it.
 const SCRIPT: &str = r#"echo "$FLEET_STORE" > store.new
 mv store.new store
 while [ ! -e go ]; do sleep 0.02; done
@@ -23,7 +23,7 @@ fn a_stranger_at_the_launchers_port_is_named() {
     let mut stranger = TcpStream::connect(place.read("store").trim()).unwrap();
     let own = stranger.local_addr().unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    // The end may be a reset.
+    // The connection may end with a reset.
     let _ = stranger.read(&mut [0; 1]);
     std::fs::write(place.path("go"), "").unwrap();
     let said = Said::new(child.wait_with_output().unwrap());
@@ -42,7 +42,7 @@ fn a_stranger_at_the_launchers_port_is_named() {
     said.check(2, &["the file is too large for a job token: expected at most 4 KiB"]);
 }
 
-/// An address of documentation, which no machine has.
+/// A documentation address, which no machine has.
 #[test]
 fn listening_on_all_addresses_is_told() {
     let place = Place::new("strangers_everywhere", "true");

@@ -1,10 +1,10 @@
-//! Built-in jobs by every strategy: they train, go on from a checkpoint as if they had not stopped,
-//! and say how much of their communication is hidden.
+//! Built-in jobs under every strategy: they train, resume from a checkpoint without any difference,
+//! and report how much of their communication is hidden.
 
 use crate::Place;
 use std::path::Path;
 
-/// Every strategy, and what the chain says of it; `rule` is what the built-in job trains by.
+/// Every strategy and its text in the chain; `rule` stands for the built-in job's own rule.
 const STRATEGIES: [(&str, &str); 14] = [
     ("amp: true", "AMP -> {rule}"),
     ("amp: true amp_configs { use_pure_bf16: true }", "AMP -> {rule}"),
@@ -29,7 +29,7 @@ fn write(place: &Place, strategy: &str) {
     std::fs::write(place.path("job.prototxt"), strategy).unwrap();
 }
 
-/// `samples` are those of the smallest training in which every layer takes part.
+/// Trains `demo` under every strategy. `samples` suffices to train every layer.
 fn trains_by_every_strategy(demo: &str, samples: u32, rule: &str) {
     let place = Place::new(&format!("demo_strategies/{demo}"), "");
     let sync = ("sync_batch_norm: true", "SyncBatchNorm -> momentum");
@@ -73,7 +73,7 @@ fn wide_and_deep_trains_by_every_strategy() {
     trains_by_every_strategy("wide_deep", 1024, "adam");
 }
 
-/// The files of a folder with their bytes, but for those that name the folder.
+/// Returns the files of a folder with their bytes.
 fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let mut files: Vec<(String, Vec<u8>)> = entries
@@ -86,8 +86,8 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Stopped where ranks have something of their own that the others do not know: sums that wait,
-/// parameters between two meetings, gradients that were not sent.
+/// The jobs stop while ranks have state of their own: gradients summed so far, parameters between
+/// two averagings, gradients not sent yet.
 #[test]
 fn demos_go_on_as_if_they_had_not_stopped() {
     for strategy in [

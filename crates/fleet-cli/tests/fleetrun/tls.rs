@@ -1,5 +1,5 @@
-//! Jobs whose token asks for TLS: with the feature they train as others do, without it they say so.
-//! That nothing goes in the clear is tested where connections are made, in `fleet-net`.
+//! Jobs whose token requires TLS: with the feature they train as usual, and without it they fail
+//! with an error. That nothing is sent in clear text is tested in `fleet-net`.
 
 use crate::Place;
 
@@ -7,7 +7,7 @@ const TOKEN: &str = "tls:6f1d2c3b4a5968778695a4b3c2d1e0f00123456789abcdef0123456
 
 fn demo(place: &Place, line: &str, token: Option<&str>) -> crate::Said {
     let mut command = place.command(line);
-    // Ranks of one machine would share memory.
+    // Ranks of one machine would otherwise use shared memory.
     command.env("FLEET_SHARED_MEMORY", "0");
     if let Some(token) = token {
         std::fs::write(place.path("job.token"), token).unwrap();
@@ -32,7 +32,7 @@ mod with_the_feature {
     use super::*;
     use crate::combinations;
 
-    /// The last line of progress without its rates.
+    /// Returns the loss in the last line of progress.
     fn loss(said: &crate::Said) -> String {
         let line = said.out.lines().find(|line| line.contains("100 %")).expect("the last line");
         let after = line.split_once("loss ").expect("a loss").1;

@@ -1,5 +1,5 @@
-//! Jobs of `DistributeTranspiler` as real processes: blocks on two servers, what they save on
-//! three, and late gradients.
+//! Jobs of `DistributeTranspiler` as real processes: blocks on two servers, their save on three
+//! servers, and late gradients.
 
 use crate::Place;
 use crate::combinations::{difference, ended_with, fed, layers, print};
@@ -9,14 +9,15 @@ use fleet::ps::{SaveFormat, SaveMode};
 use fleet::rng::Sequence;
 use fleet::servers::{DistributeTranspiler, DistributeTranspilerConfig, Transpile};
 
-/// Tells a started process what to do, and where.
+/// Variables with the job and the folder of a started process.
 const JOB: &str = "TRANSPILED_JOB";
 const SAVED: &str = "TRANSPILED_SAVED";
 const STEPS: u64 = 6;
 const BATCH: usize = 4;
 const RATE: f64 = 0.05;
 
-/// A layer of which each server has a half, and one that is too small; or two numbers.
+/// Builds a layer of which each server has one half, and one that is too small to split. If
+/// `is_late`, builds a model of two parameters.
 fn build(net: &Net, is_late: bool) -> Var<'_> {
     net.set_seed(5);
     let width = if is_late { 1 } else { 128 };
@@ -29,7 +30,8 @@ fn build(net: &Net, is_late: bool) -> Var<'_> {
     out.mse_loss(y, Reduction::Mean)
 }
 
-/// What a step is fed: `BATCH` samples for each of so many workers, from one of them on.
+/// Returns the feeds of a step: `BATCH` samples for each of `workers` workers, starting at worker
+/// `from`.
 fn batch(step: u64, from: usize, workers: usize) -> [(&'static str, Tensor); 2] {
     let (mut x, mut y) = (Vec::new(), Vec::new());
     for sample in from * BATCH..(from + workers) * BATCH {
@@ -45,7 +47,7 @@ fn batch(step: u64, from: usize, workers: usize) -> [(&'static str, Tensor); 2] 
     ]
 }
 
-/// What a started process does; nothing in the process of the tests.
+/// Runs the job of a started process; does nothing in the process of the tests.
 #[test]
 fn a_process() {
     let (Ok(job), Ok(saved)) = (std::env::var(JOB), std::env::var(SAVED)) else { return };
@@ -141,7 +143,7 @@ fn blocks_train_as_one_process_and_load_on_other_servers() {
 
 const LATE_STEPS: usize = 30;
 
-/// Whose turn it is: worker 1 makes two steps for one of worker 0.
+/// Returns the worker of a step: worker 1 makes two steps for each step of worker 0.
 fn turn(step: usize) -> usize {
     usize::from(!step.is_multiple_of(3))
 }
@@ -150,8 +152,8 @@ fn sample(step: usize) -> (f64, f64) {
     (0.5 + (step % 5) as f64 * 0.125, (step % 4) as f64 * 0.5 - 0.5)
 }
 
-/// Each computes with what it has read after its own step before: the servers take g + g² (now -
-/// read).
+/// Each worker computes with the parameters that it read after its own previous step. The servers
+/// apply g + g² (now - read).
 #[test]
 fn late_gradients_are_corrected_by_real_servers() {
     let place = Place::new("late", "");
@@ -173,7 +175,7 @@ fn late_gradients_are_corrected_by_real_servers() {
     }
     assert!(corrected > 0.1, "there was something to correct: {corrected}");
     for got in all {
-        // By name: the bias, the weight.
+        // In order of name: the bias, then the weight.
         let off = difference(&got, &[now[1] as f32, now[0] as f32]);
         assert!(off < 1e-5, "{got:?} and {now:?}");
     }

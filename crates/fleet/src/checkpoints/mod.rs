@@ -1,5 +1,5 @@
-//! A job's checkpoints: one every so many steps or minutes, the last few kept, resumed from the
-//! newest that is whole.
+//! Checkpoints of a job: saved at an interval of steps or time, of which the last few are kept. A
+//! job resumes from the newest complete one.
 //!
 //! ```text
 //! folder/
@@ -7,20 +7,21 @@
 //!   step-000000000500/
 //! ```
 //!
-//! A checkpoint holds everything that a program keeps between runs (parameters, optimizer state,
-//! schedules, scaling of losses, counters), the scope's step, from which random numbers follow, and
-//! what the caller adds: the cursor of its data. A job that is resumed from it computes the same
-//! bits as one that was never stopped.
+//! A checkpoint holds everything that a program keeps between runs: parameters, optimizer state,
+//! schedules, loss scaling and counters. It also holds the scope's step, from which random numbers
+//! follow, and the caller's own entries, such as the cursor of its data. A resumed job computes the
+//! same bits as one that was never stopped.
 //!
-//! The variables are copied between two steps and written by a thread of their own while training
-//! goes on. A checkpoint appears whole or not at all; one that is found damaged is passed over for
-//! the one before it, and [`Resumed::passed_over`] says so.
+//! The variables are copied between two steps. A thread of their own writes them while training
+//! continues. A checkpoint appears whole or not at all. A damaged one is passed over for the one
+//! before it, and [`Resumed::passed_over`] reports it.
 //!
-//! In a job of several ranks ([`Fleet::checkpoints`](crate::Fleet::checkpoints)) rank 0 writes what
-//! all hold, and every rank what it has of its own: sums of gradients that wait, parameters between
-//! two meetings, what was not sent, statistics. The folder is one that all ranks see. With the same
-//! number of ranks each gets its own back; with another number it is handed out anew (see
-//! [`Spread`](crate::strategy::Spread)), so that what waits is neither lost nor counted twice.
+//! In a job of several ranks ([`Fleet::checkpoints`](crate::Fleet::checkpoints)) rank 0 writes the
+//! state that all ranks have in common. Every rank writes its own state: gradients summed so far,
+//! parameters between two averagings, gradients not sent yet, statistics. All ranks must see the
+//! same folder. With the same number of ranks each rank gets its own state back. With another
+//! number the state is redistributed (see [`Spread`](crate::strategy::Spread)), so that no pending
+//! gradient is lost or counted twice.
 
 mod parts;
 mod shared;
@@ -46,42 +47,43 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// When to save, and how many to keep.
+/// When to save, and how many checkpoints to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointPolicy {
-    /// After steps that are multiples of this.
+    /// Saves after each step that is a multiple of this.
     pub every_steps: Option<u64>,
-    /// When so much time has gone by since the last one. Ranks go by the clock of rank 0, which
-    /// tells the others in every step.
+    /// Saves when this much time has passed since the last save. Ranks follow the clock of rank 0,
+    /// which broadcasts its decision in every step.
     pub every: Option<Duration>,
-    /// Older ones are removed once a new one is whole; at least 1.
+    /// Number of whole checkpoints to keep; at least 1. Older ones are removed once a new one is
+    /// whole.
     pub keep_last: usize,
 }
 
 impl Default for CheckpointPolicy {
-    /// Every ten minutes, the last three.
+    /// Saves every ten minutes and keeps the last three.
     fn default() -> Self {
         let every = Some(Duration::from_secs(600));
         CheckpointPolicy { every_steps: None, every, keep_last: 3 }
     }
 }
 
-/// The state that a job was resumed from.
+/// The state from which a job was resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resumed {
-    /// Steps that were done.
+    /// Number of completed steps.
     pub step: u64,
-    /// What the caller saved beside the variables: on this rank, or on rank 0 where the job had
-    /// another number of ranks.
+    /// The caller's entries saved beside the variables: those of this rank, or those of rank 0 if
+    /// the job had another number of ranks.
     pub entries: BTreeMap<String, String>,
-    /// The same of every rank that saved.
+    /// The entries of every rank that saved, by rank.
     pub entries_of_ranks: Vec<BTreeMap<String, String>>,
     pub path: PathBuf,
     /// Newer checkpoints that could not be used, and why.
     pub passed_over: Vec<String>,
-    /// Numbers that training reads and never writes (a rate, the interval of a strategy), and that
-    /// the program would have begun with otherwise. Those of the checkpoint hold, since they may
-    /// have been set by hand.
+    /// Numbers that training reads but never writes (a learning rate, the interval of a strategy)
+    /// and whose initial value in the program differs. The values of the checkpoint apply, since
+    /// the user may have set them.
     pub other_numbers: Vec<String>,
 }
 
@@ -117,30 +119,31 @@ pub struct Checkpoints {
     writer: Option<JoinHandle<Result<()>>>,
     last_saved: Instant,
     place: Place,
-    /// Of rank 0, from its first save: no other job saves here at the same time.
+    /// Held by rank 0 from its first save, so that no other job saves to the folder at the same
+    /// time.
     lock: Option<DiskLock>,
-    /// What each rank has of its own, by the program's fingerprint.
+    /// Variables that differ between ranks, and the fingerprint of their program.
     local: Option<(u128, Vec<LocalVar>)>,
 }
 
-/// The newest state of a folder to resume from.
+/// Result of looking for the newest state to resume from.
 enum Newest {
     Loaded(Resumed),
-    /// Nothing: saves that were never finished, and why.
+    /// No usable checkpoint; the reasons of saves that were never finished.
     Unfinished(Vec<String>),
 }
 
-/// This process among those that save together.
+/// Position of this process among the ranks that save together.
 struct Place {
     rank: usize,
     ranks: usize,
-    /// The others, if there are any.
+    /// The group of all ranks, if there are several.
     group: Option<Group>,
     run: String,
 }
 
 impl Place {
-    /// What rank 0 says, on every rank.
+    /// Returns the value of rank 0 on every rank.
     fn agree(&self, what: &str, mine: f64) -> Result<f64> {
         let mut said = [mine];
         if let Some(group) = &self.group {
@@ -149,7 +152,7 @@ impl Place {
         Ok(said[0])
     }
 
-    /// Whether it holds on every rank.
+    /// Returns whether `mine` is true on every rank.
     fn all(&self, what: &str, mine: bool) -> Result<bool> {
         let mut said = [f64::from(u8::from(mine))];
         if let Some(group) = &self.group {
@@ -160,15 +163,15 @@ impl Place {
 }
 
 impl Checkpoints {
-    /// Those of a job of one process. Makes the folder if it is not there. One rank of several that
-    /// saves with this saves its own state only, which is not the job's where ranks have state of
-    /// their own: see [`Fleet::checkpoints`](crate::Fleet::checkpoints).
+    /// Opens the checkpoints of a job of one process. Creates the folder if it does not exist. In a
+    /// job of several ranks this saves only the calling rank's state, which is incomplete if ranks
+    /// have state of their own: see [`Fleet::checkpoints`](crate::Fleet::checkpoints).
     pub fn open(folder: impl AsRef<Path>, policy: CheckpointPolicy) -> Result<Checkpoints> {
         let place = Place { rank: 0, ranks: 1, group: None, run: String::new() };
         Checkpoints::open_at(RealDisk::handle(), folder.as_ref(), policy, place)
     }
 
-    /// Those of a job of several, which all call this.
+    /// Opens the checkpoints of a job of several ranks. Every rank must call it.
     pub(crate) fn open_together(
         folder: &Path,
         policy: CheckpointPolicy,
@@ -203,9 +206,10 @@ impl Checkpoints {
         Ok(Checkpoints { disk, folder, policy, writer, last_saved, place, lock, local })
     }
 
-    /// Loads the newest checkpoint that is whole, if there is one; of several ranks, all call it
-    /// and all load the same. Damaged ones, and those that some rank was stopped in, are passed
-    /// over; one that is whole but does not fit the program is an error, and nothing changes.
+    /// Loads the newest whole checkpoint, if there is one. In a job of several ranks, all must call
+    /// it, and all load the same one. Checkpoints that are damaged, or that some rank never
+    /// finished, are passed over. One that is whole but does not fit the program is an error, and
+    /// nothing changes.
     pub fn resume(&mut self, program: &Program, scope: &mut Scope) -> Result<Option<Resumed>> {
         match self.load_newest(program, scope)? {
             Newest::Loaded(resumed) => Ok(Some(resumed)),
@@ -262,9 +266,9 @@ impl Checkpoints {
                 other_numbers,
             }));
         }
-        // A job that was stopped in its first save has nothing to go on from.
+        // A job that was stopped during its first save has no checkpoint to resume from.
         let mut all = self.list()?.into_iter();
-        // One that cannot be looked at may be whole.
+        // A checkpoint that cannot be inspected may be whole.
         let begun = all.all(|(_, path)| parts::is_unfinished(&*self.disk, &path).unwrap_or(false));
         let nothing_yet = self.place.agree("checkpoints: none", f64::from(u8::from(begun)))? == 1.0;
         if passed_over.is_empty() || nothing_yet {
@@ -278,8 +282,8 @@ impl Checkpoints {
             ))
     }
 
-    /// To be called after each step with the number of steps done: saves when the policy says so.
-    /// An error of an earlier save that went on in the background comes out here.
+    /// Saves if the policy requires it. Call it after each step with the number of completed steps.
+    /// Also returns the error of an earlier save in the background.
     pub fn after_step(
         &mut self,
         step: u64,
@@ -308,8 +312,9 @@ impl Checkpoints {
         }
     }
 
-    /// Saves now: returns once the variables are copied. Waits for a save that is still being
-    /// written, so that at most one copy is held. Of several ranks, all save the same step.
+    /// Saves now and returns once the variables are copied. First waits until an earlier save is
+    /// written, so that at most one copy is held. In a job of several ranks, all must save the same
+    /// step.
     pub fn save(
         &mut self,
         step: u64,
@@ -342,7 +347,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Copies what this rank writes.
+    /// Copies the state that this rank writes.
     fn part(
         &mut self,
         job_step: u64,
@@ -366,7 +371,7 @@ impl Checkpoints {
         })
     }
 
-    /// What each rank has of its own; a job of one rank has nothing that others do not have.
+    /// Returns the variables that differ between ranks; none in a job of one rank.
     fn local(&mut self, program: &Program) -> &[LocalVar] {
         let key = program.fingerprint();
         if self.local.as_ref().is_none_or(|(held, _)| *held != key) {
@@ -380,8 +385,8 @@ impl Checkpoints {
         self.folder.join(format!("{PREFIX}{step:012}"))
     }
 
-    /// Waits until everything that this rank saves is on the disk. To be called at the end:
-    /// dropping waits too, but has nobody to tell of an error.
+    /// Waits until everything that this rank saves is on disk. Call it at the end: dropping also
+    /// waits, but cannot report an error.
     pub fn finish(&mut self) -> Result<()> {
         match self.writer.take().map(JoinHandle::join) {
             None => Ok(()),
@@ -390,7 +395,7 @@ impl Checkpoints {
         }
     }
 
-    /// The checkpoints of the folder with their steps, oldest first.
+    /// Returns the checkpoints of the folder with their steps, oldest first.
     ///
     /// ```
     /// # use fleet::prelude::*;
@@ -426,7 +431,8 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Two jobs would remove each other's checkpoints, and resume from a mixture of both.
+/// Locks the folder: two jobs would remove each other's checkpoints, and resume from a mixture of
+/// both.
 fn lock(disk: &dyn Disk, folder: &Path) -> Result<Option<DiskLock>> {
     let path = folder.join("lock");
     match disk.lock(&path) {
@@ -434,7 +440,7 @@ fn lock(disk: &dyn Disk, folder: &Path) -> Result<Option<DiskLock>> {
         Ok(None) => Err(Error::invalid("another job saves its checkpoints in this folder")
             .at(folder.display())
             .help("wait for its end, or give this job a folder of its own")),
-        // Not every file system over a network has locks.
+        // Not every network file system supports locks.
         Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(None),
         Err(error) => Err(Error::io("lock", &path, &error)),
     }
@@ -442,10 +448,10 @@ fn lock(disk: &dyn Disk, folder: &Path) -> Result<Option<DiskLock>> {
 
 const PREFIX: &str = "step-";
 
-/// Bits of a number that a float holds exactly.
+/// Mask of the bits that an `f64` holds exactly.
 const RUN_MASK: u64 = (1 << 53) - 1;
 
-/// What strategies keep only where there are several ranks.
+/// Parts of the names of variables that strategies keep only in jobs of several ranks.
 const OF_MANY: [&str; 9] = [
     "@STEP_COUNTER@",
     "__dgc_counter__",
@@ -458,8 +464,8 @@ const OF_MANY: [&str; 9] = [
     "loss_0",
 ];
 
-/// A job of one rank goes on with several: what it had no need of starts anew, and snapshots of
-/// parameters are those of the loaded ones.
+/// Adapts a checkpoint of a job of one rank to several ranks. Variables that one rank did not need
+/// get their initial values, and snapshots of parameters become copies of the loaded parameters.
 fn start_anew(program: &Program, scope: &Scope, tensors: &mut parts::Named) -> Result<()> {
     for name in persistables(program, |var| var.persistable) {
         let held = |name: &str| tensors.iter().find(|(other, _)| other == name).map(|it| &it.1);
@@ -477,11 +483,11 @@ fn start_anew(program: &Program, scope: &Scope, tensors: &mut parts::Named) -> R
     Ok(())
 }
 
-/// What is constant in a program, and was another number in the checkpoint.
+/// Describes the program's constants whose value in the checkpoint differs.
 fn other_numbers(program: &Program, scope: &Scope, tensors: &parts::Named) -> Vec<String> {
     let mut written = HashSet::new();
     program.root_ops().for_each(|(id, _)| program.writes_of(id, &mut written));
-    // A schedule that is a function of the user's sets its rate from outside of the program.
+    // A user-defined schedule sets its rate from outside the program.
     let has_schedule = program.find_var(HostRate::COUNTER).is_some();
     let is_constant = |name: &&str| {
         let is_scheduled = has_schedule && name.starts_with("learning_rate");
@@ -508,7 +514,7 @@ fn number(tensor: &Tensor) -> Option<f64> {
     }
 }
 
-/// 0.1 and not 0.10000000149011612.
+/// Returns 0.1 for 0.1f32, not 0.10000000149011612.
 fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
@@ -523,10 +529,10 @@ fn list(disk: &dyn Disk, folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Rank 0 removes: whoever has written a part of a newer whole checkpoint is done with older ones.
-/// What was begun and never became whole has no manifest and is not counted among those kept, but
-/// goes with the old ones. Nor does one of a later step count than the one that was `saved`: the
-/// job was not resumed from it, so it may be damaged.
+/// Removes old checkpoints; called on rank 0. A rank that has written its part of a newer whole
+/// checkpoint has finished writing older ones. Unfinished checkpoints do not count towards
+/// `keep_last` and are removed with the old ones. Neither do checkpoints of a later step than
+/// `saved` count: the job was not resumed from them, so they may be damaged.
 fn remove_old(disk: &dyn Disk, folder: &Path, saved: u64, keep_last: usize) -> Result<()> {
     let mut all = list(disk, folder)?;
     all.retain(|(step, _)| *step <= saved);

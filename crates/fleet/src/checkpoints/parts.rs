@@ -5,9 +5,9 @@
 //!   rank-00000/  rank-00001/ ...  what each has of its own; none in a job of one rank
 //! ```
 //!
-//! Every part is a checkpoint by itself, written when its rank gets to it. The whole is there when
-//! all parts are, and all are of the same run of the job: no rank waits for another to save. What
-//! ranks have of their own is handed out anew when other ranks read it: see [`Spread`].
+//! Every part is a checkpoint by itself. Each rank writes its part without waiting for the others.
+//! The whole checkpoint is complete when all parts exist and belong to the same run of the job. If
+//! another number of ranks reads it, the ranks' own state is redistributed: see [`Spread`].
 
 use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
@@ -23,29 +23,29 @@ use std::sync::Arc;
 /// Named tensors.
 pub(super) type Named = Vec<(String, Tensor)>;
 
-/// Entries that are ours.
+/// Prefix of the entries that Fleet itself adds.
 pub(super) const RESERVED: &str = "fleet.";
 const RANKS: &str = "fleet.ranks";
 const RUN: &str = "fleet.run";
 const LOCAL: &str = "fleet.local";
-/// The job's step: a part under the name of another one has been moved there.
+/// The job's step. A part in the folder of another step has been moved there.
 const STEP: &str = "fleet.step";
 
-/// Ranks that a checkpoint may name: as many as a job may have.
+/// Maximum number of ranks that a checkpoint may name: the limit of a job.
 const RANKS_MAX: usize = 1 << 20;
 
-/// What one rank writes.
+/// The state that one rank writes.
 pub(super) struct Part {
     /// Rank and number of ranks.
     pub place: (usize, usize),
-    /// Tells the parts of this run from what an earlier one has left in the same folder.
+    /// Tells the parts of this run from those that an earlier run left in the same folder.
     pub run: String,
-    /// Steps of the job that are done.
+    /// Number of completed steps of the job.
     pub job_step: u64,
-    /// What all ranks hold; of rank 0.
+    /// State that all ranks have in common; empty on ranks other than 0.
     pub common: Named,
     pub own: Named,
-    /// What ranks have of their own.
+    /// Variables that differ between ranks.
     pub local: Vec<LocalVar>,
     pub meta: Meta,
 }
@@ -89,16 +89,16 @@ fn rank_folder(path: &Path, rank: usize) -> PathBuf {
     path.join(format!("{RANK_PREFIX}{rank:05}"))
 }
 
-/// What one rank reads.
+/// The state that one rank reads.
 pub(super) struct Loaded {
     pub tensors: Named,
     /// The scope's step.
     pub step: u64,
-    /// What the ranks that saved had added, by rank.
+    /// The caller's entries of the ranks that saved, by rank.
     pub entries: Vec<BTreeMap<String, String>>,
 }
 
-/// Whether every part is there and belongs to the others; tensors are not read.
+/// Returns whether every part exists and belongs to the same checkpoint. Does not read tensors.
 pub(super) fn is_whole(disk: &dyn Disk, path: &Path) -> bool {
     let Ok((_, meta)) = list_tensors_on(disk, path) else { return false };
     let Ok(head) = Head::read(path, &meta) else { return false };
@@ -108,8 +108,8 @@ pub(super) fn is_whole(disk: &dyn Disk, path: &Path) -> bool {
     })
 }
 
-/// Names of a whole checkpoint's files survive a power cut from now on. Each rank sees to that for
-/// its part, but a part is seen as whole a moment before.
+/// Syncs the folders, so that the names of a whole checkpoint's files survive a power cut. Each
+/// rank does so for its own part, but the part is visible as whole a moment before.
 pub(super) fn sync_names(disk: &dyn Disk, path: &Path) -> Result<()> {
     let sync = |folder: &Path| {
         disk.sync_folder(folder).map_err(|error| Error::io("flush", folder, &error))
@@ -121,7 +121,8 @@ pub(super) fn sync_names(disk: &dyn Disk, path: &Path) -> Result<()> {
     sync(path)
 }
 
-/// Whether some rank was stopped before it had saved: then this has never been a checkpoint.
+/// Returns whether some rank was stopped before it had saved, so that the checkpoint was never
+/// whole.
 pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
     if save_state_on(disk, path)? != SaveState::Finished {
         return Ok(true);
@@ -140,8 +141,8 @@ pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Reads the checkpoint for a rank; `place` is (rank, number of ranks), `wanted` what its program
-/// has of its own on every rank.
+/// Reads the checkpoint for a rank. `place` is (rank, number of ranks). `wanted` are the variables
+/// of its program that differ between ranks.
 pub(super) fn load(
     disk: &dyn Disk,
     path: &Path,
@@ -151,7 +152,7 @@ pub(super) fn load(
     let common = load_tensors_on(disk, path)?;
     let head = Head::read(path, &common.meta)?;
     let (step, mut tensors) = (common.meta.step, common.tensors);
-    // What the ranks that saved had in common, or had alone, may be shared out now.
+    // Variables that the saving ranks had in common may have to be divided among the ranks now.
     for (name, tensor) in &mut tensors {
         let shared = |var: &&LocalVar| var.name == *name && var.spread == Spread::Share;
         if place.1 > 1 && wanted.iter().any(|var| shared(&var)) {
@@ -192,11 +193,11 @@ pub(super) fn load(
     Ok(Loaded { tensors, step, entries })
 }
 
-/// What the common part says of the others.
+/// Description of the whole checkpoint, from its common part.
 struct Head {
     ranks: usize,
     run: String,
-    /// None in a checkpoint of an earlier build.
+    /// `None` in a checkpoint of an older version.
     step: Option<String>,
     local: Vec<LocalVar>,
 }
@@ -265,7 +266,7 @@ fn own_entries(mut entries: BTreeMap<String, String>) -> BTreeMap<String, String
     entries
 }
 
-/// What rank `place.0` of `place.1` gets of the values of the ranks that saved.
+/// Computes the value for rank `place.0` of `place.1` from the values of the ranks that saved.
 fn combine(values: &[&Tensor], spread: Spread, place: (usize, usize)) -> Result<Tensor> {
     let Some(first) = values.first() else {
         return Err(Error::internal("a variable of no rank"));
@@ -307,7 +308,7 @@ fn floats<T: Element>(
     Tensor::from_slice(&out, *values[0].shape())
 }
 
-/// Counts: what does not divide goes to the first ranks.
+/// Divides counts; the remainder goes to the first ranks.
 fn whole<T: Element>(
     values: &[&Tensor],
     (rank, ranks): (usize, usize),
@@ -378,7 +379,7 @@ mod tests {
         assert_eq!(own(&path, (0, 1)).unwrap(), 15.0);
         assert_eq!(load(&RealDisk, &path, (0, 3), &[]).unwrap().entries[1]["cursor"], "1");
 
-        // The job was started again, and stopped before rank 1 got here.
+        // The job was restarted, and stopped before rank 1 saved this step.
         part(0, 2, "2", 30.0).write(&RealDisk::handle(), &path).unwrap();
         assert!(!is_whole(&RealDisk, &path));
         let error = own(&path, (1, 2)).unwrap_err().to_string();
@@ -399,8 +400,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// Killed in the first save of all: there is nothing to go on from, and nothing was lost. A
-    /// damaged checkpoint was one.
+    /// A job killed during its very first save starts from the beginning. A damaged checkpoint is
+    /// an error instead.
     #[test]
     fn what_was_never_whole_is_no_checkpoint() {
         use crate::{CheckpointPolicy, Checkpoints};

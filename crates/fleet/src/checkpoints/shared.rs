@@ -1,5 +1,5 @@
-//! Whether all ranks see one folder: a checkpoint whose parts lie on different disks is never
-//! whole, and that should not be found out after a crash.
+//! Checks that all ranks see one folder. A checkpoint whose parts lie on different disks is never
+//! whole, which should not be found out after a crash.
 
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
@@ -7,12 +7,13 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a file of rank 0 may take to appear on another machine: file systems over a network
-/// keep the lists of folders for some seconds.
+/// Timeout for a file of rank 0 to appear on another machine: network file systems cache folder
+/// listings for some seconds.
 const SEEN_SPAN: Duration = Duration::from_secs(5);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
-/// All ranks call it, each with what became of making the folder; all get the same answer.
+/// Checks the folder on all ranks; all get the same verdict. `made` is the result of creating the
+/// folder on this rank.
 pub(super) fn check(folder: &Path, group: &Group, run: &str, made: Result<()>) -> Result<()> {
     let mark = folder.join(format!(".fleet-run-{run}"));
     let wrote = made.and_then(|()| match group.rank() {
@@ -21,7 +22,7 @@ pub(super) fn check(folder: &Path, group: &Group, run: &str, made: Result<()>) -
     });
     let outcome = agree(folder, group, &mark, wrote);
     if group.rank() == 0 {
-        // Its work is done; one that stays is in nobody's way.
+        // The mark has served its purpose, and one that stays does no harm.
         let _ = fs::remove_file(&mark);
     }
     outcome
@@ -46,7 +47,7 @@ fn agree(folder: &Path, group: &Group, mark: &Path, wrote: Result<()>) -> Result
         .help("put it on storage that all machines share"))
 }
 
-/// The ranks for which it does not hold.
+/// Returns the ranks on which `mine` is false.
 fn those_without(group: &Group, what: &str, mine: bool) -> Result<Vec<usize>> {
     let mut all = vec![0u8; group.size()];
     group.all_gather(what, &[u8::from(mine)], &mut all)?;

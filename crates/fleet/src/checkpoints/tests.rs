@@ -1,6 +1,6 @@
 //! Checkpoints on a simulated disk: damage at every byte, faults at every call, and power cuts
-//! under seeds. A load gives the bits of one save, says which newer ones it passed over, or is
-//! refused.
+//! under seeds. A load returns the bits of one save and reports the newer ones that it passed over,
+//! or fails.
 
 use super::*;
 use fleet_base::disk::{Call, Fault, SimDisk};
@@ -8,19 +8,19 @@ use fleet_base::rng::Sequence;
 use fleet_ops::Registry;
 use fleet_strategy::Spread;
 
-/// How many seeds `power_cuts_keep_what_was_saved` runs (CI: the default).
+/// Number of seeds that `power_cuts_keep_what_was_saved` runs (CI: the default).
 const SEEDS: &str = "FLEET_DISK_SEEDS";
-/// The one seed that it runs, to see a failure again.
+/// The single seed to run, to reproduce a failure.
 const SEED: &str = "FLEET_DISK_SEED";
 const SEEDS_DEFAULT: u64 = 200;
 const FOLDER: &str = "kept";
 
-/// A job of some ranks on one disk, which all see.
+/// A job of some ranks that share one disk.
 struct Job {
     disk: SimDisk,
     ranks: usize,
     keep_last: usize,
-    /// Starts of the job: what two starts save at the same step differs.
+    /// Number of the job's start: two starts save different values at the same step.
     run: u64,
     program: Program,
 }
@@ -52,12 +52,12 @@ impl Job {
         Ok(checkpoints)
     }
 
-    /// All ranks save a step, in an order that changes.
+    /// Saves a step on all ranks, in alternating order.
     fn save(&self, step: u64) -> Result<()> {
         let mut outcome = Ok(());
         for at in 0..self.ranks {
             let rank = if step.is_multiple_of(2) { at } else { self.ranks - 1 - at };
-            // A rank knows nothing of another one that fails.
+            // A rank does not learn of another one's failure.
             outcome = outcome.and(self.save_on(rank, step));
         }
         outcome
@@ -71,7 +71,7 @@ impl Job {
         checkpoints.finish()
     }
 
-    /// The state from which this rank alone would resume; checks every bit.
+    /// Returns the state from which this rank alone would resume; checks every bit.
     fn resume_on(&self, rank: usize) -> Result<Option<Found>> {
         let mut loaded = Scope::new();
         let resumed = match self.open(rank)?.load_newest(&self.program, &mut loaded)? {
@@ -90,7 +90,7 @@ impl Job {
         Ok(Some(Found { step: resumed.step, run, passed_over: resumed.passed_over }))
     }
 
-    /// The state from which all ranks can resume: the older one, where they differ.
+    /// Returns the state from which all ranks can resume: the oldest, if they differ.
     fn resume(&self) -> Result<Option<Found>> {
         let mut oldest: Option<Found> = None;
         for rank in 0..self.ranks {
@@ -124,14 +124,14 @@ fn scope(step: u64, run: u64, rank: usize) -> Scope {
     let mut scope = Scope::new();
     let common = [step as f32, run as f32, (step as f32).sqrt()];
     let own = [(step << 20 | run) as i64, rank as i64];
-    // A job of one rank has all in common.
+    // A job of one rank saves all variables as common ones.
     scope.set("common", Tensor::from_slice(&common, [3]).unwrap());
     scope.set("own", Tensor::from_slice(&own, [2]).unwrap());
     scope.set_step(step * 3);
     scope
 }
 
-/// A job that has saved these steps, on a disk that has everything.
+/// Returns a job that has saved these steps, with all data on disk.
 fn saved(ranks: usize, steps: std::ops::RangeInclusive<u64>) -> Job {
     let job = Job::new(SimDisk::new(1), ranks, 2);
     steps.for_each(|step| job.save(step).unwrap());
@@ -139,8 +139,8 @@ fn saved(ranks: usize, steps: std::ops::RangeInclusive<u64>) -> Job {
     job
 }
 
-/// Damage to a file of the newest checkpoint, 2: all ranks together find it, and resume from the
-/// one before, which says so, or are refused.
+/// Checks that damage to a file of the newest checkpoint, step 2, is found. The ranks resume from
+/// the one before and report the damage, or fail.
 fn check_damage(job: &Job, file: &Path, has_older: bool, what: &str) {
     let name = file.file_name().unwrap().to_str().unwrap();
     let what = format!("{what} of {}", file.display());
@@ -202,7 +202,7 @@ fn two_jobs_do_not_share_a_folder() {
     };
     let mut first = job.open(0).unwrap();
     save(&mut first).unwrap();
-    // Others may look, as an evaluation does.
+    // Another process may read meanwhile, as an evaluation does.
     let mut second = job.open(0).unwrap();
     assert_eq!(second.list().unwrap().len(), 1);
     let error = save(&mut second).unwrap_err().to_string();
@@ -231,7 +231,7 @@ fn a_checkpoint_under_the_name_of_another_step_is_passed_over() {
     }
 }
 
-/// A checkpoint that was passed over must not end those that the job saves from then on.
+/// A damaged checkpoint that was passed over must not count towards `keep_last`.
 #[test]
 fn a_damaged_checkpoint_of_a_later_step_replaces_no_good_one() {
     for ranks in [1, 2] {
@@ -240,10 +240,10 @@ fn a_damaged_checkpoint_of_a_later_step_replaces_no_good_one() {
         let data = job.files().into_iter().rfind(|path| {
             path.starts_with("kept/step-000000000008") && path.extension() != Some("json".as_ref())
         });
-        // The header is whole, and one number is wrong.
+        // The header is intact, but one number is wrong.
         job.disk.edit(&data.unwrap(), |bytes| *bytes.last_mut().unwrap() ^= 1).unwrap();
         assert_eq!(job.resume().unwrap().unwrap().step, 7);
-        // Saved twice as often as before.
+        // The job now saves twice as often as before.
         for step in [7, 8] {
             job.run += 1;
             job.save(step).unwrap();
@@ -253,8 +253,8 @@ fn a_damaged_checkpoint_of_a_later_step_replaces_no_good_one() {
     }
 }
 
-/// Fails the n-th call of every kind, for every n, once and for good; afterwards the newest
-/// checkpoint that was saved is there.
+/// Fails the n-th call of every kind, for every n, once and permanently. Afterwards the newest
+/// saved checkpoint must load.
 #[test]
 fn every_call_that_fails_loses_no_checkpoint() {
     let calls = [
@@ -287,14 +287,14 @@ fn every_call_that_fails_loses_no_checkpoint() {
     assert!(met_count > 1000, "{met_count}");
 }
 
-/// Runs a small job with a fault; returns whether it was met.
+/// Runs a small job with a fault; returns 1 if the fault occurred, else 0.
 fn fails_at(fault: Fault, ranks: usize, cut: bool) -> u64 {
     let what = format!("{fault:?} with {ranks} ranks");
     let mut job = Job::new(SimDisk::new(fault.first), ranks, 1);
     let mut newest = None;
     job.disk.set_faults(Some(fault));
     for start in 0..2 {
-        // One that cannot be read now may be read later.
+        // A checkpoint that cannot be read now may be readable later.
         let _ = job.resume();
         for step in start * 3 + 1..=start * 3 + 3 {
             if job.save(step).is_ok() {
@@ -311,7 +311,7 @@ fn fails_at(fault: Fault, ranks: usize, cut: bool) -> u64 {
     let met = u64::from(job.disk.calls(fault.call) > fault.first);
     job.disk.set_faults(None);
     check_newest(&job, newest, &what);
-    // The next save removes what failed ones have left.
+    // The next save removes the leftovers of failed saves.
     job.save(9).unwrap();
     let left = job.files();
     assert!(left.iter().all(|path| path.starts_with("kept/step-000000000009")), "{what}: {left:?}");
@@ -319,7 +319,7 @@ fn fails_at(fault: Fault, ranks: usize, cut: bool) -> u64 {
     met
 }
 
-/// The newest that is loaded is the newest that was saved, or a later one whose save failed.
+/// Checks that the loaded checkpoint is the newest saved one, or a later one whose save failed.
 fn check_newest(job: &Job, newest: Option<u64>, what: &str) -> Option<Found> {
     let found = job.resume().unwrap_or_else(|error| panic!("{what}: {error}"));
     let step = found.as_ref().map(|found| found.step);
@@ -327,7 +327,7 @@ fn check_newest(job: &Job, newest: Option<u64>, what: &str) -> Option<Found> {
     found
 }
 
-/// Says how to see a failure again.
+/// Prints how to reproduce a failure.
 struct Replay(u64);
 
 impl Drop for Replay {
@@ -353,7 +353,7 @@ fn power_cuts_keep_what_was_saved() {
         let _replay = Replay(seed);
         unsaved += run(seed);
     }
-    // Saves were cut off: else nothing was tested.
+    // Some saves must have been cut off, or else nothing was tested.
     assert!(unsaved > 0 || number(SEED).is_some());
 }
 
@@ -374,7 +374,7 @@ fn run(seed: u64) -> u64 {
             let count = if rng.below(2) == 0 { 1 } else { u64::MAX };
             job.disk.set_faults(Some(Fault { call, first: rng.below(20), count, errno: 28 }));
         }
-        // One whose save failed may be whole; a later power cut may take it back.
+        // A checkpoint whose save failed may be whole; a later power cut may remove it again.
         let first = found.map_or(0, |found| found.step) + 1;
         for step in first..first + rng.below(4) {
             match job.save(step) {

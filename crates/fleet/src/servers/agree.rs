@@ -1,4 +1,4 @@
-//! Workers of parameter servers that have different strategies: the tables may be the same, and the
+//! Detects workers of parameter servers with different strategies: the tables may be equal, and the
 //! workers would train in different modes.
 
 use super::ServerJob;
@@ -8,26 +8,26 @@ use fleet_base::{Error, Result};
 use fleet_net::{Limits, Store, StoreClient, Token, resolve};
 use std::time::Duration;
 
-/// A worker's strategy in the store of the job, where the others find it.
+/// A worker's strategy in the job's store, published for the other workers.
 pub(super) struct Published {
     store: StoreClient,
     prefix: String,
     worker: usize,
 }
 
-/// A store that does not answer for this long is not asked.
+/// Timeout for the store; without an answer nothing is compared.
 const STORE_TIME: Duration = Duration::from_secs(5);
 
 impl Published {
-    /// Publishes the strategy, before the workers meet. `None` without a store: then nothing is
-    /// compared.
+    /// Publishes the strategy; called before the workers meet. Returns `None` without a reachable
+    /// store: then nothing is compared.
     pub(super) fn new(fleet: &Fleet, job: &ServerJob, token: &Token) -> Option<Published> {
         let topology = fleet.topology();
         let endpoint = topology.job().store.as_ref().filter(|_| topology.worker_num() > 1)?;
         let limits = Limits::within(STORE_TIME);
         let address = resolve(&endpoint.to_string()).ok()?;
         let store = StoreClient::connect(address, token, &limits).ok()?;
-        // Workers are started again one by one, so all starts are one attempt.
+        // Workers restart one by one, so all starts count as one attempt.
         let attempt = fleet_topology::Job { restarts: 0, ..topology.job().clone() }.attempt();
         let (prefix, worker) = (format!("{attempt}/strategy/"), topology.rank());
         let text = format!("{}exchange: {:?}\n", strategy_text(&job.strategy), job.plan.exchange);
@@ -35,8 +35,8 @@ impl Published {
         Some(Published { store, prefix, worker })
     }
 
-    /// Compares with the others', after the workers have met: an error on those that differ from
-    /// most.
+    /// Compares the strategies of all workers; called after they have met. Returns an error on
+    /// workers that differ from most.
     pub(super) fn compare(&self) -> Result<()> {
         let found = self.store.list(&self.prefix, &Limits::within(STORE_TIME)).unwrap_or_default();
         let worker = |key: &str| key[self.prefix.len()..].parse::<usize>().ok();

@@ -1,4 +1,4 @@
-//! Control of a server over gRPC (`FLEET_GRPC_PORT`), where it is built in.
+//! Control of a server over gRPC (`FLEET_GRPC_PORT`), with the feature `grpc`.
 
 #[cfg(feature = "grpc")]
 pub(super) use built_in::Control;
@@ -19,7 +19,7 @@ mod built_in {
     pub struct Control(ControlServer);
 
     impl Control {
-        /// On the host where the server takes frames; says where in the server's log.
+        /// Binds on the host where the server accepts workers, and logs the address.
         pub fn bind(
             endpoint: &Endpoint,
             port: u16,
@@ -42,7 +42,7 @@ mod built_in {
         }
     }
 
-    /// What the server shows, where it is to speak TLS.
+    /// Returns the server's certificate, or `None` without TLS.
     fn certificate(env: &Env) -> Result<Option<ServerTls>> {
         let (cert, key) = (names::FLEET_GRPC_CERT, names::FLEET_GRPC_KEY);
         match (env.text(cert), env.text(key)) {
@@ -63,7 +63,7 @@ mod left_out {
     use std::net::SocketAddr;
     use std::sync::Arc;
 
-    /// There is none.
+    /// Stand-in without the feature `grpc`.
     pub enum Control {}
 
     impl Control {

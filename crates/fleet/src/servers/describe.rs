@@ -1,4 +1,4 @@
-//! From what programs say of their tables to what servers make.
+//! Converts the tables of a program's plan into the servers' table configurations.
 
 use fleet_base::{Error, Result};
 use fleet_nn::LearningRate;
@@ -51,7 +51,7 @@ pub(super) fn job_tables(
     })
 }
 
-/// What is done with gradients that are not finite.
+/// Returns the treatment of gradients that are not finite.
 fn non_finite(strategy: &DistributedStrategy) -> Result<NonFinite> {
     let config = strategy.a_sync_configs();
     match config.non_finite() {
@@ -128,7 +128,7 @@ fn accessor(click: &ClickRows) -> Result<CtrAccessor> {
     })
 }
 
-/// Days are counted in whole ones, and in six bits.
+/// Largest number of days; servers store whole days in six bits.
 const DAYS_MAX: f32 = 62.0;
 
 fn days(what: &str, days: f32) -> Result<u8> {
@@ -140,12 +140,13 @@ fn days(what: &str, days: f32) -> Result<u8> {
         .got(days))
 }
 
-/// The rule at its rate; at a schedule's, the servers are told the schedule's value as a factor.
+/// Converts a rule with its learning rate. With a schedule, the rule's rate is `rate_scale`, and
+/// the servers receive the schedule's value as a factor.
 fn rule_of(update: &UpdateRule) -> Rule {
     let (rule, rate, rate_scale) = match update {
         UpdateRule::Optimizer { rule, rate, rate_scale } => (rule, rate, rate_scale),
         UpdateRule::Row(rule) => return row_rule(*rule),
-        // w -= 1 * (-difference) is an addition.
+        // `w -= 1 * (-difference)` is an addition.
         UpdateRule::Add => return Rule::Sgd(rule::Sgd { lr: 1.0 }),
     };
     let lr = match rate {
@@ -168,7 +169,7 @@ fn rule_of(update: &UpdateRule) -> Rule {
             epsilon: own.epsilon as f32,
             epsilon_corrected: true,
         }),
-        // The rewrite lets no others through.
+        // The rewrite rejects all other rules.
         _ => Rule::Sgd(rule::Sgd { lr }),
     }
 }
@@ -196,7 +197,7 @@ fn row_rule(rule: RowRule) -> Rule {
     }
 }
 
-/// The schedules of the tables.
+/// Returns the learning-rate schedules of the tables.
 pub(super) fn rates(plan: &ServerPlan, report_every: u32) -> Rates {
     let schedule = |update: &UpdateRule| -> Option<RateOf> {
         let UpdateRule::Optimizer { rate: LearningRate::Schedule(schedule), .. } = update else {

@@ -1,4 +1,5 @@
-//! Inference with tables on servers (`DistributedInfer`): after training, or alone from a save.
+//! Inference with tables on servers (`DistributedInfer`): after training, or stand-alone from a
+//! save.
 
 use super::port::{Traffic, UnknownIds, Way};
 use super::save::load_own;
@@ -17,8 +18,8 @@ use fleet_topology::Env;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A program's forward part, whose rows are read from servers. Nothing that it does changes a
-/// table: an id that has no row reads as zeros, or as what its row would begin with, and gets none.
+/// The forward part of a program, which reads rows from servers. It never changes a table. An id
+/// without a row reads as zeros or as its row's initial values, and no row is created.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -60,17 +61,17 @@ pub struct DistributedInfer {
     session: Session,
     traffic: Arc<Traffic>,
     job: ServerJob,
-    /// The servers are asked to stop by whoever is the last; a trained worker does it itself.
+    /// Whether the last process to stop shuts down the servers; a training worker does so itself.
     stops: bool,
-    /// What the last fetch list needs of the program, where not all inputs were fed.
+    /// The last fetch list and the program pruned to it, for runs that do not feed all inputs.
     pruned: Option<(Vec<String>, Program)>,
 }
 
 impl Fleet {
-    /// Stand-alone inference (`init_distributed_infer_env`): the servers load what
-    /// [`Worker::save_persistables`] has written into `dir`, which they and the workers see by this
-    /// name, and the workers take the parameters from there. The servers' processes call
-    /// [`Fleet::init_server`]; `job` is that of the same network, strategy and optimizer.
+    /// Starts stand-alone inference (`init_distributed_infer_env`). The servers load the save that
+    /// [`Worker::save_persistables`] wrote into `dir`, and the workers load the parameters from
+    /// there. Servers and workers must see `dir` under this name. The servers' processes call
+    /// [`Fleet::init_server`]. `job` must come from the same network, strategy and optimizer.
     pub fn distributed_infer(
         &self,
         programs: Programs,
@@ -102,7 +103,8 @@ impl Fleet {
 }
 
 impl Worker {
-    /// Inference with what has been trained so far, by all workers; training may go on beside it.
+    /// Starts inference with everything that all workers have trained so far. Training may continue
+    /// meanwhile.
     pub fn infer(&self) -> Result<DistributedInfer> {
         let Session { programs, scope, executor, .. } = &self.session;
         let mut own = Scope::new();
@@ -132,14 +134,14 @@ impl DistributedInfer {
         Ok(infer)
     }
 
-    /// Takes the parameters as the servers have them now. Rows are read anew at every step.
+    /// Pulls the current parameters from the servers. Rows are read anew in every step anyway.
     pub fn refresh(&mut self) -> Result<()> {
         let servers = Arc::clone(self.traffic.servers());
         pull(&*servers, &self.job, &mut self.session)?;
         if !self.job.plan.exchange.is_geo() {
             return Ok(());
         }
-        // GEO's programs have whole tables.
+        // Programs of GEO hold whole tables.
         for table in &self.job.plan.tables.sparse {
             let mut rows = self.session.scope.tensor(&table.name)?.to_vec::<f32>()?;
             let ids: Vec<u64> = (0..table.rows).collect();
@@ -154,13 +156,13 @@ impl DistributedInfer {
         Ok(())
     }
 
-    /// What ids without a row read as (zeros).
+    /// Sets the values of ids without a row (default: zeros).
     pub fn set_unknown_ids(&mut self, unknown: UnknownIds) {
         self.traffic.set_unknown(unknown);
     }
 
-    /// The program that runs (`get_dist_infer_program`): lookups read from servers, nothing is
-    /// updated.
+    /// Returns the program that runs (`get_dist_infer_program`): lookups read from servers, and
+    /// nothing is updated.
     pub fn program(&self) -> &Program {
         self.session.test_program()
     }
@@ -169,8 +171,8 @@ impl DistributedInfer {
         self.traffic.servers()
     }
 
-    /// One batch. Where an input is not fed, a label for instance, only what the fetched variables
-    /// need is computed.
+    /// Runs one batch. If an input such as a label is not fed, computes only the part of the
+    /// program that the fetched variables need.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         let whole = self.session.test_program();
         let fed = |name: &str| feed.iter().any(|(fed, _)| *fed == name);
@@ -191,7 +193,7 @@ impl DistributedInfer {
         executor.run(pruned, scope, &feed, fetch)
     }
 
-    /// One pass of a dataset.
+    /// Runs one pass of a dataset.
     pub fn infer_from_dataset(
         &mut self,
         dataset: &dyn Dataset,
@@ -200,7 +202,7 @@ impl DistributedInfer {
         self.session.infer_from_dataset(dataset, run)
     }
 
-    /// Says goodbye; the last worker of stand-alone inference stops the servers.
+    /// Leaves the job; the last worker of stand-alone inference stops the servers.
     pub fn stop(self) -> Result<()> {
         if !self.stops {
             return Err(Error::invalid("a worker that trains stops its servers itself")
@@ -214,5 +216,5 @@ impl DistributedInfer {
     }
 }
 
-/// Rows of one request: some megabytes.
+/// Rows per request: some megabytes.
 const ROWS_AT_ONCE: usize = 1 << 16;

@@ -6,7 +6,7 @@ use fleet_topology::{Env, names};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What is assigned in `a_sync_configs`, else `FLAGS_LAUNCH_BARRIER`, else yes.
+/// Returns the value in `a_sync_configs`, else `FLAGS_LAUNCH_BARRIER`, else the default, true.
 pub(super) fn waits_for_servers(job: &ServerJob, env: &Env) -> Result<bool> {
     let config = job.strategy.a_sync_configs();
     Ok(match config.launch_barrier {
@@ -15,10 +15,10 @@ pub(super) fn waits_for_servers(job: &ServerJob, env: &Env) -> Result<bool> {
     })
 }
 
-/// How long one server may take to take a connection.
+/// Timeout for connecting to one server.
 const CONNECT_SPAN_MAX: Duration = Duration::from_secs(2);
 
-/// Names the servers that do not listen.
+/// Returns an error that names the servers that do not listen.
 pub(super) fn expect_listening(addresses: &[SocketAddr]) -> Result<()> {
     let is_silent =
         |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT_SPAN_MAX).is_err();

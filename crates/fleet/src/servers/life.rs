@@ -1,4 +1,4 @@
-//! The life of a job with parameter servers, from the environment on: `init_server`, `run_server`,
+//! Lifecycle of a job with parameter servers, from the environment on: `init_server`, `run_server`,
 //! `init_worker`.
 
 use super::agree::Published;
@@ -27,8 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Fleet {
-    /// A process of whatever job the environment says: one with parameter servers where it names
-    /// them (`PADDLE_PSERVERS_IP_PORT_LIST`), else a collective one.
+    /// Joins the job that the environment describes: one with parameter servers if
+    /// `PADDLE_PSERVERS_IP_PORT_LIST` is set, else a collective one.
     ///
     /// ```
     /// let fleet = fleet::Fleet::from_env()?; // nobody has launched this process
@@ -42,8 +42,8 @@ impl Fleet {
         }
     }
 
-    /// A server or a worker of a job with parameter servers, as the environment says. A process
-    /// that nobody launched is worker 0 of 1, with a server in the same process.
+    /// Joins a job with parameter servers as the server or worker that the environment gives. A
+    /// process started without a launcher is worker 0 of 1, with a server in the same process.
     ///
     /// ```
     /// use fleet::prelude::*;
@@ -87,7 +87,7 @@ impl Fleet {
         self.topology().server_num()
     }
 
-    /// Where this process stands; a server takes worker 0's view.
+    /// Returns this process's place in the job; a server takes the view of worker 0.
     pub(crate) fn place(&self) -> Result<Place> {
         let topology = self.topology();
         if topology.mode() != Mode::ParameterServer {
@@ -101,19 +101,20 @@ impl Fleet {
         Ok(Place {
             worker: if topology.is_worker() { topology.rank() } else { 0 },
             worker_count: topology.worker_num(),
-            // A process that nobody launched has its server with it.
+            // A process started without a launcher contains its server.
             server_count: topology.server_num().max(1),
             half_async: false,
         })
     }
 
-    /// Makes this server's part of the tables, and listens.
+    /// Creates this server's part of the tables and listens.
     pub fn init_server(&self, job: &ServerJob) -> Result<Server> {
         self.serve(|server| ServerTables::new(&job.tables, server).map(Arc::new))
     }
 
-    /// As [`Fleet::init_server`], with what was saved in `dir` (`init_server(dirname, var_names)`):
-    /// all tables, or the sparse ones of these names. Any number of servers may have saved it.
+    /// As [`Fleet::init_server`], with the tables saved in `dir`
+    /// (`init_server(dirname, var_names)`): all tables, or the sparse ones of these names. The save
+    /// may come from any number of servers.
     pub fn init_server_from(
         &self,
         job: &ServerJob,
@@ -127,11 +128,11 @@ impl Fleet {
         })
     }
 
-    /// As [`Fleet::init_server`], with tables that are kept on disk: a server that is started
-    /// again, by `fleetrun` or by hand, resumes with every push that was acknowledged.
+    /// As [`Fleet::init_server`], with tables that are kept on disk. A restarted server, whether by
+    /// `fleetrun` or by hand, resumes with every push that was acknowledged.
     ///
-    /// The folder is of one job. When that was interrupted, a restart of the job resumes it. When
-    /// it has ended well, the folder is refused: what it has learnt is in its saves.
+    /// The folder belongs to one job. If the job was interrupted, a restart resumes it. If it has
+    /// finished successfully, the folder is refused: the trained tables are in the job's saves.
     pub fn init_durable_server(&self, job: &ServerJob, durability: Durability) -> Result<Server> {
         self.serve(|server| {
             refuse_finished(&durability.folder)?;
@@ -162,8 +163,8 @@ impl Fleet {
                 .help("call init_server where Fleet::is_server holds, and init_worker elsewhere")
         })?;
         let (env, token) = (Env::process(), self.job_token()?);
-        // Before the tables, which may take long to load: probes see a server that is not ready
-        // yet.
+        // The control starts before the tables, which may take long to load: health checks then see
+        // a server that is not ready yet.
         let control = match env.number::<u16>(names::FLEET_GRPC_PORT)? {
             Some(port) => Some(Control::bind(endpoint, port, &token, (topology.rank(), &env))?),
             None => None,
@@ -191,8 +192,8 @@ impl Fleet {
         Ok(Server { server, over, reporter: self.reporter().clone(), _control: control })
     }
 
-    /// Connects to all servers, waits for those that are not there yet, and starts a worker. What
-    /// the environment says about traffic is what the strategy leaves open.
+    /// Connects to all servers, waits for those that do not listen yet, and starts a worker.
+    /// Communication settings of the environment apply where the strategy leaves them open.
     pub fn init_worker(
         &self,
         programs: Programs,
@@ -234,7 +235,8 @@ impl Fleet {
         if job.plan.exchange != Exchange::Sync
             && let Some(file) = env.text(names::FLEET_EXPENDABLE)
         {
-            // All have met: servers go on without whoever dies now, and so does the launcher.
+            // All workers have joined: servers and the launcher now continue without a worker that
+            // dies.
             std::fs::write(file, "")
                 .map_err(|error| Error::io("make the file", Path::new(file), &error))?;
         }
@@ -279,7 +281,7 @@ impl Fleet {
     }
 }
 
-/// A job that has ended well is not resumed: its workers have made all their steps.
+/// Refuses the folder of a job that has finished: its workers have made all their steps.
 fn refuse_finished(folder: &Path) -> Result<()> {
     match folder_state(folder)? {
         FolderState::Empty | FolderState::Unfinished => Ok(()),
@@ -291,8 +293,8 @@ fn refuse_finished(folder: &Path) -> Result<()> {
     }
 }
 
-/// A server that has served, and whose folder is gone, does not begin anew there: the folder may
-/// have been moved, and is to be moved back.
+/// Refuses to start an empty folder on a server that has served before. The folder may have been
+/// moved, and should be moved back.
 fn refuse_vanished(folder: &Path) -> Result<()> {
     if folder_state(folder)? != FolderState::Empty {
         return Ok(());
@@ -327,7 +329,7 @@ pub struct Server {
     server: TableServer,
     over: Option<OverMark>,
     reporter: Reporter,
-    /// Until the server ends.
+    /// Held until the server ends.
     _control: Option<Control>,
 }
 
@@ -336,8 +338,8 @@ impl Server {
         self.server.address()
     }
 
-    /// Serves until the last worker has stopped. An error is that of a durable server whose log or
-    /// last snapshot could not be written.
+    /// Serves until the last worker has stopped. Returns an error if a durable server cannot write
+    /// its log or its last snapshot.
     pub fn run(self) -> Result<()> {
         self.server.tables().wait();
         self.reporter.leaving();

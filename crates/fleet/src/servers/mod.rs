@@ -1,8 +1,8 @@
-//! Training with parameter servers: what a worker and a server of such a job do.
+//! Training with parameter servers: the workers and servers of such a job.
 //!
-//! A network is minimised as always; what comes out is a [`ServerJob`]: a worker's programs, and
-//! the tables of its servers. A server serves them until it is told to stop; a [`Worker`] is a
-//! session whose program looks rows up and sends gradients.
+//! A network is minimised as usual. The result is a [`ServerJob`]: a worker's programs and the
+//! tables of its servers. A server serves the tables until it is stopped. A [`Worker`] is a session
+//! whose program looks up rows and sends gradients.
 
 mod agree;
 mod control;
@@ -34,19 +34,19 @@ pub use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, SplitM
 pub use fleet_strategy::servers::{Exchange, Place, ServerPlan};
 use fleet_strategy::{Asked, DistributedStrategy};
 
-/// What became of a network that is trained with parameter servers.
+/// A network rewritten for training with parameter servers.
 #[derive(Clone, Debug)]
 pub struct ServerJob {
-    /// How its programs were rewritten, and which tables they use.
+    /// The rewrite of the programs, and the tables that they use.
     pub plan: ServerPlan,
     pub strategy: DistributedStrategy,
-    /// The tables, as servers make them.
+    /// The servers' table configurations.
     pub tables: JobTables,
     pub place: Place,
 }
 
 impl ServerJob {
-    /// Rewrites a network into a worker's; `sparse` updates rows, where it is not to be
+    /// Rewrites a network into a worker's; `sparse`, if given, updates the rows instead of
     /// `optimizer`.
     ///
     /// ```

@@ -1,5 +1,5 @@
-//! The mark that the servers of a job have finished: a worker that comes later must not wait for
-//! them.
+//! The mark in the job's store that its servers have finished: a worker that connects later must
+//! not wait for them.
 
 use crate::Fleet;
 use fleet_net::{Limits, Store, StoreClient, Token, resolve};
@@ -7,7 +7,7 @@ use fleet_ps::IsOver;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A key in the store of the job.
+/// Key of the mark, and the store that holds it.
 #[derive(Clone)]
 pub(super) struct OverMark {
     address: SocketAddr,
@@ -15,23 +15,23 @@ pub(super) struct OverMark {
     key: String,
 }
 
-/// A store that does not answer for this long is gone with the job.
+/// Timeout for the store; if it does not answer, it has ended with the job.
 const STORE_TIME: Duration = Duration::from_secs(2);
 
 impl OverMark {
-    /// `None` without a store: then late workers wait as for a server that is started again.
+    /// Returns `None` without a store: late workers then wait as for a server that restarts.
     pub(super) fn of(fleet: &Fleet, token: &Token) -> Option<OverMark> {
         let job = fleet.topology().job();
         let address = resolve(&job.store.as_ref()?.to_string()).ok()?;
-        // Servers and workers are started again one by one, so all starts are one attempt.
+        // Servers and workers restart one by one, so all starts count as one attempt.
         let attempt = fleet_topology::Job { restarts: 0, ..job.clone() }.attempt();
         Some(OverMark { address, token: token.clone(), key: format!("{attempt}/servers/over") })
     }
 
-    /// A server has served to the end of the job.
+    /// Sets the mark; called by a server that has served until the end of the job.
     pub(super) fn set(&self) {
         let limits = Limits::within(STORE_TIME);
-        // Whom it is for finds out by a deadline if this fails.
+        // If this fails, late workers wait until their deadline instead.
         let _ = StoreClient::connect(self.address, &self.token, &limits)
             .and_then(|store| store.set(&self.key, b"1", &limits));
     }

@@ -1,4 +1,4 @@
-//! A communicator as the tables that ops talk to.
+//! A communicator as the tables that ops use.
 
 use fleet_base::{Error, Result};
 use fleet_ops::{LookUp, Lookup, PushRows, Tables};
@@ -6,26 +6,26 @@ use fleet_ps::{Communicator, GeoCommunicator, PullMode, Push, Servers};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What inference reads for an id that has no row. It gets none either way.
+/// Values that inference reads for an id without a row. No row is created in either case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownIds {
     #[default]
     Zeros,
-    /// The values that a row of its own would begin with.
+    /// The initial values of a new row.
     InitialValues,
 }
 
-/// The ops' side of a worker's traffic.
+/// Adapter from a worker's communication to the ops' `Tables`.
 pub(super) struct Traffic {
     pub way: Way,
     reads_initial: AtomicBool,
 }
 
-/// How gradients go out.
+/// Way in which gradients are sent.
 pub(super) enum Way {
     Pushes(Communicator),
     Geo(GeoCommunicator),
-    /// Inference sends none.
+    /// Inference, which sends no gradients.
     Reads(Arc<dyn Servers>),
 }
 
@@ -83,7 +83,7 @@ fn wrong(expected: &str, got: &str) -> Error {
         .got(got)
 }
 
-/// Ids as tables know them, without the one whose row is zero.
+/// Returns the ids in the form of the tables, without the padding id.
 pub(super) fn wanted<'a>(parts: impl Iterator<Item = &'a [i64]>, padding: Option<i64>) -> Vec<u64> {
     let mut ids = Vec::new();
     for part in parts {

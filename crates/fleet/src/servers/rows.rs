@@ -1,4 +1,5 @@
-//! What a worker asks of its tables of rows beside training: reading, the end of a day.
+//! A worker's requests to its sparse tables besides training: reads, and maintenance at the end of
+//! a day.
 
 use super::Worker;
 use fleet_base::{Error, Result};
@@ -6,11 +7,11 @@ use fleet_ps::{PullMode, TableStats};
 use fleet_strategy::servers::SparseTable;
 
 impl Worker {
-    /// Deletes rows that nobody needs, in all tables of rows: those unseen for more than
-    /// `unseen_days` days (where none is given, as many as the table's accessor says, or 30). Click
-    /// tables first multiply their shows and clicks by `show_click_decay_rate`, and also lose the
-    /// rows whose score is below `delete_threshold`. Returns how many rows went. One worker does
-    /// it, at the end of a day.
+    /// Deletes stale rows in all sparse tables: those unseen for more than `unseen_days` days. The
+    /// default is that of the table's accessor, or else 30 days. Click tables first multiply their
+    /// shows and clicks by `show_click_decay_rate`, and also delete rows whose score is below
+    /// `delete_threshold`. Returns the number of deleted rows. Only one worker should call it, at
+    /// the end of a day.
     ///
     /// ```
     /// use fleet::prelude::*;
@@ -50,16 +51,16 @@ impl Worker {
         tables.map(|table| self.servers().shrink(table.table_id, unseen_days)).sum()
     }
 
-    /// Deletes all rows of a table by the name of its parameter: ids get new ones when they come.
-    /// Returns how many there were. GEO's workers have copies of the table, and keep them.
+    /// Deletes all rows of a table, given the name of its parameter: ids get new rows on their next
+    /// use. Returns the number of deleted rows. Workers of GEO keep their copies of the table.
     pub fn clear(&mut self, table: &str) -> Result<u64> {
         let table = self.sparse_table(table)?.table_id;
         self.flush()?;
         self.servers().clear(table)
     }
 
-    /// The rows of a table by the name of its parameter, as a lookup would give them, one after
-    /// another; ids that nobody has seen read as zeros, and get no row.
+    /// Returns rows of a table, given the name of its parameter, one after another, as a lookup
+    /// would. Ids without a row read as zeros, and no row is created.
     pub fn read_rows(&self, table: &str, ids: &[i64]) -> Result<Vec<f32>> {
         let found = self.sparse_table(table)?;
         let ids: Vec<u64> = ids.iter().map(|id| *id as u64).collect();
@@ -68,7 +69,7 @@ impl Worker {
         Ok(rows)
     }
 
-    /// Numbers about a table by the name of its parameter, added up over the servers.
+    /// Returns statistics of a table, given the name of its parameter, summed over the servers.
     pub fn table_stats(&self, table: &str) -> Result<TableStats> {
         self.servers().stats(self.sparse_table(table)?.table_id)
     }

@@ -1,5 +1,5 @@
-//! What a job with parameter servers saves: the tables, by the servers, and beside them what only a
-//! worker has (statistics of batches, counts of metrics).
+//! Saves of a job with parameter servers. The servers save the tables. A worker saves the variables
+//! that are in no table, such as batch statistics and metric counts.
 
 use super::{ServerJob, Worker};
 use crate::Session;
@@ -8,15 +8,15 @@ use fleet_format::{Meta, load_tensors, save_tensors};
 use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables};
 use std::path::Path;
 
-/// The folder of a save that holds what only a worker has.
+/// Folder of a save with the variables that are in no table.
 const WORKER_FOLDER: &str = "worker";
-/// The folder of a save that holds the program for inference and its parameters.
+/// Folder of a save with the program for inference and its parameters.
 const MODEL_FOLDER: &str = "model";
 
 impl Worker {
-    /// Saves all tables of all servers into a folder that they see by this name, and what only a
-    /// worker has. One worker calls it, between barriers where training is to stand still
-    /// (`save_persistables`).
+    /// Saves all tables of all servers, and this worker's variables that are in no table
+    /// (`save_persistables`). All servers must see the folder under this name. Only one worker
+    /// should call it, between barriers if training must pause.
     pub fn save_persistables(
         &mut self,
         dir: impl AsRef<Path>,
@@ -36,11 +36,12 @@ impl Worker {
         Ok(saved)
     }
 
-    /// Saves what inference needs (`save_inference_model`): all that [`Worker::save_persistables`]
-    /// saves, and under `model/` the part of the program that makes `targets`, with its parameters.
-    /// Its lookups name the tables that are saved beside it; GEO's programs have their rows
-    /// themselves. [`Fleet::distributed_infer`](crate::Fleet) predicts from the folder, and
-    /// `fleet print DIR/model` shows the program. One worker calls it.
+    /// Saves everything for inference (`save_inference_model`): all that
+    /// [`Worker::save_persistables`] saves and, under `model/`, the part of the program that
+    /// computes `targets`, with its parameters. The program's lookups name the tables that are
+    /// saved beside it. Programs of GEO contain their rows.
+    /// [`Fleet::distributed_infer`](crate::Fleet) predicts from the folder, and
+    /// `fleet print DIR/model` shows the program. Only one worker should call it.
     ///
     /// ```
     /// use fleet::prelude::*;
@@ -72,7 +73,7 @@ impl Worker {
         format: SaveFormat,
     ) -> Result<Saved> {
         let dir = dir.as_ref();
-        // A wrong name is told before anything is written.
+        // A wrong name is an error before anything is written.
         for target in targets {
             self.session.programs.main.var_named(target)?;
         }
@@ -82,8 +83,8 @@ impl Worker {
         Ok(saved)
     }
 
-    /// Saves the rows of one table, by the name of its parameter, into a folder of its own
-    /// (`save_one_table`). One worker calls it.
+    /// Saves the rows of one table, given the name of its parameter, into a folder of its own
+    /// (`save_one_table`). Only one worker should call it.
     pub fn save_table(
         &mut self,
         table: &str,
@@ -96,17 +97,17 @@ impl Worker {
         self.servers().save_table(table, dir.as_ref(), mode, format)
     }
 
-    /// Loads the rows of one table over what is there, from a save of it or of all tables
-    /// (`load_one_table`). One worker calls it. GEO's workers have copies of the table, and keep
-    /// them.
+    /// Loads the rows of one table over its current ones, from a save of this table or of all
+    /// tables (`load_one_table`). Only one worker should call it. Workers of GEO keep their copies
+    /// of the table.
     pub fn load_table(&mut self, table: &str, dir: impl AsRef<Path>) -> Result<u64> {
         let table = self.sparse_table(table)?.table_id;
         self.flush()?;
         self.servers().load_table(table, dir.as_ref())
     }
 
-    /// Loads the latest save in a folder over the tables of all servers, and takes the parameters
-    /// from there. One worker calls it while the others wait; they then call [`Worker::flush`].
+    /// Loads the latest save of a folder over the tables of all servers, and the parameters from
+    /// it. Only one worker should call it while the others wait; they then call [`Worker::flush`].
     pub fn load_persistables(&mut self, dir: impl AsRef<Path>) -> Result<u64> {
         let loaded = self.servers().load(dir.as_ref())?;
         let job = self.job().clone();
@@ -116,7 +117,7 @@ impl Worker {
     }
 }
 
-/// What a worker keeps that is in no table.
+/// Returns the names of this worker's persistable variables that are in no table.
 fn own_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
     let tables = &job.plan.tables;
     let in_table = |name: &str| {
@@ -128,11 +129,11 @@ fn own_names<'a>(job: &ServerJob, session: &'a Session) -> Vec<&'a str> {
     names.filter(|name| !in_table(name) && session.scope.contains(name)).collect()
 }
 
-/// Loads what only a worker has.
+/// Loads a worker's variables that are in no table.
 pub(super) fn load_own(dir: &Path, job: &ServerJob, session: &mut Session) -> Result<()> {
     let folder = dir.join(WORKER_FOLDER);
     if !folder.exists() {
-        // Tables alone, as `Servers::save` writes them.
+        // The save has tables alone, as `Servers::save` writes them.
         return Ok(());
     }
     let held = load_tensors(&folder)?;
@@ -147,7 +148,7 @@ pub(super) fn load_own(dir: &Path, job: &ServerJob, session: &mut Session) -> Re
     Ok(())
 }
 
-/// Loads a server's part of a save: all tables, or those of these variables.
+/// Loads a server's part of a save: all tables, or those of the named variables.
 pub(super) fn load_server(
     server: &ServerTables,
     job: &ServerJob,

@@ -1,12 +1,12 @@
-//! The knobs of a worker's traffic: from the strategy and the environment.
+//! Communication settings of a worker, from the strategy and the environment.
 
 use fleet_base::{Error, Result};
 use fleet_ps::CommunicatorOptions;
 use fleet_strategy::DistributedStrategy;
 use fleet_topology::{Env, names};
 
-/// What is assigned in `a_sync_configs`, else the `FLAGS_communicator_*` variable, else `CPU_NUM`
-/// where the documents say so, else the documented default.
+/// Returns the value in `a_sync_configs`, else the `FLAGS_communicator_*` variable, else `CPU_NUM`
+/// for the settings documented so, else the documented default.
 ///
 /// ```
 /// use fleet::servers::communicator_options;
@@ -84,8 +84,8 @@ pub fn communicator_options(
     })
 }
 
-/// Steps of a worker after which it tells the servers of them, where rates follow a schedule: its
-/// rate is that of all workers' steps (`lr_decay_steps`).
+/// Returns the interval in steps between a worker's reports of its steps to the servers
+/// (`lr_decay_steps`). A learning-rate schedule follows the steps of all workers.
 ///
 /// ```
 /// use fleet::servers::steps_between_reports;
@@ -106,7 +106,7 @@ mod tests {
         communicator_options(&strategy, &variables.iter().copied().collect())
     }
 
-    /// The variable, what it changes, and that what is assigned counts for more.
+    /// Checks that each variable sets its option, and that the strategy's value takes precedence.
     #[test]
     fn every_variable_sets_its_knob_where_the_strategy_does_not() {
         let usual = CommunicatorOptions::default();
@@ -166,11 +166,11 @@ mod tests {
             let error = options(AsyncConfig::default(), &[(name, "many")]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("many"), "{error}");
         }
-        // No field of the strategy says this one.
+        // The strategy has no field for this option.
         let flag = ("FLAGS_communicator_is_sgd_optimizer", "0");
         let averages = CommunicatorOptions { averages: true, ..kept };
         assert_eq!(options(assigned, &[flag]).unwrap(), averages);
-        // The flag is nearer than the number of cores.
+        // The flag takes precedence over the number of cores.
         let both = [("CPU_NUM", "4"), ("FLAGS_communicator_send_queue_size", "9")];
         assert_eq!(options(AsyncConfig::default(), &both).unwrap().queue_len_max, 9);
     }

@@ -1,5 +1,5 @@
-//! `DistributeTranspiler`: a list of servers and a few switches in, a job with parameter servers
-//! out.
+//! `DistributeTranspiler`: turns a list of servers and a few options into a job with parameter
+//! servers.
 
 use super::describe;
 use super::{DistributeTranspilerConfig, ServerJob, Transpile};
@@ -9,7 +9,7 @@ use fleet_nn::optimizer::OptimizerDesc;
 use fleet_nn::{Net, Programs, Var};
 use fleet_strategy::servers::transpiler::Transpiled;
 
-/// Makes the programs of trainers and servers.
+/// Creates the programs of trainers and servers.
 ///
 /// ```
 /// use fleet::nn::prelude::*;
@@ -33,13 +33,13 @@ pub struct DistributeTranspiler {
     pub config: DistributeTranspilerConfig,
 }
 
-/// A job as the transpiler made it: what `Fleet::init_server` and `Fleet::init_worker` take, and
-/// the programs to look at. See [`DistributeTranspiler`] for an example.
+/// A job made by the transpiler, for `Fleet::init_server` and `Fleet::init_worker`, and its
+/// programs for inspection. See [`DistributeTranspiler`] for an example.
 #[derive(Clone, Debug)]
 pub struct TranspiledJob {
     pub job: ServerJob,
     pub transpiled: Transpiled,
-    /// A trainer's: what a worker is started with.
+    /// The trainer's programs, with which a worker starts.
     pub programs: Programs,
 }
 
@@ -48,8 +48,8 @@ impl DistributeTranspiler {
         DistributeTranspiler { config }
     }
 
-    /// Rewrites a network into a trainer's. What the original takes from a program with updates is
-    /// given here: the loss, and the optimizer.
+    /// Rewrites a network into a trainer's. The original takes the loss and the optimizer from a
+    /// program with updates; here they are arguments.
     #[track_caller]
     pub fn transpile(
         &self,
@@ -73,22 +73,22 @@ impl DistributeTranspiler {
 }
 
 impl TranspiledJob {
-    /// What a trainer runs in every step.
+    /// Returns the program that a trainer runs in every step.
     pub fn get_trainer_program(&self) -> &Program {
         &self.programs.main
     }
 
-    /// What the server at an endpoint does.
+    /// Returns the program of the server at an endpoint.
     pub fn get_pserver_program(&self, endpoint: &str) -> Result<Program> {
         self.transpiled.get_pserver_program(endpoint)
     }
 
-    /// That, and what makes its parameters.
+    /// Returns that program, and the one that creates its parameters.
     pub fn get_pserver_programs(&self, endpoint: &str) -> Result<Programs> {
         self.transpiled.get_pserver_programs(endpoint)
     }
 
-    /// What makes the parameters of the server at an endpoint.
+    /// Returns the program that creates the parameters of the server at an endpoint.
     pub fn get_startup_program(&self, endpoint: &str) -> Result<Program> {
         self.transpiled.get_startup_program(endpoint)
     }

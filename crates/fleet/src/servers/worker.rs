@@ -1,4 +1,4 @@
-//! A worker of a job with parameter servers: a session, and its traffic.
+//! A worker of a job with parameter servers: a session and its communication.
 
 use super::ServerJob;
 use super::describe::rates;
@@ -20,10 +20,10 @@ use fleet_strategy::servers::Exchange;
 use fleet_tensor::Tensor;
 use std::sync::Arc;
 
-/// What a worker's traffic was like.
+/// Statistics of a worker's communication.
 pub type WorkerStats = CommunicatorStats;
 
-/// A worker: its session runs steps, its traffic goes on beside them.
+/// A worker: its session runs steps, and its communication runs concurrently.
 ///
 /// ```
 /// use fleet::prelude::*;
@@ -68,15 +68,15 @@ pub struct Worker {
     pub session: Session,
     traffic: Arc<Traffic>,
     job: ServerJob,
-    /// Of a worker that was started again: how far its earlier processes came.
+    /// Progress of this worker's earlier processes, if it was restarted.
     before: Option<Progress>,
     stopped: bool,
     reporter: Reporter,
 }
 
 impl Worker {
-    /// Runs the startup program, brings the parameters of worker 0 to the servers and takes them
-    /// from there, with all workers, and starts the traffic.
+    /// Runs the startup program. Together with all workers it sends the parameters of worker 0 to
+    /// the servers and pulls them from there. Then starts the communication.
     pub fn start(
         servers: Arc<dyn Servers>,
         programs: Programs,
@@ -125,12 +125,12 @@ impl Worker {
         })
     }
 
-    /// Tells the launcher when this worker has finished, or failed and why.
+    /// Makes the worker report to the launcher that it has finished, or failed and why.
     pub(super) fn reports_to(self, reporter: &Reporter) -> Worker {
         Worker { reporter: reporter.clone(), ..self }
     }
 
-    /// The result of what this worker does together with the others.
+    /// Reports an error of an operation that involves the other workers.
     fn reported<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| self.reporter.failed(error))
     }
@@ -139,24 +139,24 @@ impl Worker {
         &self.job
     }
 
-    /// The servers, for what programs do not ask.
+    /// Returns the servers, for requests that programs do not make.
     pub fn servers(&self) -> &Arc<dyn Servers> {
         self.traffic.servers()
     }
 
-    /// A training step.
+    /// Runs a training step.
     pub fn run(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         let out = self.session.run(feed, fetch);
         let out = out.and_then(|out| after_step(&self.job, &self.traffic).map(|()| out));
         self.reported(out.map_err(|error| named(&self.job, error)))
     }
 
-    /// Trains on one pass of a dataset. The rows of a step are asked for while the step before
+    /// Trains on one pass of a dataset. The rows of a step are requested while the step before
     /// computes.
     ///
-    /// Synchronous workers make steps together: where their shares of the data differ, `run` wants
-    /// [`DatasetRun::together`], or a worker that is done first stops and the others go on without
-    /// it.
+    /// Synchronous workers make steps together. If their shares of the data differ in size, `run`
+    /// needs [`DatasetRun::together`]. Otherwise a worker that finishes first stops, and the others
+    /// continue without it.
     pub fn train_from_dataset(
         &mut self,
         dataset: &dyn Dataset,
@@ -174,7 +174,7 @@ impl Worker {
         self.reported(report)
     }
 
-    /// Runs the forward part on one pass of a dataset: nothing is updated but what metrics count.
+    /// Runs the forward part on one pass of a dataset. Only metric counts are updated.
     pub fn infer_from_dataset(
         &mut self,
         dataset: &dyn Dataset,
@@ -183,37 +183,37 @@ impl Worker {
         self.session.infer_from_dataset(dataset, run)
     }
 
-    /// What inference reads for ids that have no row.
+    /// Sets the values that inference reads for ids without a row.
     pub fn set_unknown_ids(&mut self, unknown: UnknownIds) {
         self.traffic.set_unknown(unknown);
     }
 
-    /// The forward part; ids that nobody knows read as zeros (or as [`Worker::set_unknown_ids`]
-    /// says), and get no row.
+    /// Runs the forward part. Ids without a row read as zeros or as selected by
+    /// [`Worker::set_unknown_ids`], and no row is created.
     pub fn evaluate(&mut self, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Result<Vec<Tensor>> {
         self.session.evaluate(feed, fetch)
     }
 
-    /// Says what the next step will be fed, before this one runs: its rows are asked for while this
-    /// one computes (in the modes that wait for nobody), or as soon as it has ended. A step that is
-    /// fed something else is right all the same.
+    /// Announces the feeds of the next step, before this one runs. In modes that do not wait for
+    /// other workers, the next step's rows are requested while this one computes; otherwise as soon
+    /// as it has ended. A step with other feeds is still correct.
     pub fn look_ahead(&self, next: &[(&str, &Tensor)]) -> Result<()> {
         look_ahead(&self.job, &self.traffic, next)
     }
 
-    /// Says that so many steps were made in an earlier run, whose tables were loaded: schedules of
-    /// rates go on from there. All workers call it.
+    /// Sets the number of steps made in an earlier run whose tables were loaded, from which
+    /// learning-rate schedules continue. All workers must call it.
     pub fn set_steps_done(&mut self, steps: u64) -> Result<()> {
         match &self.traffic.way {
             Way::Pushes(communicator) => communicator.set_steps_done(steps),
-            // Their rates are in the program.
+            // The rates of GEO are in its program.
             Way::Geo(geo) => geo.begin_after(steps, steps),
             Way::Reads(_) => Ok(()),
         }
     }
 
-    /// As [`set_steps_done`](Self::set_steps_done), where the tables have this worker's steps up to
-    /// `own` only: it was lost when they were saved ([`WorkerSeen::complete`]).
+    /// As [`set_steps_done`](Self::set_steps_done), for a worker that was lost when the tables were
+    /// saved: they contain its steps only up to `own` ([`WorkerSeen::complete`]).
     pub fn set_own_steps_done(&mut self, steps: u64, own: u64) -> Result<()> {
         match &self.traffic.way {
             Way::Pushes(communicator) => {
@@ -225,15 +225,17 @@ impl Worker {
         }
     }
 
-    /// For a worker that was started again while the others trained on, and for all workers of a
-    /// synchronous job that was restarted as a whole on durable servers; none for all others. Steps
-    /// of its earlier processes up to [`Progress::complete`] are wholly in the tables, counted from
-    /// the first of the job. This worker resumes after it: it must be fed the same batches as they
-    /// would have been. What some servers have of a step and others not goes to those alone, so
-    /// that every batch is in every table once. (In GEO up to `k_steps` steps may be twice in some
-    /// of the tables.)
+    /// Resumes a worker that was restarted while the others trained on, or any worker of a
+    /// synchronous job that was restarted as a whole on durable servers. Returns `None` for all
+    /// others.
     ///
-    /// Without this call its steps count anew, and everything that it sends is applied.
+    /// All tables contain the steps of the worker's earlier processes up to [`Progress::complete`],
+    /// counted from the first step of the job. This worker resumes after that step, and must be fed
+    /// the same batches as its earlier processes. Gradients of a step that only some servers have
+    /// are sent to the other servers alone, so that each table gets every batch once. In GEO, up to
+    /// `k_steps` steps may count twice in some of the tables.
+    ///
+    /// Without this call the worker's steps count anew, and all its gradients are applied.
     ///
     /// ```no_run
     /// # use fleet::prelude::*;
@@ -255,18 +257,19 @@ impl Worker {
         Ok(Some(progress.clone()))
     }
 
-    /// Whether earlier processes of this worker have made steps that the servers hold:
-    /// [`Worker::go_on`] returns them.
+    /// Returns whether the servers hold steps of this worker's earlier processes, which
+    /// [`Worker::go_on`] returns.
     pub fn resumes(&self) -> bool {
         self.before.is_some()
     }
 
-    /// Returns when all workers that have not stopped have called it.
+    /// Waits until all workers that have not stopped have called it.
     pub fn barrier(&self) -> Result<()> {
         self.reported(self.servers().arrive(Arrival::Received))
     }
 
-    /// Waits until what this worker has sent is applied, and takes the newest parameters.
+    /// Waits until everything that this worker has sent is applied, and pulls the newest
+    /// parameters.
     pub fn flush(&mut self) -> Result<()> {
         let flushed = self.flush_traffic();
         self.reported(flushed)
@@ -283,8 +286,8 @@ impl Worker {
         }
     }
 
-    /// What the servers know of every worker of the job: how many steps it has made, how often it
-    /// was started, and whether the others go on without it.
+    /// Returns the servers' view of every worker of the job: its steps, its number of starts, and
+    /// whether the others continue without it.
     pub fn workers(&self) -> Result<Vec<WorkerSeen>> {
         self.servers().workers()
     }
@@ -297,8 +300,8 @@ impl Worker {
         }
     }
 
-    /// Sends what is left and says goodbye; the last worker stops the servers. The session keeps
-    /// the parameters.
+    /// Sends all pending gradients and leaves the job; the last worker stops the servers. The
+    /// session keeps the parameters.
     pub fn stop(&mut self) -> Result<()> {
         if self.stopped {
             return Ok(());
@@ -317,7 +320,7 @@ impl Worker {
     }
 }
 
-/// Where memory does not last for what a worker of GEO holds, says what that is.
+/// Adds the sizes of GEO's tables to an error, if memory is exhausted.
 fn holds_tables(job: &ServerJob, error: Error) -> Error {
     if !(job.plan.exchange.is_geo() && error.kind() == ErrorKind::Exhausted) {
         return error;
@@ -331,17 +334,18 @@ fn holds_tables(job: &ServerJob, error: Error) -> Error {
     )
 }
 
-/// A step has run.
+/// Counts a completed step.
 fn after_step(job: &ServerJob, traffic: &Traffic) -> Result<()> {
     traffic.servers().count_step();
     match (job.plan.exchange, &traffic.way) {
-        // No op of the program says so: nobody waits for the end of a step.
+        // No op of an async program marks the end of a step.
         (Exchange::Async, Way::Pushes(communicator)) => communicator.sent(),
         _ => Ok(()),
     }
 }
 
-/// Says what the tables are, where a number in one of them was wrong: servers know them by number.
+/// Adds the names of the tables to an error about a number in one of them: servers know tables by
+/// id only.
 fn named(job: &ServerJob, error: Error) -> Error {
     if error.kind() != ErrorKind::Numeric {
         return error;
@@ -359,10 +363,10 @@ fn named(job: &ServerJob, error: Error) -> Error {
     error.at(format!("tables: {}", all.join("; ")))
 }
 
-/// Parameters of a dense table that an error names.
+/// Maximum number of a dense table's parameters that an error names.
 const NAMES_SHOWN: usize = 4;
 
-/// Asks for the rows of a coming step.
+/// Requests the rows of the next step.
 fn look_ahead(job: &ServerJob, traffic: &Traffic, next: &[(&str, &Tensor)]) -> Result<()> {
     let Way::Pushes(communicator) = &traffic.way else { return Ok(()) };
     for lookup in job.plan.lookups.iter().filter(|lookup| lookup.is_fed) {
@@ -381,7 +385,7 @@ fn look_ahead(job: &ServerJob, traffic: &Traffic, next: &[(&str, &Tensor)]) -> R
     Ok(())
 }
 
-/// The parameters of a dense table, from the scope.
+/// Reads the parameters of a dense table from the scope.
 fn gather(session: &Session, params: &[(String, usize)]) -> Result<Vec<f32>> {
     let mut all = Vec::new();
     for (name, _) in params {
@@ -401,9 +405,10 @@ fn scatter(session: &mut Session, params: &[(String, usize)], values: &[f32]) ->
     Ok(())
 }
 
-/// Worker 0 brings the parameters; all take them. A worker that was restarted while the others
-/// train takes the place of its earlier processes and returns their progress. So do all workers of
-/// a synchronous job that is restarted as a whole on durable servers: they meet from the start.
+/// Sends the parameters of worker 0 to the servers, from which all workers pull them. A worker that
+/// was restarted while the others train takes over from its earlier processes and returns their
+/// progress. So do all workers of a synchronous job that is restarted as a whole on durable
+/// servers: they join from the first round.
 fn meet(
     servers: &dyn Servers,
     job: &ServerJob,
@@ -434,7 +439,7 @@ fn meet(
         return Ok(None);
     }
     let earlier = servers.take_over()?;
-    // The servers have come to one step: none has a part of a later one.
+    // The servers have settled on one step: none has a part of a later one.
     Ok(Some(Progress::of_steps(earlier.base, earlier.base + steps)))
 }
 
@@ -445,7 +450,8 @@ fn bring(servers: &dyn Servers, job: &ServerJob, session: &Session) -> Result<()
     Ok(())
 }
 
-/// Whether a worker may join a job that trains already. What it had computed and not sent is lost.
+/// Checks that a worker may join a job that is already training. Gradients that the worker's
+/// earlier process had not sent are lost.
 fn can_come_back(job: &ServerJob) -> Result<()> {
     if job.plan.exchange != Exchange::Sync {
         return Ok(());
@@ -469,7 +475,7 @@ pub(super) fn pull(servers: &dyn Servers, job: &ServerJob, session: &mut Session
     Ok(())
 }
 
-/// A worker's own copies of all tables: (table, parameters, numbers of a row).
+/// A worker's own copies of all tables: (table, parameters, width of a row).
 type Copies = Vec<(u32, Vec<(String, usize)>, Option<usize>)>;
 
 fn copies(job: &ServerJob) -> Copies {

@@ -1,6 +1,6 @@
-//! Starts the ranks of a job: this test binary again, told by its environment what to do. Its root
-//! module has a test `a_rank`, which does nothing in the process of the tests and the job's work in
-//! a rank. The test that calls [`run`] plays the launcher.
+//! Starts the ranks of a job: this test binary again, with the job in its environment. The root
+//! module of the binary has a test `a_rank`, which runs the job in a rank and does nothing in the
+//! process of the tests. The test that calls [`run`] acts as the launcher.
 
 use fleet::topology::{Env, Topology};
 use fleet::{Fleet, Result};
@@ -10,17 +10,17 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-/// Names the job of a started rank, and a folder that it may use.
+/// Variable with the job of a started rank.
 pub const JOB: &str = "FLEET_TEST_JOB";
 const FOLDER: &str = "FLEET_TEST_FOLDER";
 
-/// What this process is to do where it is a rank: the job, and the folder that it may use.
+/// Returns the job of this process and its folder, if it is a rank.
 pub fn work() -> Option<(String, PathBuf)> {
     let job = std::env::var(JOB).ok()?;
     Some((job, std::env::var_os(FOLDER).unwrap_or_default().into()))
 }
 
-/// Ends a rank as its job has ended.
+/// Exits with the rank's outcome.
 pub fn end(outcome: Result<()>) {
     if let Err(error) = outcome {
         eprintln!("error: {error}");
@@ -32,18 +32,18 @@ pub fn init() -> Result<Fleet> {
     Fleet::init(Topology::collective(&Env::process())?)
 }
 
-/// Jobs here take a second or two; on a loaded machine a few times that. One that takes so long
-/// hangs.
+/// Jobs here take a second or two, and a few times that on a loaded machine. A job that takes
+/// longer than this hangs.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// Numbers and processes of ranks that have not ended. None outlives the test that has started it.
+/// Ranks that still run, with their process ids. None outlives the test that started it.
 #[derive(Default)]
 struct Running(BTreeMap<usize, u32>);
 
 impl Drop for Running {
     fn drop(&mut self) {
         for pid in self.0.values() {
-            // It may be ending just now.
+            // The process may be ending already, so a failure is ignored.
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
     }
@@ -58,7 +58,7 @@ pub fn run_in(job: &str, ranks: usize, folder: &str) -> Vec<Output> {
     run_with(job, ranks, folder, &[])
 }
 
-/// With more in the environment.
+/// As [`run_in`], with more environment variables.
 pub fn run_with(
     job: &str,
     ranks: usize,
@@ -109,7 +109,7 @@ pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Every rank came to its end.
+/// Asserts that every rank succeeded.
 pub fn all_well(outputs: &[Output]) {
     for output in outputs {
         assert!(output.status.success(), "{}", said(output));

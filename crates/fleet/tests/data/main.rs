@@ -1,4 +1,4 @@
-//! Data into programs, metrics out of jobs.
+//! Tests of data that feeds programs, and of metrics over a job.
 
 #[path = "../common/launch.rs"]
 mod launch;
@@ -10,7 +10,7 @@ use fleet::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a started rank does; nothing in the process of the tests.
+/// Runs the job of a started rank; does nothing in the process of the tests.
 #[test]
 fn a_rank() {
     if let Some((job, folder)) = launch::work() {
@@ -18,7 +18,7 @@ fn a_rank() {
     }
 }
 
-/// A folder that goes away with the test.
+/// A folder that is removed at the end of the test.
 pub struct Folder {
     pub path: PathBuf,
 }
@@ -46,13 +46,13 @@ impl Drop for Folder {
     }
 }
 
-/// A line on which y = 2a - b, made from a number.
+/// Returns a line with y = 2a - b, derived from a number.
 pub fn line(number: usize) -> String {
     let (a, b) = ((number * 37 % 97) as f32 / 97.0, (number * 53 % 89) as f32 / 89.0);
     format!("2 {a} {b} 1 {}\n", 2.0 * a - b)
 }
 
-/// A regression of y on two numbers; its programs and the name of its loss.
+/// Builds a regression of y on two numbers; returns its loss.
 pub fn regression(net: &Net) -> Var<'_> {
     let (x, y) = (net.data("x", [-1, 2], DType::F32), net.data("y", [-1, 1], DType::F32));
     x.fc(1).mse_loss(y, Reduction::Mean)

@@ -119,7 +119,7 @@ fn what_is_fetched_is_printed_and_handed_over() {
     assert_eq!((handled[6].0, handled[6].1), (7, 70));
     assert_eq!(report.last[0].1.item::<f32>().unwrap(), handled[6].2);
 
-    // A handler that is due late sees the last batch; its error ends the pass.
+    // A handler with a long period sees only the last batch. A handler's error ends the pass.
     let mut calls = 0;
     let late = DatasetRun::new().handler(Duration::MAX, |fetched| {
         calls += 1;
@@ -164,7 +164,7 @@ fn bad_lines_and_missing_inputs_are_named() {
     assert!(session.train_from_dataset(&none, DatasetRun::new().ahead(0)).is_err());
 }
 
-/// The sum of the rows of a record's words, each row being (its number, 1).
+/// Returns the sum of the embedding rows of each record's words; row i of the table is (i, 1).
 fn pooled(width: i64, padding: Option<i64>, lines: &str) -> Result<Vec<f32>> {
     let net = Net::new();
     let words = net.data("words", [-1, width], DType::I64);
@@ -174,7 +174,7 @@ fn pooled(width: i64, padding: Option<i64>, lines: &str) -> Result<Vec<f32>> {
     looked_up(&net, &sums, lines)
 }
 
-/// What a program fetches for lines of words, two at a time.
+/// Returns the values that a program fetches for lines of words, in batches of two.
 fn looked_up(net: &Net, fetch: &str, lines: &str) -> Result<Vec<f32>> {
     let mut session = Session::new(net.build()?, ExecOptions::default())?;
     let table: Vec<f32> = (0..12).flat_map(|row| [row as f32, 1.0]).collect();
@@ -203,7 +203,7 @@ fn ragged_slots_are_padded_as_the_program_wants() {
     assert_eq!(pooled(-1, Some(9), lines).unwrap(), sums);
     let long = pooled(2, Some(9), lines).unwrap_err().to_string();
     assert!(long.contains("slot 'words' has too many values: expected at most 2, got 3"), "{long}");
-    // Without a row that is zero, nothing can stand for what a record lacks.
+    // Without a zero row, no id can pad short records.
     assert_eq!(pooled(2, None, "2 3 4\n2 5 1\n").unwrap(), [7.0, 2.0, 6.0, 2.0]);
     let short = pooled(4, None, lines).unwrap_err().to_string();
     assert!(short.contains("expected exactly 4 in every record, got 2"), "{short}");
@@ -211,14 +211,14 @@ fn ragged_slots_are_padded_as_the_program_wants() {
     assert!(longest.contains("input 'words'") && longest.contains("padding_idx"), "{longest}");
 }
 
-/// The documented wide & deep: inputs of lod level 1, a word in each record.
+/// As the documented wide & deep: inputs of lod level 1, with one word per record.
 #[test]
 fn inputs_of_ragged_rows_take_one_id_a_record_beside_dense_ones() {
     let run = |lines: &str| {
         let net = Net::new();
         let words = net.data_lod("words", [-1, 1], DType::I64, 1);
         let rows = words.embedding(Embedding::new(12, 2).weight("table")).reshape([-1, 2]);
-        // As many rows as there are words, which is one a record here.
+        // There are as many rows as words: one per record.
         let all = net.concat(&[rows, words.cast(DType::F32)], 1).name();
         looked_up(&net, &all, lines)
     };

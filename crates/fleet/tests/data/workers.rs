@@ -1,4 +1,4 @@
-//! Data and metrics of several workers: real processes.
+//! Data and metrics of several workers, as real processes.
 
 use crate::launch::{all_well, init, run, run_in, said};
 use crate::{Folder, line, loaded, parameters, regression, text_files};
@@ -12,10 +12,10 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
-/// Records of a worker: several rounds of a shuffle.
+/// Records per worker: enough for several rounds of a shuffle.
 const RECORDS: usize = 5000;
 
-/// The jobs that ranks are started for.
+/// Runs the job of a started rank.
 pub fn work(job: &str, folder: &Path) -> Result<()> {
     match job {
         "shuffle" => shuffle(),
@@ -26,7 +26,7 @@ pub fn work(job: &str, folder: &Path) -> Result<()> {
     }
 }
 
-/// The words behind `key` on a line that the rank has printed.
+/// Returns the words after `key` on a line that the rank printed.
 fn printed(output: &Output, key: &str) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let start = format!("{key}: ");
@@ -35,7 +35,7 @@ fn printed(output: &Output, key: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_string).collect()
 }
 
-/// Ids that no other worker has; workers have different numbers of them.
+/// Makes a dataset of ids that no other worker has; workers have different numbers of them.
 fn numbered(rank: usize) -> Result<InMemoryDataset> {
     let folder = Folder::new("numbered");
     let count = RECORDS + 100 * rank;
@@ -67,7 +67,7 @@ fn shuffle() -> Result<()> {
     fleet.finish()
 }
 
-/// A worker that is killed in the third exchange.
+/// An exchange that kills its process in the third call, on rank 1.
 struct Dying {
     exchange: WorkerExchange,
     calls: usize,
@@ -85,7 +85,7 @@ impl Exchange for Dying {
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         self.calls += 1;
         if self.calls == 3 && self.rank() == 1 {
-            // As the kernel does it: no destructor, no goodbye.
+            // As the kernel kills it: without destructors or leaving the job.
             let own = std::process::id().to_string();
             std::process::Command::new("kill").args(["-9", &own]).status().unwrap();
             std::thread::park();
@@ -126,7 +126,7 @@ fn metrics() -> Result<()> {
     fleet.finish()
 }
 
-/// Worker 0 has 30 records and worker 1 has 47: 3 batches of 10, and 5.
+/// Worker 0 has 30 records, and worker 1 has 47: 3 batches of 10, and 5.
 fn uneven(folder: &Path) -> Result<()> {
     let fleet = init()?;
     let net = Net::new();
@@ -140,7 +140,7 @@ fn uneven(folder: &Path) -> Result<()> {
     let report = session.train_from_dataset(&dataset, run)?;
     println!("report: {} {} {}", report.batches, report.records, report.records_left);
     println!("parameters: {:?}", parameters(&session));
-    // The loader deals samples of all workers out evenly by itself.
+    // The loader itself divides the samples evenly among workers.
     let samples = Arc::new(loaded(text_files(&session, 10), &[folder.join("part-0")]));
     let mut batch = Batch::new(samples.layout());
     let (rank, world_size) = (fleet.worker_index(), fleet.worker_num());

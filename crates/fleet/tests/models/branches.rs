@@ -1,16 +1,16 @@
-//! `Net::cond`: gradients of both branches against finite differences, and what is refused.
-//! (`forked` in the zoo is held to the interpreter with every rewrite.)
+//! Tests of `Net::cond`: gradients of both branches against finite differences, and rejected uses.
+//! (The zoo's `forked` model is compared with the interpreter under every rewrite.)
 
 use fleet::prelude::*;
 use fleet::strategy::AmpConfig;
 use fleet::{DistributedStrategy, Fleet, Interpreter};
 
-/// The width of a finite difference, and how far it may be from the gradient.
+/// Step of a finite difference, and its largest allowed distance from the gradient.
 const WIDTH: f32 = 1e-2;
 const APART_MAX: f32 = 2e-3;
 
-/// Parameters of one branch, of a branch in a branch, of both and of none; variables from outside
-/// that both branches use, and a result that is used twice.
+/// Builds a network with parameters of one branch, of a nested branch, of both branches and of
+/// none. Both branches use variables from outside, and one result is used twice.
 fn network(net: &Net) -> Var<'_> {
     let x = net.data("x", [-1, 3], DType::F32);
     let side = net.data("side", [1], DType::F32);
@@ -38,7 +38,7 @@ fn number(tensor: &Tensor) -> f32 {
     tensor.to_vec::<f32>().unwrap()[0]
 }
 
-/// The gradient of a parameter by finite differences of the interpreter's loss.
+/// Returns the gradient of a parameter by finite differences of the interpreter's loss.
 fn differences(net: &Net, scope: &mut Scope, loss: &str, parameter: &str, side: f32) -> Vec<f32> {
     let forward = net.build().unwrap().for_test().unwrap();
     let (x, side) = feeds(side);
@@ -96,8 +96,8 @@ fn gradients_are_those_of_the_branch_that_runs() {
     assert_eq!(zeros, [5, 5, 5, 5]);
 }
 
-/// What a branch makes has a value in some steps only, and nobody is given the memory of something
-/// else.
+/// A branch's variables have a value in only some steps, and a fetch must not return another
+/// variable's memory.
 #[test]
 fn what_a_branch_makes_is_not_fetched() {
     let net = Net::new();
@@ -155,7 +155,7 @@ fn mistakes_are_told_where_they_are_made() {
     );
 }
 
-/// Precisions are chosen op by op along the root block; branches are not looked into.
+/// Precisions are chosen op by op in the root block, not in branches.
 #[test]
 fn mixed_precision_is_refused() {
     let net = Net::new();
@@ -167,7 +167,7 @@ fn mixed_precision_is_refused() {
     assert!(error.contains("amp cannot choose precisions in the branches of a cond"), "{error}");
 }
 
-/// A rate that the user's function gives goes on where a checkpoint left it, in sessions and
+/// A user-defined learning-rate function continues after a checkpoint is loaded, in sessions and
 /// datasets.
 #[test]
 fn the_session_calls_schedules_of_the_host() {
@@ -193,7 +193,8 @@ fn the_session_calls_schedules_of_the_host() {
     }
     assert_eq!(rates(&mut later, 3), [0.5, 1.0 / 3.0, 1.0 / 3.0]);
 
-    // No number in the first step is told by minimize, in a later one by the step.
+    // A rate that is not a number is an error of `minimize` in the first step, and of the step
+    // later.
     let minimize = |factor: fn(u64) -> f64| {
         let net = Net::new();
         let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();

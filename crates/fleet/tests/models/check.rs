@@ -1,26 +1,26 @@
-//! What is checked of each model.
+//! Checks of each model.
 
 use crate::zoo::{Batch, Model, STEPS, feed};
 use fleet::prelude::*;
 use fleet::{DType, Interpreter};
 use std::collections::BTreeSet;
 
-/// How far sums in another order may lead apart: the largest difference of a tensor over its
-/// largest value. Adam divides small gradients by small numbers, which makes it more than the 1e-6
-/// of one sum.
+/// Tolerance for sums in another order: the largest difference of a tensor over its largest value.
+/// Adam divides small gradients by small numbers, so this is more than the 1e-6 of one sum.
 const TOLERANCE: f64 = 5e-6;
 
-/// Deep networks of relus amplify rounding. What an input shaken in its last bits does to the
-/// interpreter's own results, times this, is rounding too: shaken is one place, sums are many.
+/// Deep networks of relus amplify rounding. The test perturbs the last bits of the input and
+/// measures the effect on the interpreter's results. This many times that effect still counts as
+/// rounding, since a run reorders many sums, and the perturbation is in one place.
 const SHAKEN_FACTOR: f64 = 16.0;
 
-/// Losses and everything that lives in the scope after training.
+/// Losses, and all variables of the scope after training.
 pub struct Trace {
     pub losses: Vec<Tensor>,
     pub scope: Scope,
 }
 
-/// A scope after the startup program.
+/// Returns a scope after the startup program.
 fn start(model: &Model) -> Scope {
     let mut scope = Scope::new();
     let mut executor = Executor::new(ExecOptions::threads(2));
@@ -35,7 +35,7 @@ fn start(model: &Model) -> Scope {
     scope
 }
 
-/// The batches with images that differ in their last bits; none where ids are fed.
+/// Returns the batches with images perturbed in their last bits; `None` for models of ids.
 fn shaken(model: &Model) -> Option<Vec<Batch>> {
     model.batches[0].iter().find(|(name, _)| *name == "x")?;
     let shake = |(name, tensor): &(&'static str, Tensor)| {
@@ -73,7 +73,7 @@ fn train(model: &Model, start: &Scope, options: ExecOptions) -> Trace {
     Trace { losses, scope }
 }
 
-/// Build options with one switch on, by name.
+/// Returns build options with one switch on, by name.
 fn switches() -> Vec<(&'static str, BuildOptions)> {
     let one = |name, set: fn(&mut BuildOptions)| {
         let mut options = BuildOptions::none();
@@ -95,10 +95,10 @@ fn switches() -> Vec<(&'static str, BuildOptions)> {
     ]
 }
 
-/// Switches that move no sum: their results are the interpreter's, bit for bit.
+/// Switches that reorder no sum: their results equal the interpreter's bit for bit.
 const BITWISE: [&str; 4] = ["none", "enable_inplace", "lanes", "fuse_all_optimizer_ops"];
 
-/// What the largest model is trained with; the smaller ones see the rest.
+/// Switches under which the largest model is trained; smaller models are trained under all.
 const LARGE: [&str; 5] = ["none", "fuse_bn_act_ops", "fuse_bn_add_act_ops", "choose_layout", "all"];
 
 pub fn training(model: &Model) {
@@ -131,7 +131,7 @@ fn compare(what: &str, expected: &Trace, found: &Trace, limit: f64) {
     assert!(apart <= limit, "{what}: '{name}' is {apart:.1e} apart");
 }
 
-/// The largest distance between two runs, and where it is.
+/// Returns the largest distance between two runs, and the name of its tensor.
 fn worst(expected: &Trace, found: &Trace) -> (f64, String) {
     let mut worst = (0.0, String::new());
     let mut see = |name: &str, a: &Tensor, b: &Tensor| {
@@ -152,8 +152,8 @@ fn worst(expected: &Trace, found: &Trace) -> (f64, String) {
     worst
 }
 
-/// The largest difference over the largest value, 0 for equal bits; NaN differs from everything
-/// else.
+/// Returns the largest difference over the largest value, and 0 for equal bits. NaN differs from
+/// everything else.
 fn distance(expected: &Tensor, found: &Tensor) -> f64 {
     assert_eq!((expected.dtype(), expected.shape()), (found.dtype(), found.shape()));
     if expected.as_bytes() == found.as_bytes() {
@@ -209,18 +209,18 @@ pub fn evaluation(model: &Model) {
         let apart = distance(expected, first);
         assert!(apart <= TOLERANCE, "{}: '{name}' is {apart:.1e} apart", model.name);
     }
-    // Training goes on from where it was.
+    // Training continues from its earlier state.
     session.run(&feed(&model.batches[1]), &[]).unwrap();
 }
 
-/// Counts of the metric `auc`, which also counts what it sees in evaluation.
+/// Returns the counters of the metric `auc`, which evaluation also updates.
 fn counters(model: &Model) -> BTreeSet<String> {
     let main = &model.programs.main;
     let auc = main.root_ops().filter(|(_, op)| op.name() == "auc");
     auc.flat_map(|(_, op)| op.all_outputs()).map(|var| main.var_name(var).to_string()).collect()
 }
 
-/// Variables spread over the program that are fetched one at a time.
+/// Number of variables, spread over the program, that are fetched one at a time.
 const FETCHES: usize = 12;
 
 pub fn fetches(model: &Model) {
@@ -253,7 +253,7 @@ pub fn fetches(model: &Model) {
     for ((name, expected), found) in names.iter().zip(&expected).zip(&all) {
         check(name, expected, found);
     }
-    // One at a time, so that the fusions around it are made.
+    // Fetch one at a time, so that the fusions around the variable are still made.
     let stride = names.len().div_ceil(FETCHES);
     for (name, expected) in names.iter().zip(&expected).step_by(stride) {
         let found = executor.run(main, &mut copy(&start), &batch, &[name]).unwrap();
@@ -262,7 +262,7 @@ pub fn fetches(model: &Model) {
     assert_eq!(model.batches.len(), STEPS);
 }
 
-/// A plan for batches as large as in real training, which costs nothing.
+/// Plans batches as large as in real training; planning runs nothing.
 pub fn memory(model: &Model) {
     let mut executor = Executor::new(ExecOptions::threads(2));
     let metas: Vec<_> = model.batches[0]

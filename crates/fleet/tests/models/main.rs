@@ -1,5 +1,5 @@
-//! Every model of the zoo: the executor with each of its rewrites against the interpreter, one
-//! thread against several, evaluation, fetches by name, memory.
+//! Tests of every model of the zoo: the executor with each of its rewrites against the interpreter,
+//! one thread against several, evaluation, fetches by name, memory.
 
 mod branches;
 mod check;

@@ -1,10 +1,10 @@
-//! Mixed precision in bfloat16: where the machine multiplies bf16 by itself, gradients are those of
-//! the program in f32 to what rounding allows, fused or not.
+//! Mixed precision in bfloat16. On machines with bf16 multiplication, gradients equal those of the
+//! f32 program up to rounding, fused or not.
 
 use fleet::prelude::*;
 use fleet::{DistributedStrategy, Fleet};
 
-/// Wide enough that products go to the machine's bf16 unit, with edges that fill no tile.
+/// Large enough for the machine's bf16 unit, with edges that do not fill a tile.
 const ROWS: i64 = 70;
 const INPUTS: i64 = 45;
 const HIDDEN: i64 = 83;
@@ -12,7 +12,7 @@ const HIDDEN: i64 = 83;
 const SEEN: [&str; 5] =
     ["fc_0.w_0@GRAD", "fc_0.b_0@GRAD", "fc_1.w_0@GRAD", "fc_1.b_0@GRAD", "fc_2.w_0@GRAD"];
 
-/// The gradients of one step.
+/// Returns the gradients of one step.
 fn gradients(act: Option<Act>, half: bool, fused: bool) -> Result<Vec<Vec<f32>>> {
     let net = Net::new();
     let x = net.data("x", [-1, INPUTS], DType::F32);

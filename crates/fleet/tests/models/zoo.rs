@@ -1,4 +1,4 @@
-//! Every model of the zoo at a small size, with three batches of random input each.
+//! Every model of the zoo at a small size, each with three batches of random input.
 
 use fleet::nn::Programs;
 use fleet::nn::models::*;
@@ -12,16 +12,16 @@ pub struct Model {
     pub name: &'static str,
     pub programs: Programs,
     pub loss: String,
-    /// What is fetched in evaluation.
+    /// Variables to fetch in evaluation.
     pub outputs: Vec<String>,
     pub batches: Vec<Batch>,
-    /// What the shifts of batch norms start from.
+    /// Initial value of the shifts of batch norms.
     pub shift: f32,
 }
 
 pub const STEPS: usize = 3;
 
-/// A feed list of a batch.
+/// Returns a batch as a feed list.
 pub fn feed(batch: &Batch) -> Vec<(&str, &Tensor)> {
     batch.iter().map(|(name, tensor)| (*name, tensor)).collect()
 }
@@ -98,8 +98,8 @@ pub fn resnet50() -> Model {
     residual("resnet50", 50, 0.001, 3.0)
 }
 
-/// A network with branches inside of a branch, images before, in and behind them: which one a batch
-/// takes depends on its mean.
+/// A network with a branch inside a branch, and images before, in and after them. A batch's mean
+/// decides which branch it takes.
 pub fn forked() -> Model {
     let net = seeded();
     let (x, y) = (net.data("x", [-1, 3, 12, 12], DType::F32), net.data("y", [-1, 1], DType::I64));
@@ -116,7 +116,7 @@ pub fn forked() -> Model {
     net.minimize(loss, Momentum::new(0.01, 0.9).grad_clip(GradClip::GlobalNorm(5.0))).unwrap();
     let outputs = vec![logits.name(), loss.name()];
     let mut model = Model::new("forked", &net, loss.name(), outputs, image_batch(4, 3, 12));
-    // Every way is taken once.
+    // Each path is taken once.
     for ((_, x), shift) in model.batches.iter_mut().map(|batch| &mut batch[0]).zip([1.0, 3.0, -1.0])
     {
         x.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|value| *value += shift);
@@ -124,7 +124,7 @@ pub fn forked() -> Model {
     model
 }
 
-/// Depthwise convolutions behind relus: one keeps the size, one halves it.
+/// Depthwise convolutions after relus: one keeps the size, one halves it.
 pub fn depthwise() -> Model {
     let net = seeded();
     let (x, y) = (net.data("x", [-1, 3, 16, 16], DType::F32), net.data("y", [-1, 1], DType::I64));
@@ -142,8 +142,8 @@ pub fn depthwise() -> Model {
     Model::new("depthwise", &net, loss.name(), outputs, image_batch(4, 3, 16))
 }
 
-/// Layers of fresh batch norms amplify rounding until a relu somewhere turns round. With shifts of
-/// some standard deviations few values are near nought.
+/// Builds a ResNet. Freshly initialised batch norms amplify rounding until the sign of a relu's
+/// input flips. Shifts of some standard deviations leave few values near zero.
 fn residual(name: &'static str, layers: u32, rate: f64, shift: f32) -> Model {
     let net = seeded();
     let model = resnet(&net, &ResNetConfig { layers, classes: 10, size: 64 });
@@ -176,7 +176,7 @@ fn small_bert() -> BertConfig {
 }
 
 fn encoder_batch(rng: &mut Sequence, rows: i64, length: i64) -> Batch {
-    // Sequences are padded behind a length of their own.
+    // Each sequence has a random length and is padded after it.
     let lengths: Vec<i64> = (0..rows).map(|_| length - rng.below(6) as i64).collect();
     let mask: Vec<f32> = (0..rows * length)
         .map(|at| f32::from(u8::from(at % length < lengths[(at / length) as usize])))
@@ -251,7 +251,7 @@ pub fn wide_deep_adagrad() -> Model {
     wide_deep_by("wide_deep_adagrad", Adagrad::new(0.01))
 }
 
-/// With a rule of its own for the table.
+/// Builds the model with a separate update rule for the table.
 fn wide_deep_by(name: &'static str, rule: impl Into<OptimizerDesc>) -> Model {
     let net = seeded();
     let config = WideDeepConfig {

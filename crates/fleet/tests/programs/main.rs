@@ -1,8 +1,8 @@
-//! The random programs of `crates/fleet-exec/tests/programs` under what a job adds: the rings of
-//! `fleet-comm` between ranks that are threads, the tables of parameter servers in this process,
-//! and programs that strategies rewrote. Every variable ends at a guard page.
+//! The random programs of `crates/fleet-exec/tests/programs`, extended by parts of a job: rings of
+//! `fleet-comm` between ranks that are threads, tables of parameter servers in this process, and
+//! rewrites by strategies. Every variable ends at a guard page.
 //!
-//! `FLEET_PROGRAMS`, `FLEET_PROGRAMS_FROM` and `FLEET_GUARD` mean what they mean there.
+//! `FLEET_PROGRAMS`, `FLEET_PROGRAMS_FROM` and `FLEET_GUARD` have the same meaning as there.
 
 #[path = "../../../fleet-exec/tests/programs/generate.rs"]
 mod generate;
@@ -29,7 +29,7 @@ use std::time::Duration;
 #[global_allocator]
 static ALLOCATOR: guard::GuardAllocator = guard::GuardAllocator;
 
-/// Programs of a run that says nothing else, of each kind: some seconds.
+/// Default number of programs of each kind in a run: takes some seconds.
 const PROGRAMS: u64 = 150;
 
 #[test]
@@ -64,7 +64,7 @@ fn batch_of_strategies() {
     harness::run_batch(strategies::attempt);
 }
 
-/// The `y` that two ranks fetch from a program on ring 0; rank 1 runs `other`, if given.
+/// Returns the `y` that two ranks fetch from a program on ring 0. Rank 1 runs `other`, if given.
 fn of_two_ranks(body: &str, other: Option<&str>, x: &Tensor) -> Vec<Vec<f32>> {
     let parsed = |body: &str| {
         let text = format!("fleet program 1\nblock0 {{\n{body}\n}}");
@@ -98,7 +98,7 @@ fn a_tensor_without_elements_is_reduced() {
     assert!(of_two_ranks(body, None, &x).iter().all(Vec::is_empty));
 }
 
-/// A network without parameters has none to send.
+/// A network without parameters sends nothing.
 #[test]
 fn a_collective_of_no_variables_does_nothing() {
     let x = Tensor::from_slice(&[5.0f32], [1]).expect("fits");
@@ -110,10 +110,11 @@ fn a_collective_of_no_variables_does_nothing() {
 /// A ring of a job: its id, and its members.
 type RingOf = (i64, Vec<usize>);
 
-/// No program waits so long for its peer, unless it hangs.
+/// Timeout for a peer; only a program that hangs waits this long.
 const HANGS: Duration = Duration::from_secs(60);
 
-/// Runs `work` at every rank of a job of threads; the outcome of each. A fault of ours is an error.
+/// Runs `work` at every rank of a job of threads; returns each outcome. A fault of Fleet itself is
+/// an error.
 fn run_ranks<T: Send>(
     ranks: usize,
     rings: &[RingOf],
@@ -134,7 +135,7 @@ fn run_ranks<T: Send>(
                 }
                 let ended = services.clone();
                 let outcome = guarded("a rank", || work(rank, services)).and_then(|it| it);
-                // Its peer may wait for it.
+                // Its peer may wait for this rank.
                 outcome.inspect_err(|error| ended.abort(error))
             })
         };

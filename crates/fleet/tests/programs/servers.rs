@@ -1,4 +1,4 @@
-//! Programs that talk with the tables of servers in this process.
+//! Programs that use tables of servers in this process.
 
 use crate::generate::{self, Talk};
 use crate::harness::{guarded, is_accepted};
@@ -9,12 +9,12 @@ use fleet::servers::{Place, ServerJob, Worker};
 use fleet::{DistributedStrategy, Error, Result};
 use std::sync::Arc;
 
-/// Numbers of a row of the two sparse tables.
+/// Widths of the rows of the two sparse tables.
 const WIDTHS: [i64; 2] = [8, 3];
 
 pub const TALK: Talk = Talk::Tables(WIDTHS);
 
-/// A worker of a small network whose tables are those of [`TALK`], and a dense one of 64 numbers.
+/// Returns a worker of a small network with the tables of [`TALK`] and a dense one of 64 numbers.
 fn worker(seed: u64, threads: usize) -> Result<Worker> {
     let net = Net::new();
     let ids = net.data("ids", [-1, 1], DType::I64);
@@ -44,7 +44,7 @@ pub fn attempt(seed: u64) -> Result<bool> {
         }
         Ok(())
     })?;
-    // Pushes of the program are applied, or refused, before the tables go.
+    // Pushes of the program are applied or refused before the tables are dropped.
     let flushed = guarded("what a worker has sent", || worker.flush())?;
     guarded("the end of a worker", || worker.stop())?.ok();
     Ok(is_accepted(&outcome) && is_accepted(&flushed))

@@ -1,4 +1,4 @@
-//! Random programs that end in a loss, rewritten by random strategies, trained at one and two
+//! Random programs that end in a loss, rewritten by random strategies, and trained on one and two
 //! ranks.
 
 use crate::generate;
@@ -23,7 +23,7 @@ struct Case {
     optimizer: OptimizerDesc,
     strategy: DistributedStrategy,
     ranks: usize,
-    /// For reports.
+    /// Description for reports.
     text: String,
 }
 
@@ -43,7 +43,7 @@ impl Case {
         Some(Case { draft, loss, optimizer, strategy, ranks, text })
     }
 
-    /// The programs of a rank, and their rings.
+    /// Returns the programs of a rank, and their plan.
     fn programs(&self, rank: usize) -> Result<(Programs, Plan)> {
         let mut programs = Programs::new();
         programs.main = self.draft.program.clone();
@@ -66,7 +66,7 @@ impl Case {
         Ok(rings)
     }
 
-    /// Trains; what each rank fetched.
+    /// Trains; returns the values that each rank fetched.
     fn train(&self, options: &ExecOptions) -> Result<Vec<Result<Vec<Tensor>>>> {
         let loss = self.draft.program.var_name(self.loss).to_string();
         run_ranks(self.ranks, &self.rings()?, |rank, services| {
@@ -93,7 +93,7 @@ pub fn describe(seed: u64) -> String {
     format!("{}\n{}\nrewritten:\n{rewritten}", case.text, case.draft.describe())
 }
 
-/// Whether the program was trained.
+/// Returns whether the program was trained.
 pub fn attempt(seed: u64) -> Result<bool> {
     let Some(case) = Case::new(seed) else { return Ok(false) };
     let outcome = crate::guarded("a strategy", || case.programs(0))?;
@@ -110,7 +110,7 @@ pub fn attempt(seed: u64) -> Result<bool> {
                 return Err(Error::internal("packed memory makes another loss"));
             }
             (Err(_), Err(_)) => return Ok(is_accepted(apart)),
-            // Which of two ranks fails first is chance, whether one fails is not.
+            // Which of two ranks fails first depends on timing; whether one fails does not.
             (Err(error), Ok(_)) | (Ok(_), Err(error)) => {
                 if error.kind() != ErrorKind::Unavailable {
                     let message = format!("one way of memory alone fails: {error}");
@@ -171,7 +171,7 @@ fn switched(
     }
 }
 
-/// Why the loss of a program is not minimised.
+/// Returns the error of minimising the loss of a program.
 fn minimized(text: &str, strategy: &DistributedStrategy) -> Error {
     let mut programs = Programs::new();
     programs.main = fleet::ir::Program::parse(text, Registry::standard()).expect("well formed");
@@ -184,8 +184,8 @@ fn minimized(text: &str, strategy: &DistributedStrategy) -> Error {
     error
 }
 
-/// The second write would have another precision than the first, and its readers the cast of the
-/// first.
+/// The second write would have another precision than the first, and its readers would read the
+/// cast of the first.
 #[test]
 fn amp_refuses_a_variable_that_is_written_again() {
     let text = "fleet program 1
@@ -202,7 +202,7 @@ fn amp_refuses_a_variable_that_is_written_again() {
     assert!(error.to_string().contains("amp casts 'v', which is written again"), "{error}");
 }
 
-/// The block of its gradients stands beside that of the op which wrote it.
+/// The gradients' block is a sibling of the block of the op that wrote the variable.
 #[test]
 fn gradients_that_need_a_variable_of_a_conditional_block_are_refused() {
     let text = "fleet program 1

@@ -1,4 +1,5 @@
-//! Parameters that move while the sum of their gradients comes in are those that move afterwards.
+//! Updates of parameters that overlap with the all-reduce of gradients give the same bits as
+//! updates after it.
 
 use crate::launch::{all_well, run_with};
 use crate::strategies::{feed, state};
@@ -10,11 +11,12 @@ const STEPS: u64 = 4;
 
 const RULES: [&str; 4] = ["sgd", "momentum", "adam", "adamw"];
 
-/// What keeps updates behind the backward pass, and which buckets of two still update on arrival.
+/// Causes that delay updates until after the backward pass, and how many of two buckets still
+/// update on arrival.
 const HELD: [(&str, usize); 4] = [("mixed", 1), ("clip", 0), ("value_clip", 0), ("amp", 0)];
 
 fn rule(name: &str) -> OptimizerDesc {
-    // The rate changes on the way: its schedule goes in front of the sums.
+    // The rate changes during training: its schedule runs before the sums.
     let rate = || LrSchedule::piecewise([2], [0.05, 0.01]);
     match name {
         "sgd" => Sgd::new(rate()).into(),
@@ -29,13 +31,13 @@ fn rule(name: &str) -> OptimizerDesc {
     }
 }
 
-/// Buckets of several megabytes: more than one chunk, whatever carries them.
+/// Opens a session with buckets of several megabytes: more than one chunk on any transport.
 fn session(fleet: &Fleet, name: &str, on_arrival: bool) -> Result<Session> {
     let net = Net::new();
     net.set_seed(5);
     let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
     let first = match name {
-        // Its bucket then has two rules.
+        // Makes a bucket with two update rules.
         "mixed" => Fc::new(1031).weight(ParamAttr::new().learning_rate(0.5)),
         _ => Fc::new(1031),
     };
@@ -48,7 +50,7 @@ fn session(fleet: &Fleet, name: &str, on_arrival: bool) -> Result<Session> {
     fleet.session(net.build()?, &job, options)
 }
 
-/// Buckets whose updates are one op with their sums.
+/// Returns the number of buckets whose updates are one op with their sums.
 fn joined(session: &mut Session, x: &Tensor, y: &Tensor, fetch: &[&str]) -> Result<usize> {
     let metas = [("x", x.dtype(), *x.shape()), ("y", y.dtype(), *y.shape())];
     let Session { programs, scope, executor, .. } = session;
@@ -57,12 +59,12 @@ fn joined(session: &mut Session, x: &Tensor, y: &Tensor, fetch: &[&str]) -> Resu
     Ok(plan.root_ops().filter(|(_, op)| is_joined(op.name())).count())
 }
 
-/// In a started rank.
+/// Runs in a rank process.
 pub fn compare(fleet: &Fleet, name: &str) -> Result<()> {
     let mut sessions = [session(fleet, name, true)?, session(fleet, name, false)?];
     let (x, y) = feed(fleet, 0)?;
     let free = HELD.iter().find(|(held, _)| *held == name).map_or(2, |(_, free)| *free);
-    // Who fetches a sum gets it, so its bucket is summed apart.
+    // If a sum is fetched, its bucket is summed by a separate op.
     for (fetch, expected) in [(&[][..], [free, 0]), (&["fc_0.w_0@GRAD"][..], [free.min(1), 0])] {
         let fused: Vec<usize> =
             sessions.iter_mut().map(|it| joined(it, &x, &y, fetch)).collect::<Result<_>>()?;
@@ -90,12 +92,12 @@ fn updates_on_arrival_are_those_behind_to_the_bit() {
             all_well(&run_with("update on arrival", ranks, name, &environment));
         }
     }
-    // So many hand results over in slots of their own.
+    // This many ranks exchange results through slots of their own.
     all_well(&run_with("update on arrival", 5, "momentum", &[("FLEET_SHARED_MEMORY", "1")]));
 }
 
-/// Buckets of several rules, clips and mixed precision: what cannot come early waits, with the same
-/// bits.
+/// With several rules in a bucket, clips or mixed precision, updates that cannot run early wait,
+/// and give the same bits.
 #[test]
 fn updates_that_must_wait_do() {
     for (name, _) in HELD {

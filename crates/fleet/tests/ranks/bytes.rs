@@ -1,4 +1,4 @@
-//! What a step costs, counted: bytes at the sockets of a process.
+//! Counted costs of a step: bytes at the sockets of a process.
 
 use crate::launch::{all_well, run_with};
 use crate::strategies::{feed, session_of};
@@ -6,7 +6,7 @@ use fleet::Fleet;
 use fleet::prelude::*;
 use fleet::strategy::{DgcConfig, DistributedStrategy};
 
-/// Elements of the one parameter that counts.
+/// Elements of the one large parameter.
 const ELEMENTS: u64 = 6 * 65_536;
 
 fn wide(net: &Net) -> Var<'_> {
@@ -14,7 +14,7 @@ fn wide(net: &Net) -> Var<'_> {
     x.fc(Fc::new(65_536).no_bias()).square().mean() + y.mean() * 0.0
 }
 
-/// In a started rank: prints what it has sent in the last step.
+/// Runs in a rank process: prints the number of bytes sent in a step, the smallest of three.
 pub fn count(fleet: &Fleet, name: &str) -> Result<()> {
     let plain = DistributedStrategy::new();
     let strategy = match name {
@@ -30,11 +30,11 @@ pub fn count(fleet: &Fleet, name: &str) -> Result<()> {
     let (x, y) = feed(fleet, 0)?;
     let mut sent = Vec::new();
     for _ in 0..4 {
-        // Nobody else's step is under way when this rank counts.
+        // No other rank's step is in progress when this rank counts.
         fleet.barrier_worker()?;
         let before = sockets::bytes_sent();
         session.run(&[("x", &x), ("y", &y)], &[])?;
-        // All of it has arrived, and none waits in the kernel for a rank that is slow.
+        // All bytes have arrived, and none waits in the kernel for a slow rank.
         fleet.barrier_worker()?;
         sent.push(sockets::bytes_sent() - before);
     }
@@ -45,10 +45,10 @@ pub fn count(fleet: &Fleet, name: &str) -> Result<()> {
 mod sockets {
     use std::os::fd::RawFd;
 
-    /// Where `tcpi_bytes_sent` is in `struct tcp_info` (Linux 4.19).
+    /// Offset of `tcpi_bytes_sent` in `struct tcp_info` (Linux 4.19).
     const BYTES_SENT_AT: usize = 200;
 
-    /// What the kernel has sent for all TCP connections of this process.
+    /// Returns the bytes that the kernel has sent for all TCP connections of this process.
     pub fn bytes_sent() -> u64 {
         let open = std::fs::read_dir("/proc/self/fd").unwrap();
         let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -79,7 +79,7 @@ fn bytes_at_the_sockets_are_what_strategies_promise() {
         line.and_then(|number| number.trim().parse().ok()).expect(&text)
     };
     let plain = bytes("plain");
-    // Two ranks: a rank sends as much as it has; what else is in a message is little.
+    // With two ranks, a rank sends its whole payload; the rest of a message is small.
     let payload = 4 * ELEMENTS;
     assert!((payload..payload + payload / 50).contains(&plain), "{plain} for {payload}");
     for name in ["fp16_allreduce", "bf16_allreduce"] {

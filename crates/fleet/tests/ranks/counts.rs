@@ -1,4 +1,4 @@
-//! What a step costs, counted: allocations of a process over real rings.
+//! Counted costs of a step: allocations of a process over real rings.
 
 use crate::launch::{all_well, run_in};
 use crate::strategies::{NAMES, feed, session};
@@ -11,30 +11,30 @@ pub struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: forwards every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as the caller promised.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
+        // SAFETY: upheld by the caller.
         unsafe { System.dealloc(ptr, layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as the caller promised.
+        // SAFETY: upheld by the caller.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
 
-/// Steps of a round: every branch of every strategy is taken.
+/// Steps per round: enough for every branch of every strategy.
 const ROUND: u64 = 6;
-/// Heartbeats of the process allocate now and then; a step that does so does it in every round.
+/// Heartbeats of the process allocate occasionally. A step that allocates does so in every round.
 const ROUNDS: usize = 40;
 
-/// In a started rank.
+/// Runs in a rank process.
 pub fn allocations(fleet: &Fleet, name: &str) -> Result<()> {
     let mut session = session(fleet, name)?;
     let batches: Vec<(Tensor, Tensor)> =

@@ -1,5 +1,5 @@
-//! A rank that dies in the middle, or has fewer batches than the others, under every strategy:
-//! named, in time, and the job can go on.
+//! Under every strategy, a rank that dies or has fewer batches than the others is named in time,
+//! and the job can resume.
 
 use crate::launch::{all_well, run_in, said};
 use crate::strategies::{NAMES, session, step};
@@ -10,7 +10,8 @@ use std::path::Path;
 
 const FIRST_STEPS: u64 = 6;
 
-/// The strategy is the folder's name. Rank 1 is killed from aside while its steps go on.
+/// Runs in a rank process; the strategy is the folder's name. If `deadly`, a thread kills rank 1
+/// while its steps continue.
 pub fn train(fleet: &Fleet, folder: &Path, deadly: bool) -> Result<()> {
     let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut session = session(fleet, name)?;
@@ -39,7 +40,7 @@ fn a_rank_killed_in_the_middle_is_named_and_the_job_goes_on() {
         let text = folder.to_str().unwrap();
         let outputs = run_in("train until killed", 2, text);
         let survivor = said(&outputs[0]);
-        // By its end, and not by its silence, which takes longer.
+        // Detected by the end of its process, not by its silence, which takes longer.
         assert!(!survivor.contains("silent"), "{name}: {survivor}");
         assert!(!outputs[0].status.success(), "{name}: {survivor}");
         assert!(survivor.contains("rank 1 (host"), "{name}: {survivor}");
@@ -48,7 +49,7 @@ fn a_rank_killed_in_the_middle_is_named_and_the_job_goes_on() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Rank 1 has a batch less, also where no rank talks in the last step.
+/// Rank 1 has one batch less, including strategies that communicate nothing in the last step.
 pub fn unequal(fleet: &Fleet, name: &str) -> Result<()> {
     let mut session = session(fleet, name)?;
     for number in 1..=8 - fleet.worker_index() as u64 {

@@ -1,4 +1,4 @@
-//! The examples of strategies, at several workers.
+//! The examples of strategies, on several workers.
 
 use crate::launch::{all_well, run_in};
 
@@ -6,13 +6,13 @@ macro_rules! examples {
     ($($name:ident: $path:literal),* $(,)?) => {
         $(
             #[path = $path]
-            #[allow(dead_code, clippy::duplicate_mod)] // main; what examples share
+            #[allow(dead_code, clippy::duplicate_mod)] // main and code shared by examples
             mod $name;
         )*
 
         const NAMES: &[&str] = &[$(stringify!($name)),*];
 
-        /// In a started rank.
+        /// Runs in a rank process.
         pub fn run_example(name: &str) -> fleet::Result<()> {
             match name {
                 $(stringify!($name) => $name::train(12),)*
@@ -36,7 +36,7 @@ examples! {
     sync_batch_norm: "../../../../examples/sync_batch_norm.rs",
 }
 
-/// Worker 0 says what is sent and how it goes.
+/// Worker 0 prints the bytes sent and the loss.
 #[test]
 fn every_example_trains_on_several_workers() {
     for name in NAMES {

@@ -1,5 +1,5 @@
 //! Jobs of several processes on this machine. The ranks are this test binary, started again to run
-//! [`a_rank`] alone; the test itself plays the launcher.
+//! [`a_rank`] alone; the test itself acts as the launcher.
 
 mod arrival;
 #[cfg(target_os = "linux")]
@@ -37,7 +37,7 @@ static ALLOCATOR: counts::Counting = counts::Counting;
 const BATCH: usize = 12;
 const STEPS: usize = 5;
 
-/// What a started rank does; nothing in the process of the tests.
+/// Runs the job of a started rank; does nothing in the process of the tests.
 #[test]
 fn a_rank() {
     let Some((job, folder)) = launch::work() else { return };
@@ -82,14 +82,14 @@ fn a_rank() {
     });
 }
 
-/// A folder of this test that is not there yet.
+/// Returns a folder for this test that does not exist yet.
 fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("fleet-ranks-{}-{name}", std::process::id()));
     std::fs::remove_dir_all(&folder).ok();
     folder
 }
 
-/// Ends this process as the kernel does it: no destructor, no goodbye.
+/// Ends this process as the kernel does: without destructors or leaving the job.
 fn die_now() -> ! {
     Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
     loop {
@@ -97,7 +97,7 @@ fn die_now() -> ! {
     }
 }
 
-/// Parameters that depend on every gradient, and a loss that is a mean over the batch.
+/// Builds a network whose parameters depend on every gradient, with a mean over the batch as loss.
 fn network(net: &Net) -> Var<'_> {
     let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
     let hidden = x.fc(Fc::new(8).act(Act::Tanh));
@@ -108,7 +108,7 @@ fn optimizer() -> Momentum {
     Momentum::new(0.1, 0.9).grad_clip(GradClip::GlobalNorm(0.05))
 }
 
-/// Rows `from..from + count` of the batch of a step.
+/// Returns rows `from..from + count` of the batch of a step.
 fn rows(step: usize, from: usize, count: usize) -> (Tensor, Tensor) {
     let number = |at: usize| ((at * 37 + step * 101) % 97) as f32 / 97.0 - 0.5;
     let x: Vec<f32> = (from * 6..(from + count) * 6).map(number).collect();
@@ -170,7 +170,7 @@ fn die() -> Result<()> {
     Ok(())
 }
 
-/// The parameters that a rank has printed.
+/// Returns the parameters that a rank printed.
 fn printed(output: &Output) -> Vec<f32> {
     assert!(output.status.success(), "{}", said(output));
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,4 +1,4 @@
-//! `Fleet::meet`: models that ranks have of their own become one.
+//! `Fleet::meet`: models that differ between ranks are averaged.
 
 use crate::launch::{all_well, run_in};
 use crate::strategies::{NAMES, session, step};
@@ -7,7 +7,7 @@ use fleet::{Fleet, ReduceOp};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What the model computes with: parameters, and mean and variance of batches.
+/// Returns the variables that the model computes with: parameters, and batch mean and variance.
 fn model(session: &Session) -> Result<BTreeMap<String, Vec<f32>>> {
     let is_model = |name: &&str| {
         let ends = [".w_0", ".b_0", ".w_1", ".w_2"].iter().any(|end| name.ends_with(end));
@@ -22,7 +22,7 @@ fn means(fleet: &Fleet, model: &BTreeMap<String, Vec<f32>>) -> Result<Vec<f64>> 
     fleet.util().all_reduce(&all, ReduceOp::Avg)
 }
 
-/// In a started rank. The strategy is the folder's name.
+/// Runs in a rank process. The strategy is the folder's name.
 pub fn compare(fleet: &Fleet, folder: &Path) -> Result<()> {
     let name = folder.to_str().unwrap_or_default();
     let mut session = session(fleet, name)?;
@@ -39,7 +39,7 @@ pub fn compare(fleet: &Fleet, folder: &Path) -> Result<()> {
     let statistics_differed = before["batch_norm_0.w_1"] != after["batch_norm_0.w_1"];
     assert_eq!(statistics_differed, name != "sync_batch_norm", "{name}");
 
-    // Training goes on: ranks that train alone part, and meet where they should, in step 7.
+    // Training continues: ranks that train alone diverge, and are averaged as scheduled in step 7.
     step(&mut session, fleet, 6)?;
     step(&mut session, fleet, 7)?;
     let own = model(&session)?;

@@ -1,5 +1,5 @@
-//! Jobs that `mpirun` has started: with the feature ranks find each other through MPI, without it
-//! they say so.
+//! Jobs that `mpirun` starts: with the feature, ranks find each other through MPI; without it they
+//! fail with an error.
 
 use fleet::Fleet;
 use fleet::topology::{Env, Topology};
@@ -44,7 +44,7 @@ mod with_the_feature {
         let mut whole = session(&alone, &DistributedStrategy::new()).unwrap();
         (0..STEPS).for_each(|number| step(&mut whole, number, 0, BATCH).unwrap());
         let expected = parameters(&whole);
-        // In shared memory, and by the collectives of the library.
+        // Over shared memory, and over the library's collectives.
         for (job, shared) in [("train", "1"), ("train", "0"), ("train in rings", "0")] {
             let environment = [(JOB, job), ("FLEET_SHARED_MEMORY", shared)];
             let Some(output) = run(2, "a_rank", &environment) else { return };

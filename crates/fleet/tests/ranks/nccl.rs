@@ -1,5 +1,5 @@
-//! Jobs whose collectives go over NCCL, on the double of `fleet-comm`; without the feature they say
-//! so.
+//! Jobs whose collectives use NCCL, tested on the NCCL double of `fleet-comm`. Without the feature
+//! they fail with an error.
 
 use crate::launch::run_with;
 #[cfg(not(feature = "nccl"))]
@@ -14,7 +14,7 @@ fn without_the_feature_nobody_goes_another_way() {
     }
 }
 
-/// The parameters that each rank prints.
+/// Returns the parameters that each rank printed.
 #[cfg(feature = "nccl")]
 fn trained(job: &str, environment: &[(&str, &str)]) -> Vec<Vec<f32>> {
     let parameters = |output: &std::process::Output| {
@@ -43,7 +43,7 @@ fn ranks_train_what_they_train_through_memory() {
             ("LD_LIBRARY_PATH", library),
             ("FLEET_NCCL_DOUBLE_FOLDER", own),
         ];
-        // Two numbers have one sum, whatever the order.
+        // The sum of two numbers does not depend on their order.
         assert_eq!(trained(job, &environment), expected, "{job}");
     }
     let none = [("FLEET_NCCL", "1"), ("FLEET_NCCL_LIBRARY", library), ("LD_LIBRARY_PATH", library)];

@@ -1,5 +1,5 @@
-//! Jobs of several ranks that stop and go on: at the same number of ranks, at others, and after a
-//! death in the middle of a save.
+//! Jobs of several ranks that stop and resume: with the same number of ranks, with others, and
+//! after a rank died during a save.
 
 use crate::launch::{all_well, run_in, said};
 use crate::strategies::{NAMES, session, state, step};
@@ -16,7 +16,7 @@ fn policy(every: u64) -> CheckpointPolicy {
     CheckpointPolicy { every_steps: Some(every), every: None, keep_last: 2 }
 }
 
-/// Steps up to and with `last`, from where the folder says.
+/// Resumes from the folder, runs steps until `last`, and returns the step resumed from.
 fn go(fleet: &Fleet, session: &mut Session, folder: &Path, every: u64, last: u64) -> Result<u64> {
     let mut checkpoints = fleet.checkpoints(folder, policy(every))?;
     let from = resume(fleet, session, &mut checkpoints)?;
@@ -40,7 +40,8 @@ fn resume(fleet: &Fleet, session: &mut Session, checkpoints: &mut Checkpoints) -
     Ok(resumed.step)
 }
 
-/// Each strategy: stopped behind step 6, gone on from step 5, against never stopped.
+/// For each strategy: stops after step 6, resumes from step 5, and compares with an uninterrupted
+/// run.
 pub fn stop_and_go_on(fleet: &Fleet, folder: &Path) -> Result<()> {
     for name in NAMES {
         let folder = folder.join(name);
@@ -58,7 +59,8 @@ pub fn stop_and_go_on(fleet: &Fleet, folder: &Path) -> Result<()> {
     fleet.finish()
 }
 
-/// Each strategy, from the checkpoint of another number of ranks: what waits adds up to the same.
+/// For each strategy: resumes the checkpoint of another number of ranks, and checks that the ranks'
+/// own state adds up to the same sums.
 pub fn go_on_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
     for name in NAMES {
         let mut session = session(fleet, name)?;
@@ -73,7 +75,8 @@ pub fn go_on_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
             }
         }
         let old = old_sums(&path)?;
-        // Alone, nothing differs, but what ranks had of their own comes together all the same.
+        // With one rank there is no state of its own, but the old ranks' state must still be
+        // combined.
         let local = match fleet.worker_num() {
             1 => Vec::new(),
             _ => local_state(&session.programs.main),
@@ -103,7 +106,7 @@ pub fn go_on_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
 
 const OLD_RANKS: usize = 4;
 
-/// The sums over ranks of what each had of its own.
+/// Returns the sums over ranks of each rank's own state.
 fn old_sums(path: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     let mut sums: Vec<(String, Vec<f64>)> = Vec::new();
     for rank in 0..OLD_RANKS {
@@ -120,7 +123,7 @@ fn old_sums(path: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     Ok(sums)
 }
 
-/// Each rank has a disk of its own: no save would ever be whole.
+/// Each rank has a disk of its own, so no save would ever be whole.
 pub fn two_folders(fleet: &Fleet, folder: &Path) -> Result<()> {
     let own = folder.join(format!("disk-{}", fleet.worker_index()));
     fleet.checkpoints(own, policy(1)).map(|_| ())
@@ -143,7 +146,7 @@ pub fn die_while_saving(fleet: &Fleet, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is left is whole, and from there the bits are those of a job that lived.
+/// The newest checkpoint is whole, and the resumed job has the same bits as one that never stopped.
 pub fn go_on_after_death(fleet: &Fleet, folder: &Path) -> Result<()> {
     let mut checkpoints = fleet.checkpoints(folder, policy(1))?;
     let mut second = session(fleet, "gradient_merge")?;
@@ -162,7 +165,7 @@ fn every_strategy_goes_on_at_four_ranks_and_at_others() {
     let folder = scratch("resume");
     let text = folder.to_str().unwrap();
     all_well(&run_in("stop and go on", OLD_RANKS, text));
-    // The newest is that of the last step now: the one of four ranks at step 5 is what is wanted.
+    // The test wants the checkpoint of four ranks at step 5, which is the newest.
     for ranks in [1, 2, 8] {
         all_well(&run_in("go on elsewhere", ranks, text));
     }
@@ -188,7 +191,7 @@ fn a_folder_that_is_not_shared_is_refused_at_once() {
         assert!(text.contains("the ranks do not share the folder of checkpoints"), "{text}");
         assert!(text.contains("is not seen by rank 1"), "{text}");
     }
-    // Nothing is left but the folders.
+    // The mark files are removed; only the folders are left.
     let first = std::fs::read_dir(folder.join("disk-0")).unwrap();
     assert_eq!(first.count(), 0);
     std::fs::remove_dir_all(&folder).unwrap();

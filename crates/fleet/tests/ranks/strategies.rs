@@ -7,7 +7,7 @@ use fleet::strategy::{
     LocalSgdConfig,
 };
 
-/// What can be switched on.
+/// Names of the strategies.
 pub const NAMES: [&str; 12] = [
     "plain",
     "amp",
@@ -53,7 +53,8 @@ pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
     (strategy, momentum)
 }
 
-/// Statistics of batches, random numbers, and a parameter that is large enough to be compressed.
+/// Opens a session with batch statistics, random numbers, and a parameter that is large enough to
+/// be compressed.
 pub fn session(fleet: &Fleet, name: &str) -> Result<Session> {
     let (strategy, optimizer) = strategy(name);
     session_of(fleet, &strategy, optimizer, network)
@@ -78,13 +79,13 @@ pub fn session_of(
     fleet.session(net.build()?, &job, ExecOptions::threads(1))
 }
 
-/// One step over this rank's rows.
+/// Runs one step on this rank's rows.
 pub fn step(session: &mut Session, fleet: &Fleet, number: u64) -> Result<()> {
     let (x, y) = feed(fleet, number)?;
     session.run(&[("x", &x), ("y", &y)], &[]).map(|_| ())
 }
 
-/// This rank's rows of a step, as (x, y).
+/// Returns this rank's rows of a step, as (x, y).
 pub fn feed(fleet: &Fleet, number: u64) -> Result<(Tensor, Tensor)> {
     const ROWS: usize = 4;
     let from = (number as usize * fleet.worker_num() + fleet.worker_index()) * ROWS;
@@ -95,7 +96,7 @@ pub fn feed(fleet: &Fleet, number: u64) -> Result<(Tensor, Tensor)> {
     Ok((x, Tensor::from_slice(&y, [ROWS as i64, 1])?))
 }
 
-/// Everything that the scope holds, bit for bit.
+/// Returns everything in the scope, bit for bit.
 pub fn state(session: &Session) -> Vec<(String, Vec<u8>)> {
     let scope = &session.scope;
     let tensor = |name: &str| scope.tensor(name).unwrap().as_bytes().to_vec();

@@ -1,9 +1,9 @@
-//! Parameters that some ranks, or all, do not use in a step: no rank waits for another, and
-//! gradients are what they are for one rank on the whole batch.
+//! Parameters that some or all ranks do not use in a step: no rank waits for another, and gradients
+//! equal those of one rank on the whole batch.
 //!
-//! A program is the same on every rank and in every step, so which parameters have gradients is
-//! known when it is written: a parameter that the loss does not need takes part in no sum. One that
-//! a rank's batch happens not to touch (a branch that is weighed with zero, rows of a table) has a
+//! A program is the same on every rank and in every step, so the set of parameters with gradients
+//! is known when it is written. A parameter that the loss does not need takes part in no sum. A
+//! parameter that a rank's batch does not touch (a branch with weight zero, rows of a table) has a
 //! gradient of zero there.
 
 use crate::launch::{all_well, run};
@@ -16,14 +16,14 @@ const ROWS: usize = 4;
 const RANKS: usize = 3;
 const STEPS: usize = 6;
 
-/// Two branches, of which each row takes one, and a layer that leads nowhere.
+/// Opens a session with two branches, of which each row takes one, and an unused layer.
 fn session(fleet: &Fleet) -> Result<Session> {
     let net = Net::new();
     net.set_seed(3);
     let x = net.data("x", [-1, 6], DType::F32);
     let left = net.data("left", [-1, 1], DType::F32);
     let ids = net.data("ids", [-1, 1], DType::I64);
-    let _ = x.fc(Fc::new(5).act(Act::Tanh)); // nobody reads it
+    let _ = x.fc(Fc::new(5).act(Act::Tanh)); // unused
     let one = x.fc(Fc::new(8).act(Act::Tanh)).fc(1);
     let other = x.fc(Fc::new(8).act(Act::Tanh)).fc(1);
     let row = ids.embedding([8, 3]).reshape([-1, 3]).fc(1);
@@ -35,8 +35,8 @@ fn session(fleet: &Fleet) -> Result<Session> {
     fleet.session(net.build()?, &job, ExecOptions::threads(1))
 }
 
-/// Rows of ranks `ranks` in a step: each rank takes a branch of its own, another in every step, and
-/// some neither of the table's rows that others take.
+/// Returns the rows of ranks `ranks` in a step. All rows of a rank take the same branch, which
+/// changes in every step, and use table rows that other ranks do not use.
 fn batch(step: usize, ranks: std::ops::Range<usize>) -> Result<[Tensor; 3]> {
     let rows = ranks.len() * ROWS;
     let value = |at: usize| ((at * 37 + step * 11) % 97) as f32 / 97.0 - 0.5;
@@ -65,7 +65,7 @@ fn run_steps(session: &mut Session, ranks: std::ops::Range<usize>) -> Result<Vec
         .collect())
 }
 
-/// In a started rank.
+/// Runs in a rank process.
 pub fn train(fleet: &Fleet) -> Result<()> {
     let rank = fleet.worker_index();
     let mine = run_steps(&mut session(fleet)?, rank..rank + 1)?;

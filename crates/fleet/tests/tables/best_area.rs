@@ -1,9 +1,9 @@
-//! Wide & deep on generated clicks, two workers and two servers in every mode: what is trained
-//! predicts nearly as well as the probabilities that the clicks were drawn with.
+//! Wide & deep on generated clicks, with two workers and two servers in every mode. The trained
+//! model predicts nearly as well as the probabilities from which the clicks were drawn.
 //!
-//! How far workers are apart, and how late their gradients come, is up to the machine where nobody
-//! waits, and what they reach suffers from both. Here queues are short and workers meet now and
-//! then.
+//! In asynchronous modes, the distance between workers and the staleness of gradients depend on the
+//! machine, and both affect the result. Therefore queues are short here, and workers synchronise at
+//! intervals.
 
 use fleet::data::synth::{Ctr, CtrConfig, auc_exact};
 use fleet::nn::models::{WideDeepConfig, wide_deep};
@@ -15,27 +15,27 @@ use fleet::{DistributedStrategy, Result};
 use std::sync::Arc;
 
 const WORKERS: usize = 2;
-/// Samples of a step of one worker.
+/// Samples per step of one worker.
 const BATCH: usize = 256;
 /// Steps of each worker.
 const STEPS: u64 = 600_000 / (WORKERS * BATCH) as u64;
-/// Steps after which workers meet, with all that they have pushed applied.
+/// Interval in steps at which workers meet, with all their pushes applied.
 const MEET_EVERY: u64 = 10;
 const TESTED: usize = 100_000;
 const TEST_BATCH: usize = 10_000;
 const FIRST_TESTED: u64 = 10_000_000;
 
-/// A mode, and the rules it trains with.
+/// A mode and its update rules.
 struct Mode {
     name: &'static str,
     strategy: DistributedStrategy,
     half_async: bool,
     layers: OptimizerDesc,
-    /// GEO trains both with one rule.
+    /// Rule for the table's rows; GEO has one rule for both.
     rows: Option<OptimizerDesc>,
 }
 
-/// A rate that falls to zero over the steps that its schedule counts.
+/// Returns a schedule that falls to zero over `steps`.
 fn falling(learning_rate: f64, steps: u64) -> LrSchedule {
     LrSchedule::Polynomial {
         learning_rate,
@@ -46,9 +46,9 @@ fn falling(learning_rate: f64, steps: u64) -> LrSchedule {
     }
 }
 
-/// Servers apply the gradients: Adam for layers, sgd for rows.
+/// Returns a mode in which servers apply the gradients: Adam for layers, sgd for rows.
 fn pushes(name: &'static str, a_sync: bool, half_async: bool, rates: [f64; 2]) -> Mode {
-    // Synchronous workers make one step together, others each a step of its own.
+    // Synchronous workers make one step together, others one step each.
     let steps = if a_sync || half_async { STEPS * WORKERS as u64 } else { STEPS };
     Mode {
         name,
@@ -59,7 +59,7 @@ fn pushes(name: &'static str, a_sync: bool, half_async: bool, rates: [f64; 2]) -
     }
 }
 
-/// The area that worker 0's predictions reach, and that of the true probabilities.
+/// Returns the area under the curve of worker 0's predictions, and that of the true probabilities.
 fn train(clicks: &Ctr, mode: &Mode) -> Result<[f64; 2]> {
     let make = |worker| -> Result<_> {
         let net = Net::new();
@@ -85,7 +85,7 @@ fn train(clicks: &Ctr, mode: &Mode) -> Result<[f64; 2]> {
     let run = |own: usize| -> Result<Option<[f64; 2]>> {
         let (programs, job, prediction) = make(own)?;
         let client = Arc::new(LocalServers::new(servers, own)?);
-        // Steps are no further ahead of their pushes than this.
+        // Limits how far steps may be ahead of their pushes.
         let options = CommunicatorOptions { queue_len_max: 1, ..CommunicatorOptions::default() };
         let mut worker = Worker::start(client, programs, &job, ExecOptions::threads(1), options)?;
         let mut batch = inputs(BATCH)?;
@@ -115,7 +115,8 @@ fn train(clicks: &Ctr, mode: &Mode) -> Result<[f64; 2]> {
     Ok(areas[0].unwrap())
 }
 
-/// One rule for both: rows are in few of a batch's samples, and their gradients are small.
+/// Lowers the layers' rate. With one rule for both, rows need a higher rate: each occurs in few
+/// samples of a batch, so its gradients are small.
 fn slow_down_layers(net: &Net) -> Result<()> {
     net.rewrite_with(|programs, _| {
         let layers = programs.main.parameters().filter(|(_, var)| var.name != "table");

@@ -1,4 +1,4 @@
-//! Click tables that a program describes: counters, weight and embedding follow their formulas, in
+//! Click tables described by a program: counters, weight and embedding follow their formulas, in
 //! every mode and on any number of servers.
 
 use fleet::nn::optimizer::OptimizerDesc;
@@ -10,7 +10,7 @@ use fleet::{DistributedStrategy, ErrorKind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Samples of a batch, and ids of a sample.
+/// Samples per batch, and ids per sample.
 const BATCH: usize = 4;
 const IDS: usize = 2;
 const START: f64 = 0.5;
@@ -41,7 +41,8 @@ fn strategy(mode: &str, class: &str, accessor: &str) -> DistributedStrategy {
     DistributedStrategy::parse(&text).unwrap()
 }
 
-/// The mean of looked-up numbers times given ones: gradients do not depend on what is in the table.
+/// Builds the mean of looked-up numbers times given ones: gradients do not depend on the table's
+/// values.
 fn network(width: usize, entry: Option<Entry>) -> (Net, String) {
     let net = Net::new();
     let ids = net.data("ids", [-1, IDS as i64], DType::I64);
@@ -94,7 +95,7 @@ fn step(worker: &mut Worker, samples: &Samples) {
     worker.run(&feed, &[]).unwrap();
 }
 
-/// A row as the formulas have it.
+/// A row computed by the formulas.
 #[derive(Clone, Default)]
 struct Row {
     show: f64,
@@ -110,7 +111,7 @@ impl Row {
         (show - click) * 0.25 + click
     }
 
-    /// What one push does: `grads` are sums over samples, of weight and embedding.
+    /// Applies one push; `grads` are sums over samples, of weight and embedding.
     fn push(&mut self, show: f64, click: f64, grads: &[f64]) {
         (self.show, self.click) = (self.show + show, self.click + click);
         self.gained += Row::score(show, click);
@@ -137,7 +138,7 @@ impl Row {
     }
 }
 
-/// What the pushes of one moment do to all rows; a loss that is a mean is a sum by the time it is
+/// Applies all pushes of one step to all rows. The gradients of a mean loss are sums when they are
 /// pushed.
 fn apply(rows: &mut BTreeMap<i64, Row>, batch: &[Samples], counters: bool, width: usize) {
     let skipped = if counters { 2 } else { 0 };
@@ -216,7 +217,7 @@ fn rows_follow_their_formulas_in_every_mode() {
     }
 }
 
-/// Two servers and one worker, which is this thread.
+/// Starts two servers and one worker, in this thread.
 fn alone(net: &Net, loss: &str, strategy: &DistributedStrategy) -> Worker {
     let place = Place { worker: 0, worker_count: 1, server_count: 2, half_async: false };
     let job = job(net, loss, strategy, place).unwrap();
@@ -272,7 +273,7 @@ fn the_end_of_a_day_saves_decays_and_deletes() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// What the strategy says of a table is what is on the disk; a load takes it.
+/// The strategy's setting for a table decides the format on disk, and the save loads again.
 #[test]
 fn saves_are_compressed_where_the_description_says_so() {
     let (net, loss) = network(3, None);
@@ -303,7 +304,7 @@ fn rows_that_nobody_sees_age_and_go() {
     let folder = std::env::temp_dir().join(format!("fleet-click-ages-{}", std::process::id()));
     let seen = |id: i64| Samples { ids: vec![id; BATCH * IDS], ..samples(0, 0, 3) };
     step(&mut worker, &seen(1));
-    // Two days are borne (`delete_after_unseen_days`); 2 is seen every day.
+    // Rows may be unseen for two days (`delete_after_unseen_days`); id 2 occurs every day.
     for day in 1..=3 {
         step(&mut worker, &seen(2));
         worker.save_persistables(&folder, SaveMode::AllAndAge, SaveFormat::Binary).unwrap();
@@ -315,8 +316,8 @@ fn rows_that_nobody_sees_age_and_go() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// Features share a table and feed it side by side: a text save names each row's, and an id that is
-/// only read has no row.
+/// Several features share a table, and their lookups are side by side. A text save names each row's
+/// feature, and an id that is only read has no row.
 #[test]
 fn rows_keep_their_feature() {
     for mode in ["a_sync: false", "a_sync: true"] {
@@ -342,7 +343,7 @@ fn rows_keep_their_feature() {
         let mut kept = BTreeMap::new();
         for part in std::fs::read_dir(folder.join("000")).unwrap() {
             let part = part.unwrap();
-            // Beside them lies what describes the table.
+            // The folder also holds a description of the table.
             if !part.file_name().to_string_lossy().starts_with("part-") {
                 continue;
             }
@@ -358,7 +359,7 @@ fn rows_keep_their_feature() {
     }
 }
 
-/// Entries of plain tables, from a program: a row comes with the pull that is the third.
+/// Entry rules of plain tables, set by a program: a row is created by the third pull.
 #[test]
 fn ids_that_are_rare_get_no_row() {
     let (net, loss) = network(2, Some(Entry::Count(3)));
@@ -373,7 +374,7 @@ fn ids_that_are_rare_get_no_row() {
     for seen in 1..=4 {
         step(&mut worker, &batch);
         worker.flush().unwrap();
-        // The mean's gradient is 1/4 of a half for each of an id's places.
+        // The mean's gradient is 1/4 times 1/2 for each occurrence of an id.
         let want = if seen < 3 { 0.0 } else { 0.5 - 0.25 * 0.5 * f32::from(seen - 2u8) };
         assert_eq!(worker.read_rows("t", &[7]).unwrap(), [want; 2], "seen {seen} times");
     }

@@ -1,5 +1,5 @@
-//! DC-ASGD: a worker's gradient is corrected by what others have done to the parameters since it
-//! read them.
+//! DC-ASGD: a worker's gradient is corrected by the changes that other workers made to the
+//! parameters since it read them.
 
 use fleet::prelude::*;
 use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
@@ -25,8 +25,8 @@ fn minimized(strategy: &DistributedStrategy) -> fleet::Result<(Net, ServerJob)> 
     Ok((net, job))
 }
 
-/// Two workers in turns, the second one twice as often: each reads after its own steps, and
-/// computes with parameters that lack what the other has done since.
+/// Two workers take turns, the second twice as often. Each reads after its own step, and computes
+/// with parameters that lack the other's later changes.
 #[test]
 fn late_gradients_are_corrected() {
     let (net, job) = minimized(&strategy()).unwrap();
@@ -47,7 +47,7 @@ fn late_gradients_are_corrected() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
 
-    // Weight and bias, at the servers and as each worker has read them.
+    // Weight and bias, on the servers and as last read by each worker.
     let mut now = [0.5f64, 0.0];
     let mut read = [now; 2];
     let mut corrected = 0.0f64;

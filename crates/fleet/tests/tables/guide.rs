@@ -1,4 +1,4 @@
-//! The code of docs/parameter-server.md is what compiles here, word for word.
+//! The code of docs/parameter-server.md compiles: it is repeated here word for word.
 
 use fleet::prelude::*;
 use fleet::servers::{
@@ -11,7 +11,7 @@ const HERE: &str = include_str!("guide.rs");
 
 type Feed<'a> = [(&'a str, &'a Tensor)];
 
-#[allow(dead_code, clippy::needless_borrow)] // That it compiles is the test.
+#[allow(dead_code, clippy::needless_borrow)] // that it compiles is the test
 #[rustfmt::skip]
 fn a_job<'n>(
     net: &'n Net,
@@ -48,7 +48,7 @@ fn transpiled(net: &Net, loss: Var<'_>, trainer_id: usize, fleet: &Fleet, option
     Ok(())
 }
 
-/// The blocks of the guide that begin with this line.
+/// Returns the guide's code blocks that begin with this line.
 fn blocks(first: &str) -> Vec<&'static str> {
     let parts = GUIDE.split("```").skip(1).step_by(2);
     parts.filter_map(|part| part.strip_prefix(first)).collect()

@@ -1,4 +1,4 @@
-//! What programs can ask of the tables of parameter servers, held to closed forms.
+//! Features of the tables of parameter servers, checked against closed forms.
 
 mod best_area;
 mod click;

@@ -1,5 +1,5 @@
-//! Jobs of `DistributeTranspiler`: blocks are where the split method says, and training is what it
-//! is without blocks.
+//! Jobs of `DistributeTranspiler`: the split method decides where blocks are, and training equals
+//! that without blocks.
 
 use fleet::prelude::*;
 use fleet::ps::{
@@ -15,7 +15,7 @@ const SERVERS: &str = "10.0.0.1:6174,10.0.0.2:6174";
 const ENDPOINTS: [&str; 2] = ["10.0.0.1:6174", "10.0.0.2:6174"];
 const BATCH: usize = 4;
 
-/// A layer that is cut in two, and one that is too small.
+/// Builds a network with a layer that is split in two, and one that is too small to split.
 fn network() -> (Net, String) {
     let net = Net::new();
     net.set_seed(5);
@@ -44,7 +44,7 @@ fn names(job: &TranspiledJob, endpoint: &str) -> Vec<String> {
     blocks.into_iter().map(|block| block.name.clone()).collect()
 }
 
-/// As Paddle 2.6.2 deals them.
+/// Blocks are distributed as in Paddle 2.6.2.
 #[test]
 fn blocks_are_dealt_in_the_order_of_names() {
     let job = transpiled(DistributeTranspilerConfig::default(), 2).unwrap();
@@ -74,7 +74,7 @@ fn whole_parameters_and_names() {
     assert_eq!(job.job.plan.notes.iter().filter(|note| note.contains(" on 10.0.0.")).count(), 5);
 }
 
-/// A server's program says what its tables do, op by op.
+/// A server's program lists the ops of its tables.
 #[test]
 fn a_servers_program_updates_its_blocks() {
     let job = transpiled(DistributeTranspilerConfig::default(), 2).unwrap();
@@ -89,7 +89,7 @@ fn a_servers_program_updates_its_blocks() {
     let ops: Vec<&str> = main.block_ops(block).map(|(_, op)| op.name()).collect();
     assert_eq!(ops, ["sum", "scale", "momentum"]);
     assert!(main.find_var("fc_0.w_0@GRAD.block1.trainer_1").is_some());
-    // 150 columns in blocks of whole rows.
+    // Blocks of whole rows of 150 columns.
     let shape = main.var(main.find_var("fc_0.w_0.block1").unwrap()).shape;
     assert_eq!(shape.dims(), [64, 150]);
     assert!(job.get_pserver_program("10.0.0.9:1").is_err());
@@ -98,7 +98,7 @@ fn a_servers_program_updates_its_blocks() {
     assert_eq!(sends.1.attr_strs("epmap"), epmap);
 }
 
-/// The batch of a step.
+/// Returns the batch of a step.
 fn batch(at: usize) -> [(&'static str, Tensor); 2] {
     let mut rng = fleet::rng::Sequence::new(3, at as u64);
     let mut numbers = |count: usize| -> Vec<f32> {
@@ -149,7 +149,7 @@ fn training_does_not_depend_on_where_blocks_are() {
     }
 }
 
-/// A save of blocks loads into any blocks, on any number of servers.
+/// A save of blocks loads into any other blocks, on any number of servers.
 #[test]
 fn saves_know_their_blocks() {
     let folder = std::env::temp_dir().join(format!("fleet-blocks-{}", std::process::id()));
@@ -182,7 +182,7 @@ fn saves_know_their_blocks() {
         assert_ne!(values(&**other.servers()), want);
         other.load_persistables(&folder).unwrap();
         assert_eq!(values(&**other.servers()), want, "{pservers}");
-        // With the state of their rule.
+        // Including the state of their update rule.
         assert_eq!(step(&mut other, 1, &loss), after, "{pservers}");
         assert_eq!(step(&mut other, 2, &loss), next, "{pservers}");
         other.stop().unwrap();
