@@ -30,7 +30,7 @@ fn a_job<'n>(
         return Ok(());
     }
     let mut worker = fleet.init_worker(net.build()?, &job, ExecOptions::default())?;
-    worker.look_ahead(&next_feed)?;                           // asks for the next step's rows
+    worker.look_ahead(&next_feed)?;                           // prefetches the rows of the next step
     worker.run(&feed, &[&loss.name()])?;
     worker.stop()?;
     Ok(())
@@ -38,11 +38,19 @@ fn a_job<'n>(
 
 #[allow(dead_code, unused_variables, clippy::needless_borrow)]
 #[rustfmt::skip]
-fn transpiled(net: &Net, loss: Var<'_>, trainer_id: usize, fleet: &Fleet, options: ExecOptions) -> Result<()> {
-    let config = DistributeTranspilerConfig { split_method: SplitMethod::HashName, ..Default::default() };
-    let who = Transpile { trainer_id, pservers: "10.0.0.1:6174,10.0.0.2:6174", trainers: 2, ..Default::default() };
-    let made = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &who)?;
-    println!("{}", made.get_pserver_program("10.0.0.1:6174")?);   // and get_trainer_program, get_startup_program
+fn transpiled(
+    net: &Net,
+    loss: Var<'_>,
+    trainer_id: usize,
+    fleet: &Fleet,
+    options: ExecOptions,
+) -> Result<()> {
+    let config =
+        DistributeTranspilerConfig { split_method: SplitMethod::HashName, ..Default::default() };
+    let pservers = "10.0.0.1:6174,10.0.0.2:6174";
+    let job = Transpile { trainer_id, pservers, trainers: 2, ..Default::default() };
+    let made = DistributeTranspiler::new(config).transpile(&net, loss, Sgd::new(0.1), &job)?;
+    println!("{}", made.get_pserver_program("10.0.0.1:6174")?);   // also get_trainer_program, ..
     fleet.init_server(&made.job)?.run()?;                         // on a server
     let worker = fleet.init_worker(made.programs.clone(), &made.job, options)?;   // on a trainer
     Ok(())
