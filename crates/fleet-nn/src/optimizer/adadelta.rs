@@ -1,4 +1,4 @@
-//! Adadelta: steps in the units of past steps.
+//! Adadelta: gradient steps scaled by moving averages of past gradients and past updates.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
@@ -49,7 +49,7 @@ impl Update for AdadeltaRule {
         "adadelta"
     }
 
-    /// The documented names have an underscore of their own: `w__avg_squared_grad_0`.
+    /// The documented names have an extra underscore: `w__avg_squared_grad_0`.
     fn state(&self) -> Vec<State> {
         vec![
             State::each("_avg_squared_grad", "AvgSquaredGrad"),

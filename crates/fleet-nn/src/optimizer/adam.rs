@@ -1,4 +1,4 @@
-//! Adam: moving averages of the gradient and of its square, corrected for their start.
+//! Adam: moving averages of the gradient and of its square, with bias correction.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
@@ -22,7 +22,7 @@ pub struct AdamRule {
     pub beta1: f64,
     pub beta2: f64,
     pub epsilon: f64,
-    /// With sparse gradients, moments of rows that are not in use stay as they are.
+    /// Whether sparse gradients leave the moments of unused rows unchanged.
     pub lazy_mode: bool,
 }
 
@@ -78,7 +78,7 @@ impl Update for AdamRule {
     }
 }
 
-/// What Adam and its kin keep; the powers of the betas start at the betas.
+/// Returns the state of Adam and its variants. The powers of the betas start at the betas.
 pub(super) fn moments(beta1: f64, beta2: f64) -> Vec<State> {
     vec![
         State::each("moment1", "Moment1"),

@@ -1,4 +1,4 @@
-//! Adamax: Adam with the largest gradient seen instead of the mean square.
+//! Adamax: Adam with the largest absolute gradient seen instead of the root mean square.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;

@@ -1,4 +1,4 @@
-//! LAMB: Adam with a rate for each layer, in proportion to its weights.
+//! LAMB: Adam with a learning rate per layer, proportional to the norm of its weights.
 
 use super::adam::moments;
 use super::{Configured, Rule, State, Update};
@@ -25,9 +25,9 @@ pub struct LambRule {
     pub beta2: f64,
     pub epsilon: f64,
     pub lamb_weight_decay: f64,
-    /// Scale by the norms also where nothing is decayed.
+    /// Whether to scale by the norms also without weight decay.
     pub always_adapt: bool,
-    /// Parameters whose names end with one of these are not decayed.
+    /// Suffixes of the names of parameters that are not decayed.
     pub exclude_from_weight_decay: Vec<String>,
 }
 

@@ -1,10 +1,10 @@
-//! LARS: momentum with a rate for each layer, in proportion to its weights.
+//! LARS: momentum with a learning rate per layer, proportional to the norm of its weights.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Layer-wise adaptive rate scaling over momentum.
+/// Momentum with layer-wise adaptive rate scaling.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -24,7 +24,7 @@ pub struct LarsMomentumRule {
     pub lars_coeff: f64,
     pub lars_weight_decay: f64,
     pub epsilon: f64,
-    /// Parameters whose names contain one of these are not decayed.
+    /// Substrings of the names of parameters that are not decayed.
     pub exclude_from_weight_decay: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
+//! Momentum: `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;

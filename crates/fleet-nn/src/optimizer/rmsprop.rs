@@ -5,7 +5,7 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// RMSProp, optionally centred by the mean gradient.
+/// RMSProp, optionally centered by the mean gradient.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

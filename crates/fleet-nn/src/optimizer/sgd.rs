@@ -1,4 +1,4 @@
-//! `w -= lr * g`.
+//! Stochastic gradient descent: `w -= lr * g`.
 
 use super::{Configured, Rule, Update};
 use crate::LearningRate;
