@@ -675,7 +675,8 @@ impl Arg {
     /// Returns the address of the first element, for kernels that take pointers because two
     /// arguments may refer to the same memory. At least `len` elements are valid.
     ///
-    /// # Panics Panics if the argument has another type, or fewer than `len` elements.
+    /// # Panics
+    /// Panics if the argument has another type, or fewer than `len` elements.
     pub fn start<T: Element>(&self, len: usize) -> *mut T {
         assert!(T::reads(self.dtype), "kernel takes {} as {}", self.dtype, T::DTYPE);
         assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
@@ -684,8 +685,8 @@ impl Arg {
 
     /// Like [`Arg::start`], for kernels that depend only on the width of elements.
     ///
-    /// # Panics Panics if the argument's elements have another width, or if there are fewer than
-    /// `len`.
+    /// # Panics
+    /// Panics if the argument's elements have another width, or if there are fewer than `len`.
     pub fn start_of_width<T: Bits>(&self, len: usize) -> *mut T {
         let width = size_of::<T>();
         assert!(width == self.dtype.size(), "kernel takes {} as {width} bytes", self.dtype);

@@ -132,7 +132,8 @@ impl<'a> Indices<'a> {
 /// Copies row `row(i)` of `from`, which has `rows` rows of `width` elements, to row `i` of `to`,
 /// for each `i` below `count`.
 ///
-/// # Safety `row` must return numbers below `rows`.
+/// # Safety
+/// `row` must return numbers below `rows`.
 unsafe fn copy_rows<T: Bits>(
     pool: &Pool,
     (count, rows, width): (usize, usize, usize),

@@ -132,7 +132,8 @@ impl Spread {
 
     /// Writes `map` of the small tensor's elements to `out`, in the larger shape.
     ///
-    /// # Panics Panics if the length of `out` differs from the larger shape's.
+    /// # Panics
+    /// Panics if the length of `out` differs from the larger shape's.
     pub(crate) fn copy<T: Copy + Send + Sync>(
         &self,
         pool: &Pool,

@@ -153,7 +153,8 @@ impl Strided {
 
 /// Returns the number of elements that a side must have: one more than the last position.
 ///
-/// # Panics Panics if a position is before the first element.
+/// # Panics
+/// Panics if a position is before the first element.
 fn reach(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usize {
     if axes.iter().any(|axis| axis.len == 0) {
         return 0;
@@ -201,7 +202,8 @@ impl Walk {
     }
 }
 
-/// # Safety The positions along the axis must be inside both sides.
+/// # Safety
+/// The positions along the axis must be inside both sides.
 #[inline]
 unsafe fn copy_run<T: Copy>(axis: Axis, from: *const T, to: *mut T) {
     // SAFETY: guaranteed by the caller.
@@ -218,7 +220,8 @@ unsafe fn copy_run<T: Copy>(axis: Axis, from: *const T, to: *mut T) {
 
 /// Copies a transposed tile: `rows` is contiguous in the source, `cols` in the target.
 ///
-/// # Safety As [`copy_run`], for both axes.
+/// # Safety
+/// As [`copy_run`], for both axes.
 unsafe fn copy_tiles<T: Copy>(rows: Axis, cols: Axis, from: *const T, to: *mut T) {
     for row_tile in (0..rows.len).step_by(TILE) {
         let row_end = (row_tile + TILE).min(rows.len);
