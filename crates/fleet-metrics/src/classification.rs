@@ -159,7 +159,7 @@ fn expect_class(label: i64, classes: usize) -> Result<()> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Confusion {
     classes: usize,
-    /// `[label, prediction]`
+    /// Counts by `[label, prediction]`.
     counts: Vec<f64>,
 }
 

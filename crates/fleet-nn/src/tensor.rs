@@ -110,7 +110,7 @@ impl<'n> Var<'n> {
         self.net.op("squeeze2").input("X", self).attr("axes", axes).one("Out")
     }
 
-    /// Adds dimensions of size 1.
+    /// Inserts dimensions of size 1 at the given axes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

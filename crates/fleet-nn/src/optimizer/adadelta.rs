@@ -4,7 +4,8 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Adadelta.
+/// Adadelta: `a = rho a + (1 - rho) g^2; dx = -sqrt((d + epsilon) / (a + epsilon)) * g;
+/// d = rho d + (1 - rho) dx^2; w += lr * dx`. Defaults: `rho` 0.95, `epsilon` 1e-6.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -15,7 +16,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Adadelta = Configured<AdadeltaRule>;
 
-/// See [`Adadelta`].
+/// Rule of [`Adadelta`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdadeltaRule {
     pub rho: f64,

@@ -4,7 +4,10 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Adam.
+/// Adam: `m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2`. With bias correction,
+/// `m^ = m / (1 - beta1^t)` and `v^ = v / (1 - beta2^t)`, the step is
+/// `w -= lr * m^ / (sqrt(v^) + epsilon)`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon` 1e-8,
+/// `lazy_mode` off.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -16,7 +19,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Adam = Configured<AdamRule>;
 
-/// See [`Adam`].
+/// Rule of [`Adam`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamRule {
     pub beta1: f64,

@@ -4,7 +4,8 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Adamax.
+/// Adamax: `m = beta1 m + (1 - beta1) g; u = max(|g|, beta2 u + epsilon);
+/// w -= lr / (1 - beta1^t) * m / u`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon` 1e-8.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -15,7 +16,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Adamax = Configured<AdamaxRule>;
 
-/// See [`Adamax`].
+/// Rule of [`Adamax`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamaxRule {
     pub beta1: f64,

@@ -6,7 +6,8 @@ use crate::LearningRate;
 use fleet_ir::Attr;
 
 /// AdamW: `w *= 1 - lr * coeff` before each step of Adam. The general option `weight_decay`
-/// differs: it is added to gradients and so enters the moments.
+/// differs: it is added to gradients and so enters the moments. Defaults: `coeff` 0.01, others as
+/// in Adam.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -17,7 +18,7 @@ use fleet_ir::Attr;
 /// ```
 pub type AdamW = Configured<AdamWRule>;
 
-/// See [`AdamW`].
+/// Rule of [`AdamW`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWRule {
     pub beta1: f64,

@@ -5,7 +5,9 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Layer-wise adaptive moments.
+/// LAMB, layer-wise adaptive moments: `r = m^ / (sqrt(v^) + epsilon) + lamb_weight_decay * w` with
+/// the moments of Adam; `w -= lr * |w| / |r| * r`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon`
+/// 1e-6, `lamb_weight_decay` 0.01.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -18,7 +20,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Lamb = Configured<LambRule>;
 
-/// See [`Lamb`].
+/// Rule of [`Lamb`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LambRule {
     pub beta1: f64,

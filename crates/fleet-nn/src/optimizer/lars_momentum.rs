@@ -4,7 +4,9 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Momentum with layer-wise adaptive rate scaling.
+/// LARS, layer-wise adaptive rate scaling: `v = mu * v + local * (g + wd * w); w -= v` with
+/// `local = lr * lars_coeff * |w| / (|g| + wd * |w| + epsilon)` and `wd = lars_weight_decay`.
+/// Defaults: `lars_coeff` 0.001, `lars_weight_decay` 0.0005, `epsilon` 0.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -17,7 +19,7 @@ use fleet_ir::Attr;
 /// ```
 pub type LarsMomentum = Configured<LarsMomentumRule>;
 
-/// See [`LarsMomentum`].
+/// Rule of [`LarsMomentum`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LarsMomentumRule {
     pub mu: f64,

@@ -94,7 +94,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
         let drop = Dropout { probability, mode, draw };
         let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
-        // SAFETY: both hold as many floats as the shape says, and are equal or disjoint.
+        // SAFETY: both hold as many floats as the shape has elements, and are equal or disjoint.
         unsafe {
             if is_test {
                 let scale = Unary::Scale { scale: drop.infer_scale(), bias: 0.0 };

@@ -74,7 +74,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             if !split.is_empty() {
                 let len = split.len();
                 let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
-                // SAFETY: both hold as many floats as the shape says, and are equal or disjoint.
+                // SAFETY: both hold as many floats as the shape has elements, and are equal or
+                // disjoint.
                 unsafe { softmax::softmax_raw(k.pool, x, y, split.rows(), split.classes) };
             }
             Ok(())
@@ -98,8 +99,8 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 let all = split.len();
                 let (y, dy) = (k.arg(0).start(all), k.arg(1).start(all));
                 let (dx, rows, len) = (k.out_arg(0).start(all), split.rows(), split.classes);
-                // SAFETY: all hold as many floats as the shape says; the result is equal to or
-                // disjoint from the others.
+                // SAFETY: all hold as many floats as the shape has elements; the result is equal to
+                // or disjoint from the others.
                 unsafe { softmax::softmax_grad_raw(k.pool, y, dy, dx, rows, len) };
             }
             Ok(())

@@ -1,7 +1,7 @@
 //! Rows of a table on parameter servers: `Outputs[i][..., :] = table[Ids[i][..., :]]`, and zeros if
-//! the id is `padding_idx`. All lookups of a table are one op, so they take one request. Ids are
-//! 64-bit patterns of any number. With `lookup_table` as `lookup_table_version`, ids end in a
-//! dimension of size 1.
+//! the id is `padding_idx`. All lookups of a table are one op, so they take one request. Any 64-bit
+//! value is a valid id. With `lookup_table` as `lookup_table_version`, ids end in a dimension of
+//! size 1.
 //!
 //! The documented op has the table as an input, `W`. Here the row width is an attribute instead,
 //! because a table too large for a worker is not a variable of the program.

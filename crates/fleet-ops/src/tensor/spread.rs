@@ -102,8 +102,8 @@ impl Spread {
         it
     }
 
-    /// Calls `segment(start in the larger shape, start in the small tensor, step there, length)`
-    /// for the pieces of a range.
+    /// Calls `segment(start in the larger shape, start in the small tensor, stride there, length)`
+    /// for each contiguous piece of a range.
     #[inline]
     pub(crate) fn walk(
         &self,
