@@ -1,5 +1,5 @@
-//! Area under the ROC curve, from counts by score bucket. The counts are small and can be added.
-//! They give the exact area for scores rounded down to their buckets.
+//! Area under the ROC curve, from counts by score bucket. The counts are compact and additive. They
+//! give the exact area for scores rounded down to their buckets.
 
 use crate::{Accumulator, expect_pairs, is_positive, probability};
 use fleet_base::{Error, Result};

@@ -19,7 +19,7 @@ pub enum GradClip {
     Value { min: f64, max: f64 },
     /// Scales each gradient down to at most this norm (`ClipGradByNorm`).
     Norm(f64),
-    /// Scales all gradients by one factor, so that their joint norm is at most this value
+    /// Scales all gradients by one factor, so that their global norm is at most this value
     /// (`ClipGradByGlobalNorm`).
     GlobalNorm(f64),
 }

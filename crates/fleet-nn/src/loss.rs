@@ -138,8 +138,8 @@ impl<'n> Var<'n> {
         (made.one("Loss"), made.one("Softmax"))
     }
 
-    /// Returns the cross entropy of each row of probabilities, such as the output of a softmax, and
-    /// class numbers.
+    /// Returns the cross entropy of each row of probabilities (such as the output of a softmax)
+    /// with its class number. With `soft_label`, the label is a distribution.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -476,7 +476,8 @@ impl RowsArg {
     }
 }
 
-/// Integers for elements that are only moved. Only their width matters.
+/// Unsigned integers, by which kernels move elements of the same width without reading their
+/// values.
 pub trait Bits: Copy + Send + Sync + sealed::Sealed {}
 
 mod sealed {

@@ -33,7 +33,7 @@ const NUMBERS: [&str; 18] = [
     "4611686018427387904",
 ];
 
-/// Dimensions of inputs, which are allocated.
+/// Dimensions of inputs. They are small, because inputs are allocated.
 const DIMS: [&str; 7] = ["0", "1", "2", "3", "4", "7", "16"];
 
 const TYPES: [&str; 7] = ["f32", "f64", "f16", "bf16", "i64", "i32", "bool"];

@@ -170,7 +170,7 @@ fn channel_axis(op: &fleet_ir::Op, x: &Shape) -> Result<usize> {
     }
 }
 
-/// Emits `grad` with the available slots.
+/// Gradient rule: emits the op `grad` with the slots that it has.
 pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
     let (x, scale, bias) = (g.x("X")?, g.x("Scale")?, g.x("Bias")?);
     let (mean, inv_std, dy) = (g.y("SavedMean")?, g.y("SavedVariance")?, g.dy("Y")?);

@@ -1,10 +1,10 @@
 //! `update_loss_scaling`: the state machine of dynamic loss scaling.
 //!
-//! If the gradients of a step were not finite, the op resets the count of good steps, increments
-//! the count of bad ones and sets all gradients `X` to 0. After `decr_every_n_nan_or_inf` bad
-//! steps, it multiplies the scale by `decr_ratio`, to at least 1. After a good step, it resets the
-//! count of bad steps. After `incr_every_n_steps` good steps, it multiplies the scale by
-//! `incr_ratio`, unless the result is infinite. `stop_update` leaves the state unchanged.
+//! If the gradients of a step were not finite, the op sets all gradients `X` to 0. It also resets
+//! the count of good steps and increments the count of bad ones. After `decr_every_n_nan_or_inf`
+//! bad steps, it multiplies the scale by `decr_ratio`, to at least 1. After a good step, it resets
+//! the count of bad steps. After `incr_every_n_steps` good steps, it multiplies the scale by
+//! `incr_ratio`, unless the result is infinite. `stop_update` leaves counts and scale unchanged.
 
 use crate::prelude::*;
 use crate::{Arg, elementwise_cost};

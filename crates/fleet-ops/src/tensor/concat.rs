@@ -255,7 +255,7 @@ fn arriving(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
     Ok(grads)
 }
 
-/// Returns the copies between a whole tensor and its parts along an axis, in the given direction.
+/// Plans the copies between a whole tensor and its parts along an axis, in the given direction.
 fn parts(whole: &Shape, axis: usize, lens: &[usize], into_whole: bool) -> Vec<Strided> {
     let strides = row_major(&sizes(whole));
     let mut at = 0;

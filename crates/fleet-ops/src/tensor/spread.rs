@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
-/// A small tensor under a larger shape. Axes are merged where both are contiguous.
+/// A small tensor that is read under a larger shape. Axes are merged where both are contiguous.
 #[derive(Clone, Debug)]
 pub(crate) struct Spread {
     /// Pairs (length, stride in the small tensor), outermost first; never empty.
