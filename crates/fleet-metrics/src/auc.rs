@@ -1,10 +1,10 @@
-//! The area under the ROC curve, by buckets of score: what is counted is small, adds up, and gives
-//! the exact area of the scores rounded down to their buckets.
+//! Area under the ROC curve, from counts by score bucket. The counts are compact and additive. They
+//! give the exact area for scores rounded down to their buckets.
 
 use crate::{Accumulator, expect_pairs, is_positive, probability};
 use fleet_base::{Error, Result};
 
-/// The area over buckets, from the highest score to the lowest; 0.5 without positives or negatives.
+/// Area over buckets, from the highest score to the lowest; 0.5 without positives or negatives.
 pub(crate) fn area(positives: &[f64], negatives: &[f64]) -> f64 {
     let (mut positive, mut negative, mut area) = (0.0, 0.0, 0.0);
     for (p, n) in positives.iter().zip(negatives).rev() {
@@ -15,7 +15,8 @@ pub(crate) fn area(positives: &[f64], negatives: &[f64]) -> f64 {
     if positive * negative == 0.0 { 0.5 } else { area / (positive * negative) }
 }
 
-/// The area under the ROC curve, and what else follows from the same counts: log-loss, calibration.
+/// Area under the ROC curve, and metrics from the same counts: log-loss, calibration, rates and
+/// errors.
 ///
 /// ```
 /// use fleet_metrics::Auc;
@@ -27,8 +28,8 @@ pub(crate) fn area(positives: &[f64], negatives: &[f64]) -> f64 {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Auc {
-    /// Positives by bucket, negatives by bucket, sum of predictions, of their squared and absolute
-    /// errors, of losses.
+    /// Positives by bucket, negatives by bucket, then the sums of predictions, squared errors,
+    /// absolute errors and losses.
     counts: Vec<f64>,
     thresholds: usize,
 }
@@ -40,7 +41,8 @@ const LOSS: usize = 3;
 const EXTRAS: usize = 4;
 
 impl Auc {
-    /// `thresholds + 1` buckets; a score p belongs to bucket floor(p * thresholds), as in programs.
+    /// Creates `thresholds + 1` buckets. A score p belongs to bucket floor(p * thresholds), as in
+    /// the `auc` op.
     pub fn new(thresholds: usize) -> Result<Auc> {
         if thresholds == 0 || thresholds > THRESHOLDS_MAX {
             return Err(Error::invalid("number of thresholds is out of range")
@@ -50,10 +52,10 @@ impl Auc {
         Ok(Auc { counts: vec![0.0; 2 * (thresholds + 1) + EXTRAS], thresholds })
     }
 
-    /// Counts predicted probabilities of the positive class, and labels 0 or 1.
+    /// Adds predicted probabilities of the positive class, and labels 0 or 1.
     pub fn add(&mut self, predictions: &[f32], labels: &[f32]) -> Result<()> {
         expect_pairs(predictions.len(), labels.len())?;
-        // All are checked first, so that an error leaves the counts as they were.
+        // All values are checked first, so that an error leaves the counts unchanged.
         for (index, (prediction, label)) in predictions.iter().zip(labels).enumerate() {
             probability(*prediction, index)?;
             is_positive(*label, index)?;
@@ -61,7 +63,7 @@ impl Auc {
         let buckets = self.thresholds + 1;
         for (prediction, label) in predictions.iter().zip(labels) {
             let (p, positive) = (f64::from(*prediction), *label > 0.5);
-            // In f32, as the op in programs does it.
+            // Computed in f32, as in the `auc` op.
             let bucket = (*prediction * self.thresholds as f32) as usize;
             self.counts[bucket.min(self.thresholds) + if positive { 0 } else { buckets }] += 1.0;
             let error = p - f64::from(u8::from(positive));
@@ -75,13 +77,13 @@ impl Auc {
         Ok(())
     }
 
-    /// Positives and negatives by bucket.
+    /// Returns positives and negatives by bucket.
     pub fn stats(&self) -> (&[f64], &[f64]) {
         let buckets = self.thresholds + 1;
         (&self.counts[..buckets], &self.counts[buckets..2 * buckets])
     }
 
-    /// The area; 0.5 without positives or without negatives.
+    /// Returns the area; 0.5 without positives or without negatives.
     pub fn value(&self) -> f64 {
         let (positives, negatives) = self.stats();
         area(positives, negatives)
@@ -99,23 +101,23 @@ impl Auc {
         self.counts[2 * (self.thresholds + 1) + which]
     }
 
-    /// Predicted over true positives (PCOC): above 1, the model promises too much. 0 without
+    /// Returns predicted over true positives (PCOC). Above 1, the model overestimates. 0 without
     /// positives.
     pub fn calibration(&self) -> f64 {
         crate::ratio(self.extra(PREDICTED), self.positives())
     }
 
-    /// Mean cross-entropy in nats.
+    /// Returns the mean cross-entropy in nats.
     pub fn log_loss(&self) -> f64 {
         crate::ratio(self.extra(LOSS), self.total())
     }
 
-    /// The share of positives.
+    /// Returns the share of positives.
     pub fn actual_rate(&self) -> f64 {
         crate::ratio(self.positives(), self.total())
     }
 
-    /// The mean prediction.
+    /// Returns the mean prediction.
     pub fn predicted_rate(&self) -> f64 {
         crate::ratio(self.extra(PREDICTED), self.total())
     }
@@ -128,7 +130,7 @@ impl Auc {
         crate::ratio(self.extra(SQUARED), self.total()).sqrt()
     }
 
-    /// Adds the counts that a program has kept (`stat_pos`, `stat_neg`).
+    /// Adds counts from a program's state (`stat_pos`, `stat_neg`).
     pub fn add_stats(&mut self, positives: &[f64], negatives: &[f64]) -> Result<()> {
         let buckets = self.thresholds + 1;
         if positives.len() != buckets || negatives.len() != buckets {
@@ -144,9 +146,10 @@ impl Auc {
 
 crate::group::accumulator!(Auc);
 
-/// A million buckets tell scores apart better than an f32 score does.
+/// Maximum number of thresholds. A million buckets already distinguish scores more finely than f32.
 const THRESHOLDS_MAX: usize = 1 << 20;
-/// What a certain and wrong prediction is taken for, so that one does not make the loss infinite.
+/// Lower bound of a probability in the loss, so that one certain but wrong prediction does not make
+/// it infinite.
 const PROBABILITY_MIN: f64 = 1e-15;
 
 #[cfg(test)]

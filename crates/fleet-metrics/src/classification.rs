@@ -1,10 +1,10 @@
-//! Right and wrong classes: precision and recall at a threshold, accuracy of the first k, and the
-//! confusion matrix.
+//! Classification metrics: precision and recall at a threshold, top-k accuracy, and the confusion
+//! matrix.
 
 use crate::{Accumulator, expect_pairs, is_positive, probability, ratio};
 use fleet_base::{Error, Result};
 
-/// Two classes told apart by a threshold.
+/// Precision, recall and accuracy of a two-class problem at a threshold.
 ///
 /// ```
 /// use fleet_metrics::Classification;
@@ -16,12 +16,12 @@ use fleet_base::{Error, Result};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classification {
     threshold: f32,
-    /// True and false positives, true and false negatives.
+    /// True positives, false positives, true negatives, false negatives.
     counts: [f64; 4],
 }
 
 impl Classification {
-    /// A prediction of at least `threshold` says positive.
+    /// Creates the metric. A prediction of at least `threshold` counts as positive.
     pub fn new(threshold: f32) -> Result<Classification> {
         if !(0.0..=1.0).contains(&threshold) {
             return Err(Error::invalid("threshold is no probability").got(threshold));
@@ -29,7 +29,7 @@ impl Classification {
         Ok(Classification { threshold, counts: [0.0; 4] })
     }
 
-    /// Counts predicted probabilities and labels 0 or 1.
+    /// Adds predicted probabilities, and labels 0 or 1.
     pub fn add(&mut self, predictions: &[f32], labels: &[f32]) -> Result<()> {
         expect_pairs(predictions.len(), labels.len())?;
         let mut counts = self.counts;
@@ -62,17 +62,17 @@ impl Classification {
         ratio(self.counts[0] + self.counts[2], self.counts.iter().sum())
     }
 
-    /// How many of those said to be positive are; 0 where none are said to be.
+    /// Returns the share of predicted positives that are positive; 0 without predicted positives.
     pub fn precision(&self) -> f64 {
         ratio(self.counts[0], self.counts[0] + self.counts[1])
     }
 
-    /// How many of the positives are found; 0 where there are none.
+    /// Returns the share of positives that are predicted; 0 without positives.
     pub fn recall(&self) -> f64 {
         ratio(self.counts[0], self.counts[0] + self.counts[3])
     }
 
-    /// The harmonic mean of precision and recall.
+    /// Returns the harmonic mean of precision and recall.
     pub fn f1(&self) -> f64 {
         ratio(2.0 * self.counts[0], 2.0 * self.counts[0] + self.counts[1] + self.counts[3])
     }
@@ -80,7 +80,7 @@ impl Classification {
 
 crate::group::accumulator!(Classification);
 
-/// How often the right class is among the k with the highest scores.
+/// Top-k accuracy: how often the true class is among the k highest scores.
 ///
 /// ```
 /// use fleet_metrics::TopK;
@@ -92,7 +92,7 @@ crate::group::accumulator!(Classification);
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopK {
     k: usize,
-    /// Right ones, all.
+    /// Number of hits, number of samples.
     counts: [f64; 2],
 }
 
@@ -104,8 +104,8 @@ impl TopK {
         Ok(TopK { k, counts: [0.0; 2] })
     }
 
-    /// Counts scores `[n, classes]` and the classes' numbers. Of equal scores, the lower number
-    /// comes first.
+    /// Adds scores `[n, classes]` and class numbers. Of equal scores, the lower class number ranks
+    /// first.
     pub fn add(&mut self, scores: &[f32], classes: usize, labels: &[i64]) -> Result<()> {
         expect_scores(scores, classes, labels)?;
         for (row, label) in scores.chunks_exact(classes.max(1)).zip(labels) {
@@ -145,7 +145,7 @@ fn expect_class(label: i64, classes: usize) -> Result<()> {
     Err(Error::invalid("label is no class").expected(format!("0 to {}", classes - 1)).got(label))
 }
 
-/// How often each class was taken for each.
+/// Confusion matrix: how often each class was predicted for each true class.
 ///
 /// ```
 /// use fleet_metrics::Confusion;
@@ -159,7 +159,7 @@ fn expect_class(label: i64, classes: usize) -> Result<()> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Confusion {
     classes: usize,
-    /// `[label, prediction]`
+    /// Counts by `[label, prediction]`.
     counts: Vec<f64>,
 }
 
@@ -173,7 +173,7 @@ impl Confusion {
         Ok(Confusion { classes, counts: vec![0.0; classes * classes] })
     }
 
-    /// Counts predicted and true classes.
+    /// Adds predicted and true classes.
     pub fn add(&mut self, predictions: &[i64], labels: &[i64]) -> Result<()> {
         expect_pairs(predictions.len(), labels.len())?;
         let mut all = predictions.iter().chain(labels);
@@ -184,7 +184,7 @@ impl Confusion {
         Ok(())
     }
 
-    /// As [`Confusion::add`], the class of the highest score being the prediction.
+    /// Like [`Confusion::add`], with the class of the highest score as the prediction.
     pub fn add_scores(&mut self, scores: &[f32], labels: &[i64]) -> Result<()> {
         expect_scores(scores, self.classes, labels)?;
         for (row, label) in scores.chunks_exact(self.classes).zip(labels) {
@@ -195,7 +195,7 @@ impl Confusion {
         Ok(())
     }
 
-    /// How often `label` was taken for `prediction`; 0 for what is no class.
+    /// Returns how often `prediction` was predicted for `label`; 0 for numbers out of range.
     pub fn count(&self, label: usize, prediction: usize) -> f64 {
         let inside = label < self.classes && prediction < self.classes;
         if inside { self.counts[label * self.classes + prediction] } else { 0.0 }
@@ -206,7 +206,7 @@ impl Confusion {
         ratio(right, self.counts().iter().sum())
     }
 
-    /// How many of those taken for a class belong to it.
+    /// Returns the share of predictions of a class that are true.
     pub fn precision(&self, class: usize) -> f64 {
         ratio(
             self.count(class, class),
@@ -214,12 +214,12 @@ impl Confusion {
         )
     }
 
-    /// How many of a class are found.
+    /// Returns the share of samples of a class that are predicted as such.
     pub fn recall(&self, class: usize) -> f64 {
         ratio(self.count(class, class), (0..self.classes).map(|it| self.count(class, it)).sum())
     }
 
-    /// The mean of the classes' F1 scores.
+    /// Returns the mean of the F1 scores of all classes.
     pub fn macro_f1(&self) -> f64 {
         let f1 = |class: usize| {
             let (precision, recall) = (self.precision(class), self.recall(class));
@@ -231,7 +231,7 @@ impl Confusion {
 
 crate::group::accumulator!(Confusion);
 
-/// A matrix of 128 MB.
+/// Maximum number of classes; the matrix then takes 128 MB.
 const CLASSES_MAX: usize = 4096;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What a metric needs of a group of workers, and what all accumulators can do.
+//! The interface of a group of workers, and the common operations of accumulators.
 
 use fleet_base::{Error, Result};
 
-/// How values of workers become one.
+/// Reduction of the values of several workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     Sum,
@@ -10,13 +10,13 @@ pub enum Reduce {
     Min,
 }
 
-/// Workers whose numbers can be reduced; all of them make the same calls.
+/// A group of workers that can reduce numbers. All workers make the same calls.
 pub trait Group {
     /// Replaces every value by its reduction over the workers.
     fn all_reduce(&mut self, reduce: Reduce, values: &mut [f64]) -> Result<()>;
 }
 
-/// A closure is a group.
+/// Any suitable closure is a group.
 ///
 /// ```
 /// use fleet_metrics::{Reduce, sum};
@@ -36,7 +36,7 @@ impl<F: FnMut(Reduce, &mut [f64]) -> Result<()>> Group for F {
     }
 }
 
-/// The only worker.
+/// A group of one worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -46,19 +46,19 @@ impl Group for Alone {
     }
 }
 
-/// Counts that add up: of batches, of threads, of workers.
+/// Counts that can be added over batches, threads and workers.
 pub trait Accumulator {
-    /// The counts; all that the metric follows from.
+    /// Returns the counts, from which the metric is computed.
     fn counts(&self) -> &[f64];
 
     fn counts_mut(&mut self) -> &mut [f64];
 
-    /// Forgets everything, as before an evaluation.
+    /// Sets all counts to zero, as before an evaluation.
     fn reset(&mut self) {
         self.counts_mut().fill(0.0);
     }
 
-    /// Adds what another one of the same settings has counted.
+    /// Adds the counts of another accumulator with the same settings.
     fn merge(&mut self, other: &Self) -> Result<()>
     where
         Self: Sized,
@@ -74,7 +74,7 @@ pub trait Accumulator {
         Ok(())
     }
 
-    /// Replaces the counts by their sums over all workers. Called twice, it counts twice.
+    /// Replaces the counts by their sums over all workers. A second call adds them up again.
     fn all_reduce(&mut self, group: &mut dyn Group) -> Result<()> {
         group.all_reduce(Reduce::Sum, self.counts_mut())
     }

@@ -1,15 +1,16 @@
-//! The mean AUC of groups: of users, of queries. It asks whether a model ranks within a group,
-//! which the overall AUC mixes with how groups differ.
+//! Mean AUC of groups, such as users or queries. It measures the ranking within a group. The
+//! overall AUC also depends on how groups differ from each other.
 
 use crate::{expect_pairs, is_positive};
 use fleet_base::{Error, Result};
 use std::collections::BTreeMap;
 
-/// AUC by group, weighted by the groups' samples; groups of one class say nothing and are left out.
+/// AUC by group, weighted by the number of samples. Groups with samples of one class only are
+/// ignored.
 ///
-/// Samples are kept (12 bytes each and the group's id), since a group's AUC needs all of its
-/// scores: over workers, send a group's samples to one worker (a global shuffle by record id does)
-/// and reduce [`GroupAuc::weighted`].
+/// The accumulator stores all samples (8 bytes each, plus the group's id), because a group's AUC
+/// depends on all of its scores. With several workers, send all samples of a group to one worker
+/// and reduce [`GroupAuc::weighted`]. A global shuffle by record id does this.
 ///
 /// ```
 /// use fleet_metrics::{Alone, GroupAuc};
@@ -26,7 +27,7 @@ pub struct GroupAuc {
 }
 
 impl GroupAuc {
-    /// Counts scores (any numbers) and labels 0 or 1 of groups.
+    /// Adds scores (any numbers) and labels 0 or 1, with the group of each.
     pub fn add(&mut self, groups: &[u64], scores: &[f32], labels: &[f32]) -> Result<()> {
         expect_pairs(scores.len(), labels.len())?;
         expect_pairs(scores.len(), groups.len())?;
@@ -47,7 +48,7 @@ impl GroupAuc {
         Ok(())
     }
 
-    /// Adds the samples of another one.
+    /// Adds the samples of another accumulator.
     pub fn merge(&mut self, other: &GroupAuc) -> Result<()> {
         if self.samples + other.samples > SAMPLES_MAX {
             return Err(Error::exhausted("too many samples for an AUC by group")
@@ -64,7 +65,7 @@ impl GroupAuc {
         *self = GroupAuc::default();
     }
 
-    /// The sum of AUC times samples, and the samples, of groups with both classes.
+    /// Returns the sum of AUC times samples, and the sum of samples, over groups with both classes.
     pub fn weighted(&self) -> (f64, f64) {
         let mut sums = (0.0, 0.0);
         for samples in self.groups.values() {
@@ -76,12 +77,12 @@ impl GroupAuc {
         sums
     }
 
-    /// The weighted mean; 0.5 without a group that has both classes.
+    /// Returns the weighted mean; 0.5 without a group that has both classes.
     pub fn value(&self) -> f64 {
         mean(self.weighted())
     }
 
-    /// The value over all workers, whose groups do not overlap.
+    /// Returns the value over all workers. Groups must not be split between workers.
     pub fn all_reduced(&self, group: &mut dyn crate::Group) -> Result<f64> {
         let mut sums = [self.weighted().0, self.weighted().1];
         group.all_reduce(crate::Reduce::Sum, &mut sums)?;
@@ -93,7 +94,7 @@ fn mean((sum, weight): (f64, f64)) -> f64 {
     if weight > 0.0 { sum / weight } else { 0.5 }
 }
 
-/// The exact AUC of some samples, ties counting half; none without both classes.
+/// Exact AUC of some samples, with ties counted as half; `None` without both classes.
 fn area(samples: &[(f32, bool)]) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
@@ -108,7 +109,7 @@ fn area(samples: &[(f32, bool)]) -> Option<f64> {
     (positives * negatives > 0.0).then(|| wins / (positives * negatives))
 }
 
-/// 8 GB of samples: an evaluation, not a training set.
+/// Maximum number of samples: 8 GB, enough for an evaluation but not for a training set.
 const SAMPLES_MAX: usize = 1 << 30;
 
 #[cfg(test)]

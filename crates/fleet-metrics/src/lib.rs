@@ -1,13 +1,15 @@
 //! Metrics of a model that are exact over any number of batches, threads and workers.
 //!
-//! Two forms. The documented functions ([`sum`], [`max`], [`min`], [`acc`], [`auc`], [`mae`],
-//! [`mse`], [`rmse`]) take what a worker has counted and reduce it over a [`Group`]. The
-//! accumulators ([`Auc`], [`Classification`], [`Regression`], ..) count themselves: they take
-//! predictions, merge with each other, and reduce over a group in one call
-//! ([`Accumulator::all_reduce`]).
+//! There are two forms:
 //!
-//! A group is anything that reduces a slice of `f64` over workers; a closure will do. This crate
-//! knows neither programs nor networks.
+//! * The documented functions ([`sum`], [`max`], [`min`], [`acc`], [`auc`], [`mae`], [`mse`],
+//!   [`rmse`]) take the counts of a worker and reduce them over a [`Group`].
+//! * The accumulators ([`Auc`], [`Classification`], [`Regression`], ..) take predictions and count
+//!   themselves. They merge with each other, and reduce over a group in one call
+//!   ([`Accumulator::all_reduce`]).
+//!
+//! A group is anything that reduces a slice of `f64` over workers, such as a closure. This crate
+//! depends on neither programs nor networks.
 //!
 //! ```
 //! use fleet_metrics::{Accumulator, Alone, Auc};
@@ -37,7 +39,7 @@ pub use worker::{acc, auc, mae, max, min, mse, rmse, sum};
 
 use fleet_base::{Error, Result};
 
-/// Holds the number of labels to the number of predictions.
+/// Checks that there are as many labels as predictions.
 fn expect_pairs(predictions: usize, labels: usize) -> Result<()> {
     if predictions == labels {
         return Ok(());
@@ -45,7 +47,8 @@ fn expect_pairs(predictions: usize, labels: usize) -> Result<()> {
     Err(Error::invalid("every prediction needs a label").expected(predictions).got(labels))
 }
 
-/// A label above one half is positive; anything but a number between 0 and 1 is a mistake.
+/// Returns whether a label is positive, which is above one half. Rejects anything but a number
+/// between 0 and 1.
 fn is_positive(label: f32, index: usize) -> Result<bool> {
     if (0.0..=1.0).contains(&label) {
         return Ok(label > 0.5);
@@ -55,7 +58,7 @@ fn is_positive(label: f32, index: usize) -> Result<bool> {
         .got(label))
 }
 
-/// A prediction between 0 and 1.
+/// Rejects predictions outside 0 to 1.
 fn probability(prediction: f32, index: usize) -> Result<f64> {
     if (0.0..=1.0).contains(&prediction) {
         return Ok(f64::from(prediction));
@@ -66,7 +69,7 @@ fn probability(prediction: f32, index: usize) -> Result<f64> {
         .help("a logit becomes a probability through sigmoid or softmax"))
 }
 
-/// a / b, and 0 where there is nothing yet.
+/// Returns a / b, or 0 if b is 0.
 fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }

@@ -1,4 +1,4 @@
-//! Errors of predicted numbers.
+//! Error metrics of numeric predictions.
 
 use crate::{expect_pairs, ratio};
 use fleet_base::{Error, Result};
@@ -15,7 +15,8 @@ use fleet_base::{Error, Result};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regression {
-    /// Samples; sums of errors, absolute errors, squared errors, labels, squared labels.
+    /// Number of samples, then the sums of errors, absolute errors, squared errors, labels, squared
+    /// labels.
     counts: [f64; 6],
 }
 
@@ -39,7 +40,7 @@ impl Regression {
         self.counts[0]
     }
 
-    /// The mean error: positive where predictions are too high.
+    /// Returns the mean error, which is positive if predictions are too high.
     pub fn bias(&self) -> f64 {
         ratio(self.counts[1], self.counts[0])
     }
@@ -56,7 +57,7 @@ impl Regression {
         self.mse().sqrt()
     }
 
-    /// 1 less squared errors over the labels' variance; 0 where labels do not vary.
+    /// Returns 1 minus the squared errors divided by the labels' variance; 0 if labels do not vary.
     pub fn r2(&self) -> f64 {
         let [count, _, _, squared, labels, label_squares] = self.counts;
         let variance = label_squares - ratio(labels * labels, count);

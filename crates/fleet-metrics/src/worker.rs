@@ -1,10 +1,10 @@
-//! The documented functions: what a worker has counted, reduced over all workers.
+//! The documented functions, which reduce the counts of a worker over all workers.
 
 use crate::auc::area;
 use crate::group::{Group, Reduce};
 use fleet_base::{Error, Result};
 
-/// The elementwise sum over workers.
+/// Returns the elementwise sum over workers.
 ///
 /// ```
 /// use fleet_metrics::{Alone, sum};
@@ -15,12 +15,12 @@ pub fn sum(input: &[f64], group: &mut dyn Group) -> Result<Vec<f64>> {
     reduced(input, Reduce::Sum, group)
 }
 
-/// The elementwise maximum over workers.
+/// Returns the elementwise maximum over workers.
 pub fn max(input: &[f64], group: &mut dyn Group) -> Result<Vec<f64>> {
     reduced(input, Reduce::Max, group)
 }
 
-/// The elementwise minimum over workers.
+/// Returns the elementwise minimum over workers.
 pub fn min(input: &[f64], group: &mut dyn Group) -> Result<Vec<f64>> {
     reduced(input, Reduce::Min, group)
 }
@@ -31,7 +31,7 @@ fn reduced(input: &[f64], reduce: Reduce, group: &mut dyn Group) -> Result<Vec<f
     Ok(values)
 }
 
-/// Right predictions over all predictions.
+/// Returns the share of correct predictions.
 ///
 /// ```
 /// use fleet_metrics::{Alone, acc};
@@ -42,17 +42,17 @@ pub fn acc(correct: f64, total: f64, group: &mut dyn Group) -> Result<f64> {
     quotient("accuracy", correct, total, group)
 }
 
-/// The mean of absolute errors, from their sum and the number of samples.
+/// Returns the mean absolute error, from the sum of absolute errors and the number of samples.
 pub fn mae(abserr: f64, total_ins_num: f64, group: &mut dyn Group) -> Result<f64> {
     quotient("mean absolute error", abserr, total_ins_num, group)
 }
 
-/// The mean of squared errors, from their sum and the number of samples.
+/// Returns the mean squared error, from the sum of squared errors and the number of samples.
 pub fn mse(sqrerr: f64, ins_num: f64, group: &mut dyn Group) -> Result<f64> {
     quotient("mean squared error", sqrerr, ins_num, group)
 }
 
-/// The root of [`mse`].
+/// Returns the square root of [`mse`].
 pub fn rmse(sqrerr: f64, total_ins_num: f64, group: &mut dyn Group) -> Result<f64> {
     Ok(mse(sqrerr, total_ins_num, group)?.sqrt())
 }
@@ -66,7 +66,7 @@ fn quotient(what: &str, above: f64, below: f64, group: &mut dyn Group) -> Result
     Err(Error::invalid(format!("{what} of no samples")).expected("a count above 0").got(values[1]))
 }
 
-/// The area under the ROC curve from positives and negatives by bucket of score.
+/// Returns the area under the ROC curve, from positives and negatives by score bucket.
 ///
 /// ```
 /// use fleet_metrics::{Alone, auc};
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::Alone;
 
-    /// What workers that have all counted the same get.
+    /// Returns a group of `count` workers that all pass the same values.
     fn workers(count: f64) -> impl FnMut(Reduce, &mut [f64]) -> Result<()> {
         move |reduce, values| {
             if reduce == Reduce::Sum {

@@ -1,12 +1,13 @@
-//! Values that scikit-learn gives for the same predictions (`tests/oracle/metrics.py`), counted by
-//! three workers and merged.
+//! Comparison with values of scikit-learn for the same predictions (`tests/oracle/metrics.py`),
+//! counted by three workers and merged.
 
 use fleet_base::Result;
 use fleet_metrics::{Accumulator, Auc, Classification, Confusion, GroupAuc, Regression};
 
 const COUNT: usize = 240;
 
-/// What the script has: scores, labels that lean on them, and what labels are drawn with.
+/// The data of the script: scores, labels that correlate with them, and the random draws of the
+/// labels.
 struct Data {
     scores: Vec<f32>,
     labels: Vec<f32>,
@@ -22,10 +23,10 @@ fn data() -> Data {
     Data { scores, labels, draws }
 }
 
-/// The parts of three workers.
+/// Sample ranges of the three workers.
 const PARTS: [std::ops::Range<usize>; 3] = [0..50, 50..51, 51..COUNT];
 
-/// What the three have counted together.
+/// Returns the merged counts of the three workers.
 fn counted<A: Accumulator>(
     new: impl Fn() -> A,
     add: impl Fn(&mut A, std::ops::Range<usize>) -> Result<()>,

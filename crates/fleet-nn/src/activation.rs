@@ -1,4 +1,4 @@
-//! Activations that layers apply to their result.
+//! Activations that layers apply to their output.
 
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Attr, VarId};
@@ -25,7 +25,7 @@ pub enum Act {
     Tanh,
     /// The exact form, with the error function.
     Gelu,
-    /// The usual approximation of [`Act::Gelu`] by a tanh.
+    /// The common tanh approximation of [`Act::Gelu`].
     GeluTanh,
     Softmax,
     Softplus,
@@ -38,7 +38,7 @@ pub enum Act {
 }
 
 impl Act {
-    /// The op, and the attributes that differ from its defaults.
+    /// Returns the op's name, and the attribute that differs from the op's default.
     fn op(self) -> (&'static str, Option<(&'static str, Attr)>) {
         match self {
             Act::Relu => ("relu", None),
@@ -59,7 +59,7 @@ impl Act {
         }
     }
 
-    /// Emits the op; the result belongs to `layer`, or to the op itself.
+    /// Emits the op. The result is named after `layer`, if given, or after the op.
     pub(crate) fn emit(self, emit: &mut Emit<'_>, x: VarId, layer: Option<&str>) -> Result<VarId> {
         let (name, attr) = self.op();
         let mut call = emit.named_op(name)?.input("X", x);
@@ -76,7 +76,7 @@ impl Act {
 impl FromStr for Act {
     type Err = Error;
 
-    /// Reads the documented name of an activation without parameters of its own.
+    /// Parses the documented name of an activation. Parameters get their defaults.
     fn from_str(name: &str) -> Result<Act> {
         const KNOWN: [(&str, Act); 14] = [
             ("relu", Act::Relu),

@@ -1,10 +1,10 @@
-//! What can be said of a parameter.
+//! Attributes of a parameter.
 
 use crate::Init;
 use fleet_ir::Regularizer;
 
-/// A parameter's name, initialiser, learning-rate factor, regulariser and switches. Layers take
-/// anything that turns into one: a name, an initialiser, or a full attribute.
+/// Name, initializer, learning-rate factor, regularizer and switches of a parameter. Layers accept
+/// anything that converts to it: a name, an initializer, or a full attribute.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -22,18 +22,18 @@ use fleet_ir::Regularizer;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamAttr {
-    /// Without one, the layer's documented name (`fc_0.w_0`).
+    /// Name. The default is the layer's documented name (`fc_0.w_0`).
     pub name: Option<String>,
-    /// Without one, the layer's own.
+    /// Initializer. The default is the layer's own.
     pub initializer: Option<Init>,
-    /// Multiplies the optimizer's learning rate.
+    /// Factor for the optimizer's learning rate.
     pub learning_rate: f64,
-    /// Overrides the optimizer's.
+    /// Regularizer, which replaces the optimizer's weight decay for this parameter.
     pub regularizer: Option<Regularizer>,
     pub trainable: bool,
-    /// Whether gradient clips include it.
+    /// Whether gradient clipping includes the parameter.
     pub need_clip: bool,
-    /// Lives on parameter servers where there are any.
+    /// Whether the parameter is stored on parameter servers, if the job has any.
     pub is_distributed: bool,
 }
 

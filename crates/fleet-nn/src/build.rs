@@ -1,5 +1,4 @@
-//! What layers are written with: both programs, names as documented, parameters with their
-//! initialisation.
+//! Helpers to write layers: access to both programs, documented names, and initialized parameters.
 
 use crate::{Act, Init, Net, ParamAttr, Var};
 use fleet_base::{Error, Result};
@@ -7,18 +6,18 @@ use fleet_ir::{Param, Program, VarId};
 use fleet_ops::{Call, Emit, Meta};
 use fleet_tensor::{DType, Shape};
 
-/// A layer being emitted. Its ops reach the programs when the layer is complete.
+/// A layer being emitted. Its ops are added to the programs when the layer is complete.
 pub(crate) struct Build<'a> {
     pub net: &'a Net,
     pub main: Emit<'a>,
     pub startup: Emit<'a>,
     pub scope: &'a str,
-    /// The block that its ops go to.
+    /// Block of the layer's ops.
     pub block: fleet_ir::BlockId,
 }
 
 impl<'a> Build<'a> {
-    /// The handle's variable, if it is this network's.
+    /// Returns the id of the handle's variable. Fails if it belongs to another network.
     pub fn id(&self, var: Var<'_>) -> Result<VarId> {
         var.of(self.net)
     }
@@ -39,7 +38,7 @@ impl<'a> Build<'a> {
         self.meta(var).shape
     }
 
-    /// `fc_0`: the given name, or the next of its kind.
+    /// Returns the given name, or a unique name such as `fc_0`.
     pub fn layer_name(&mut self, kind: &str, name: Option<&str>) -> String {
         match name {
             Some(name) => name.to_string(),
@@ -47,7 +46,8 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Dimension `axis`, which must be known: it decides the size of a parameter.
+    /// Returns the size of dimension `axis`. It must be known because it sets the size of a
+    /// parameter.
     pub fn known_dim(&self, what: &str, shape: &Shape, axis: i64) -> Result<i64> {
         let dim = shape.dims()[shape.axis(axis)?];
         if dim > 0 {
@@ -58,7 +58,7 @@ impl<'a> Build<'a> {
             .got(shape))
     }
 
-    /// The product of the dimensions from `axis` on, which must be known.
+    /// Returns the product of the dimensions from `axis` on, which must be known.
     pub fn known_tail(&self, what: &str, shape: &Shape, axis: usize) -> Result<i64> {
         (axis..shape.rank()).try_fold(1, |product: i64, axis| {
             let dim = self.known_dim(what, shape, axis as i64)?;
@@ -68,8 +68,8 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// A parameter called `<layer>.<suffix>_<n>`, or as its attribute says, filled by the startup
-    /// program. A name that exists already means the same parameter.
+    /// Adds a parameter, which the startup program initializes. Its name is `<layer>.<suffix>_<n>`
+    /// unless the attribute sets one. If the name exists already, the existing parameter is shared.
     pub fn parameter(
         &mut self,
         layer: &str,
@@ -116,7 +116,7 @@ impl<'a> Build<'a> {
             .got(format!("a {held} {}{}", var.dtype, var.shape)))
     }
 
-    /// A persistable variable in both programs, filled with `value` by the startup program.
+    /// Adds a persistable variable to both programs. The startup program fills it with `value`.
     pub fn global_var(
         &mut self,
         name: &str,
@@ -135,7 +135,7 @@ impl<'a> Build<'a> {
     }
 }
 
-/// See [`Build::global_var`]; optimizers, which have no network at hand, use it too.
+/// See [`Build::global_var`]. This variant also serves optimizers, which have no network.
 pub(crate) fn global_var(
     main: &mut Emit<'_>,
     startup: &mut Emit<'_>,

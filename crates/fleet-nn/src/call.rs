@@ -1,11 +1,11 @@
-//! Any op by name: the way to ops that have no method.
+//! Ops by name, including those without a method.
 
 use crate::{Net, Var};
 use fleet_base::Result;
 use fleet_ir::{Attr, OpId, VarId};
 use std::panic::Location;
 
-/// An op being written; see [`Net::op`].
+/// Builder of an op; see [`Net::op`].
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -64,7 +64,7 @@ impl<'n> OpCall<'n> {
         }
     }
 
-    /// Writes into a variable that exists instead of a new one.
+    /// Writes to an existing variable instead of a new one.
     pub fn output(mut self, slot: &'static str, var: Var<'n>) -> Self {
         self.outputs.push((slot, vec![var]));
         self
@@ -75,7 +75,7 @@ impl<'n> OpCall<'n> {
         self
     }
 
-    /// The layer's name: results are called `<name>.tmp_0` and so on.
+    /// Sets the layer's name. Outputs are then named `<name>.tmp_0` and so on.
     pub fn named(mut self, layer: impl Into<String>) -> Self {
         self.layer = Some(layer.into());
         self
@@ -86,7 +86,7 @@ impl<'n> OpCall<'n> {
         self.done().one(slot)
     }
 
-    /// Writes the op and returns the variables of an output slot, `count` of them.
+    /// Writes the op and returns the `count` variables of an output slot.
     pub fn many(self, slot: &str, count: usize) -> Vec<Var<'n>> {
         self.done().many(slot, count)
     }
@@ -117,21 +117,21 @@ impl<'n> OpCall<'n> {
     }
 }
 
-/// The results of an op with several.
+/// Outputs of an op.
 #[derive(Clone, Copy)]
 pub struct Outputs<'n> {
     net: &'n Net,
-    /// None after a mistake in the network.
+    /// `None` after an error in the network.
     op: Option<OpId>,
 }
 
 impl<'n> Outputs<'n> {
-    /// The first variable of an output slot.
+    /// Returns the first variable of an output slot.
     pub fn one(&self, slot: &str) -> Var<'n> {
         self.all(slot).first().copied().unwrap_or_else(|| self.net.dead())
     }
 
-    /// The variables of an output slot, `count` of them.
+    /// Returns the `count` variables of an output slot.
     pub fn many(&self, slot: &str, count: usize) -> Vec<Var<'n>> {
         let mut found = self.all(slot);
         found.resize_with(count, || self.net.dead());

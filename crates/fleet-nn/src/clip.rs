@@ -1,10 +1,10 @@
-//! Gradient clips: between the backward pass and the regulariser.
+//! Gradient clipping, which runs after the backward pass and before regularization.
 
 use fleet_base::{Error, Result};
 use fleet_ir::VarId;
 use fleet_ops::Emit;
 
-/// How gradients are kept small. Parameters with `need_clip` off stay out.
+/// Gradient clipping method. Parameters with `need_clip` off are excluded.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -15,11 +15,11 @@ use fleet_ops::Emit;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GradClip {
-    /// Each element held between two values (`ClipGradByValue`).
+    /// Limits each element to a range (`ClipGradByValue`).
     Value { min: f64, max: f64 },
-    /// Each gradient scaled down to this norm (`ClipGradByNorm`).
+    /// Scales each gradient down to at most this norm (`ClipGradByNorm`).
     Norm(f64),
-    /// All gradients scaled by one factor, so that together they have at most this norm
+    /// Scales all gradients by one factor, so that their global norm is at most this value
     /// (`ClipGradByGlobalNorm`).
     GlobalNorm(f64),
 }
@@ -33,7 +33,7 @@ pub(crate) struct Clipped {
 }
 
 impl GradClip {
-    /// Within `limit` of zero, either way.
+    /// Limits each element to `-limit ..= limit`.
     ///
     /// ```
     /// use fleet_nn::GradClip;
@@ -55,7 +55,7 @@ impl GradClip {
         Err(wrong.expected(expected).got(format!("{self:?}")))
     }
 
-    /// Emits the clip.
+    /// Emits the ops that clip the gradients.
     pub(crate) fn emit(&self, emit: &mut Emit<'_>, grads: &mut [Clipped]) -> Result<()> {
         self.check()?;
         let program = &*emit.program;
@@ -85,7 +85,8 @@ impl GradClip {
     }
 }
 
-/// `limit / max(limit, norm of all)`: update ops multiply by it, so no gradient is written twice.
+/// Emits `limit / max(limit, norm of all gradients)`. Update ops multiply by this factor, so no
+/// gradient is written twice.
 fn global_scale(
     emit: &mut Emit<'_>,
     grads: &[Clipped],

@@ -1,8 +1,8 @@
-//! `cond`: one of two branches of a network, chosen in each step.
+//! `cond`: a choice between two branches of a network, made in each step.
 //!
-//! Each branch becomes a block of its own behind a `conditional_block`, and only the one that is
-//! chosen runs, forward and backward. Both end by writing the same variables, which is where the
-//! branches meet. What only the other branch uses has a gradient of zero in that step.
+//! Each branch becomes a block of a `conditional_block` op. Only the chosen branch runs, forward
+//! and backward. Both branches end by writing their results to the same variables. A parameter that
+//! only the other branch uses has a zero gradient in that step.
 
 use crate::build::Build;
 use crate::{Net, Var};
@@ -11,17 +11,18 @@ use fleet_ir::{BlockId, VarId};
 use fleet_tensor::DType;
 use std::panic::Location;
 
-/// The two sides of a condition, and the blocks behind them.
+/// The two conditions and their blocks.
 struct Sides {
-    /// Copies of the condition that nobody writes again: the backward pass takes the same branch.
+    /// Copies of the condition, which are never overwritten, so that the backward pass takes the
+    /// same branch.
     conditions: [VarId; 2],
     blocks: [BlockId; 2],
 }
 
 impl Net {
-    /// What `then` gives where `condition` (one boolean) holds, what `otherwise` gives where it
-    /// does not. Branches may use whatever was made before, and make parameters; their results must
-    /// be of one type and shape. Gradients flow through the branch that runs.
+    /// Returns the result of `then` if `condition` (one boolean) holds, and the result of
+    /// `otherwise` if not. Branches may use all existing variables and may create parameters. Their
+    /// results must have the same type and shape. Gradients flow through the branch that runs.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -45,7 +46,7 @@ impl Net {
         made.first().copied().unwrap_or_else(|| self.dead())
     }
 
-    /// As [`Net::cond`], with as many results as the branches have; both must have the same number.
+    /// Like [`Net::cond`], for branches with several results. Both must have the same number.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -77,7 +78,7 @@ impl Net {
     }
 }
 
-/// Checks the condition and makes both sides of it.
+/// Checks the condition, and makes a block for each of its two values.
 fn sides(b: &mut Build<'_>, condition: Var<'_>) -> Result<Sides> {
     let given = b.id(condition)?;
     let meta = b.meta(given);
@@ -94,7 +95,7 @@ fn sides(b: &mut Build<'_>, condition: Var<'_>) -> Result<Sides> {
     Ok(Sides { conditions: [yes, no], blocks })
 }
 
-/// The variables that both branches write, of the types and shapes that their results have.
+/// Adds the variables that both branches write, with the types and shapes of the branches' results.
 fn joints(b: &mut Build<'_>, made: &[Vec<Var<'_>>; 2]) -> Result<Vec<VarId>> {
     let [then, otherwise] = [b.ids(&made[0])?, b.ids(&made[1])?];
     if then.len() != otherwise.len() {
@@ -125,7 +126,7 @@ fn end_branch(b: &mut Build<'_>, results: &[Var<'_>], joints: &[VarId]) -> Resul
     Ok(())
 }
 
-/// Runs the branches, and gives the results to variables that one op of this block makes.
+/// Emits both conditional blocks, and copies the results to variables that ops of this block write.
 fn meet(b: &mut Build<'_>, sides: &Sides, joints: &[VarId]) -> Result<Vec<VarId>> {
     for (condition, block) in sides.conditions.into_iter().zip(sides.blocks) {
         let call = b.op("conditional_block")?.input("Cond", condition);

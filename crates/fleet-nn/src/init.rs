@@ -1,14 +1,15 @@
-//! How parameters start: one op in the startup program each.
+//! Initial values of parameters. Each takes one op in the startup program.
 
 use fleet_base::{Error, Result};
 use fleet_ir::VarId;
 use fleet_ops::Emit;
 use fleet_tensor::Shape;
 
-/// The initial value of a parameter.
+/// Initial value of a parameter.
 ///
-/// The scaled kinds follow the number of inputs and outputs of a weight: `[in, out]` for a matrix,
-/// `[out, in, kh, kw]` for a filter, where the window multiplies both.
+/// The Xavier and Kaiming kinds scale with the number of inputs (fan-in) and outputs (fan-out) of a
+/// weight. A matrix is `[in, out]`. A filter is `[out, in, kh, kw]`, where the window size
+/// multiplies both.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -30,30 +31,30 @@ pub enum Init {
         mean: f64,
         std: f64,
     },
-    /// Normal, drawn again beyond two standard deviations.
+    /// Normal, with values beyond two standard deviations redrawn.
     TruncatedNormal {
         mean: f64,
         std: f64,
     },
-    /// Uniform within `sqrt(6 / (fan_in + fan_out))`.
+    /// Uniform in `±sqrt(6 / (fan_in + fan_out))`.
     XavierUniform {
         fan_in: Option<f64>,
         fan_out: Option<f64>,
     },
-    /// Normal with `sqrt(2 / (fan_in + fan_out))`.
+    /// Normal with standard deviation `sqrt(2 / (fan_in + fan_out))`.
     XavierNormal {
         fan_in: Option<f64>,
         fan_out: Option<f64>,
     },
-    /// Uniform within `sqrt(6 / fan_in)`.
+    /// Uniform in `±sqrt(6 / fan_in)`.
     KaimingUniform {
         fan_in: Option<f64>,
     },
-    /// Normal with `sqrt(2 / fan_in)`.
+    /// Normal with standard deviation `sqrt(2 / fan_in)`.
     KaimingNormal {
         fan_in: Option<f64>,
     },
-    /// These values, row by row.
+    /// The given values, in row-major order.
     Assign(Vec<f64>),
 }
 
@@ -88,7 +89,7 @@ impl Init {
         Init::KaimingNormal { fan_in: None }
     }
 
-    /// The same distribution for a weight of this shape, its scale a plain number.
+    /// Returns the same distribution with an explicit scale for a weight of this shape.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -161,7 +162,7 @@ fn assign(startup: &mut Emit<'_>, var: VarId, values: &[f64]) -> Result<()> {
     Ok(())
 }
 
-/// Inputs and outputs of one unit of a weight.
+/// Returns fan-in and fan-out of a weight.
 fn fans(shape: &Shape) -> (f64, f64) {
     let dims: Vec<f64> = shape.iter().map(|dim| *dim as f64).collect();
     match dims.as_slice() {

@@ -1,10 +1,10 @@
-//! Networks in a few lines: layers over programs, initialisers, losses, metrics, optimizers,
-//! learning-rate schedules, and a zoo of models. Nothing here runs a program.
+//! The API to build networks: layers, initializers, losses, metrics, optimizers, learning-rate
+//! schedules, and a model zoo. This crate writes programs and does not run them.
 //!
-//! A [`Net`] holds the two programs that describe a model (the main one, which trains, and the
-//! startup one, which fills parameters) and hands out [`Var`] handles, on which layers are methods.
-//! Shapes are checked as the network is written. The first mistake is kept, with the line that made
-//! it, and comes out where the network is used: at [`Net::minimize`] or [`Net::build`].
+//! A [`Net`] holds the two programs of a model. The main program trains; the startup program fills
+//! parameters. `Net` returns [`Var`] handles, which have layers as methods. Shapes are checked
+//! while the network is written. The network keeps the first error, with the source line that
+//! caused it. [`Net::minimize`] and [`Net::build`] return it.
 //!
 //! ```
 //! use fleet_nn::prelude::*;
@@ -24,7 +24,7 @@
 //! # Ok::<(), fleet_nn::Error>(())
 //! ```
 //!
-//! Wide & deep, with a rule of its own for the table:
+//! Wide & deep, with a separate optimizer for the table:
 //!
 //! ```
 //! use fleet_nn::prelude::*;
@@ -90,7 +90,7 @@ pub use fleet_base::{Error, Result};
 pub use fleet_ir::Regularizer;
 pub use fleet_tensor::{DType, Shape};
 
-/// Everything that a file which describes networks wants in scope.
+/// Imports for files that define networks.
 ///
 /// ```
 /// use fleet_nn::prelude::*;

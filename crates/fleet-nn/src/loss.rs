@@ -1,8 +1,8 @@
-//! Losses: methods of the prediction, taking the label.
+//! Losses, as methods of the prediction that take the label.
 
 use crate::{Net, Var};
 
-/// How the numbers of a loss become one.
+/// Reduction of elementwise losses.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -42,11 +42,11 @@ impl Reduction {
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CrossEntropy {
-    /// Labels are probabilities, as many as there are classes.
+    /// Whether labels are probabilities, one per class.
     pub soft_label: bool,
-    /// Rows with this label count for nothing, in the mean neither.
+    /// Label of rows to ignore. The mean does not count them either.
     pub ignore_index: Option<i64>,
-    /// Where the classes lie; the last axis unless said otherwise.
+    /// Axis of the classes; the last by default.
     pub axis: Option<i64>,
     pub reduction: Reduction,
 }
@@ -78,7 +78,7 @@ impl CrossEntropy {
 }
 
 impl<'n> Var<'n> {
-    /// The mean softmax cross entropy of logits and class numbers, in one pass.
+    /// Returns the mean softmax cross entropy of logits and class numbers, computed in one pass.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -92,7 +92,7 @@ impl<'n> Var<'n> {
         self.cross_entropy_with(label, CrossEntropy::new())
     }
 
-    /// As [`Var::cross_entropy`] with options.
+    /// Like [`Var::cross_entropy`], with options.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -108,14 +108,14 @@ impl<'n> Var<'n> {
         match (with.reduction, with.ignore_index) {
             (Reduction::Mean, Some(ignored)) if !with.soft_label => {
                 let counted = label.not_equal(ignored as f64).cast(loss.dtype()).sum();
-                // A batch of nothing but ignored rows has loss 0, not 0 / 0.
+                // A batch with only ignored rows has loss 0, not 0 / 0.
                 loss.sum() / counted.maximum(1.0)
             }
             (reduction, _) => reduction.apply(loss),
         }
     }
 
-    /// The softmax cross entropy of each row, and the softmax.
+    /// Returns the softmax cross entropy of each row, and the softmax.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -138,7 +138,8 @@ impl<'n> Var<'n> {
         (made.one("Loss"), made.one("Softmax"))
     }
 
-    /// The cross entropy of each row of probabilities (behind a softmax) and class numbers.
+    /// Returns the cross entropy of each row of probabilities (such as the output of a softmax)
+    /// with its class number. With `soft_label`, the label is a distribution.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -153,7 +154,7 @@ impl<'n> Var<'n> {
         call.attr("soft_label", soft_label).one("Y")
     }
 
-    /// The cross entropy of each logit and a label between 0 and 1.
+    /// Returns the cross entropy of each logit and a label between 0 and 1.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -168,7 +169,7 @@ impl<'n> Var<'n> {
         call.input("X", self).input("Label", label).one("Out")
     }
 
-    /// `-y log(p + eps) - (1 - y) log(1 - p + eps)` of each probability; eps is 1e-4.
+    /// Returns `-y log(p + eps) - (1 - y) log(1 - p + eps)` of each probability; eps is 1e-4.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -182,7 +183,7 @@ impl<'n> Var<'n> {
         self.log_loss_with(label, 1e-4)
     }
 
-    /// As [`Var::log_loss`] with another eps, which keeps the logarithms finite.
+    /// Like [`Var::log_loss`], with another eps. It keeps the logarithms finite.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -197,7 +198,7 @@ impl<'n> Var<'n> {
         call.attr("epsilon", epsilon).one("Loss")
     }
 
-    /// `(x - y)^2` of each element.
+    /// Returns `(x - y)^2` of each element.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -210,7 +211,7 @@ impl<'n> Var<'n> {
         self.net.op("square_error_cost").input("X", self).input("Y", label).one("Out")
     }
 
-    /// Squared errors, reduced.
+    /// Returns the squared errors, reduced.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -223,7 +224,7 @@ impl<'n> Var<'n> {
         reduction.apply(self.square_error_cost(label))
     }
 
-    /// Absolute errors, reduced.
+    /// Returns the absolute errors, reduced.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -236,7 +237,7 @@ impl<'n> Var<'n> {
         reduction.apply((self - label).abs())
     }
 
-    /// Squared errors up to `delta`, linear beyond.
+    /// Returns the Huber loss: quadratic for errors up to `delta`, linear beyond.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -250,7 +251,7 @@ impl<'n> Var<'n> {
         reduction.apply(call.attr("delta", delta).one("Out"))
     }
 
-    /// The smooth L1 loss of each row.
+    /// Returns the smooth L1 loss of each row.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -263,7 +264,7 @@ impl<'n> Var<'n> {
         self.net.op("smooth_l1_loss").input("X", self).input("Y", label).one("Out")
     }
 
-    /// The divergence of log probabilities from target probabilities.
+    /// Returns the Kullback-Leibler divergence of log probabilities from target probabilities.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -278,7 +279,7 @@ impl<'n> Var<'n> {
         call.attr("reduction", reduction_name(reduction)).one("Loss")
     }
 
-    /// Minus the log probability of the class.
+    /// Returns the negative log probability of the true class.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -293,7 +294,7 @@ impl<'n> Var<'n> {
         call.attr("reduction", reduction_name(reduction)).one("Out")
     }
 
-    /// Moves a share `epsilon` of each label to all classes.
+    /// Redistributes a share `epsilon` of each label evenly over all classes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -316,7 +317,7 @@ fn reduction_name(reduction: Reduction) -> &'static str {
 }
 
 impl Net {
-    /// The sum of losses, each with its weight.
+    /// Returns the weighted sum of losses.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -1,9 +1,10 @@
-//! Learning rates: numbers and schedules.
+//! Learning rates: constants and schedules.
 //!
-//! A schedule becomes ops of the main program: a counter that lives from step to step, one
-//! `lr_schedule` op, or two when warm-up wraps another schedule. [`LrSchedule::value_at`] is the
-//! same function in plain Rust. A schedule that the user gives as a function stays with the
-//! programs ([`HostRate`]): whoever runs them calls it before each step and writes what it says.
+//! A schedule becomes ops of the main program: a counter that persists across steps, and one
+//! `lr_schedule` op, or two if warm-up wraps another schedule. [`LrSchedule::value_at`] is the same
+//! function in plain Rust. A schedule given as a Rust function is stored beside the programs
+//! ([`HostRate`]). The caller that runs the programs evaluates it before each step and sets the
+//! rate.
 
 use fleet_base::{Error, Result};
 use fleet_ir::{OpRole, VarId};
@@ -12,10 +13,10 @@ use fleet_tensor::{DType, Shape};
 use std::fmt;
 use std::sync::Arc;
 
-/// The counter that schedules share: 0 in the first step.
+/// Name of the step counter, which schedules share. It is 0 in the first step.
 pub(crate) const COUNTER: &str = "@LR_DECAY_COUNTER@";
 
-/// A learning rate: a number, or a schedule.
+/// A learning rate: a constant or a schedule.
 ///
 /// ```
 /// use fleet_nn::{LearningRate, LrSchedule};
@@ -41,7 +42,7 @@ impl From<LrSchedule> for LearningRate {
 }
 
 impl LearningRate {
-    /// The rate of a step, counted from 0.
+    /// Returns the rate of a step, counted from 0.
     pub fn value_at(&self, step: u64) -> f64 {
         match self {
             LearningRate::Constant(rate) => *rate,
@@ -50,7 +51,7 @@ impl LearningRate {
     }
 }
 
-/// A function of the step that the host computes.
+/// A function of the step, computed by the host.
 ///
 /// ```
 /// let halves = fleet_nn::HostFn::new(|step| 0.5f64.powi(step as i32));
@@ -81,7 +82,7 @@ impl fmt::Debug for HostFn {
     }
 }
 
-/// How the learning rate changes with the step.
+/// A learning rate as a function of the step.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -110,20 +111,20 @@ pub enum LrSchedule {
     NaturalExp { learning_rate: f64, gamma: f64 },
     /// `rate / (1 + gamma * step)`.
     InverseTime { learning_rate: f64, gamma: f64 },
-    /// `values[i]` before step `boundaries[i]`, the last value behind them.
+    /// `values[i]` before step `boundaries[i]`, and the last value after the last boundary.
     Piecewise { boundaries: Vec<u64>, values: Vec<f64> },
-    /// From `learning_rate` to `end` within `decay_steps`; with `cycle` again and again, each time
-    /// longer.
+    /// Polynomial decay from `learning_rate` to `end` over `decay_steps`. With `cycle`, the decay
+    /// length is the next multiple of `decay_steps`, so the rate rises again at each multiple.
     Polynomial { learning_rate: f64, decay_steps: f64, end: f64, power: f64, cycle: bool },
     /// Half a cosine wave from `learning_rate` to `eta_min` in `t_max` steps.
     Cosine { learning_rate: f64, t_max: f64, eta_min: f64 },
-    /// From `start` to `end` in a straight line, then what `after` says, counted from there.
+    /// Linear from `start` to `end`, then `after`, whose steps count from the end of the warm-up.
     LinearWarmup { after: Box<LearningRate>, warmup_steps: u64, start: f64, end: f64 },
-    /// `rate * gamma^(step / step_size)`, rounded down.
+    /// `rate * gamma^floor(step / step_size)`.
     Step { learning_rate: f64, step_size: u64, gamma: f64 },
     /// `rate * gamma^(number of milestones passed)`.
     MultiStep { learning_rate: f64, milestones: Vec<u64>, gamma: f64 },
-    /// `rate * factor(step)`, computed by the host: a session sets `learning_rate_0` before each
+    /// `rate * factor(step)`, computed by the host. A session sets `learning_rate_0` before each
     /// step.
     Lambda { learning_rate: f64, factor: HostFn },
 }
@@ -149,7 +150,7 @@ impl LrSchedule {
         LrSchedule::Piecewise { boundaries: boundaries.into(), values: values.into() }
     }
 
-    /// To 0.0001 in a straight line.
+    /// Decays linearly to 0.0001.
     pub fn polynomial(learning_rate: f64, decay_steps: u64) -> LrSchedule {
         let decay_steps = decay_steps as f64;
         LrSchedule::Polynomial { learning_rate, decay_steps, end: 1e-4, power: 1.0, cycle: false }
@@ -167,8 +168,8 @@ impl LrSchedule {
         LrSchedule::MultiStep { learning_rate, milestones: milestones.into(), gamma: 0.1 }
     }
 
-    /// `learning_rate` times whatever a function says of the step, counted from 0. A session calls
-    /// it before each step.
+    /// Multiplies `learning_rate` by a function of the step, counted from 0. A session calls the
+    /// function before each step.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -182,7 +183,7 @@ impl LrSchedule {
         LrSchedule::Lambda { learning_rate, factor: HostFn::new(factor) }
     }
 
-    /// `learning_rate` times what a function says of the epoch, which has so many steps.
+    /// Multiplies `learning_rate` by a function of the epoch, which has `steps_per_epoch` steps.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -198,7 +199,7 @@ impl LrSchedule {
         LrSchedule::lambda(learning_rate, move |step| factor(step / steps))
     }
 
-    /// A straight line from `start` to `end` before anything else.
+    /// Rises linearly from `start` to `end`, then follows `after`.
     pub fn linear_warmup(
         after: impl Into<LearningRate>,
         warmup_steps: u64,
@@ -208,12 +209,12 @@ impl LrSchedule {
         LrSchedule::LinearWarmup { after: Box::new(after.into()), warmup_steps, start, end }
     }
 
-    /// This schedule behind a warm-up.
+    /// Returns this schedule with a warm-up before it.
     pub fn warmup(self, warmup_steps: u64, start: f64, end: f64) -> LrSchedule {
         LrSchedule::linear_warmup(self, warmup_steps, start, end)
     }
 
-    /// The rate of a step, counted from 0.
+    /// Returns the rate of a step, counted from 0.
     pub fn value_at(&self, step: u64) -> f64 {
         let at = step as f64;
         match self {
@@ -260,7 +261,7 @@ impl LrSchedule {
         }
     }
 
-    /// Whether the host must set the rate before each step.
+    /// Returns whether the host must set the rate before each step.
     pub fn is_host_side(&self) -> bool {
         match self {
             LrSchedule::Lambda { .. } => true,
@@ -307,8 +308,9 @@ impl LrSchedule {
 }
 
 impl LearningRate {
-    /// Makes `learning_rate_<n>` and, for a schedule, the ops that set it in each step; for one
-    /// that the host computes, only the counter, so that it goes on where a checkpoint left it.
+    /// Adds the variable `learning_rate_<n>` and, for a schedule, the ops that set it in each step.
+    /// A schedule that the host computes gets only the counter, so that it resumes from a
+    /// checkpoint.
     pub(crate) fn emit(&self, main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
         if let LearningRate::Schedule(schedule) = self {
             schedule.check()?;
@@ -334,7 +336,7 @@ impl LearningRate {
     }
 }
 
-/// A learning rate that no op computes: whoever runs the programs sets `variable` before each step.
+/// A learning rate without ops. The caller that runs the programs sets `variable` before each step.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -349,24 +351,24 @@ impl LearningRate {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostRate {
-    /// One number of the scope.
+    /// Name of the variable in the scope, which holds one number.
     pub variable: String,
     pub schedule: LrSchedule,
 }
 
 impl HostRate {
-    /// The variable of the scope that counts steps: a 64-bit integer, -1 before the first one.
+    /// Name of the step counter in the scope: a 64-bit integer, -1 before the first step.
     pub const COUNTER: &'static str = COUNTER;
 
-    /// The rate of the next step, where the counter says `done`; that of the first where it says
-    /// nothing.
+    /// Returns the rate of the next step. `done` is the value of the counter; `None` means that no
+    /// step has run.
     pub fn value_after(&self, done: Option<i64>) -> f64 {
         let next = done.map_or(0, |done| done.saturating_add(1).max(0));
         self.schedule.value_at(next.unsigned_abs())
     }
 }
 
-/// The shared counter, made and counted up once.
+/// Returns the shared counter. The first call adds it and the op that increments it.
 fn counter(main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
     if let Some(found) = main.program.find_var(COUNTER) {
         return Ok(found);
@@ -378,7 +380,7 @@ fn counter(main: &mut Emit<'_>, startup: &mut Emit<'_>) -> Result<VarId> {
 }
 
 impl LrSchedule {
-    /// Emits the schedule, counted from step `since`, into `out` or a new variable.
+    /// Emits the schedule, whose steps count from `since`, into `out` or a new variable.
     fn emit(
         &self,
         main: &mut Emit<'_>,
@@ -444,13 +446,13 @@ impl LrSchedule {
                 boundaries: steps(milestones),
                 ..plain("multi_step", &[*learning_rate, *gamma])
             },
-            // The host sets the variable; no op computes it.
+            // The host sets the variable, so no op computes it.
             LrSchedule::Lambda { learning_rate, .. } => plain("constant", &[*learning_rate]),
         }
     }
 }
 
-/// The attributes of an `lr_schedule` op.
+/// Attributes of an `lr_schedule` op.
 struct Terms {
     kind: &'static str,
     params: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Arithmetic on handles: elementwise functions, comparisons, reductions, products.
+//! Arithmetic on handles: elementwise functions, comparisons, reductions, matrix products.
 
 use crate::operators::number;
 use crate::{Act, Operand, Var};
@@ -37,7 +37,7 @@ unary! {
     /// The logarithm of [`Var::sigmoid`], finite for any x.
     logsigmoid => "logsigmoid";
     tanh => "tanh";
-    /// `x * Phi(x)`, exact.
+    /// `x * Phi(x)`, in the exact form.
     gelu => "gelu";
     exp => "exp";
     log => "log";
@@ -52,7 +52,7 @@ unary! {
     softsign => "softsign";
     /// `x * sigmoid(x)`.
     silu => "silu";
-    /// `x * sigmoid(x)`; the op has a factor `beta`.
+    /// `x * sigmoid(x)`. Use the op directly to set its factor `beta`.
     swish => "swish";
     hard_swish => "hard_swish";
     hard_sigmoid => "hard_sigmoid";
@@ -64,13 +64,13 @@ unary! {
     cos => "cos";
     sin => "sin";
     erf => "erf";
-    /// Along the last axis.
+    /// Softmax along the last axis.
     softmax => "softmax";
-    /// Along the last axis.
+    /// Logarithm of the softmax along the last axis.
     log_softmax => "log_softmax";
 }
 
-/// Defines methods for ops of two variables, or of a variable and a number.
+/// Defines methods for ops on two variables, or on a variable and a number.
 macro_rules! binary {
     ($($(#[$meta:meta])* $name:ident => $op:literal;)*) => {
         impl<'n> Var<'n> {
@@ -98,7 +98,7 @@ macro_rules! binary {
 binary! {
     maximum => "elementwise_max";
     minimum => "elementwise_min";
-    /// `x` to the power of the other.
+    /// `x` raised to the power of the other operand.
     pow => "elementwise_pow";
     /// The remainder, with the sign of the divisor.
     modulo => "elementwise_mod";
@@ -111,8 +111,8 @@ binary! {
     greater_equal => "greater_equal";
 }
 
-/// How two variables are combined, beyond the operator: where the smaller one's dimensions align,
-/// an activation on top, a name.
+/// Options of a binary operation: the axis where the right operand's dimensions align, an
+/// activation of the result, and a name.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -134,7 +134,7 @@ impl Elementwise {
         Elementwise::default()
     }
 
-    /// The axis of the left operand at which the right one's dimensions begin.
+    /// Sets the axis of the left operand at which the right operand's dimensions begin.
     pub fn axis(mut self, axis: i64) -> Self {
         self.axis = Some(axis);
         self
@@ -152,7 +152,7 @@ impl Elementwise {
 }
 
 impl<'n> Var<'n> {
-    /// `x + y` with options.
+    /// Returns `x + y`, with options.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -166,7 +166,7 @@ impl<'n> Var<'n> {
         self.elementwise("elementwise_add", other, with, Location::caller())
     }
 
-    /// `x - y` with options.
+    /// Returns `x - y`, with options.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -180,7 +180,7 @@ impl<'n> Var<'n> {
         self.elementwise("elementwise_sub", other, with, Location::caller())
     }
 
-    /// `x * y` with options.
+    /// Returns `x * y`, with options.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -194,7 +194,7 @@ impl<'n> Var<'n> {
         self.elementwise("elementwise_mul", other, with, Location::caller())
     }
 
-    /// `x / y` with options.
+    /// Returns `x / y`, with options.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -253,7 +253,7 @@ impl<'n> Var<'n> {
         })
     }
 
-    /// Softmax along an axis.
+    /// Returns the softmax along an axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -266,7 +266,7 @@ impl<'n> Var<'n> {
         self.net.op("softmax").input("X", self).attr("axis", axis).one("Out")
     }
 
-    /// `scale * x + bias`.
+    /// Returns `scale * x + bias`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -279,7 +279,7 @@ impl<'n> Var<'n> {
         self.net.op("scale").input("X", self).attr("scale", scale).attr("bias", bias).one("Out")
     }
 
-    /// Each element held between `min` and `max`.
+    /// Limits each element to the range `min` to `max`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -292,7 +292,7 @@ impl<'n> Var<'n> {
         self.net.op("clip").input("X", self).attr("min", min).attr("max", max).one("Out")
     }
 
-    /// The mean of every element, shape `[1]`.
+    /// Returns the mean of all elements, with shape `[1]`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -305,7 +305,7 @@ impl<'n> Var<'n> {
         self.net.op("mean").input("X", self).one("Out")
     }
 
-    /// The sum of every element, shape `[1]`.
+    /// Returns the sum of all elements, with shape `[1]`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -318,7 +318,7 @@ impl<'n> Var<'n> {
         self.net.op("reduce_sum").input("X", self).attr("reduce_all", true).one("Out")
     }
 
-    /// Sums over axes.
+    /// Returns sums over axes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -331,7 +331,7 @@ impl<'n> Var<'n> {
         self.reduce("reduce_sum", axes.as_ref(), keep_dim)
     }
 
-    /// Means over axes.
+    /// Returns means over axes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -344,7 +344,7 @@ impl<'n> Var<'n> {
         self.reduce("reduce_mean", axes.as_ref(), keep_dim)
     }
 
-    /// Largest elements over axes.
+    /// Returns the largest elements over axes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -357,7 +357,7 @@ impl<'n> Var<'n> {
         self.reduce("reduce_max", axes.as_ref(), keep_dim)
     }
 
-    /// Smallest elements over axes.
+    /// Returns the smallest elements over axes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -370,7 +370,7 @@ impl<'n> Var<'n> {
         self.reduce("reduce_min", axes.as_ref(), keep_dim)
     }
 
-    /// Products over axes.
+    /// Returns products over axes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -388,7 +388,7 @@ impl<'n> Var<'n> {
         self.net.op(op).input("X", self).attr("dim", axes).attr("keep_dim", keep_dim).one("Out")
     }
 
-    /// The matrix product over the last two dimensions, leading ones broadcast.
+    /// Returns the matrix product over the last two dimensions. Leading dimensions are broadcast.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -402,7 +402,7 @@ impl<'n> Var<'n> {
         self.matmul_transposed(other, false, false)
     }
 
-    /// As [`Var::matmul`] with either side transposed.
+    /// Like [`Var::matmul`], with either operand transposed.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -417,7 +417,7 @@ impl<'n> Var<'n> {
         call.attr("trans_x", trans_x).attr("trans_y", trans_y).one("Out")
     }
 
-    /// The running sum along an axis.
+    /// Returns the cumulative sum along an axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -430,7 +430,7 @@ impl<'n> Var<'n> {
         self.net.op("cumsum").input("X", self).attr("axis", axis).one("Out")
     }
 
-    /// The place of the largest element along an axis.
+    /// Returns the index of the largest element along an axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -443,7 +443,7 @@ impl<'n> Var<'n> {
         self.net.op("arg_max").input("X", self).attr("axis", axis).one("Out")
     }
 
-    /// The place of the smallest element along an axis.
+    /// Returns the index of the smallest element along an axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -456,7 +456,7 @@ impl<'n> Var<'n> {
         self.net.op("arg_min").input("X", self).attr("axis", axis).one("Out")
     }
 
-    /// The `k` largest elements of the last axis, and where they stand.
+    /// Returns the `k` largest elements along the last axis, and their indices.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -470,7 +470,7 @@ impl<'n> Var<'n> {
         (made.one("Out"), made.one("Indices"))
     }
 
-    /// `self` where the condition holds, else the other.
+    /// Selects elements of `self` where the condition holds, and elements of `otherwise` elsewhere.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -485,7 +485,7 @@ impl<'n> Var<'n> {
         call.input("X", self).input("Y", otherwise).one("Out")
     }
 
-    /// Logical and of two boolean variables.
+    /// Returns the logical and of two boolean variables.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -499,7 +499,7 @@ impl<'n> Var<'n> {
         self.net.op("logical_and").input("X", self).input("Y", other).one("Out")
     }
 
-    /// Logical or of two boolean variables.
+    /// Returns the logical or of two boolean variables.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -513,7 +513,7 @@ impl<'n> Var<'n> {
         self.net.op("logical_or").input("X", self).input("Y", other).one("Out")
     }
 
-    /// The opposite of a boolean variable.
+    /// Returns the negation of a boolean variable.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -526,7 +526,7 @@ impl<'n> Var<'n> {
         self.net.op("logical_not").input("X", self).one("Out")
     }
 
-    /// Converts the elements.
+    /// Converts the elements to another type.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -1,17 +1,17 @@
-//! Metrics inside the network: accuracy, and areas under the ROC curve and under precision over
-//! recall.
+//! Metrics in the network: accuracy, and the areas under the ROC curve and the precision-recall
+//! curve.
 
 use crate::Var;
 use fleet_base::Error;
 use fleet_tensor::{DType, Shape};
 use std::panic::Location;
 
-/// Buckets of predictions: more than f32 tells apart are of no use.
+/// Maximum number of prediction buckets. f32 cannot distinguish more.
 const BUCKETS_MAX: i64 = 1 << 24;
-/// Batches that are counted apart: each holds all buckets.
+/// Maximum length of the sliding window, in batches. Each batch of the window has its own buckets.
 const STEPS_MAX: i64 = 1 << 16;
 
-/// The curve that [`Auc`] measures.
+/// The curve whose area [`Auc`] measures.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -22,10 +22,10 @@ const STEPS_MAX: i64 = 1 << 16;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Curve {
-    /// True over false positives.
+    /// True-positive rate over false-positive rate.
     #[default]
     Roc,
-    /// Precision over recall; the area is the average precision.
+    /// Precision over recall. The area is the average precision.
     Pr,
 }
 
@@ -42,9 +42,9 @@ pub enum Curve {
 #[derive(Clone, Copy, Debug)]
 pub struct Auc {
     pub curve: Curve,
-    /// Predictions are counted in so many buckets and one more.
+    /// Number of thresholds. Predictions are counted in one bucket more.
     pub num_thresholds: i64,
-    /// The batch value looks back over so many batches.
+    /// Number of batches in the sliding window of the batch value.
     pub slide_steps: i64,
 }
 
@@ -75,13 +75,13 @@ impl Default for Auc {
     }
 }
 
-/// What [`Var::auc`] makes. The counts live from step to step; distributed metrics take
-/// `stat_pos` and `stat_neg`.
+/// Outputs of [`Var::auc`]. The counts persist across steps. Distributed metrics take `stat_pos`
+/// and `stat_neg`.
 #[derive(Clone, Copy, Debug)]
 pub struct AucVars<'n> {
-    /// Over everything seen.
+    /// Area over all batches so far.
     pub auc: Var<'n>,
-    /// Over the last batches.
+    /// Area over the sliding window.
     pub batch_auc: Var<'n>,
     pub batch_stat_pos: Var<'n>,
     pub batch_stat_neg: Var<'n>,
@@ -90,7 +90,7 @@ pub struct AucVars<'n> {
 }
 
 impl<'n> Var<'n> {
-    /// The share of rows whose class is among the `k` largest predictions.
+    /// Returns the share of rows whose class is among the `k` largest predictions.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -104,7 +104,7 @@ impl<'n> Var<'n> {
         self.accuracy_counts(label, k).0
     }
 
-    /// As [`Var::accuracy`], with the number of right rows and of rows.
+    /// Like [`Var::accuracy`], and also returns the number of correct rows and the number of rows.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -122,8 +122,9 @@ impl<'n> Var<'n> {
         (made.one("Accuracy"), made.one("Correct"), made.one("Total"))
     }
 
-    /// The area under the ROC curve, or another [`Curve`], of probabilities (`[N, 1]`, or `[N, 2]`
-    /// whose second column counts), over the last batches and over everything.
+    /// Returns the area under the ROC curve, or another [`Curve`], over the last batches and over
+    /// all batches. Probabilities are `[N, 1]`, or `[N, 2]` with the positive class in the second
+    /// column.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

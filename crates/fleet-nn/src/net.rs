@@ -1,7 +1,7 @@
-//! The network under construction: two programs, a name scope, a device label, the first error.
+//! The network under construction: two programs, a name scope, a device label and the first error.
 //!
-//! Interior mutability lives here and nowhere below: handles share a [`Net`], and layers are calls
-//! on handles. What comes out ([`Programs`]) is plain data.
+//! Only this file uses interior mutability, because handles share a [`Net`] and layers are calls on
+//! handles. The result ([`Programs`]) is plain data.
 
 use crate::build::Build;
 use crate::optimizer::OptimizerDesc;
@@ -28,9 +28,9 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// Trains: forward, backward, updates.
+    /// Training program: forward, backward, updates.
     pub main: Program,
-    /// Fills parameters and optimizer state; runs once.
+    /// Startup program, which fills parameters and optimizer state. It runs once.
     pub startup: Program,
     /// Learning rates that the host computes before each step.
     pub host_rates: Vec<HostRate>,
@@ -41,7 +41,8 @@ impl Programs {
         Programs { main: Program::new(), startup: Program::new(), host_rates: Vec::new() }
     }
 
-    /// The program for evaluation: forward ops only, dropout off, batch norm with moving averages.
+    /// Returns the evaluation program: forward ops only, with dropout off and batch norm on moving
+    /// averages.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -72,12 +73,11 @@ pub struct Net {
 struct State {
     programs: Programs,
     error: Option<Error>,
-    /// Prefix of automatic names, each level ended by a slash.
+    /// Prefix of automatic names. Each level ends with a slash.
     scope: String,
     device: Option<Arc<str>>,
     fp16_guard: bool,
-    /// Where ops go: the root block, or a branch that is being written. Variables always live in
-    /// the root.
+    /// Block of new ops: the root, or the branch being written. Variables are always in the root.
     block: BlockId,
 }
 
@@ -88,7 +88,7 @@ impl Default for Net {
 }
 
 impl Net {
-    /// An empty network over the standard ops.
+    /// Creates an empty network with the standard ops.
     ///
     /// ```
     /// let net = fleet_nn::Net::new();
@@ -98,12 +98,12 @@ impl Net {
         Net::with_registry(Registry::standard())
     }
 
-    /// An empty network over other ops: how an extension brings its own.
+    /// Creates an empty network with other ops, for extensions that define their own.
     pub fn with_registry(registry: &'static Registry) -> Net {
         Net::continued(Programs::new(), registry)
     }
 
-    /// Goes on with programs that exist already.
+    /// Continues with existing programs.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -129,7 +129,7 @@ impl Net {
         self.registry
     }
 
-    /// The seed of every random number of the model, parameters included.
+    /// Sets the seed of all random numbers of the model, including initial parameters.
     ///
     /// ```
     /// let net = fleet_nn::Net::new();
@@ -142,9 +142,9 @@ impl Net {
         state.programs.startup.set_seed(seed);
     }
 
-    // Variables that are not results of layers
+    // Inputs, parameters and other variables
 
-    /// A variable that is fed; -1 stands for the batch.
+    /// Adds an input variable, which is fed. Dimension -1 is the batch.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -157,7 +157,7 @@ impl Net {
         self.data_lod(name, shape, dtype, 0)
     }
 
-    /// As [`Net::data`], of ragged rows: `lod_level` levels of nesting.
+    /// Like [`Net::data`], for ragged rows with `lod_level` levels of nesting.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -181,7 +181,7 @@ impl Net {
         })
     }
 
-    /// A variable of the main program by name.
+    /// Returns a variable of the main program by name.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -194,7 +194,7 @@ impl Net {
         self.attempt_var(Location::caller(), |b| b.main.program.var_named(name))
     }
 
-    /// A parameter. One that exists already under the attribute's name is shared.
+    /// Adds a parameter. If a parameter with the attribute's name exists, it is shared.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -218,7 +218,8 @@ impl Net {
         })
     }
 
-    /// A variable that lives from step to step and starts as `value`: a counter, a running sum.
+    /// Adds a variable that persists across steps and starts as `value`, such as a counter or a
+    /// running sum.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -240,7 +241,7 @@ impl Net {
         self.attempt_var(Location::caller(), |b| b.global_var(name, shape, dtype, value))
     }
 
-    /// A tensor of one value, made in each step.
+    /// Returns a tensor filled with one value, created in each step.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -273,7 +274,7 @@ impl Net {
 
     // Scopes
 
-    /// Prefixes automatic names (`encoder/fc_0.w_0`) while the guard lives.
+    /// Prefixes automatic names (`encoder/fc_0.w_0`) while the guard is alive.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -293,7 +294,7 @@ impl Net {
         Guard { net: self, before: Before::Scope(before) }
     }
 
-    /// Labels ops with a device (`cpu`, `gpu`, `gpu:1`, `gpu:all`) while the guard lives.
+    /// Labels ops with a device (`cpu`, `gpu`, `gpu:1`, `gpu:all`) while the guard is alive.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -315,8 +316,9 @@ impl Net {
         Guard { net: self, before: Before::Device(before) }
     }
 
-    /// Ops that are made while the guard lives, and only they, compute in 16 bits under
-    /// `use_pure_fp16` (or `use_pure_bf16`) with `use_fp16_guard`; what the lists say still holds.
+    /// Marks ops created while the guard is alive. With `use_pure_fp16` (or `use_pure_bf16`) and
+    /// `use_fp16_guard`, only marked ops compute in 16 bits. The op lists of mixed precision still
+    /// apply.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -338,8 +340,8 @@ impl Net {
 
     // Training
 
-    /// Appends everything that training needs: the backward pass of `loss`, the schedule of the
-    /// learning rate, clips, and an update of each parameter.
+    /// Appends the training ops: the backward pass of `loss`, the learning-rate schedule, gradient
+    /// clipping, and an update of each parameter.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -363,8 +365,8 @@ impl Net {
         Ok(Minimized { params_grads: pairs, learning_rate: self.handle(rate) })
     }
 
-    /// The first half of [`Net::minimize`]: the backward pass alone. Different parameters can then
-    /// go to different optimizers.
+    /// Appends only the backward pass, the first half of [`Net::minimize`]. Different parameters
+    /// can then use different optimizers.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -387,7 +389,7 @@ impl Net {
         Ok(Gradients { pairs })
     }
 
-    /// The second half of [`Net::minimize`]: clips and updates for gradients that exist.
+    /// Appends clipping and updates for existing gradients, the second half of [`Net::minimize`].
     #[track_caller]
     pub fn apply_gradients<'n>(
         &'n self,
@@ -402,7 +404,8 @@ impl Net {
         Ok(Minimized { params_grads: gradients.pairs, learning_rate: self.handle(rate) })
     }
 
-    /// Gradients of `targets` with respect to `inputs`; none where there is no dependence.
+    /// Returns the gradients of `targets` with respect to `inputs`; `None` for inputs without
+    /// influence.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -426,9 +429,9 @@ impl Net {
         Ok(found.into_iter().map(|id| id.map(|id| self.handle(id))).collect())
     }
 
-    // The way out
+    // Results
 
-    /// The first mistake, if one was made.
+    /// Returns the first error in the network, if any.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -441,7 +444,7 @@ impl Net {
         self.state.borrow().error.clone()
     }
 
-    /// A copy of the programs as they are now; the network's handles stay good.
+    /// Returns a copy of the current programs. The network's handles stay valid.
     pub fn build(&self) -> Result<Programs> {
         let state = self.state.borrow();
         match &state.error {
@@ -450,7 +453,7 @@ impl Net {
         }
     }
 
-    /// The programs themselves.
+    /// Returns the programs themselves.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -468,9 +471,10 @@ impl Net {
         }
     }
 
-    // What layers are written with
+    // Helpers for layers
 
-    /// Runs `layer` over the programs, unless a mistake was made before; keeps its mistake.
+    /// Runs `layer` on the programs, unless an error occurred before. Stores its error in the
+    /// network.
     pub(crate) fn attempt<T>(
         &self,
         at: &Location<'_>,
@@ -506,7 +510,7 @@ impl Net {
         }
     }
 
-    /// As [`Net::attempt`] for a layer with one result.
+    /// Like [`Net::attempt`], for a layer with one result.
     pub(crate) fn attempt_var(
         &self,
         at: &Location<'_>,
@@ -515,8 +519,8 @@ impl Net {
         self.attempt(at, layer).map_or_else(|| self.dead(), |id| self.handle(id))
     }
 
-    /// Runs a rewrite of the whole programs, such as a strategy's; its error is returned and kept.
-    /// Handles stay good as long as the rewrite leaves their variables in place.
+    /// Runs a rewrite of both programs, such as a strategy. Returns its error and stores it in the
+    /// network. Handles stay valid if the rewrite keeps their variables.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -534,8 +538,8 @@ impl Net {
         self.rewrite(Location::caller(), |net, programs| rewrite(programs, net.registry))
     }
 
-    /// As [`rewrite_with`](Self::rewrite_with), for what a file asks for: an error names it, and
-    /// not the caller's line.
+    /// Like [`rewrite_with`](Self::rewrite_with), for rewrites configured by a file. An error names
+    /// the file instead of the caller's line.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -552,7 +556,7 @@ impl Net {
         self.rewrite_placed(file, |net, programs| rewrite(programs, net.registry))
     }
 
-    /// Runs a rewrite of the whole programs; its error is returned and kept.
+    /// Runs a rewrite of both programs. Returns its error and stores it in the network.
     fn rewrite<T>(
         &self,
         at: &Location<'_>,
@@ -583,7 +587,7 @@ impl Net {
         })
     }
 
-    /// Writes ops into `block` while `write` runs.
+    /// Writes ops to `block` while `write` runs.
     pub(crate) fn in_block<T>(&self, block: BlockId, write: impl FnOnce() -> T) -> T {
         let before = std::mem::replace(&mut self.state.borrow_mut().block, block);
         let made = write();
@@ -595,19 +599,20 @@ impl Net {
         Var { net: self, id }
     }
 
-    /// What a layer gives after a mistake: a handle to nothing, which every call takes.
+    /// Returns the result of a layer after an error: a handle without a variable, accepted by all
+    /// calls.
     pub(crate) fn dead(&self) -> Var<'_> {
         self.handle(dead_id())
     }
 
-    /// Reads the main program.
+    /// Reads a variable of the main program.
     pub(crate) fn read<T>(&self, id: VarId, read: impl FnOnce(&fleet_ir::Var) -> T) -> Option<T> {
         let state = self.state.borrow();
         let program = &state.programs.main;
         (id != dead_id() && program.has_var(id)).then(|| read(program.var(id)))
     }
 
-    /// The outputs of an op by slot.
+    /// Returns the outputs of an op in a slot.
     pub(crate) fn outputs_of(&self, op: fleet_ir::OpId, slot: &str) -> Vec<VarId> {
         self.state.borrow().programs.main.op(op).output(slot).to_vec()
     }
@@ -632,7 +637,7 @@ fn check_device(device: &str) -> Result<()> {
         .got(format!("'{device}'")))
 }
 
-/// Ends a scope, a device label or a region when it is dropped. Bind it to a name:
+/// Guard that ends a scope, a device label or a region when dropped. Bind it to a name:
 /// `let _scope = ..`.
 ///
 /// ```
@@ -663,15 +668,15 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// What [`Net::minimize`] made.
+/// Results of [`Net::minimize`].
 pub struct Minimized<'n> {
-    /// Each parameter with its gradient (before clips).
+    /// Each parameter with its gradient before clipping.
     pub params_grads: Vec<(Var<'n>, Var<'n>)>,
-    /// The rate of the step, `learning_rate_0`: one number, to be fetched or set.
+    /// Learning rate of the step, `learning_rate_0`: one number, which can be fetched or set.
     pub learning_rate: Var<'n>,
 }
 
-/// Parameters with their gradients, on the way to an optimizer.
+/// Parameters with their gradients, to be passed to an optimizer.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

@@ -1,4 +1,4 @@
-//! `+ - * /` and unary minus on handles, with handles and with plain numbers.
+//! The operators `+ - * /` and unary minus on handles, with handles or plain numbers.
 
 use crate::Var;
 use crate::build::Build;
@@ -8,7 +8,7 @@ use fleet_tensor::DType;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::panic::Location;
 
-/// The other side of a binary operation: a variable or a number.
+/// Right operand of a binary operation: a variable or a number.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -48,7 +48,7 @@ impl From<i32> for Operand<'_> {
     }
 }
 
-/// The four operations.
+/// The four arithmetic operations.
 #[derive(Clone, Copy)]
 enum Kind {
     Add,
@@ -91,7 +91,7 @@ fn binary<'n>(kind: Kind, a: Operand<'n>, b: Operand<'n>, at: &Location<'_>) -> 
     })
 }
 
-/// Results of operators are called `tmp_0`, `tmp_1` and so on.
+/// Returns the stem of the names of operator results: `tmp_0`, `tmp_1` and so on.
 fn stem(build: &Build<'_>) -> String {
     format!("{}tmp", build.scope)
 }
@@ -120,7 +120,7 @@ fn from_number(build: &mut Build<'_>, kind: Kind, a: f64, b: VarId) -> Result<Va
     }
 }
 
-/// An integer variable becomes f32 where the result is no integer.
+/// Casts an integer variable to f32 if the result is not an integer.
 fn widened(build: &mut Build<'_>, kind: Kind, var: VarId, number: f64) -> Result<VarId> {
     let whole = number.fract() == 0.0 && !matches!(kind, Kind::Div);
     if build.meta(var).dtype.is_float() || whole {
@@ -135,7 +135,7 @@ fn scale(build: &mut Build<'_>, x: VarId, scale: f64, bias: f64) -> Result<VarId
     call.named(stem).one("Out")
 }
 
-/// A number as a variable of one element that fits `like`.
+/// Returns a number as a variable with one element of the type of `like`.
 pub(crate) fn number(build: &mut Build<'_>, value: f64, like: VarId) -> Result<VarId> {
     let dtype = build.meta(like).dtype;
     let call = build.op("fill_constant")?.attr("shape", vec![1i64]).attr("dtype", dtype);

@@ -1,4 +1,4 @@
-//! Moving elements about: reshape, concat, split, slice, gather and their kin.
+//! Ops that move elements: reshape, concat, split, slice, gather and similar.
 
 use crate::{Net, Var};
 use fleet_base::Error;
@@ -6,7 +6,7 @@ use fleet_tensor::DType;
 use std::panic::Location;
 
 impl Net {
-    /// Joins variables along an axis.
+    /// Concatenates variables along an axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -19,7 +19,7 @@ impl Net {
         self.op("concat").inputs("X", vars).attr("axis", axis).one("Out")
     }
 
-    /// Joins variables of one shape along a new axis.
+    /// Stacks variables of the same shape along a new axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -32,7 +32,7 @@ impl Net {
         self.op("stack").inputs("X", vars).attr("axis", axis).one("Y")
     }
 
-    /// The elementwise sum of variables.
+    /// Returns the elementwise sum of variables.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -45,7 +45,7 @@ impl Net {
         self.op("sum").inputs("X", vars).one("Out")
     }
 
-    /// The numbers `start`, `start + step` and so on below `end`.
+    /// Returns the numbers `start`, `start + step` and so on below `end`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -60,7 +60,7 @@ impl Net {
 }
 
 impl<'n> Var<'n> {
-    /// The same elements in another shape: 0 copies a dimension, -1 is worked out.
+    /// Returns the same elements in another shape. 0 copies a dimension; -1 is inferred.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -73,7 +73,7 @@ impl<'n> Var<'n> {
         self.net.op("reshape2").input("X", self).attr("shape", shape.as_ref()).one("Out")
     }
 
-    /// Folds the dimensions from `axis` on into one.
+    /// Flattens the dimensions from `axis` on into one.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -87,8 +87,8 @@ impl<'n> Var<'n> {
         call.attr("start_axis", axis).attr("stop_axis", -1i64).one("Out")
     }
 
-    /// Drops dimensions of size 1: the named ones, or, where none is named, all whose size is known
-    /// (a batch stays, whatever is fed).
+    /// Removes the given dimensions, which must have size 1. An empty list removes all dimensions
+    /// known to have size 1. The batch dimension is unknown and stays.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -110,7 +110,7 @@ impl<'n> Var<'n> {
         self.net.op("squeeze2").input("X", self).attr("axes", axes).one("Out")
     }
 
-    /// Adds dimensions of size 1.
+    /// Inserts dimensions of size 1 at the given axes.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -123,7 +123,7 @@ impl<'n> Var<'n> {
         self.net.op("unsqueeze2").input("X", self).attr("axes", axes.as_ref()).one("Out")
     }
 
-    /// Reorders dimensions.
+    /// Permutes the dimensions.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -136,7 +136,7 @@ impl<'n> Var<'n> {
         self.net.op("transpose2").input("X", self).attr("axis", order.as_ref()).one("Out")
     }
 
-    /// `N` equal parts along an axis.
+    /// Splits into `N` equal parts along an axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -151,7 +151,7 @@ impl<'n> Var<'n> {
         std::array::from_fn(|index| made[index])
     }
 
-    /// Parts of the given sizes along an axis.
+    /// Splits into parts of the given sizes along an axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -165,7 +165,7 @@ impl<'n> Var<'n> {
         call.attr("sections", sections).many("Out", sections.len())
     }
 
-    /// One variable for each of the `N` places of an axis, which goes away.
+    /// Splits an axis of size `N` into one variable per index, without that axis.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -180,7 +180,8 @@ impl<'n> Var<'n> {
         std::array::from_fn(|index| made[index])
     }
 
-    /// From `starts` up to `ends`, along `axes`; negative places count from the end.
+    /// Returns the elements from `starts` up to `ends` along `axes`. Negative indices count from
+    /// the end.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -199,7 +200,7 @@ impl<'n> Var<'n> {
         call.attr("starts", starts.as_ref()).attr("ends", ends.as_ref()).one("Out")
     }
 
-    /// As [`Var::slice`], every `strides`-th element.
+    /// Like [`Var::slice`], with every `strides`-th element.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -220,7 +221,7 @@ impl<'n> Var<'n> {
         call.attr("strides", strides.as_ref()).one("Out")
     }
 
-    /// Rows by number.
+    /// Returns the rows with the given indices.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -233,7 +234,7 @@ impl<'n> Var<'n> {
         self.net.op("gather").input("X", self).input("Index", index).one("Out")
     }
 
-    /// Elements or slices by their coordinates, the last dimension of `index`.
+    /// Returns elements or slices by their coordinates, which are the last dimension of `index`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -246,7 +247,8 @@ impl<'n> Var<'n> {
         self.net.op("gather_nd").input("X", self).input("Index", index).one("Out")
     }
 
-    /// A copy with the rows `ids` replaced by `updates`, or with `updates` added to them.
+    /// Returns a copy in which `updates` replace the rows `ids`. Without `overwrite`, these rows
+    /// are the sums of all of their updates.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -261,7 +263,7 @@ impl<'n> Var<'n> {
         call.input("Updates", updates).attr("overwrite", overwrite).one("Out")
     }
 
-    /// Repeats along dimensions of size 1 up to `shape`; -1 keeps a dimension.
+    /// Repeats dimensions of size 1 to reach `shape`; -1 keeps a dimension.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -274,7 +276,7 @@ impl<'n> Var<'n> {
         self.net.op("expand_v2").input("X", self).attr("shape", shape.as_ref()).one("Out")
     }
 
-    /// Repeats the whole along each dimension.
+    /// Repeats the whole tensor along each dimension.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -287,7 +289,8 @@ impl<'n> Var<'n> {
         self.net.op("tile").input("X", self).attr("repeat_times", times.as_ref()).one("Out")
     }
 
-    /// Adds `value` before and after each dimension: two numbers for each.
+    /// Pads each dimension with `value`. `paddings` has two numbers per dimension: before and
+    /// after.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -301,7 +304,7 @@ impl<'n> Var<'n> {
         call.attr("pad_value", value).one("Out")
     }
 
-    /// A row of zeros with a one at each number.
+    /// Returns, for each index, a row of zeros with a one at that index.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -314,7 +317,7 @@ impl<'n> Var<'n> {
         self.net.op("one_hot_v2").input("X", self).attr("depth", depth).one("Out")
     }
 
-    /// A copy.
+    /// Returns a copy.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -327,7 +330,7 @@ impl<'n> Var<'n> {
         self.net.op("assign").input("X", self).one("Out")
     }
 
-    /// Copies into a variable that exists, as counters need it.
+    /// Copies into an existing variable, such as a counter.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -342,7 +345,7 @@ impl<'n> Var<'n> {
         self.net.op("assign").input("X", self).output("Out", target).one("Out")
     }
 
-    /// The shape at run time, i32.
+    /// Returns the shape at run time, as i32.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -355,7 +358,7 @@ impl<'n> Var<'n> {
         self.net.op("shape").input("Input", self).one("Out")
     }
 
-    /// A tensor of one value whose first dimension is this one's batch.
+    /// Returns a tensor filled with one value, whose first dimension is the batch size of this one.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -369,7 +372,7 @@ impl<'n> Var<'n> {
         call.attr("shape", shape.as_ref()).attr("dtype", dtype).attr("value", value).one("Out")
     }
 
-    /// A tensor of one value in this one's shape and type.
+    /// Returns a tensor filled with one value, with the shape and type of this one.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -382,7 +385,7 @@ impl<'n> Var<'n> {
         self.net.op("fill_any_like").input("X", self).attr("value", value).one("Out")
     }
 
-    /// The same variable, which gradients do not pass from here on.
+    /// Stops gradients at this variable and returns it.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

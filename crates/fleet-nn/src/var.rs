@@ -1,5 +1,5 @@
-//! Handles to variables of a network. What can be done with them is spread over the files of
-//! layers, math, tensor ops, losses and metrics.
+//! Handles to variables of a network. Their methods are spread over the files of layers, math,
+//! tensor ops, losses and metrics.
 
 use crate::Net;
 use fleet_base::{Error, Result};
@@ -23,7 +23,8 @@ pub struct Var<'n> {
 }
 
 impl<'n> Var<'n> {
-    /// The variable's id in the main program. After a mistake in the network it names nothing.
+    /// Returns the variable's id in the main program. After an error in the network, the id is
+    /// invalid.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -40,12 +41,12 @@ impl<'n> Var<'n> {
         self.net
     }
 
-    /// The documented name: `fc_0.w_0`.
+    /// Returns the documented name, such as `fc_0.w_0`.
     pub fn name(&self) -> String {
         self.net.read(self.id, |var| var.name.clone()).unwrap_or_default()
     }
 
-    /// The shape as far as it is known; -1 stands for the batch.
+    /// Returns the shape. Unknown dimensions, such as the batch, are -1.
     pub fn shape(&self) -> Shape {
         self.net.read(self.id, |var| var.shape).unwrap_or(Shape::SCALAR)
     }
@@ -54,7 +55,7 @@ impl<'n> Var<'n> {
         self.net.read(self.id, |var| var.dtype).unwrap_or(DType::F32)
     }
 
-    /// The variable, if it belongs to `net`.
+    /// Returns the variable's id. Fails if it belongs to another network.
     pub(crate) fn of(&self, net: &Net) -> Result<VarId> {
         if std::ptr::eq(self.net, net) {
             return Ok(self.id);

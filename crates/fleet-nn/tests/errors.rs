@@ -1,9 +1,9 @@
-//! Mistakes: kept from the line that made them to the place where the network is used.
+//! Errors in networks are kept, with their source line, until the network is used.
 
 use fleet_nn::prelude::*;
 use fleet_nn::{Error, Programs};
 
-/// Builds a network that is wrong in the line after `line!()`, and checks what is said of it.
+/// Checks the error of a network that is wrong in the line after `line!()`.
 fn check(found: Result<Programs, Error>, line: u32, parts: &[&str]) {
     let text = found.expect_err("the network is wrong").to_string();
     let place = format!("tests/errors.rs:{}", line + 1);
@@ -18,7 +18,7 @@ fn wrong_widths_name_the_line() {
     let x = net.data("x", [-1, 13], DType::F32);
     let line = line!();
     let y = x + net.data("y", [-1, 12], DType::F32);
-    // Later calls are harmless, whatever they do.
+    // Later calls have no effect.
     let [a, b] = y.split(1);
     let z = (a.fc(4) * b).relu().softmax().mean();
     assert_eq!((z.name(), z.shape()), (String::new(), Shape::SCALAR));

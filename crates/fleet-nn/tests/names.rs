@@ -1,5 +1,5 @@
-//! Programs as users get them: the names, the order, the roles. Each network has its two programs
-//! as text under `tests/filetests/nn`; `cargo xtask bless` rewrites them.
+//! Names, order and roles in programs as users see them. The two programs of each network are
+//! stored as text under `tests/filetests/nn`; `cargo xtask bless` rewrites them.
 
 use fleet_nn::models::{
     BertConfig, DeepFmConfig, GptConfig, ResNetConfig, WideDeepConfig, Word2VecConfig,
@@ -7,7 +7,7 @@ use fleet_nn::models::{
 use fleet_nn::{Programs, models, prelude::*};
 use std::path::Path;
 
-/// The text without source labels, which move with every edit.
+/// Returns the text without source labels, which change with every edit.
 fn text(programs: &Programs) -> String {
     let both = format!("# startup\n{}\n# main\n{}", programs.startup, programs.main);
     let plain = |line: &str| line.split(" at=").next().unwrap_or_default().to_string();
@@ -73,7 +73,7 @@ fn filetests_wide_and_deep_with_two_optimizers() {
     });
 }
 
-/// Updates stand in the order of names, whatever the order of layers.
+/// Updates are in the order of names, whatever the order of layers.
 #[test]
 fn updates_are_sorted_by_name() {
     let net = Net::new();
@@ -93,7 +93,7 @@ fn updates_are_sorted_by_name() {
     assert_eq!(updated[..3], ["fc_0.b_0", "fc_0.w_0", "fc_1.b_0"]);
 }
 
-/// An update runs where its gradient is made; what all parameters share has no device.
+/// An update runs where its gradient is computed. Ops that all parameters share have no device.
 #[test]
 fn updates_follow_the_device_of_their_layer() {
     let net = Net::new();
@@ -165,7 +165,7 @@ fn explicit_names_and_scopes() {
     assert!(net.error().is_none(), "{:?}", net.error());
 }
 
-/// The trained parameters of a model, counted.
+/// Returns the number of trained parameters of a model.
 fn parameters(build: impl Fn(&Net)) -> i64 {
     let net = Net::new();
     build(&net);

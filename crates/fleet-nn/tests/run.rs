@@ -1,4 +1,5 @@
-//! Networks that run: what initialisers draw, what schedules compute, that optimizers descend.
+//! Tests that run networks: distributions of initializers, values of schedules, and descent of
+//! optimizers.
 
 use fleet_exec::{ExecOptions, Executor, Interpreter, Scope};
 use fleet_nn::models::{
@@ -7,7 +8,7 @@ use fleet_nn::models::{
 use fleet_nn::{models, prelude::*};
 use fleet_tensor::Tensor;
 
-/// Runs the startup program.
+/// Runs the startup program and returns its scope.
 fn started(net: &Net) -> Scope {
     let mut scope = Scope::new();
     let startup = net.build().unwrap().startup;
@@ -54,7 +55,7 @@ fn initialisers_draw_within_their_bounds() {
     normal(Init::normal(0.0, 0.1), 0.1);
     normal(Init::xavier_normal(), (2.0f64 / 500.0).sqrt());
     normal(Init::kaiming_normal(), (2.0f64 / 300.0).sqrt());
-    // Cut off at two deviations, the normal distribution keeps 0.8796 of its deviation.
+    // Truncated at two standard deviations, the normal distribution has 0.8796 times its deviation.
     normal(Init::truncated_normal(0.0, 0.1), 0.08796);
     let most = initial(Init::truncated_normal(0.0, 0.1)).iter().fold(0.0f32, |m, v| m.max(v.abs()));
     assert!(most <= 0.2, "{most}");
@@ -90,7 +91,7 @@ fn assigned_values_arrive() {
     assert!(error.contains("those of shape [3], got 1"), "{error}");
 }
 
-/// What the ops of a schedule compute in the first steps.
+/// Returns the learning rates that the ops of a schedule compute in the first steps.
 fn rates(schedule: LrSchedule, steps: u64) -> Vec<f32> {
     let net = Net::new();
     let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
@@ -161,7 +162,7 @@ fn schedules_have_documented_values() {
     near(LrSchedule::lambda(0.5, |step| 0.95f64.powi(step as i32)), 2, 0.45125);
 }
 
-/// The loss of fitting a line, before and after `steps`.
+/// Returns the loss of fitting a line before and after `steps`.
 fn fit(optimizer: OptimizerDesc, steps: usize) -> (f32, f32) {
     let net = Net::new();
     net.set_seed(5);
@@ -212,7 +213,7 @@ fn every_optimizer_descends() {
     }
 }
 
-/// One SGD step of rate 1 on `w * x` summed: the change of w is the gradient that arrived.
+/// Runs one SGD step with rate 1 on the sum of `w * x`. The change of w equals its final gradient.
 fn one_step(optimizer: Sgd, attr: ParamAttr, x: &[f32; 2]) -> [f32; 2] {
     let net = Net::new();
     let data = net.data("x", [2], DType::F32);
@@ -245,7 +246,8 @@ fn clips_and_regularisers_do_what_they_say() {
     near(one_step(sgd().grad_clip(GradClip::GlobalNorm(2.5)), unclipped, &x), [3.0, -4.0]);
     near(one_step(sgd().weight_decay(Regularizer::L2(0.5)), plain(), &x), [3.5, -5.0]);
     near(one_step(sgd().weight_decay(Regularizer::L1(0.5)), plain(), &x), [3.5, -4.5]);
-    // The parameter's own regulariser wins; clips come first; its own rate is a factor.
+    // The parameter's own regularizer takes precedence, clipping comes first, and the parameter's
+    // learning rate is a factor.
     let own = plain().regularizer(Regularizer::L1(1.0));
     near(one_step(sgd().weight_decay(Regularizer::L2(0.5)), own, &x), [4.0, -5.0]);
     let both = sgd().weight_decay(Regularizer::L2(0.5)).grad_clip(GradClip::Norm(2.5));
@@ -316,10 +318,11 @@ fn precision_over_recall_has_its_area() {
         assert!(close, "{found:?}, not {expected:?}");
     };
     let scores = [0.9, 0.8, 0.7, 0.3, 0.1];
-    // The precision where a positive stands, from the highest score down: 1 of 1, 2 of 3, 3 of 5.
+    // The precision at each positive, from the highest score down: 1 of 1, 2 of 3, 3 of 5.
     let first = (1.0 + 2.0 / 3.0 + 3.0 / 5.0) / 3.0;
     check(run(&scores, &[1, 0, 1, 0, 1]), [first, first]);
-    // Now 1 of 2 and 2 of 3; over both batches 1 of 2, 2 of 4, 4 of 6 (two positives), 5 of 10.
+    // The second batch has 1 of 2 and 2 of 3. Both batches together have 1 of 2, 2 of 4, 4 of 6
+    // (two positives), 5 of 10.
     let both = (0.5 + 0.5 + 2.0 * 4.0 / 6.0 + 0.5) / 5.0;
     check(run(&scores, &[0, 1, 1, 0, 0]), [both, (0.5 + 2.0 / 3.0) / 2.0]);
 }
@@ -343,7 +346,7 @@ fn the_area_under_the_curve_counts_everything_seen() {
         [out[0].item().unwrap(), out[1].item().unwrap()]
     };
     assert_eq!(run(&[0.9, 0.1], &[1, 0]), [1.0, 1.0]);
-    // One of the four pairs of a positive and a negative is the wrong way round.
+    // One of the four pairs of a positive and a negative is ranked wrongly.
     assert_eq!(run(&[0.2, 0.8], &[1, 0]), [0.5 + 0.25, 0.5 + 0.25]);
 }
 
@@ -372,8 +375,8 @@ fn a_batch_is_never_squeezed_away() {
     assert!(error.contains("known before the program runs, got [0]"), "{error}");
 }
 
-/// Trains on one batch and expects the loss to fall. Inputs are made from shapes: ids below `ids`,
-/// floats between 0 and 1.
+/// Trains on one batch and checks that the loss falls. Inputs are generated from their shapes: ids
+/// below `ids`, and floats between 0 and 1.
 fn learns(net: &Net, loss: Var<'_>, batch: i64, ids: i64, steps: usize) {
     let programs = net.build().unwrap();
     let mut scope = started(net);
@@ -432,7 +435,7 @@ fn language_models_learn() {
         positions: 12,
         ..BertConfig::base()
     };
-    // One id space serves every input here, so there are as many sentence types as words.
+    // All inputs here share one id range, so there are as many sentence types as words.
     let config = BertConfig { sentence_types: 50, dropout: 0.0, ..config };
     let net = Net::new();
     let model = models::bert_mlm(&net, &config);

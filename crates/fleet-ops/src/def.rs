@@ -1,4 +1,4 @@
-//! What the registry knows of an op, and what an op's rules get to see.
+//! Definition of an op in the registry, and the contexts passed to its rules.
 
 use crate::{Services, gradient_check};
 use fleet_base::{Error, Result};
@@ -9,21 +9,22 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// An op: how it looks ([`OpSpec`]), how shapes follow, how gradients are made, how it runs.
-/// Each lives in one file as a `static`.
+/// An op: its signature ([`OpSpec`]), shape rule, gradient rule, kernel and traits. Each op is a
+/// `static` in a file of its own.
 pub struct OpDef {
     pub spec: OpSpec,
-    /// Types and shapes of the outputs from those of the inputs; shapes may hold -1 while a program
-    /// is built and are all known when it is planned.
+    /// Shape rule: computes types and shapes of the outputs from those of the inputs. Dimensions
+    /// may be -1 while a program is built; all are known when the program is planned.
     pub infer: fn(&mut InferCtx<'_>) -> Result<()>,
     pub grad: Grad,
-    /// Makes the kernel for known shapes, once a plan.
+    /// Makes the kernel for known shapes. Called once per plan.
     pub cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
     pub traits: OpTraits,
 }
 
 impl OpDef {
-    /// Types and shapes of the outputs of an op of this kind, by slot, from those of its inputs.
+    /// Returns the types and shapes of the outputs of `op`, by slot, computed from those of its
+    /// inputs.
     pub fn shapes(&self, op: &Op, meta: impl Fn(VarId) -> Meta) -> Result<Vec<Vec<Meta>>> {
         let mut ctx = InferCtx::new(op, meta);
         self.check_dense(&ctx)?;
@@ -35,9 +36,9 @@ impl OpDef {
 }
 
 impl OpDef {
-    /// Kernels see their operands apart, but for those that they may write over.
+    /// Rejects outputs that alias inputs, except where the op may write over the input.
     fn check_overlap(&self, op: &Op) -> Result<()> {
-        // By variable, since a program may give an op any number of them.
+        // A map by variable, because a program may pass any number of variables to an op.
         let mut read: HashMap<VarId, Vec<(&str, usize)>> = HashMap::new();
         for (slot, vars) in op.spec.inputs.iter().zip(&op.inputs) {
             for (index, var) in vars.iter().enumerate() {
@@ -48,8 +49,9 @@ impl OpDef {
         for (out, vars) in op.spec.outputs.iter().zip(&op.outputs) {
             for (index, var) in vars.iter().enumerate() {
                 let places = read.get(var).map_or(&[][..], Vec::as_slice);
-                // One output may lie where any of its inputs does. Of several, each is written
-                // while the inputs of the others are still to be read.
+                // A single output may share memory with any variable of the slot. With several
+                // outputs, the kernel writes one output while it still reads the inputs of the
+                // others. Each output may then alias only the input of the same index.
                 let elsewhere = |slot: &str, at: usize| {
                     vars.len() > 1 && at != index && !self.traits.shape_only.contains(&slot)
                 };
@@ -82,11 +84,11 @@ impl OpDef {
             || traits.inplace.contains(&(output, input))
             || traits.view == Some((output, input))
             || traits.shape_only.contains(&input)
-            // State that goes on under another name: Velocity, VelocityOut.
+            // State that gets a new name, such as Velocity and VelocityOut.
             || output.strip_suffix("Out") == Some(input)
     }
 
-    /// Kernels that do not know of sparse rows see none.
+    /// Rejects sparse rows in input slots whose kernel supports dense tensors only.
     fn check_dense(&self, i: &InferCtx<'_>) -> Result<()> {
         let dense = self.spec.inputs.iter().filter(|slot| !self.traits.sparse.contains(&slot.name));
         for slot in dense {
@@ -101,61 +103,64 @@ impl OpDef {
     }
 }
 
-/// How the gradient of an op is made.
+/// Gradient rule of an op.
 #[derive(Clone, Copy)]
 pub enum Grad {
-    /// The op is constant with respect to its inputs, or the end of the line: gradients stop here.
+    /// The op is constant with respect to its inputs, or ends the chain: gradients stop here.
     None,
-    /// Emits the ops that compute the gradients that are wanted.
+    /// Emits the ops that compute the requested gradients.
     Rule(fn(&mut crate::GradCtx<'_, '_>) -> Result<()>),
 }
 
-/// Facts that passes and planners use.
+/// Properties of an op that passes and planners use.
 pub struct OpTraits {
     pub amp: AmpClass,
-    /// (output slot, input slot): the output may take over the input's memory when the input is not
-    /// needed afterwards; the kernel then sees the same pointer twice.
+    /// Pairs (output slot, input slot): the output may reuse the input's memory if the input is not
+    /// needed afterwards. The kernel then gets the same pointer twice.
     pub inplace: &'static [(&'static str, &'static str)],
-    /// As `inplace`, where the output holds sparse rows: their values may lie over a dense input.
+    /// Like `inplace`, for outputs that hold sparse rows: their values may reuse the memory of a
+    /// dense input.
     pub inplace_rows: &'static [(&'static str, &'static str)],
-    /// (output slot, input slot): the output is the input's bytes under another shape. The planner
-    /// lets the two share memory always, and the kernel copies only when they could not.
+    /// Pair (output slot, input slot): the output is the input's bytes under another shape. The
+    /// planner shares their memory where possible; otherwise the kernel copies.
     pub view: Option<(&'static str, &'static str)>,
-    /// Input slots of which only type and shape matter: their bytes need not be kept for this op.
+    /// Input slots of which the op needs only type and shape. Their bytes need not be kept for this
+    /// op.
     pub shape_only: &'static [&'static str],
-    /// Input slots that may hold sparse rows; the others hold dense tensors only.
+    /// Input slots that may hold sparse rows. All others hold dense tensors.
     pub sparse: &'static [&'static str],
-    /// Draws random numbers: two equal ops are not the same value.
+    /// Whether the op draws random numbers. Two equal random ops give different values.
     pub random: bool,
-    /// Does something besides writing its outputs: never removed as dead.
+    /// Whether the op has side effects. Such an op is never removed as dead.
     pub effect: bool,
-    /// Computes each element from the elements at the same place, so the physical layout of its
-    /// operands does not matter as long as it is the same (and padding zeros stay zero).
+    /// Whether each output element depends only on the input elements at the same position. The
+    /// physical layout of the operands is then irrelevant if all have the same one and padding
+    /// zeros stay zero.
     pub elementwise: bool,
     pub lane: Lane,
     pub cost: fn(&CostCtx<'_>) -> Cost,
 }
 
-/// Mixed-precision class (which list the op is on by default).
+/// Mixed-precision class: the default list that the op is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AmpClass {
     /// Runs in half precision.
     White,
     /// Runs in single precision.
     Black,
-    /// Follows its inputs.
+    /// Follows the precision of its inputs.
     Gray,
-    /// Not on a list: single precision.
+    /// On no list; runs in single precision.
     Unlisted,
 }
 
-/// Where an op runs.
+/// Thread that runs an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     Compute,
-    /// A thread of its own, beside compute: copies, disk.
+    /// A separate thread beside compute, for copies and disk access.
     Side(u8),
-    /// The thread of the ring that the op's attribute `ring_id` names.
+    /// The thread of the ring in the op's attribute `ring_id`.
     Ring,
 }
 
@@ -168,7 +173,7 @@ pub struct Cost {
 }
 
 impl OpTraits {
-    /// Nothing special; start here and override.
+    /// Default traits, to be overridden field by field.
     pub const fn plain() -> OpTraits {
         OpTraits {
             amp: AmpClass::Unlisted,
@@ -192,7 +197,7 @@ impl OpTraits {
     }
 }
 
-/// One flop an output element, every operand moved once.
+/// Cost of one flop per output element, with every operand moved once.
 pub fn elementwise_cost(ctx: &CostCtx<'_>) -> Cost {
     Cost {
         flops: ctx.outputs.iter().flatten().map(|meta| meta.numel() as f64).sum(),
@@ -206,8 +211,8 @@ pub struct Meta {
     pub dtype: DType,
     pub shape: Shape,
     pub kind: VarKind,
-    /// Sparse rows: room for so many (0 while the batch is unknown). `shape` is that of the whole
-    /// matrix.
+    /// Capacity in rows, for sparse rows; 0 while the batch size is unknown. `shape` is the shape
+    /// of the whole matrix.
     pub rows: usize,
 }
 
@@ -216,13 +221,13 @@ impl Meta {
         Meta { dtype, shape: shape.into(), kind: VarKind::Dense, rows: 0 }
     }
 
-    /// Room for `rows` rows of a matrix of `shape`.
+    /// Sparse rows with capacity for `rows` rows of a matrix of `shape`.
     pub fn sparse(dtype: DType, shape: impl Into<Shape>, rows: usize) -> Meta {
         Meta { dtype, shape: shape.into(), kind: VarKind::SparseRows, rows }
     }
 
-    /// Elements held, an unknown dimension counted as 1; at most `usize::MAX`, since a program may
-    /// state sizes that no machine has.
+    /// Number of elements. An unknown dimension counts as 1. Saturates at `usize::MAX`, because a
+    /// program may declare sizes that exceed any memory.
     pub fn numel(&self) -> usize {
         let count = |first: usize, dims: &[i64]| {
             dims.iter().fold(first, |count, dim| count.saturating_mul(dim.unsigned_abs() as usize))
@@ -233,8 +238,8 @@ impl Meta {
         }
     }
 
-    /// Elements in memory, the layout's padding included; of sparse rows, those that there is room
-    /// for.
+    /// Number of elements in memory, including the layout's padding; for sparse rows, the elements
+    /// of all rows within the capacity.
     pub fn physical_len(&self, layout: Layout) -> usize {
         match self.kind {
             VarKind::SparseRows => self.numel(),
@@ -246,7 +251,7 @@ impl Meta {
         self.numel().saturating_mul(self.dtype.size())
     }
 
-    /// For messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, room for 7)`.
+    /// Formats the variable for messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, room for 7)`.
     pub fn describe(&self) -> String {
         let Meta { dtype, shape, rows, .. } = self;
         match self.kind {
@@ -258,7 +263,7 @@ impl Meta {
     }
 }
 
-/// What a shape rule sees.
+/// Context of a shape rule.
 pub struct InferCtx<'a> {
     pub op: &'a Op,
     inputs: Vec<Vec<Meta>>,
@@ -272,13 +277,14 @@ impl<'a> InferCtx<'a> {
         InferCtx { op, inputs, outputs: vec![Vec::new(); op.spec.outputs.len()] }
     }
 
-    /// What the rule of another op sees, whose inputs are all among these, slot by slot.
+    /// Returns the context for the shape rule of another op. Its inputs are those of this op,
+    /// matched by slot name.
     pub(crate) fn of_other<'b>(&self, op: &'b Op) -> InferCtx<'b> {
         let inputs = op.spec.inputs.iter().map(|slot| self.inputs(slot.name).to_vec()).collect();
         InferCtx { op, inputs, outputs: vec![Vec::new(); op.spec.outputs.len()] }
     }
 
-    /// The variable of an input slot that must have one.
+    /// Returns the first variable of a required input slot.
     pub fn input(&self, slot: &str) -> Result<Meta> {
         self.optional(slot)
             .ok_or_else(|| Error::invalid(format!("op '{}' misses input '{slot}'", self.op.name())))
@@ -300,18 +306,18 @@ impl<'a> InferCtx<'a> {
     /// Adds a variable to an output slot.
     ///
     /// # Panics
-    /// If the op has no such slot.
+    /// Panics if the op has no such slot.
     pub fn push(&mut self, slot: &str, meta: Meta) {
         let index = self.op.spec.output_index(slot).expect("a slot of the op's own spec");
         self.outputs[index].push(meta);
     }
 
-    /// By slot, in the spec's order.
+    /// Returns the outputs by slot, in the order of the spec.
     pub fn into_outputs(self) -> Vec<Vec<Meta>> {
         self.outputs
     }
 
-    /// Refuses an input whose element type is not one of `allowed`.
+    /// Rejects an input whose element type is not in `allowed`.
     pub fn check_dtype(&self, slot: &str, allowed: &[DType]) -> Result<()> {
         for meta in self.inputs(slot) {
             if !allowed.contains(&meta.dtype) {
@@ -325,7 +331,7 @@ impl<'a> InferCtx<'a> {
         Ok(())
     }
 
-    /// Refuses an input whose rank is not `rank`.
+    /// Rejects an input whose rank is not `rank`.
     pub fn check_rank(&self, slot: &str, rank: usize) -> Result<Shape> {
         let shape = self.input(slot)?.shape;
         if shape.rank() == rank {
@@ -337,7 +343,7 @@ impl<'a> InferCtx<'a> {
             .got(format!("{} (shape {shape})", shape.rank())))
     }
 
-    /// Refuses an input whose shape cannot be `shape`.
+    /// Rejects an input whose shape does not agree with `shape`.
     pub fn check_shape(&self, slot: &str, shape: impl Into<Shape>) -> Result<()> {
         let shape = shape.into();
         let found = self.input(slot)?.shape;
@@ -347,13 +353,13 @@ impl<'a> InferCtx<'a> {
         Err(self.error(slot, "has the wrong shape").expected(shape).got(found))
     }
 
-    /// `input 'X' of mul <what>`, to be completed with expected and got.
+    /// Returns the error `input 'X' of mul <what>`, to be completed with `expected` and `got`.
     pub fn error(&self, slot: &str, what: &str) -> Error {
         Error::invalid(format!("input '{slot}' of {} {what}", self.op.name()))
     }
 }
 
-/// What a cost rule sees.
+/// Context of a cost rule.
 pub struct CostCtx<'a> {
     pub op: &'a Op,
     pub inputs: &'a [Vec<Meta>],
@@ -374,26 +380,26 @@ impl CostCtx<'_> {
     }
 }
 
-/// What an op sees when its kernel is made: attributes and known shapes.
+/// Context for making a kernel: attributes and known shapes.
 pub struct PrepareCtx<'a> {
     pub op: &'a Op,
     pub inputs: &'a [Vec<Meta>],
     pub outputs: &'a [Vec<Meta>],
-    /// Physical layouts, by slot like the metas.
+    /// Physical layouts, by slot as in `inputs` and `outputs`.
     pub input_layouts: &'a [Vec<Layout>],
     pub output_layouts: &'a [Vec<Layout>],
     pub threads: usize,
-    /// The program's seed.
+    /// Seed of the program.
     pub seed: u64,
-    /// The way to other processes.
+    /// Connections to other processes.
     pub services: &'a Services,
 }
 
 impl PrepareCtx<'_> {
-    /// The first variable of an input slot.
+    /// Returns the first variable of an input slot.
     ///
     /// # Panics
-    /// If there is none: the verifier has seen the op.
+    /// Panics if the slot is empty. The verifier has checked that it is not.
     pub fn input(&self, slot: &str) -> Meta {
         self.optional(slot).unwrap_or_else(|| panic!("{} has no input {slot}", self.op.name()))
     }
@@ -411,20 +417,20 @@ impl PrepareCtx<'_> {
         self.op.spec.output_index(slot).and_then(|index| self.outputs[index].first().copied())
     }
 
-    /// "no kernel for this element type".
+    /// Returns the error "no CPU kernel for this element type".
     pub fn no_kernel(&self, dtype: DType) -> Error {
         Error::unsupported(format!("{} has no CPU kernel for element type {dtype}", self.op.name()))
             .help("cast the input to f32")
     }
 }
 
-/// The body of a kernel.
+/// Body of a kernel.
 pub type KernelFn = Box<dyn Fn(&KernelCtx<'_>) -> Result<()> + Send + Sync>;
 
-/// A kernel ready to run many times.
+/// A kernel, which can run many times.
 pub struct Kernel {
     pub run: KernelFn,
-    /// Bytes of scratch that it wants, 64-byte aligned.
+    /// Size of the scratch memory that the kernel needs, in bytes. Scratch is aligned to 64 bytes.
     pub scratch_bytes: usize,
 }
 
@@ -433,18 +439,18 @@ impl Kernel {
         Kernel { run: Box::new(run), scratch_bytes: 0 }
     }
 
-    /// Asks for `len` elements of `T` as scratch.
+    /// Requests `len` elements of `T` as scratch.
     pub fn scratch<T>(mut self, len: usize) -> Kernel {
         self.scratch_bytes = len * size_of::<T>();
         self
     }
 }
 
-/// A variable's memory at run time.
+/// Memory of a variable at run time.
 ///
-/// The address is no public field: a kernel gets it as a slice, or together with a length that was
-/// compared with that of the argument ([`Arg::start`], [`Arg::start_of_width`]). One comparison a
-/// step and argument keeps a kernel that was made for another length out of its neighbours' memory.
+/// The address is private. A kernel gets it as a slice, or with a length that is checked against
+/// the length of the argument ([`Arg::start`], [`Arg::start_of_width`]). This one check per step
+/// and argument stops a kernel made for another length from writing outside its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
     ptr: *mut u8,
@@ -454,8 +460,8 @@ pub struct Arg {
     pub rows: Option<RowsArg>,
 }
 
-/// The extra memory of sparse rows: `shape` of the [`Arg`] is then that of the whole matrix, and
-/// `ptr` points to `capacity` rows of values.
+/// Additional memory of sparse rows. `shape` of the [`Arg`] is then the shape of the whole matrix,
+/// and `ptr` points to `capacity` rows of values.
 #[derive(Clone, Copy, Debug)]
 pub struct RowsArg {
     rows: *mut i64,
@@ -464,17 +470,18 @@ pub struct RowsArg {
 }
 
 impl RowsArg {
-    /// Rows that there is room for.
+    /// Number of rows that fit.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 }
 
-/// Elements that only move: their width is all that matters.
+/// Unsigned integers, by which kernels move elements of the same width without reading their
+/// values.
 pub trait Bits: Copy + Send + Sync + sealed::Sealed {}
 
 mod sealed {
-    /// Every bit pattern is a value.
+    /// Marker for types of which every bit pattern is a valid value.
     pub trait Sealed {}
 }
 
@@ -487,16 +494,18 @@ macro_rules! bits {
 
 bits!(u8, u16, u32, u64);
 
-// SAFETY: an `Arg` is an address that the plan owns; who may touch it when is the plan's promise.
+// SAFETY: an `Arg` is an address that the plan owns. The plan guarantees that threads do not access
+// it concurrently.
 unsafe impl Send for Arg {}
 // SAFETY: as above.
 unsafe impl Sync for Arg {}
 
-/// What a kernel sees. Slots go by index, in the order of the spec.
+/// Context of a running kernel. Slots are indexed in the order of the spec.
 ///
-/// The memory behind the arguments belongs to the plan, which promises that no two lanes touch the
-/// same bytes at once and that an output overlaps an input only as [`OpTraits`] allows. A kernel
-/// asks for each output once, and uses [`KernelCtx::same`] where it allowed sharing.
+/// The memory of the arguments belongs to the plan. The plan guarantees that no two lanes access
+/// the same bytes at the same time, and that an output overlaps an input only as [`OpTraits`]
+/// allows. A kernel requests each output once. If its traits allow sharing, it checks
+/// [`KernelCtx::same`].
 pub struct KernelCtx<'a> {
     /// Variables by slot.
     pub inputs: &'a [&'a [Arg]],
@@ -504,16 +513,16 @@ pub struct KernelCtx<'a> {
     pub scratch: *mut u8,
     pub scratch_bytes: usize,
     pub pool: &'a Pool,
-    /// Runs of the program so far: what makes a random op draw new numbers each time.
+    /// Number of runs of the program so far. Random ops use it to draw new numbers in each run.
     pub step: u64,
     pub seed: u64,
-    /// Where a profile wants to know how long the op talked to other ranks, in nanoseconds. Ops
-    /// that do nothing else are measured as a whole.
+    /// Counter for the time that the op spends on communication, in nanoseconds, if a profile is
+    /// recorded. Ops that only communicate are measured as a whole.
     pub talked: Option<&'a AtomicU64>,
 }
 
 impl<'a> KernelCtx<'a> {
-    /// Talks in the middle of an op that computes.
+    /// Runs communication inside a compute op and counts its time.
     pub fn talking<R>(&self, talk: impl FnOnce() -> R) -> R {
         let begin = Instant::now();
         let outcome = talk();
@@ -523,12 +532,13 @@ impl<'a> KernelCtx<'a> {
         outcome
     }
 
-    /// Computes in the middle of an op that talks.
+    /// Runs computation inside a communication op and excludes its time.
     pub fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
         let begin = Instant::now();
         let outcome = compute();
         if let Some(talked) = self.talked {
-            talked.fetch_sub(begin.elapsed().as_nanos() as u64, Relaxed); // The whole is added at the end.
+            // The total, added at the end, includes this time.
+            talked.fetch_sub(begin.elapsed().as_nanos() as u64, Relaxed);
         }
         outcome
     }
@@ -541,7 +551,7 @@ impl<'a> KernelCtx<'a> {
         !self.outputs[slot].is_empty()
     }
 
-    /// The first variable of an input slot.
+    /// Returns the first variable of an input slot.
     pub fn arg(&self, slot: usize) -> &'a Arg {
         &self.inputs[slot][0]
     }
@@ -558,7 +568,7 @@ impl<'a> KernelCtx<'a> {
         self.inputs[slot].first().map(Arg::slice)
     }
 
-    /// Every element of an output, to be written.
+    /// Returns all elements of an output, for writing.
     pub fn output<T: Element>(&self, slot: usize) -> &'a mut [T] {
         self.out_arg(slot).slice_mut()
     }
@@ -567,7 +577,7 @@ impl<'a> KernelCtx<'a> {
         self.outputs[slot].first().map(Arg::slice_mut)
     }
 
-    /// Whether an output took over an input's memory.
+    /// Returns whether an output shares the memory of an input.
     pub fn same(&self, output: usize, input: usize) -> bool {
         match (self.outputs[output].first(), self.inputs[input].first()) {
             (Some(out), Some(arg)) => out.is_at(arg),
@@ -575,7 +585,7 @@ impl<'a> KernelCtx<'a> {
         }
     }
 
-    /// The scratch that the kernel asked for. Its content is what the last user left.
+    /// Returns the scratch that the kernel requested. Its content is unspecified.
     pub fn scratch<T: Element>(&self) -> &'a mut [T] {
         let len = self.scratch_bytes / size_of::<T>();
         if len == 0 {
@@ -585,16 +595,16 @@ impl<'a> KernelCtx<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), len) }
     }
 
-    /// The scratch as 64-bit words, for kernels that sort ids.
+    /// Returns the scratch as 64-bit words, for kernels that sort ids.
     pub fn scratch_words(&self) -> &'a mut [u64] {
         let words = self.scratch::<i64>();
-        // SAFETY: the same words, without a sign.
+        // SAFETY: `u64` has the size and alignment of `i64`, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
     }
 }
 
 impl Arg {
-    /// An argument that has no memory yet: [`Arg::bind`] comes before any use.
+    /// Returns an argument without memory. Call [`Arg::bind`] before any other use.
     pub fn unbound(meta: Meta, layout: Layout) -> Arg {
         let rows = (meta.kind == VarKind::SparseRows).then_some(RowsArg {
             rows: std::ptr::null_mut(),
@@ -605,7 +615,7 @@ impl Arg {
         Arg { ptr: std::ptr::null_mut(), dtype, shape, layout, rows }
     }
 
-    /// A dense tensor of one dimension over a slice, which must outlive every use.
+    /// Returns a one-dimensional dense tensor over a slice. The slice must outlive every use.
     pub(crate) fn of_slice<T: Element>(slice: &mut [T]) -> Arg {
         Arg {
             ptr: slice.as_mut_ptr().cast(),
@@ -616,13 +626,13 @@ impl Arg {
         }
     }
 
-    /// Points the argument to its memory; `rows` is where the count and the numbers of sparse rows
-    /// lie.
+    /// Sets the memory of the argument. `rows` has the addresses of the count and of the row
+    /// numbers of sparse rows.
     ///
     /// # Safety
-    /// Until it is bound again, `values` has room for [`Arg::len`] elements, aligned to 64 bytes,
-    /// and the numbers of sparse rows for as many as the argument was made for. See [`KernelCtx`]
-    /// for who may touch them when.
+    /// Until the next call of `bind`, `values` must have room for [`Arg::len`] elements and be
+    /// aligned to 64 bytes. The row numbers must have room for the argument's capacity.
+    /// [`KernelCtx`] states which accesses are allowed.
     pub unsafe fn bind(&mut self, values: *mut u8, rows: Option<(*mut u64, *mut i64)>) {
         self.ptr = values;
         if let (Some(own), Some((count, numbers))) = (&mut self.rows, rows) {
@@ -630,23 +640,23 @@ impl Arg {
         }
     }
 
-    /// Moves the values to the memory of another argument.
+    /// Sets the address of the values to that of another argument.
     ///
     /// # Panics
-    /// If they do not fit there.
+    /// Panics if the values do not fit there.
     pub fn bind_over(&mut self, other: &Arg) {
         let (bytes, room) = (self.len() * self.dtype.size(), other.len() * other.dtype.size());
         assert!(bytes <= room, "an argument of {bytes} bytes over one of {room}");
         self.ptr = other.ptr;
     }
 
-    /// Whether both have their values at one address.
+    /// Returns whether both arguments have the same address.
     pub fn is_at(&self, other: &Arg) -> bool {
         self.ptr == other.ptr
     }
 
-    /// Elements in memory, the layout's padding included; for sparse rows, those of all rows that
-    /// fit.
+    /// Returns the number of elements in memory, including the layout's padding; for sparse rows,
+    /// the elements of all rows within the capacity.
     pub fn len(&self) -> usize {
         match &self.rows {
             None => self.layout.physical_len(&self.shape),
@@ -658,26 +668,26 @@ impl Arg {
         self.len() == 0
     }
 
-    /// Elements of one row.
+    /// Returns the number of elements of one row.
     pub fn row_len(&self) -> usize {
         self.shape.product(1..self.shape.rank())
     }
 
-    /// The address of the first element, for kernels that take pointers: a slice of `len` elements
-    /// that may be written through two arguments.
+    /// Returns the address of the first element, for kernels that take pointers because two
+    /// arguments may refer to the same memory. At least `len` elements are valid.
     ///
     /// # Panics
-    /// If the argument holds another type, or fewer elements than the kernel was made for.
+    /// Panics if the argument has another type, or fewer than `len` elements.
     pub fn start<T: Element>(&self, len: usize) -> *mut T {
         assert!(T::reads(self.dtype), "kernel takes {} as {}", self.dtype, T::DTYPE);
         assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
         self.ptr.cast()
     }
 
-    /// As [`Arg::start`], for kernels that look at nothing but the width of elements.
+    /// Like [`Arg::start`], for kernels that depend only on the width of elements.
     ///
     /// # Panics
-    /// If the argument's elements have another width, or are fewer than the kernel was made for.
+    /// Panics if the argument's elements have another width, or if there are fewer than `len`.
     pub fn start_of_width<T: Bits>(&self, len: usize) -> *mut T {
         let width = size_of::<T>();
         assert!(width == self.dtype.size(), "kernel takes {} as {width} bytes", self.dtype);
@@ -685,7 +695,7 @@ impl Arg {
         self.ptr.cast()
     }
 
-    /// All elements by their width.
+    /// Returns all elements as unsigned integers of the same width.
     pub fn bits<'a, T: Bits>(&self) -> &'a [T] {
         match self.len() {
             0 => &[],
@@ -708,7 +718,7 @@ impl Arg {
         if len == 0 {
             return &[];
         }
-        // SAFETY: the plan points arguments to live memory of this length and type (see
+        // SAFETY: the plan binds arguments to live memory of this length and type (see
         // `KernelCtx`).
         unsafe { std::slice::from_raw_parts(self.ptr.cast(), len) }
     }
@@ -719,11 +729,11 @@ impl Arg {
         if len == 0 {
             return &mut [];
         }
-        // SAFETY: as above; the plan lets one kernel at a time write.
+        // SAFETY: as above, and the plan lets only one kernel write at a time.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), len) }
     }
 
-    /// The bytes, whatever the type.
+    /// Returns the bytes, for any element type.
     pub fn bytes<'a>(&self) -> &'a [u8] {
         let len = self.len() * self.dtype.size();
         if len == 0 {
@@ -742,7 +752,7 @@ impl Arg {
         unsafe { std::slice::from_raw_parts_mut(self.ptr, len) }
     }
 
-    /// The row numbers in use (sparse rows only).
+    /// Returns the row numbers in use; empty for dense tensors.
     pub fn row_ids<'a>(&self) -> &'a [i64] {
         match &self.rows {
             // SAFETY: the plan allocated `capacity` ids, and `count` never exceeds it.
@@ -751,7 +761,7 @@ impl Arg {
         }
     }
 
-    /// Room for row numbers, all of it.
+    /// Returns the whole memory for row numbers.
     pub fn row_ids_mut<'a>(&self) -> &'a mut [i64] {
         match &self.rows {
             // SAFETY: as above.
@@ -760,10 +770,10 @@ impl Arg {
         }
     }
 
-    /// Rows in use.
+    /// Returns the number of rows in use.
     pub fn row_count(&self) -> usize {
         match &self.rows {
-            // SAFETY: the plan owns the counter; the kernel that wrote it is done.
+            // SAFETY: the plan owns the counter, and the kernel that wrote it has finished.
             Some(rows) => (unsafe { *rows.count } as usize).min(rows.capacity),
             None => 0,
         }

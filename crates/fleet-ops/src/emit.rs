@@ -1,4 +1,4 @@
-//! Emitting ops: what layers, gradient rules, optimizers and passes build programs with.
+//! Emission of ops, used by layers, gradient rules, optimizers and passes to build programs.
 
 use crate::{Meta, OpDef, Registry};
 use fleet_base::{Error, Result};
@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 /// A place in a program where ops are emitted, with the role and labels that they get.
 ///
-/// Emitted ops are collected in [`Emit::ops`] and are in no block until they are put there
-/// ([`Emit::append`], or by the pass that asked for them).
+/// Emitted ops are collected in [`Emit::ops`]. They belong to no block until [`Emit::append`] or
+/// the calling pass adds them to one.
 pub struct Emit<'p> {
     pub program: &'p mut Program,
     pub registry: &'p Registry,
@@ -46,7 +46,7 @@ impl<'p> Emit<'p> {
         Ok(self.op(def))
     }
 
-    /// Appends what was emitted to the block and starts anew.
+    /// Appends the emitted ops to the block and clears the list.
     pub fn append(&mut self) {
         let mut ops = self.program.block(self.block).ops().to_vec();
         ops.append(&mut self.ops);
@@ -58,7 +58,7 @@ impl<'p> Emit<'p> {
     }
 }
 
-/// The type and shape that a program states for a variable.
+/// Returns the type and shape that a program declares for a variable.
 pub fn meta(program: &Program, var: VarId) -> Meta {
     let var = program.var(var);
     Meta { dtype: var.dtype, shape: var.shape, kind: var.kind, rows: 0 }
@@ -90,7 +90,7 @@ impl Call<'_, '_> {
         }
     }
 
-    /// Gives a variable to an output slot; slots left open get new variables.
+    /// Assigns a variable to an output slot. Slots without a variable get new ones.
     pub fn output(mut self, slot: &str, var: VarId) -> Self {
         self.builder = self.builder.output(slot, var);
         self
@@ -113,7 +113,7 @@ impl Call<'_, '_> {
         self
     }
 
-    /// The stem of the names of new variables (`fc_0.tmp`); by default the op's name.
+    /// Stem of the names of new variables (`fc_0.tmp`). The default is the op's name.
     pub fn named(mut self, stem: impl Into<String>) -> Self {
         self.name = Some(stem.into());
         self
@@ -144,7 +144,7 @@ impl Call<'_, '_> {
 }
 
 impl<'e, 'p> Call<'e, 'p> {
-    /// Infers, makes missing outputs, checks given ones, and emits.
+    /// Infers shapes, makes missing outputs, checks given ones, and emits the op.
     fn place(self) -> Result<(OpId, &'e mut Emit<'p>)> {
         let Call { emit, def, builder, name } = self;
         let builder = builder
@@ -184,7 +184,7 @@ impl<'e, 'p> Call<'e, 'p> {
     }
 }
 
-/// Given outputs must be able to hold what the op makes.
+/// Checks that given outputs can hold the op's results.
 fn check_given(program: &mut Program, op: &Op, slot: usize, metas: &[Meta]) -> Result<()> {
     let given = &op.outputs[slot];
     let name = op.spec.outputs[slot].name;

@@ -1,23 +1,23 @@
-//! What a gradient rule sees: the forward op, the gradients that arrive, and a place to emit.
+//! Context of a gradient rule: the forward op, the incoming gradients, and a place to emit ops.
 
 use crate::{Call, Emit, Meta, OpDef};
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, Var, VarId, VarKind};
 use std::collections::HashMap;
 
-/// Passed to the gradient rule of one forward op.
+/// Context of the gradient rule of one forward op.
 ///
-/// A rule asks which gradients are wanted ([`GradCtx::dx`]), which arrive ([`GradCtx::dy`]) and
-/// emits ops that compute the former. The pass that drives it sums several contributions and names
-/// them.
+/// A rule checks which gradients are wanted ([`GradCtx::dx`]) and which are available
+/// ([`GradCtx::dy`]). It emits the ops that compute the former from the latter. The pass that calls
+/// the rule sums several contributions to one gradient and names the results.
 pub struct GradCtx<'g, 'p> {
     pub emit: &'g mut Emit<'p>,
     pub op: Op,
     pub op_id: OpId,
-    /// Finished gradient of each variable that has one.
+    /// Complete gradient of each variable that has one.
     arriving: &'g HashMap<VarId, VarId>,
     wanted: &'g dyn Fn(VarId) -> bool,
-    /// (forward variable, its partial gradient), in order.
+    /// Pairs (forward variable, its partial gradient), in order.
     made: Vec<(VarId, VarId)>,
 }
 
@@ -32,7 +32,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         GradCtx { emit, op, op_id, arriving, wanted, made: Vec::new() }
     }
 
-    /// The first variable of a forward input slot.
+    /// Returns the first variable of a forward input slot.
     pub fn x(&self, slot: &str) -> Result<VarId> {
         self.maybe_x(slot).ok_or_else(|| self.missing("input", slot))
     }
@@ -41,7 +41,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         self.op.input(slot).first().copied()
     }
 
-    /// The first variable of a forward output slot.
+    /// Returns the first variable of a forward output slot.
     pub fn y(&self, slot: &str) -> Result<VarId> {
         self.maybe_y(slot).ok_or_else(|| self.missing("output", slot))
     }
@@ -50,13 +50,13 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         self.op.output(slot).first().copied()
     }
 
-    /// The gradient that arrives at the first variable of an output slot, if any does.
+    /// Returns the incoming gradient of the first variable of an output slot, if there is one.
     pub fn maybe_dy(&self, slot: &str) -> Option<VarId> {
         self.dy_of(self.maybe_y(slot)?)
     }
 
-    /// As [`GradCtx::maybe_dy`] where the op has one output worth differentiating: the rule is only
-    /// called when a gradient arrives.
+    /// Like [`GradCtx::maybe_dy`], for ops with one differentiable output. A rule is called only if
+    /// some output has a gradient.
     pub fn dy(&self, slot: &str) -> Result<VarId> {
         self.maybe_dy(slot).ok_or_else(|| {
             Error::unsupported(format!(
@@ -67,12 +67,12 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         })
     }
 
-    /// The gradient that arrives at a variable.
+    /// Returns the incoming gradient of a variable.
     pub fn dy_of(&self, var: VarId) -> Option<VarId> {
         self.arriving.get(&var).copied()
     }
 
-    /// Whether the gradient of a forward input is wanted.
+    /// Returns whether the gradient of a forward input is wanted.
     pub fn wants(&self, slot: &str) -> bool {
         self.maybe_x(slot).is_some_and(|var| (self.wanted)(var))
     }
@@ -81,7 +81,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         (self.wanted)(var)
     }
 
-    /// A new variable for the gradient of the first variable of an input slot, if that is wanted.
+    /// Adds a variable for the gradient of the first variable of an input slot, if that is wanted.
     pub fn dx(&mut self, slot: &str) -> Result<Option<VarId>> {
         match self.maybe_x(slot) {
             Some(var) if (self.wanted)(var) => Ok(Some(self.dx_of(var, VarKind::Dense)?)),
@@ -89,7 +89,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         }
     }
 
-    /// A new variable for the gradient of `var`, as sparse rows where the rule makes such.
+    /// Adds a variable for the gradient of `var`. `kind` is sparse rows where the rule makes these.
     pub fn dx_of(&mut self, var: VarId, kind: VarKind) -> Result<VarId> {
         let forward = self.emit.program.var(var);
         let (dtype, shape, block) = (forward.dtype, forward.shape, self.emit.block);
@@ -101,7 +101,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         Ok(grad)
     }
 
-    /// States that `grad`, a variable that exists, is the gradient of `var` (no op needed).
+    /// Declares that `grad`, an existing variable, is the gradient of `var`. No op is needed.
     pub fn pass(&mut self, var: VarId, grad: VarId) {
         self.made.push((var, grad));
     }
@@ -114,7 +114,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         self.emit.meta(var)
     }
 
-    /// What the rule made.
+    /// Returns the gradients that the rule made.
     pub fn into_made(self) -> Vec<(VarId, VarId)> {
         self.made
     }

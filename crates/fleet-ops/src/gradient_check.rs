@@ -1,15 +1,15 @@
-//! What all gradient ops have in common: `Out@GRAD` looks like `Out`.
+//! A check that all gradient ops share: `Out@GRAD` must have the type and shape of `Out`.
 //!
-//! A gradient op that has every input and attribute of its forward op tells by that op's shape rule
-//! what the gradients that arrive, and what was saved, must look like. Checked here once, for
-//! programs that somebody wrote: kernels rely on it. Rules of gradient ops that have less check it
-//! themselves.
+//! If a gradient op has every input and attribute of its forward op, the forward shape rule gives
+//! the expected incoming gradients and saved outputs. Kernels rely on this, and programs may come
+//! from users, so it is checked once here. Gradient ops that have fewer inputs or attributes check
+//! it in their own rules.
 
 use crate::{InferCtx, Meta, OpDef, Registry};
 use fleet_base::Result;
 use fleet_ir::{Arity, Op};
 
-/// Refuses inputs that the forward op cannot have made.
+/// Rejects inputs that the forward op cannot have produced.
 pub(crate) fn check(gradient: &InferCtx<'_>) -> Result<()> {
     let Some(forward) = forward_of(gradient.op) else { return Ok(()) };
     let Some(made) = made_by(forward, gradient)? else { return Ok(()) };
@@ -35,7 +35,7 @@ fn forward_of(op: &Op) -> Option<&'static OpDef> {
     Registry::standard().find(op.name().strip_suffix("_grad")?)
 }
 
-/// The outputs of the forward op, where the gradient op has all that it takes.
+/// Returns the outputs of the forward op, if the gradient op has all of its inputs and attributes.
 fn made_by(forward: &'static OpDef, gradient: &InferCtx<'_>) -> Result<Option<Vec<Vec<Meta>>>> {
     let (spec, op) = (&forward.spec, gradient.op);
     let takes_inputs = spec

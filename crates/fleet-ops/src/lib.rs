@@ -1,7 +1,8 @@
-//! The ops: one file each, holding its shape rule, gradient rule and CPU kernel, in families.
+//! Op definitions, grouped by family. Each op has one file with its shape rule, gradient rule and
+//! CPU kernel.
 //!
-//! [`OPS`] is the whole list. To add an op: write its file (see `docs/add-an-op.md`), put its
-//! definitions into the list, and give it cases.
+//! [`OPS`] lists every op. To add an op, write its file (see `docs/add-an-op.md`), add its
+//! definitions to the list, and write test cases for it.
 
 mod def;
 mod emit;
@@ -35,7 +36,7 @@ pub use registry::Registry;
 pub use service::{ReduceOp, Ring, Services, Spill};
 pub use tables::{LookUp, Lookup, PushRows, Tables};
 
-/// What the file of an op needs.
+/// Imports for the file of an op.
 mod prelude {
     #![allow(unused_imports)]
     pub use crate::{
@@ -49,7 +50,7 @@ mod prelude {
     pub use fleet_tensor::{DType, Layout, Shape};
 }
 
-/// Every op, by family.
+/// All ops, grouped by family.
 pub static OPS: &[&OpDef] = &[
     // comm
     &comm::alltoall::DEF,

@@ -12,13 +12,13 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Every op that Fleet has.
+    /// Returns the registry of all built-in ops.
     pub fn standard() -> &'static Registry {
         static STANDARD: OnceLock<Registry> = OnceLock::new();
         STANDARD.get_or_init(|| Registry::with(&[]))
     }
 
-    /// The standard ops and some more: how a test or an extension brings its own.
+    /// Returns a registry of the standard ops and some more, for tests and extensions.
     pub fn with(more: &[&'static OpDef]) -> Registry {
         let all = crate::OPS.iter().chain(more);
         Registry { defs: all.map(|def| (def.spec.name, *def)).collect() }
@@ -28,7 +28,7 @@ impl Registry {
         self.defs.get(name).copied()
     }
 
-    /// As [`Registry::find`]; the error names the nearest op.
+    /// Like [`Registry::find`]; the error suggests the nearest op.
     pub fn get(&self, name: &str) -> Result<&'static OpDef> {
         self.find(name).ok_or_else(|| {
             let hint = text::did_you_mean(name, self.defs.keys().copied());

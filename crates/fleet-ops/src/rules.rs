@@ -1,16 +1,17 @@
-//! Small pieces that shape rules, gradient rules and kernels of many ops share.
+//! Helpers shared by the shape rules, gradient rules and kernels of many ops.
 
 use crate::{InferCtx, Meta, PrepareCtx};
 use fleet_base::{Error, Result};
 use fleet_ir::Op;
 use fleet_tensor::{DType, Layout, Shape, bf16, f16};
 
-/// Whether an output slot was given a variable: gradient ops make only what is asked for.
+/// Returns whether an output slot has a variable. Gradient ops compute only requested outputs.
 pub(crate) fn wants(i: &InferCtx<'_>, slot: &str) -> bool {
     !i.op.output(slot).is_empty()
 }
 
-/// Refuses a variable of an input slot, if there is one, that has another type or shape.
+/// Rejects a variable of an input slot if its type or shape differs from `like`. The slot may be
+/// empty.
 pub(crate) fn check_like(i: &InferCtx<'_>, slot: &str, like: Meta) -> Result<()> {
     if i.optional(slot).is_none() {
         return Ok(());
@@ -19,7 +20,7 @@ pub(crate) fn check_like(i: &InferCtx<'_>, slot: &str, like: Meta) -> Result<()>
     i.check_shape(slot, like.shape)
 }
 
-/// Each wanted output `S@GRAD` looks like input `S`.
+/// Gives each requested output `S@GRAD` the type and shape of input `S`.
 pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
     for slot in slots {
         let grad = format!("{slot}@GRAD");
@@ -31,8 +32,8 @@ pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The product of dimensions, -1 if one is unknown; what does not fit stays at the largest number,
-/// which no memory holds.
+/// Returns the product of dimensions, or -1 if one is unknown. Saturates at the largest number,
+/// which exceeds any memory.
 pub(crate) fn flat(dims: &[i64]) -> i64 {
     if dims.iter().any(|dim| *dim < 0) {
         return -1;
@@ -40,10 +41,11 @@ pub(crate) fn flat(dims: &[i64]) -> i64 {
     dims.iter().fold(1, |product: i64, dim| product.saturating_mul(*dim))
 }
 
-/// Variables that an op may make: a wrong attribute is to be an error, not a full memory.
+/// Maximum number of variables that an op may make. A wrong attribute must give an error, not
+/// exhaust memory.
 pub(crate) const PARTS_MAX: i64 = 1 << 16;
 
-/// The number that two descriptions of one dimension agree on; none if they do not.
+/// Merges two descriptions of one dimension; `None` if they conflict.
 pub(crate) fn same_dim(a: i64, b: i64) -> Option<i64> {
     match (a, b) {
         (a, b) if a == b => Some(a),
@@ -53,12 +55,12 @@ pub(crate) fn same_dim(a: i64, b: i64) -> Option<i64> {
     }
 }
 
-/// An axis attribute of an op, counted from the end when negative.
+/// Returns an axis attribute of an op as an index. A negative attribute counts from the end.
 pub(crate) fn axis_of(op: &Op, name: &str, shape: &Shape) -> Result<usize> {
     shape.axis(op.attr_int(name)).map_err(|error| error.at(format!("attribute '{name}'")))
 }
 
-/// Axes of an attribute: checked, without doubles, ascending.
+/// Returns the axes of an attribute: checked, deduplicated, ascending.
 pub(crate) fn axes_of(axes: &[i64], shape: &Shape) -> Result<Vec<usize>> {
     let mut found: Vec<usize> = axes.iter().map(|axis| shape.axis(*axis)).collect::<Result<_>>()?;
     found.sort_unstable();
@@ -66,18 +68,19 @@ pub(crate) fn axes_of(axes: &[i64], shape: &Shape) -> Result<Vec<usize>> {
     Ok(found)
 }
 
-/// A known shape as a list.
+/// Returns a known shape as a list.
 pub(crate) fn sizes(shape: &Shape) -> Vec<usize> {
     shape.iter().map(|dim| *dim as usize).collect()
 }
 
-/// Elements in memory of the first variable of an input slot, the layout's padding included.
+/// Number of elements in memory of the first variable of an input slot, including the layout's
+/// padding.
 pub(crate) fn physical_len(p: &PrepareCtx<'_>, slot: usize) -> usize {
     let (meta, layout) = (&p.inputs[slot][0], p.input_layouts[slot][0]);
     meta.physical_len(layout)
 }
 
-/// Refuses operands in another layout than row-major.
+/// Rejects operands whose layout is not row-major.
 pub(crate) fn check_row_major(p: &PrepareCtx<'_>) -> Result<()> {
     let mut all = p.input_layouts.iter().chain(p.output_layouts).flatten();
     match all.find(|layout| **layout != Layout::RowMajor) {
@@ -88,12 +91,13 @@ pub(crate) fn check_row_major(p: &PrepareCtx<'_>) -> Result<()> {
     }
 }
 
-/// `(outer, length, inner)`: the elements before, along and behind an axis of a known shape.
+/// Returns `(outer, length, inner)`: the number of elements before, along and after an axis of a
+/// known shape.
 pub(crate) fn around(shape: &Shape, axis: usize) -> (usize, usize, usize) {
     (shape.product(0..axis), shape.at(axis), shape.product(axis + 1..shape.rank()))
 }
 
-/// The bytes of one element of `dtype` that holds `value`, in the first places.
+/// Returns the bytes of one element of `dtype` with `value`, at the start of the array.
 pub(crate) fn element_bytes(dtype: DType, value: f64) -> [u8; 8] {
     let mut bytes = [0; 8];
     let mut put = |from: &[u8]| bytes[..from.len()].copy_from_slice(from);
@@ -112,7 +116,7 @@ pub(crate) fn element_bytes(dtype: DType, value: f64) -> [u8; 8] {
     bytes
 }
 
-/// Runs `$body` with `$T` as the type of elements of `$dtype`, one of those listed.
+/// Runs `$body` with `$T` as the element type of `$dtype`, which must be a listed type.
 macro_rules! by_type {
     ($dtype:expr, $else:expr, [$($D:ident => $ty:ty),*], $T:ident => $body:expr) => {
         match $dtype {
@@ -122,8 +126,8 @@ macro_rules! by_type {
     };
 }
 
-/// Runs `$body` with `$T` as an unsigned integer as wide as elements of `$dtype`: for ops that move
-/// elements and do not look at them.
+/// Runs `$body` with `$T` as an unsigned integer as wide as the elements of `$dtype`. For ops that
+/// move elements without reading their values.
 macro_rules! by_width {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype.size() {

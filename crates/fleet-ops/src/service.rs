@@ -1,9 +1,9 @@
-//! The way out of a program: what ops that talk to other processes are given.
+//! Connections of a program to other processes, for the ops that communicate.
 //!
-//! Ops know no sockets. Whoever makes an executor hands it [`Services`]: one [`Ring`] for each
-//! `ring_id` that the program names, and the [`Tables`] of the job's servers. A kernel looks its
-//! ring up once, when it is planned. A ring of one rank needs nobody: where a program was written
-//! for one rank, no service has to be given.
+//! Ops do not use sockets. The creator of an executor passes [`Services`]: one [`Ring`] for each
+//! `ring_id` that the program names, and the [`Tables`] of the job's servers. A kernel looks up its
+//! ring once, when it is planned. A program written for one rank needs no service: a missing ring
+//! of one rank is replaced by a local one.
 
 use crate::{Arg, Tables};
 use fleet_base::{Error, Result};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// How numbers of several ranks become one.
+/// Reduction of the values of several ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     Sum,
@@ -24,21 +24,21 @@ pub enum ReduceOp {
     Avg,
 }
 
-/// Ranks that talk to each other, seen from one of them.
+/// A communication group, seen from one of its ranks.
 ///
-/// Every call blocks until this rank's part is done. All ranks of a ring make the same calls in the
-/// same order: ops of one ring run in one lane, in program order. `label` names the call for
-/// errors, and is equal on all ranks. Memory comes as [`Arg`]s, so that a bucket of gradients is
-/// one call without a copy; an implementation reads their `dtype` and `bytes_mut()`.
+/// Every call blocks until this rank's part is done. All ranks of a ring must make the same calls
+/// in the same order. For this, ops of one ring run in one lane, in program order. `label` names
+/// the call in errors and is equal on all ranks. Memory is passed as [`Arg`]s, so that a bucket of
+/// gradients is one call without a copy. An implementation reads their `dtype` and `bytes_mut()`.
 pub trait Ring: Send + Sync {
-    /// This rank's place, from 0.
+    /// Rank of this process in the ring, from 0.
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
-    /// Every part becomes the reduction of that part over all ranks.
+    /// Replaces every part by its reduction over all ranks.
     fn all_reduce(&self, label: &str, parts: &[Arg], op: ReduceOp) -> Result<()>;
-    /// As [`Ring::all_reduce`]; `done(part, start, values)` is told of every stretch of every part,
-    /// in bytes and in any order, once it is final: while it is in the cache, where the ring can
-    /// tell. What the parts hold afterwards is unspecified.
+    /// Like [`Ring::all_reduce`], and calls `done(part, start, values)` for every final stretch of
+    /// every part, in any order. `start` is in bytes. Where the ring supports it, the call happens
+    /// while the stretch is still in the cache. The content of the parts afterwards is unspecified.
     fn all_reduce_then(
         &self,
         label: &str,
@@ -50,13 +50,14 @@ pub trait Ring: Send + Sync {
         parts.iter().enumerate().for_each(|(index, part)| done(index, 0, part.bytes()));
         Ok(())
     }
-    /// As [`Ring::all_reduce`] at `root`; what other ranks hold afterwards is unspecified.
+    /// Reduces every part to rank `root`. The content on other ranks afterwards is unspecified.
     fn reduce(&self, label: &str, parts: &[Arg], op: ReduceOp, root: usize) -> Result<()>;
-    /// Every part becomes what `root` holds.
+    /// Replaces every part by the content on rank `root`.
     fn broadcast(&self, label: &str, parts: &[Arg], root: usize) -> Result<()>;
-    /// `all` becomes the `mine` of every rank, in order of ranks. All are equally long.
+    /// Fills `all` with `mine` of every rank, in the order of ranks. All ranks pass the same
+    /// length.
     fn all_gather(&self, label: &str, mine: &[u8], all: &mut [u8]) -> Result<()>;
-    /// `mine` becomes this rank's piece of the reduction of `all`, which is cut evenly.
+    /// Reduces `all` over the ranks and stores this rank's piece in `mine`. Pieces have equal size.
     fn reduce_scatter(
         &self,
         label: &str,
@@ -65,26 +66,28 @@ pub trait Ring: Send + Sync {
         mine: &mut [u8],
         op: ReduceOp,
     ) -> Result<()>;
-    /// Piece `i` of `from` goes to rank `i`; piece `i` of `to` comes from it. Cut evenly.
+    /// Sends piece `i` of `from` to rank `i`, and receives piece `i` of `to` from it. Pieces have
+    /// equal size.
     fn all_to_all(&self, label: &str, from: &[u8], to: &mut [u8]) -> Result<()>;
     fn send(&self, label: &str, to: usize, bytes: &[u8]) -> Result<()>;
     fn recv(&self, label: &str, from: usize, bytes: &mut [u8]) -> Result<()>;
     fn barrier(&self, label: &str) -> Result<()>;
-    /// This rank has failed and will make no further call: whoever waits, here or elsewhere, is to
-    /// be told at once.
+    /// Reports that this rank has failed and will make no further call. Every waiting rank, local
+    /// or remote, gets the error at once.
     fn abort(&self, error: &Error);
 }
 
-/// Where values wait that have left the arena: numbered slots, each holding what was written last.
+/// Storage for values that left the arena. Slots are numbered, and each holds the last value
+/// written.
 ///
-/// One lane writes and reads, in the order of the program.
+/// A single lane writes and reads, in program order.
 pub trait Spill: Send + Sync {
     fn write(&self, slot: u64, bytes: &[u8]) -> Result<()>;
-    /// Reads a whole slot, which holds as many bytes.
+    /// Reads a whole slot, which must hold exactly as many bytes.
     fn read(&self, slot: u64, bytes: &mut [u8]) -> Result<()>;
 }
 
-/// What a program may use besides memory.
+/// Services that a program may use besides memory.
 #[derive(Clone, Default)]
 pub struct Services {
     rings: BTreeMap<i64, Arc<dyn Ring>>,
@@ -100,24 +103,24 @@ impl fmt::Debug for Services {
 }
 
 impl Services {
-    /// Nothing: enough for programs of one rank.
+    /// No services; sufficient for programs of one rank.
     pub const fn none() -> Services {
         Services { rings: BTreeMap::new(), tables: None, spill: None }
     }
 
-    /// Adds the ring that ops name by `ring_id`.
+    /// Adds the ring for ops with this `ring_id`.
     pub fn with_ring(mut self, ring_id: i64, ring: Arc<dyn Ring>) -> Services {
         self.rings.insert(ring_id, ring);
         self
     }
 
-    /// Gives the program the tables of its job's parameter servers.
+    /// Sets the tables of the job's parameter servers.
     pub fn with_tables(mut self, tables: Arc<dyn Tables>) -> Services {
         self.tables = Some(tables);
         self
     }
 
-    /// Gives the program a store for values that leave the arena; executors bring their own.
+    /// Sets the storage for values that leave the arena. Executors provide their own.
     pub fn with_spill(mut self, spill: Arc<dyn Spill>) -> Services {
         self.spill = Some(spill);
         self
@@ -134,7 +137,7 @@ impl Services {
         self.rings.iter().map(|(id, ring)| (*id, ring))
     }
 
-    /// The ring of an op, by its attributes `ring_id` and `nranks`.
+    /// Returns the ring of an op, by its attributes `ring_id` and `nranks`.
     pub fn ring_of(&self, op: &Op) -> Result<Arc<dyn Ring>> {
         let (id, nranks) = (op.attr_int("ring_id"), op.attr_usize("nranks"));
         match self.rings.get(&id) {
@@ -152,13 +155,13 @@ impl Services {
         }
     }
 
-    /// Tells every ring that this rank has failed.
+    /// Reports to every ring that this rank has failed.
     pub fn abort(&self, error: &Error) {
         self.rings.values().for_each(|ring| ring.abort(error));
     }
 }
 
-/// A ring of one rank: nothing to do.
+/// A ring of one rank, whose calls do nothing.
 struct Solo;
 
 impl Solo {

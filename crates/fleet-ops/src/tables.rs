@@ -1,6 +1,6 @@
-//! The way to the tables of parameter servers: what the ops of a worker's program call.
+//! Access to the tables of parameter servers, for the ops of a worker's program.
 //!
-//! As with [`Ring`](crate::Ring), ops know no sockets: whoever makes an executor hands it the
+//! As with [`Ring`](crate::Ring), ops do not use sockets: the creator of an executor passes the
 //! [`Tables`] of its job.
 
 use crate::Services;
@@ -8,51 +8,53 @@ use fleet_base::{Error, Result};
 use fleet_ir::Op;
 use std::sync::Arc;
 
-/// The tables of a job, seen from one worker. `table` is the number that ops name by `table_id`.
+/// The tables of a job, seen from one worker. `table` is the number in the ops' attribute
+/// `table_id`.
 ///
-/// Calls come from one thread, in program order. A call that only hands something over may return
-/// before it has arrived anywhere; a later call then says what went wrong with it.
+/// Calls come from one thread, in program order. A call that only sends may return before delivery.
+/// In that case a later call reports its failure.
 pub trait Tables: Send + Sync {
-    /// The rows of ids: each lookup's `rows` are filled, `width` numbers an id.
+    /// Looks up the rows of ids. Fills `rows` of each lookup with `width` numbers per id.
     fn lookup(&self, table: u32, lookups: &mut [Lookup<'_>], how: LookUp) -> Result<()>;
 
-    /// Gradients of rows that were looked up.
+    /// Pushes gradients of rows that were looked up.
     fn push_sparse(&self, table: u32, pushes: &[PushRows<'_>], width: usize) -> Result<()>;
 
-    /// The gradients of a dense table, its variables one after another.
+    /// Sends the gradients of a dense table, its variables one after another.
     fn send_dense(&self, table: u32, parts: &[&[f32]]) -> Result<()>;
 
-    /// The newest values of a dense table that there are.
+    /// Receives the newest available values of a dense table.
     fn recv_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()>;
 
-    /// All gradients of this step are handed over.
+    /// Marks the end of this step's gradients.
     fn send_barrier(&self) -> Result<()>;
 
-    /// All values of this step are received.
+    /// Marks the end of this step's received values.
     fn fetch_barrier(&self) -> Result<()>;
 
-    /// Rows that this step is about to change in the worker's own copy of a table.
+    /// Names the rows that this step will change in the worker's own copy of a table.
     fn touch(&self, table: u32, ids: &[i64]) -> Result<()>;
 
-    /// The worker's own copy of a table, `width` numbers a row: it may read what training changed,
-    /// and write what others did. A dense table is one row, in parts.
+    /// Passes the worker's own copy of a table, with `width` numbers per row. The implementation
+    /// may read the worker's changes and write the changes of other workers. A dense table is one
+    /// row, in parts.
     fn exchange(&self, table: u32, parts: &mut [&mut [f32]], width: Option<usize>) -> Result<()>;
 }
 
-/// Ids, and where their rows belong.
+/// Ids to look up, and memory for their rows.
 pub struct Lookup<'a> {
     pub ids: &'a [i64],
     pub rows: &'a mut [f32],
 }
 
-/// How rows are looked up.
+/// Options of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookUp {
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: usize,
-    /// The id whose row is zero.
+    /// Id whose row is zero.
     pub padding: Option<i64>,
-    /// Ids that nobody knows get rows.
+    /// Whether unknown ids get a new row.
     pub is_training: bool,
 }
 
@@ -61,16 +63,16 @@ pub struct LookUp {
 pub struct PushRows<'a> {
     pub ids: &'a [i64],
     pub grads: &'a [f32],
-    /// One number a sample: each is that of equally many ids, which are next to each other.
+    /// One number per sample. Each sample has the same number of ids, which are adjacent.
     pub shows: Option<&'a [f32]>,
     pub clicks: Option<&'a [f32]>,
-    /// The feature that the ids are values of; click tables keep it.
+    /// Feature slot of the ids, which click tables store.
     pub slot: Option<u32>,
     pub padding: Option<i64>,
 }
 
 impl Services {
-    /// The tables that an op asks for.
+    /// Returns the tables for an op.
     pub fn tables_of(&self, op: &Op) -> Result<Arc<dyn Tables>> {
         self.tables.clone().ok_or_else(|| {
             Error::invalid(format!("{} needs parameter servers, and there are none", op.name()))

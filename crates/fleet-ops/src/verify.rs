@@ -1,20 +1,21 @@
-//! The verifier that knows what ops mean. It checks, and reports every violation with the op:
+//! The verifier for the meaning of ops. It checks these rules and reports every violation with its
+//! op:
 //!
-//! 1. Everything that [`Program::errors`] checks; where that finds something, this file adds
-//!    nothing.
+//! 1. The program passes all checks of [`Program::errors`]. If one fails, this file checks nothing
+//!    else.
 //! 2. Every op is in the registry, under the definition that the program holds.
-//! 3. Every op's shape rule, run again over the declared types and shapes of its inputs, accepts
-//!    them and makes what its outputs are declared to be: element type, dense or sparse, and a
-//!    shape that agrees (an unknown dimension agrees with any).
-//! 4. In the order in which ops run, every write of a variable has the size of the first one, as
-//!    far as sizes are known: memory and kernels are planned for one size of a variable.
+//! 3. Every op's shape rule, run again on the declared types and shapes of its inputs, succeeds.
+//!    Its results match the declared outputs in element type, in being dense or sparse, and in
+//!    shape. An unknown dimension matches any.
+//! 4. In execution order, every write of a variable has the size of the first write, where sizes
+//!    are known. Memory and kernels are planned for one size per variable.
 
 use crate::{Meta, Registry, meta};
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, Op, OpId, Program, VarId};
 use std::collections::HashMap;
 
-/// Everything that is wrong with a program.
+/// Returns all errors of a program.
 pub fn errors(program: &Program, registry: &Registry) -> Vec<Error> {
     let mut errors = program.errors();
     if errors.is_empty() {
@@ -31,7 +32,7 @@ pub fn errors(program: &Program, registry: &Registry) -> Vec<Error> {
     errors
 }
 
-/// Refuses a program that has [`errors`], with all of them in the message.
+/// Rejects a program that has [`errors`]. The message lists all of them.
 pub fn verify(program: &Program, registry: &Registry) -> Result<()> {
     fleet_ir::all_in_one(errors(program, registry))
 }
@@ -62,11 +63,11 @@ fn infer(program: &Program, registry: &Registry, op: &Op) -> Result<Vec<Vec<Meta
     def.shapes(op, |var| meta(program, var))
 }
 
-/// What is known of the size of each variable, op by op.
+/// Known sizes of variables, updated op by op.
 struct Sizes<'a> {
     program: &'a Program,
     registry: &'a Registry,
-    /// By variable: what is known of all writes so far, and the op that wrote it first.
+    /// For each variable, the merged size of all writes so far, and the op that wrote it first.
     first: HashMap<VarId, (Meta, OpId)>,
     errors: &'a mut Vec<Error>,
 }
@@ -85,7 +86,7 @@ impl Sizes<'_> {
         let Some(def) = self.registry.find(op.name()) else { return };
         let declared = |var| meta(self.program, var);
         let known = |var| self.first.get(&var).map_or_else(|| declared(var), |(held, _)| *held);
-        // What is known may be more than a rule accepts; planning says so then.
+        // The known sizes may be ones that the rule rejects. Planning then reports the error.
         let made = def.shapes(op, known).or_else(|_| def.shapes(op, declared));
         for (vars, metas) in op.outputs.iter().zip(made.unwrap_or_default()) {
             for (var, made) in vars.iter().zip(metas) {
@@ -111,7 +112,7 @@ impl Sizes<'_> {
     }
 }
 
-/// A variable is written a second time, with another size than the first op made.
+/// Error for a variable whose second write has another size than the first.
 pub fn two_sizes(program: &Program, var: VarId, (held, first): (Meta, OpId), made: Meta) -> Error {
     Error::invalid(format!("'{}' is written twice, in two sizes", program.var_name(var)))
         .expected(held.describe())

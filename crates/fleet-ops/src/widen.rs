@@ -1,5 +1,5 @@
-//! Half-precision kernels out of single-precision ones: operands are widened into scratch, results
-//! rounded back. The arithmetic is that of f32, which is what mixed precision asks for.
+//! Half-precision kernels made from single-precision ones. Operands are widened into scratch and
+//! results are rounded back. The arithmetic is in f32, as mixed precision requires.
 
 use crate::{Arg, Kernel, KernelCtx, Meta, PrepareCtx};
 use fleet_base::Result;
@@ -7,17 +7,17 @@ use fleet_kernels::cast::cast;
 use fleet_kernels::pool::Pool;
 use fleet_tensor::{ALIGN, DType, bf16, f16};
 
-/// Whether an operand is f16 or bf16.
+/// Returns whether any operand is f16 or bf16.
 pub(crate) fn has_half(p: &PrepareCtx<'_>) -> bool {
     p.inputs.iter().chain(p.outputs).flatten().any(|meta| is_half(meta.dtype))
 }
 
-/// Whether all operands are bf16, which some machines multiply by themselves.
+/// Returns whether all operands are bf16, which some machines multiply natively.
 pub(crate) fn is_bf16(p: &PrepareCtx<'_>) -> bool {
     p.inputs.iter().chain(p.outputs).flatten().all(|meta| meta.dtype == DType::BF16)
 }
 
-/// The kernel that `cpu` makes for f32, run over copies of the f16 and bf16 operands.
+/// Returns the kernel that `cpu` makes for f32, run on copies of the f16 and bf16 operands.
 pub(crate) fn through_f32(
     p: &PrepareCtx<'_>,
     cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
@@ -48,10 +48,10 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// What lies where in scratch: the inner kernel's own, the copies, the arguments, their slots.
+/// Offsets within scratch: the inner kernel's scratch, the copies, the arguments, their slots.
 struct Plan {
     inner_bytes: usize,
-    /// Offset of the copy of each variable, inputs first; none for those that need none.
+    /// Offset of the copy of each variable, inputs first. `None` for variables that need no copy.
     copies: Vec<Option<usize>>,
     args_at: usize,
     slots_at: usize,
@@ -82,8 +82,8 @@ impl Plan {
 
     fn run(&self, k: &KernelCtx<'_>, inner: &Kernel) -> Result<()> {
         assert!(self.bytes <= k.scratch_bytes, "less scratch than the kernel asked for");
-        // SAFETY: the places lie inside the scratch that was asked for, aligned to 64 bytes, do not
-        // overlap, and are written below before they are read.
+        // SAFETY: both addresses lie inside the requested scratch, are aligned to 64 bytes and do
+        // not overlap. They are written below before they are read.
         let (args, slots) = unsafe {
             let args: *mut Arg = k.scratch.add(self.args_at).cast();
             let slots: *mut &[Arg] = k.scratch.add(self.slots_at).cast();
@@ -96,8 +96,8 @@ impl Plan {
                 let mut arg = *arg;
                 if let Some(at) = self.copies[index] {
                     arg.dtype = DType::F32;
-                    // SAFETY: as above: there is room for as many floats as the argument has
-                    // elements, which `widen` and `narrow` compare.
+                    // SAFETY: as above. There is room for as many floats as the argument has
+                    // elements; `widen` and `narrow` check this.
                     unsafe { arg.bind(k.scratch.add(at), None) };
                     if slot < k.inputs.len() {
                         widen(k.pool, &vars[index - first], &arg);

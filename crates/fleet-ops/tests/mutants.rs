@@ -1,8 +1,7 @@
-//! Ops under programs that are wrong: the cases of `tests/filetests/ops` with numbers, types and
-//! inputs changed. Whatever a program says, shape rules and kernels answer with outputs or with an
-//! error.
+//! Ops in invalid programs: the cases of `tests/filetests/ops` with modified numbers, types and
+//! inputs. For any program, shape rules and kernels must return outputs or an error.
 //!
-//! `FLEET_MUTANTS=200` makes so many of each case (2 otherwise); a failure prints its text.
+//! `FLEET_MUTANTS=200` sets the number of mutants per case (default 2). A failure prints its text.
 
 use fleet_base::ErrorKind;
 use fleet_base::rng::Sequence;
@@ -12,7 +11,7 @@ use fleet_testkit::filetest;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Numbers that rules are likely to trip over.
+/// Numbers that rules are likely to mishandle.
 const NUMBERS: [&str; 18] = [
     "-1",
     "0",
@@ -34,12 +33,12 @@ const NUMBERS: [&str; 18] = [
     "4611686018427387904",
 ];
 
-/// Dimensions of inputs, which have memory.
+/// Dimensions of inputs. They are small, because inputs are allocated.
 const DIMS: [&str; 7] = ["0", "1", "2", "3", "4", "7", "16"];
 
 const TYPES: [&str; 7] = ["f32", "f64", "f16", "bf16", "i64", "i32", "bool"];
 
-/// Elements of an output that is computed: mutants ask for tensors of any size.
+/// Maximum number of elements of a computed output, because mutants request tensors of any size.
 const ELEMENTS_MAX: usize = 100_000;
 
 #[test]
@@ -106,7 +105,8 @@ fn mutated_gradients_run_or_are_refused() {
     assert!(failed.is_empty(), "{} fail:\n\n{}", failed.len(), failed.join("\n\n"));
 }
 
-/// Mostly the same; else another dimension, one more, one less, or another type.
+/// Returns the same type and shape in most cases. Otherwise changes, adds or removes a dimension,
+/// or changes the type.
 fn changed(meta: Meta, rng: &mut Sequence) -> Meta {
     let mut dims = meta.shape.to_vec();
     let dim = DIMS[rng.below(DIMS.len() as u64) as usize].parse().expect("a number");
@@ -124,7 +124,7 @@ fn changed(meta: Meta, rng: &mut Sequence) -> Meta {
     Meta::dense(meta.dtype, Shape::of(&dims))
 }
 
-/// The op and its inputs, one to three of their words changed.
+/// Returns the op and its inputs, with one to three modifications.
 fn mutate(text: &str, rng: &mut Sequence) -> String {
     let kept = |line: &&str| ["op ", "in ", "same "].iter().any(|word| line.starts_with(word));
     let mut lines: Vec<String> = text.lines().filter(kept).map(str::to_string).collect();
@@ -146,7 +146,7 @@ fn mutate(text: &str, rng: &mut Sequence) -> String {
     lines.join("\n")
 }
 
-/// Replaces a number behind the first `mark`.
+/// Replaces a number after the first `mark`.
 fn change(line: &str, mark: &str, numbers: &[&str], rng: &mut Sequence) -> String {
     let Some(start) = line.find(mark).map(|at| at + mark.len()) else { return line.to_string() };
     let (head, tail) = line.split_at(start);
@@ -170,7 +170,7 @@ fn change(line: &str, mark: &str, numbers: &[&str], rng: &mut Sequence) -> Strin
     changed
 }
 
-/// Another element type.
+/// Changes the element type.
 fn retyped(line: &str, rng: &mut Sequence) -> String {
     let Some((head, tail)) = line.split_once('[') else { return line.to_string() };
     let Some((head, _)) = head.rsplit_once(' ') else { return line.to_string() };

@@ -1,4 +1,4 @@
-//! The verifier over the registry, and that no shape rule can be made to panic.
+//! Tests of the verifier for all ops, and that no shape rule panics.
 
 use fleet_base::rng::Sequence;
 use fleet_ir::{Arity, Attr, AttrKind, Op, OpSpec, Program, SlotSpec, Var, VarId, VarKind};
@@ -65,8 +65,7 @@ fn ops_write_over_what_they_may() {
     );
 }
 
-/// A kernel that does not know of sparse rows would read and write as many elements as the matrix
-/// has.
+/// A kernel without support for sparse rows would access as many elements as the whole matrix has.
 #[test]
 fn sparse_rows_go_where_they_are_known() {
     let head = "%ids: i64[-1] data %w: f32[5, 2] data %d: f32[-1, 2] data %g: f32[5, 2] sparse_rows
@@ -91,8 +90,8 @@ fn sparse_rows_go_where_they_are_known() {
     }
 }
 
-/// Memory and kernels are planned for one size of a variable: a second one would be written outside
-/// of its memory.
+/// Memory and kernels are planned for one size per variable. A write of another size would exceed
+/// its memory.
 #[test]
 fn a_variable_written_in_two_sizes_is_refused() {
     let head = "%a: f32[1000] data %b: f32[2] data %c: bool[1] data %x: f32[-1] %y: f32[-1]";
@@ -105,7 +104,7 @@ fn a_variable_written_in_two_sizes_is_refused() {
         &format!("{head} (Out: %x) = relu(X: %a) (Out: %x) = tanh(X: %b) at=\"m.rs:7\""),
         &[&refused("expected f32[1000], got f32[2]", "op 1 tanh(X: %b) at m.rs:7", help)],
     );
-    // The size of %y is not declared and follows.
+    // The size of %y is not declared, so it is inferred.
     check(
         &format!("{head} (Out: %x) = relu(X: %a) (Out: %y) = relu(X: %b) (Out: %x) = relu(X: %y)"),
         &[&refused("expected f32[1000], got f32[2]", "op 2 relu(X: %y)", help)],
@@ -142,7 +141,7 @@ fn a_variable_written_in_two_sizes_is_refused() {
         .replace("'x'", "'s'")],
     );
     check(&format!("{rows} {} {}", grad("%i", "%g"), grad("%i", "%g")), &[]);
-    // Unknown sizes may be equal; planning knows them.
+    // Unknown sizes may be equal, which planning checks.
     check(
         "%a: f32[-1] data %b: f32[-1] data %x: f32[-1]
          (Out: %x) = relu(X: %a) (Out: %x) = relu(X: %b)",
@@ -150,7 +149,7 @@ fn a_variable_written_in_two_sizes_is_refused() {
     );
 }
 
-/// Each variable of an op was compared with every other: for these, in minutes.
+/// The check must take linear time: a comparison of all pairs of these variables takes minutes.
 #[test]
 fn an_op_may_have_any_number_of_variables() {
     const COUNT: usize = 60_000;
@@ -166,7 +165,7 @@ fn an_op_may_have_any_number_of_variables() {
     );
 }
 
-/// Readers bound the slots and attributes of an op.
+/// Parsers limit the number of slots and attributes of an op.
 #[test]
 fn ops_have_fewer_parts_than_readers_allow() {
     for def in OPS {
@@ -194,8 +193,8 @@ fn an_op_of_another_registry_is_refused() {
     assert!(error.starts_with("op 'scale' is not the one of this registry"), "{error}");
 }
 
-/// Random types, shapes and attributes, wrong ones above all: a rule answers or refuses. The same
-/// for the cost of what it accepts.
+/// With random types, shapes and attributes, which are mostly wrong, a rule must return a result or
+/// an error. The cost function must accept everything that the rule accepts.
 #[test]
 fn no_shape_rule_panics() {
     const CASES: u64 = 400;
@@ -227,7 +226,7 @@ fn no_shape_rule_panics() {
 
 fn random_op(rng: &mut Sequence, def: &'static OpDef) -> (Program, Op) {
     let mut program = Program::new();
-    // Most of the time one type and one shape, so that rules get past their first checks.
+    // Usually one common type and shape, so that rules pass their first checks.
     let common = (random_dtype(rng), random_shape(rng));
     let mut builder = Op::build(&def.spec);
     for slot in def.spec.inputs {

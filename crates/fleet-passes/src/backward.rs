@@ -1,11 +1,12 @@
 //! The backward pass: appends the ops that compute gradients.
 //!
-//! Ops are visited from the last to the first. A variable's gradient is finished when every op that
-//! uses it has been visited: one contribution is renamed to `x@GRAD`, several are renamed to
-//! `x@GRAD@RENAME@block0@i` and summed. Sums stand right behind their last contribution, so that a
-//! gradient is ready for communication as early as it can be.
+//! Ops are visited from the last to the first. A variable's gradient is complete when every op that
+//! uses the variable has been visited. A single contribution is renamed to `x@GRAD`. Several
+//! contributions are renamed to `x@GRAD@RENAME@block0@i` and summed. A sum directly follows its
+//! last contribution, so that a gradient is ready for communication as early as possible.
 //!
-//! A conditional block on the way has a conditional block of gradients (`backward/conditional.rs`).
+//! The gradients of a conditional block are in another conditional block
+//! (`backward/conditional.rs`).
 
 mod conditional;
 
@@ -14,17 +15,17 @@ use fleet_ir::{BlockId, OpId, OpRole, Program, VarId, VarKind};
 use fleet_ops::{Emit, Grad, GradCtx, Registry};
 use std::collections::{HashMap, HashSet};
 
-/// What to differentiate.
+/// Options of differentiation.
 #[derive(Clone, Debug, Default)]
 pub struct BackwardOptions {
-    /// Parameters whose gradients are wanted; all trainable ones if not given.
+    /// Parameters whose gradients are requested; all trainable ones by default.
     pub parameters: Option<Vec<VarId>>,
-    /// Variables behind which no gradient is wanted.
+    /// Variables at which gradients stop.
     pub no_grad: Vec<VarId>,
 }
 
-/// Appends the backward ops of `loss` and returns each parameter with its gradient, in the order in
-/// which the parameters were created. Parameters that the loss does not depend on are left out.
+/// Appends the backward ops of `loss`. Returns each parameter with its gradient, in the order in
+/// which the parameters were created. Omits parameters without influence on the loss.
 pub fn append_backward(
     program: &mut Program,
     registry: &Registry,
@@ -55,8 +56,9 @@ pub fn append_backward(
     Ok(pairs)
 }
 
-/// Appends the ops that compute the gradients of `targets` with respect to `inputs`; one entry an
-/// input, none where the targets do not depend on it. A missing target gradient is all ones.
+/// Appends the ops that compute the gradients of `targets` with respect to `inputs`. Returns one
+/// entry per input, which is `None` if the targets do not depend on it. A missing target gradient
+/// is all ones.
 pub fn gradients(
     program: &mut Program,
     registry: &Registry,
@@ -78,7 +80,7 @@ pub fn gradients(
     Ok(inputs.iter().map(|input| found.get(input).copied()).collect())
 }
 
-/// Refuses a variable that cannot be minimised.
+/// Rejects a variable that cannot be minimized.
 pub fn check_loss(program: &Program, loss: VarId) -> Result<()> {
     let var = program.var(loss);
     if var.shape.numel() != Some(1) || !var.dtype.is_float() {
@@ -93,7 +95,7 @@ pub fn check_loss(program: &Program, loss: VarId) -> Result<()> {
 /// An op between the leaves and the targets.
 struct Node {
     id: OpId,
-    /// Of a conditional block: such ops inside of it.
+    /// Nodes inside, for a conditional block.
     inner: Vec<Node>,
 }
 
@@ -102,7 +104,7 @@ impl Node {
         !self.inner.is_empty()
     }
 
-    /// What it reads and has not written itself, in the order of their ids.
+    /// Returns the variables that the node reads but does not write, sorted by id.
     fn reads(&self, program: &Program) -> Vec<VarId> {
         let mut vars: Vec<VarId> = match self.is_conditional() {
             true => self.inner.iter().flat_map(|node| node.reads(program)).collect(),
@@ -117,7 +119,7 @@ impl Node {
         vars
     }
 
-    /// What it writes, in the order of their ids.
+    /// Returns the variables that the node writes, sorted by id.
     fn writes(&self, program: &Program) -> Vec<VarId> {
         let mut vars: Vec<VarId> = match self.is_conditional() {
             true => self.inner.iter().flat_map(|node| node.writes(program)).collect(),
@@ -129,16 +131,16 @@ impl Node {
     }
 }
 
-/// The state of one differentiation, or of the part of it inside of a conditional block.
+/// State of one differentiation, or of its part inside a conditional block.
 struct Tape<'f> {
     /// Variables through which gradients flow.
     flows: &'f HashSet<VarId>,
     /// The block whose ops are differentiated.
     block: BlockId,
-    /// Inside of a conditional block: what it writes. The gradients of all else are finished
+    /// Variables written inside the conditional block. The gradients of all others are completed
     /// outside.
     local: Option<Vec<VarId>>,
-    /// Ops still to be visited that use the variable.
+    /// Number of unvisited ops that use the variable.
     pending: HashMap<VarId, usize>,
     parts: HashMap<VarId, Vec<VarId>>,
     finished: HashMap<VarId, VarId>,
@@ -170,7 +172,7 @@ fn differentiate(
     Ok(tape.finished)
 }
 
-/// The ops between the leaves and the targets, in program order, and the variables on the way.
+/// Returns the ops between the leaves and the targets, in program order, and the variables between.
 fn relevant_ops(
     program: &Program,
     registry: &Registry,
@@ -189,7 +191,7 @@ fn relevant_ops(
     Ok((kept, flows))
 }
 
-/// The ops of a block through which the leaves have a say, and their outputs added to `flows`.
+/// Returns the ops of a block that depend on the leaves. Adds their outputs to `flows`.
 fn reached(
     program: &Program,
     registry: &Registry,
@@ -224,7 +226,7 @@ fn reached(
     Ok(nodes)
 }
 
-/// Those ops that have a say in the targets; what they read is added to `needed`.
+/// Returns the ops that influence the targets. Adds their inputs to `needed`.
 fn wanted(
     program: &Program,
     nodes: Vec<Node>,
@@ -260,7 +262,7 @@ fn emit_ones(emit: &mut Emit<'_>, target: VarId) -> Result<VarId> {
     Ok(ones)
 }
 
-/// A variable like another one, filled with a value.
+/// Emits a variable with the type and shape of another, filled with a value.
 fn emit_like(emit: &mut Emit<'_>, like: VarId, name: String, value: f64) -> Result<VarId> {
     let var = emit.program.var(like);
     let (dtype, shape, block) = (var.dtype, var.shape, emit.block);
@@ -326,7 +328,7 @@ impl<'f> Tape<'f> {
         Tape { flows, block, local, pending, parts: HashMap::new(), finished: HashMap::new() }
     }
 
-    /// Names and, where there are several, sums the contributions once nothing more can come.
+    /// Names the gradient when all contributions are known, and sums them if there are several.
     fn finish_if_done(&mut self, emit: &mut Emit<'_>, var: VarId) -> Result<()> {
         let is_outer = self.local.as_ref().is_some_and(|own| own.binary_search(&var).is_err());
         if is_outer || self.pending.get(&var).is_some_and(|count| *count > 0) {
@@ -335,7 +337,7 @@ impl<'f> Tape<'f> {
         let Some(parts) = self.parts.remove(&var) else { return Ok(()) };
         let name = format!("{}@GRAD", emit.program.var_name(var));
         let total = match parts.as_slice() {
-            // A parameter's gradient goes by its own name, even where it is another's as it is.
+            // A parameter's gradient has its own name, even if it equals another gradient.
             [only] if !is_part(emit.program, *only) && emit.program.var(var).is_parameter() => {
                 self.emit_alias(emit, var, &name, *only)?
             }
@@ -394,7 +396,7 @@ impl<'f> Tape<'f> {
     }
 }
 
-/// Whether the variable was made by [`GradCtx::dx_of`] and still has its working name.
+/// Returns whether the variable was made by [`GradCtx::dx_of`] and still has its temporary name.
 fn is_part(program: &Program, var: VarId) -> bool {
     program.var_name(var).contains("@GRAD@PART_")
 }

@@ -1,7 +1,7 @@
-//! Drops ops whose results nobody reads.
+//! Removes ops whose results are not used.
 //!
-//! An op stays if it has an effect, writes a variable that lives in the scope, or makes something
-//! that a kept variable or op needs. Ops with a sub-block stay if anything in it stays.
+//! An op is kept if it has side effects, writes a variable of the scope, or computes an input of a
+//! kept op or a kept variable. Ops with a sub-block are kept if anything in it is kept.
 
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};

@@ -1,11 +1,11 @@
-//! Chooses how images and filters lie in memory.
+//! Chooses the memory layout of images and filters.
 //!
-//! Users write NCHW; the convolution kernels want channels last and filters packed. Starting from
-//! the image ops, the pass finds every four-dimensional variable that is reached through ops which
-//! work element by element, gives each a channels-last twin, and moves those ops over to the twins.
-//! Where another op reads or writes such a variable, a transpose stands in between (a mere view
-//! where the image is 1x1). Filters whose every user is a convolution or works element by element
-//! (gradient, optimizer state) are kept packed in the scope.
+//! Users write NCHW, but the convolution kernels need channels last and packed filters. Starting
+//! from the image ops, the pass finds every four-dimensional variable connected to them by
+//! elementwise ops. It gives each a channels-last twin and moves these ops to the twins. Where
+//! another op reads or writes such a variable, it inserts a transpose (a view if the image is 1x1).
+//! Filters are stored packed in the scope if they are used only by convolutions and elementwise ops
+//! (gradient, optimizer state).
 
 use fleet_base::Result;
 use fleet_ir::{Attr, Op, OpId, Program, Var, VarId, VarKind};
@@ -24,9 +24,9 @@ const IMAGE_OPS: [(&str, &str, &[&str]); 7] = [
     ("fused_bn_add_activation", "data_layout", &["X", "Z", "Y", "Addend"]),
 ];
 
-/// Ops that treat every element alike and do not say so in their traits, because they do so only
-/// for operands of one shape, or because their padding would not stay zero, which images do not
-/// have. Functions of one element are known by their list.
+/// Ops that are elementwise here although their traits do not say so. Either they are elementwise
+/// only for operands of one shape, or they do not keep padding zeros, which images do not have.
+/// Unary functions have their own list.
 const ALIKE: [&str; 10] = [
     "sum",
     "elementwise_add",
@@ -52,7 +52,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     Ok(true)
 }
 
-/// The image slots of an op, with `@GRAD` forms, and its format attribute.
+/// Returns the image slots of an op, including `@GRAD` forms, and its format attribute.
 fn image_slots(op: &Op) -> Option<(&'static str, &'static [&'static str])> {
     let name = op.name().strip_suffix("_grad").unwrap_or(op.name());
     IMAGE_OPS.iter().find(|(image, ..)| *image == name).map(|(_, attr, slots)| (*attr, *slots))
@@ -71,7 +71,7 @@ fn is_image(program: &Program, var: VarId) -> bool {
     var.shape.rank() == 4 && !var.persistable && var.kind == VarKind::Dense
 }
 
-/// Variables in the image slots of NCHW ops.
+/// Returns the variables in the image slots of NCHW ops.
 fn seeds(program: &Program) -> HashSet<VarId> {
     let mut images = HashSet::new();
     for (_, op) in program.root_ops() {
@@ -98,7 +98,7 @@ fn image_vars(op: &Op) -> Vec<VarId> {
     vars
 }
 
-/// Whether the op works element by element on images of one shape.
+/// Returns whether the op is elementwise on images of one shape.
 fn treats_alike(program: &Program, registry: &Registry, op: &Op) -> bool {
     let by_trait = registry.find(op.name()).is_some_and(|def| def.traits.elementwise);
     let unary = || fleet_ops::math::unary::DEFS.iter().any(|def| def.spec.name == op.name());
@@ -112,7 +112,7 @@ fn treats_alike(program: &Program, registry: &Registry, op: &Op) -> bool {
         && vars.all(|var| is_image(program, var) && program.var(var).shape == shape)
 }
 
-/// Adds what is reached from the images through ops that treat elements alike.
+/// Adds the variables connected to the images by elementwise ops.
 fn spread(program: &Program, registry: &Registry, images: &mut HashSet<VarId>) {
     let alike: Vec<&Op> = program
         .root_ops()
@@ -152,7 +152,7 @@ fn make_twins(program: &mut Program, images: &HashSet<VarId>) -> Result<HashMap<
     Ok(twins)
 }
 
-/// Which form of an image holds its value at some point of the program.
+/// Forms of an image that hold its value at some point of the program.
 #[derive(Clone, Copy, Default)]
 struct Valid {
     original: bool,
@@ -186,7 +186,7 @@ fn rewrite(
         let written = touched(id, program, twins, Program::writes_of);
         let mut wanted = touched(id, program, twins, Program::reads_of);
         if op.sub_block().is_some() {
-            // A conditional part that does not run leaves what was there.
+            // A conditional block that does not run keeps the previous value.
             wanted.extend(&written);
         }
         for var in wanted {
@@ -210,16 +210,16 @@ fn rewrite(
     Ok(())
 }
 
-/// Whether all images of an op have twins, since one format holds for all of them, and none of them
-/// is also something else to the op: its filter, say.
+/// Returns whether all images of an op have twins, and no image is also another operand, such as
+/// the filter. One format applies to all images of an op.
 fn takes_twins(op: &Op, has_twin: impl Fn(&VarId) -> bool) -> bool {
     let images = image_vars(op);
     let uses = op.all_inputs().chain(op.all_outputs()).filter(|var| images.contains(var)).count();
     images.iter().all(has_twin) && uses == images.len()
 }
 
-/// Images that an op reads or writes; of a conditional part, those that its ops do, which stay as
-/// they are.
+/// Returns the images that an op reads or writes. For a conditional block, these are the images of
+/// its ops, which stay unchanged.
 fn touched(
     id: OpId,
     program: &Program,
@@ -233,7 +233,7 @@ fn touched(
     images
 }
 
-/// Makes the form of an image that is wanted, if it is not there yet.
+/// Makes the requested form of an image if it does not exist yet.
 fn convert(
     program: &mut Program,
     registry: &Registry,
@@ -247,7 +247,7 @@ fn convert(
     let held = valid.get(&original).copied().unwrap_or_default();
     let (have, there) =
         if wants_twin { (held.twin, held.original) } else { (held.original, held.twin) };
-    // A variable that nothing has written yet is the planner's to complain about.
+    // Planning reports variables that have not been written.
     if have || !there {
         return Ok(());
     }
@@ -301,10 +301,11 @@ fn move_op(
     Ok(())
 }
 
-/// Ops that read whole tensors in any order: padding zeros do not show.
+/// Ops that read whole tensors in any order and are not affected by padding zeros.
 const ORDERLESS: [&str; 3] = ["squared_l2_norm", "clip_by_norm", "sum"];
 
-/// Marks filters, their gradients and their optimizer state as packed where every user allows it.
+/// Marks filters, their gradients and their optimizer state as packed if every op that uses them
+/// allows it.
 fn pack_filters(program: &mut Program, registry: &Registry, keep: &[VarId]) {
     let kept: HashSet<VarId> = keep.iter().copied().collect();
     let filters: Vec<VarId> = program
@@ -325,7 +326,8 @@ fn pack_filters(program: &mut Program, registry: &Registry, keep: &[VarId]) {
     }
 }
 
-/// The filter and all variables of its shape that ops tie to it, or nothing if some op minds.
+/// Returns the filter and all variables of its shape that ops connect to it, or `None` if an op
+/// does not allow packing.
 fn packable_group(
     program: &Program,
     registry: &Registry,
@@ -353,7 +355,7 @@ fn packable_group(
                 let slots = [op.input("Filter"), op.output("Filter@GRAD")];
                 let of = |vars: &mut dyn Iterator<Item = VarId>| vars.filter(|v| *v == var).count();
                 let uses = of(&mut op.all_inputs().chain(op.all_outputs()));
-                // Nothing but the filter: it could also be the image.
+                // The variable must be the filter only, and not also the image.
                 if is_conv && of(&mut slots.into_iter().flatten().copied()) == uses {
                     add_new(&mut group, slots.into_iter().flatten().copied());
                     continue;
@@ -369,8 +371,8 @@ fn packable_group(
                     if found == shape {
                         add_new(&mut group, [other].into_iter());
                     } else if repeats || found.agrees(&shape) {
-                        // It is repeated along the filter, or as long as the filter without
-                        // saying so.
+                        // The variable is broadcast along the filter, or its unknown dimensions may
+                        // match the filter's.
                         return None;
                     }
                 }

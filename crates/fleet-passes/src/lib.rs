@@ -1,4 +1,4 @@
-//! Rewrites of programs. A pass sees ops and shapes, never values, clocks or the environment.
+//! Program rewrites. A pass sees ops and shapes, but no values, clocks or environment variables.
 
 mod backward;
 mod dce;

@@ -1,37 +1,37 @@
-//! What the executor does to a program before it plans: the one list of passes.
+//! The list of passes that the executor applies to a program before planning.
 
 use crate::{dce, fuse, layout};
 use fleet_base::Result;
 use fleet_ir::{Program, VarId};
 use fleet_ops::Registry;
 
-/// Which rewrites are made. All of them keep the results; the names are those of the documented
+/// Selection of rewrites. All of them keep the results. The names are those of the documented
 /// `BuildStrategy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildOptions {
-    /// `act(x + y)` in one pass over memory; a matrix product with its bias and activation; a layer
-    /// norm with the residual sum before it.
+    /// Fuses `act(x + y)` into one pass over memory, a matrix product with its bias and activation,
+    /// and a layer norm with the preceding residual sum.
     pub fuse_elewise_add_act_ops: bool,
-    /// Batch norm with the activation that follows it.
+    /// Fuses batch norm with the following activation.
     pub fuse_bn_act_ops: bool,
-    /// Batch norm, the sum that follows it, and the activation.
+    /// Fuses batch norm with the following sum and activation.
     pub fuse_bn_add_act_ops: bool,
-    /// A relu into the depthwise convolution that follows it.
+    /// Fuses a relu into the following depthwise convolution.
     pub fuse_relu_depthwise_conv: bool,
-    /// One sweep of the optimizer over all parameters.
+    /// Fuses the optimizer into one sweep over all parameters.
     pub fuse_all_optimizer_ops: bool,
-    /// Parameters move while the sum of their gradients comes in, in the lane of the ring. Only
-    /// where a rank has one thread: more update faster behind the backward pass than the ring's
-    /// lane alone does.
+    /// Updates parameters while the sum of their gradients arrives, in the lane of the ring. Useful
+    /// only if a rank has one thread. Several threads update faster after the backward pass than
+    /// the ring's lane does alone.
     pub update_on_arrival: bool,
-    /// Outputs take over the memory of inputs that end there.
+    /// Lets outputs reuse the memory of inputs that are not read afterwards.
     pub enable_inplace: bool,
-    /// Gradients of variables with several uses are added in place.
+    /// Adds the gradients of variables with several uses in place.
     pub enable_addto: bool,
-    /// Ops run one after the other in program order: no lanes beside compute.
+    /// Runs ops one after another in program order, without lanes beside compute.
     pub enable_sequential_execution: bool,
-    /// Images are kept channels-last and filters packed inside the program; rows of a table are
-    /// written straight into the concat that wants them.
+    /// Stores images channels-last and filters packed inside the program. Also writes looked-up
+    /// table rows directly into the concat that uses them.
     pub choose_layout: bool,
 }
 
@@ -53,7 +53,7 @@ impl Default for BuildOptions {
 }
 
 impl BuildOptions {
-    /// No rewrite at all.
+    /// Returns options without rewrites.
     pub fn none() -> BuildOptions {
         BuildOptions {
             fuse_elewise_add_act_ops: false,
@@ -70,14 +70,17 @@ impl BuildOptions {
     }
 }
 
-/// The program that the executor plans: `program` rewritten for speed, with everything that neither
-/// `keep` nor the scope needs left out.
+/// Returns the program that the executor plans: `program` rewritten for speed, without ops that
+/// neither `keep` nor the scope needs.
 ///
-/// Order: dead ops first, so that no fusion is held up by a reader that nobody reads. Batch norm
-/// before the plain `act(x + y)`, which would take its sum away. Layouts after the fusions, which
-/// then need to know no format; updates join the sums of their buckets before the rest is joined;
-/// the convolution's statistics after the layouts, because only the channels-last kernel takes
-/// them.
+/// Order of passes:
+///
+/// * Dead ops are removed first, so that their reads do not prevent a fusion.
+/// * Batch norm precedes the plain `act(x + y)`, which would consume its sum.
+/// * Updates are fused with the sums of their buckets before the remaining updates are fused.
+/// * Layouts follow the fusions, which then need not handle formats.
+/// * The convolution's statistics follow the layouts, because only the channels-last kernel
+///   computes them.
 pub fn optimize(
     program: &Program,
     registry: &Registry,

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention, fused: no matrix of scores is kept.
+//! Scaled dot-product attention, fused: the score matrix is not stored.
 
 use crate::build::Build;
 use crate::{OpCall, Var};
@@ -16,13 +16,13 @@ use std::panic::Location;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'n> {
-    /// Each place sees itself and what comes before.
+    /// Whether each position attends only to itself and earlier positions.
     pub causal: bool,
-    /// Of the scores; 0 stands for `1 / sqrt(D)`.
+    /// Factor of the scores; 0 means `1 / sqrt(D)`, where D is the width of a head.
     pub scale: f64,
-    /// Added to the scores.
+    /// Mask, added to the scores.
     pub mask: Option<Var<'n>>,
-    /// Of the weights.
+    /// Dropout probability of the attention weights.
     pub dropout: f64,
 }
 
@@ -62,7 +62,8 @@ impl<'n> Attention<'n> {
 }
 
 impl<'n> Var<'n> {
-    /// Attention of the queries `self` over keys and values, all `[batch, length, heads, width]`.
+    /// Returns the attention of the queries `self` over keys and values, all
+    /// `[batch, length, heads, width]`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -78,7 +79,8 @@ impl<'n> Var<'n> {
         with.attrs(call, stream).one("Out")
     }
 
-    /// Attention over itself, queries, keys and values in one: `[batch, length, 3, heads, width]`.
+    /// Returns self-attention. Queries, keys and values are packed as
+    /// `[batch, length, 3, heads, width]`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -94,7 +96,7 @@ impl<'n> Var<'n> {
         with.attrs(call, stream).one("Out")
     }
 
-    /// A stream for the dropout of the weights, if there is any.
+    /// Returns a random-number stream for the dropout of the weights; 0 without dropout.
     #[track_caller]
     fn attention_stream(self, with: &Attention<'n>) -> i64 {
         if with.dropout == 0.0 {

@@ -1,4 +1,4 @@
-//! Batch normalisation.
+//! Batch normalization.
 
 use crate::build::Build;
 use crate::layers::DataFormat;
@@ -7,8 +7,8 @@ use fleet_base::Result;
 use fleet_ir::VarId;
 use std::panic::Location;
 
-/// Options of batch normalisation. Scale and shift are trained (`.w_0`, `.b_0`); the moving mean
-/// and variance (`.w_1`, `.w_2`) follow the batches.
+/// Options of batch normalization. Scale and shift are trained (`.w_0`, `.b_0`). The moving mean
+/// and variance (`.w_1`, `.w_2`) are updated from the batches.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -30,7 +30,7 @@ pub struct BatchNorm {
     pub shift: ParamAttr,
     pub moving_mean_name: Option<String>,
     pub moving_variance_name: Option<String>,
-    /// Normalise by the moving averages in training too.
+    /// Whether training also normalizes by the moving averages.
     pub use_global_stats: bool,
     pub data_format: DataFormat,
     pub name: Option<String>,
@@ -83,7 +83,7 @@ impl BatchNorm {
         self
     }
 
-    /// Names of the moving mean and variance.
+    /// Sets the names of the moving mean and variance.
     pub fn moving(mut self, mean: impl Into<String>, variance: impl Into<String>) -> Self {
         self.moving_mean_name = Some(mean.into());
         self.moving_variance_name = Some(variance.into());
@@ -109,7 +109,7 @@ impl BatchNorm {
         let shape = b.shape(x);
         let channels = b.known_dim("batch_norm", &shape, self.data_format.channel_axis())?;
         let layer = b.layer_name("batch_norm", self.name.as_deref());
-        // Statistics stay in single precision whatever the input is.
+        // Statistics are in single precision for any input type.
         let dtype = fleet_tensor::DType::F32;
         let one = Init::Constant(1.0);
         let zero = Init::Constant(0.0);
@@ -136,7 +136,7 @@ impl BatchNorm {
 }
 
 impl<'n> Var<'n> {
-    /// Batch normalisation of the channels.
+    /// Applies batch normalization per channel.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -7,7 +7,7 @@ use fleet_base::{Error, Result};
 use fleet_ir::VarId;
 use std::panic::Location;
 
-/// A size along height and width; one number stands for both.
+/// A size along height and width. A single number converts to both.
 ///
 /// ```
 /// use fleet_nn::layers::Pair;
@@ -34,7 +34,7 @@ impl From<[i64; 2]> for Pair {
     }
 }
 
-/// What stands around the image.
+/// Padding around the image.
 ///
 /// ```
 /// use fleet_nn::layers::Padding;
@@ -42,16 +42,16 @@ impl From<[i64; 2]> for Pair {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Padding {
-    /// Height and width, or top, bottom, left, right.
+    /// Height and width; or top, bottom, left, right.
     Explicit(Vec<i64>),
-    /// So much that the output is the input divided by the stride.
+    /// Padding for which the output size is the input size divided by the stride, rounded up.
     Same,
-    /// None.
+    /// No padding.
     Valid,
 }
 
 impl Padding {
-    /// The attributes `paddings` and `padding_algorithm`.
+    /// Returns the attributes `paddings` and `padding_algorithm`.
     pub(crate) fn attrs(&self) -> (Vec<i64>, &'static str) {
         match self {
             Padding::Explicit(sizes) => (sizes.clone(), "EXPLICIT"),
@@ -106,7 +106,8 @@ pub struct Conv2d {
     pub stride: [i64; 2],
     pub padding: Padding,
     pub dilation: [i64; 2],
-    /// As many as there are channels: each has filters of its own.
+    /// Number of groups of channels, each with its own filters. As many as channels gives a
+    /// depthwise convolution.
     pub groups: i64,
     pub act: Option<Act>,
     pub weight: ParamAttr,
@@ -232,7 +233,7 @@ impl Conv2d {
 }
 
 impl<'n> Var<'n> {
-    /// A convolution over images.
+    /// Convolves images with filters.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

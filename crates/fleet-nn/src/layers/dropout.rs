@@ -4,7 +4,7 @@ use crate::Var;
 use fleet_base::Error;
 use std::panic::Location;
 
-/// Options of dropout. A plain number is the probability of a zero.
+/// Options of dropout. A plain number is the probability of zeroing an element.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -16,9 +16,9 @@ use std::panic::Location;
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     pub prob: f64,
-    /// Scale at inference instead of in training.
+    /// Whether to scale at inference instead of in training.
     pub downgrade_in_infer: bool,
-    /// Of this layer's numbers; 0 takes the program's.
+    /// Seed of this layer; 0 means the program's.
     pub seed: i64,
 }
 
@@ -45,7 +45,8 @@ impl From<f64> for Dropout {
 }
 
 impl<'n> Var<'n> {
-    /// Zeros elements at random while training, and scales the others up. Probability 0 adds no op.
+    /// Zeroes random elements in training and scales up the others. With probability 0, no op is
+    /// added.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

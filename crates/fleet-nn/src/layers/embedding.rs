@@ -1,4 +1,4 @@
-//! Embedding tables that live in the program.
+//! Embedding tables stored in the program.
 
 use crate::build::Build;
 use crate::{Init, ParamAttr, Var};
@@ -7,7 +7,7 @@ use fleet_ir::VarId;
 use fleet_tensor::DType;
 use std::panic::Location;
 
-/// What a lookup says to parameter servers.
+/// Attributes of a lookup on parameter servers.
 #[derive(Clone, Copy)]
 pub(super) struct Remote<'a> {
     pub entry: &'a str,
@@ -33,11 +33,11 @@ impl Remote<'_> {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     pub size: [i64; 2],
-    /// The gradient is the rows in use, and only they are updated.
+    /// Whether the gradient holds only the rows in use, so that only these are updated.
     pub is_sparse: bool,
-    /// The table lives on parameter servers where there are any.
+    /// Whether the table is stored on parameter servers, if the job has any.
     pub is_distributed: bool,
-    /// The id whose row is zero and stays so; negative counts from the end.
+    /// Id whose row is always zero. Negative ids count from the end.
     pub padding_idx: Option<i64>,
     pub dtype: DType,
     pub weight: ParamAttr,
@@ -47,7 +47,7 @@ pub struct Embedding {
 impl Embedding {
     pub fn new(vocabulary: impl TryInto<i64>, width: impl TryInto<i64>) -> Embedding {
         Embedding {
-            // A size that does not fit is as wrong as a negative one, and is refused with it.
+            // A size out of range becomes -1, which is rejected like any negative size.
             size: [vocabulary.try_into().unwrap_or(-1), width.try_into().unwrap_or(-1)],
             is_sparse: false,
             is_distributed: false,
@@ -110,7 +110,7 @@ impl Embedding {
         call.named(format!("{layer}.tmp")).one("Out")
     }
 
-    /// The attribute `padding_idx`: -1 for none.
+    /// Returns the attribute `padding_idx`; -1 for none.
     fn padding(&self, kind: &str) -> Result<i64> {
         let vocabulary = self.size[0].max(0);
         let Some(id) = self.padding_idx else { return Ok(-1) };
@@ -131,7 +131,7 @@ impl From<[i64; 2]> for Embedding {
 }
 
 impl<'n> Var<'n> {
-    /// Rows of a table, by id.
+    /// Looks up the rows of ids in a table.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

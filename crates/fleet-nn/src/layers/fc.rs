@@ -22,7 +22,8 @@ use std::panic::Location;
 #[derive(Clone, Debug)]
 pub struct Fc {
     pub size: i64,
-    /// Dimensions of the input that stay; the others are the width. Negative counts from the end.
+    /// Number of leading dimensions to keep. The others are flattened into the input width.
+    /// Negative counts from the end.
     pub num_flatten_dims: i64,
     pub act: Option<Act>,
     pub weight: ParamAttr,
@@ -33,7 +34,7 @@ pub struct Fc {
 impl Fc {
     pub fn new(size: impl TryInto<i64>) -> Fc {
         Fc {
-            // A size that does not fit is as wrong as a negative one, and is refused with it.
+            // A size out of range becomes -1, which is rejected like any negative size.
             size: size.try_into().unwrap_or(-1),
             num_flatten_dims: 1,
             act: None,
@@ -123,7 +124,8 @@ impl From<i32> for Fc {
 }
 
 impl<'n> Var<'n> {
-    /// A fully connected layer: `x.fc(400)`, or with options `x.fc(Fc::new(400).act(Act::Relu))`.
+    /// Applies a fully connected layer: `x.fc(400)`, or with options
+    /// `x.fc(Fc::new(400).act(Act::Relu))`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

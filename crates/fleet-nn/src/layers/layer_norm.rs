@@ -1,4 +1,4 @@
-//! Layer normalisation.
+//! Layer normalization.
 
 use crate::build::Build;
 use crate::{Act, Init, ParamAttr, Var};
@@ -7,7 +7,7 @@ use fleet_ir::VarId;
 use fleet_tensor::DType;
 use std::panic::Location;
 
-/// Options of layer normalisation.
+/// Options of layer normalization.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -21,7 +21,7 @@ use std::panic::Location;
 /// ```
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
-    /// The first of the dimensions that are normalised together; negative counts from the end.
+    /// First of the dimensions that are normalized together. Negative counts from the end.
     pub begin_norm_axis: i64,
     pub epsilon: f64,
     pub scale: Option<ParamAttr>,
@@ -37,7 +37,7 @@ impl Default for LayerNorm {
 }
 
 impl LayerNorm {
-    /// Over every dimension but the first.
+    /// Normalizes over every dimension but the first.
     pub fn new() -> LayerNorm {
         LayerNorm {
             begin_norm_axis: 1,
@@ -49,7 +49,7 @@ impl LayerNorm {
         }
     }
 
-    /// Over the last dimension.
+    /// Normalizes over the last dimension.
     pub fn last() -> LayerNorm {
         LayerNorm { begin_norm_axis: -1, ..LayerNorm::new() }
     }
@@ -116,7 +116,7 @@ impl LayerNorm {
 }
 
 impl<'n> Var<'n> {
-    /// Layer normalisation.
+    /// Applies layer normalization.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

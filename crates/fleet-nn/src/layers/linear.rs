@@ -4,7 +4,7 @@ use crate::layers::Fc;
 use crate::{Act, ParamAttr, Var};
 use std::panic::Location;
 
-/// Options of a linear map of the last dimension; as [`Fc`] but for inputs of any rank.
+/// Options of a linear map of the last dimension. Like [`Fc`], but for inputs of any rank.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -62,7 +62,7 @@ impl From<i32> for Linear {
 }
 
 impl<'n> Var<'n> {
-    /// A linear map of the last dimension.
+    /// Applies a linear map to the last dimension.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

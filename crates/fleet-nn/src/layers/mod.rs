@@ -1,5 +1,5 @@
-//! Layers: those with parameters, and those built of several ops. One file each, holding the
-//! options and the method that takes them.
+//! Layers with parameters, and layers made of several ops. Each file has the options of a layer and
+//! the method that takes them.
 
 mod attention;
 mod batch_norm;
@@ -27,8 +27,8 @@ pub use pool2d::Pool2d;
 pub use sparse_embedding::{Entry, SparseEmbedding};
 pub use transformer::TransformerLayer;
 
-/// Where the channels of an image stand. Kernels run in the order that suits them whatever is said
-/// here; it states the order of what is fed and fetched.
+/// Position of the channels in images that are fed and fetched. Kernels use the layout that suits
+/// them, independently of this option.
 ///
 /// ```
 /// use fleet_nn::prelude::*;

@@ -17,16 +17,16 @@ use std::panic::Location;
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention<'n> {
     pub heads: i64,
-    /// Attend over this instead of the input itself.
+    /// Input of keys and values, for cross-attention. Without it, the layer is self-attention.
     pub over: Option<Var<'n>>,
     pub causal: bool,
     pub mask: Option<Var<'n>>,
-    /// Of the attention weights.
+    /// Dropout probability of the attention weights.
     pub dropout: f64,
-    /// Of every projection's weight.
+    /// Initializer of every projection's weight.
     pub init: Option<Init>,
-    /// Projections are called `<name>_qkv_fc` (or `_query_fc`, `_key_fc`, `_value_fc`) and
-    /// `<name>_output_fc`.
+    /// Prefix of names. Projections are named `<name>_qkv_fc` (or `_query_fc`, `_key_fc`,
+    /// `_value_fc`) and `<name>_output_fc`.
     pub name: Option<String>,
 }
 
@@ -84,8 +84,8 @@ impl<'n> MultiHeadAttention<'n> {
 }
 
 impl<'n> Var<'n> {
-    /// Multi-head attention of `[batch, length, hidden]`. Over itself, one product makes queries,
-    /// keys and values.
+    /// Applies multi-head attention to `[batch, length, hidden]`. Self-attention computes queries,
+    /// keys and values in one matrix product.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

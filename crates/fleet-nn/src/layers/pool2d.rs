@@ -26,44 +26,44 @@ pub struct Pool2d {
     pub pool_size: [i64; 2],
     pub stride: [i64; 2],
     pub padding: Padding,
-    /// One window over the whole image.
+    /// Whether one window covers the whole image.
     pub global: bool,
-    /// As many windows as `pool_size` says, over the whole image.
+    /// Whether `pool_size` is the number of windows, which cover the image evenly.
     pub adaptive: bool,
     pub ceil_mode: bool,
-    /// Padding does not count in averages.
+    /// Whether averages exclude padding.
     pub exclusive: bool,
     pub data_format: DataFormat,
     pub name: Option<String>,
 }
 
 impl Pool2d {
-    /// The largest element of each window.
+    /// Pools the largest element of each window.
     pub fn max(size: impl Into<Pair>) -> Pool2d {
         Pool2d::of("max", size.into())
     }
 
-    /// The mean of each window.
+    /// Pools the mean of each window.
     pub fn avg(size: impl Into<Pair>) -> Pool2d {
         Pool2d::of("avg", size.into())
     }
 
-    /// The largest element of each channel.
+    /// Pools the largest element of each channel.
     pub fn global_max() -> Pool2d {
         Pool2d { global: true, ..Pool2d::max(1) }
     }
 
-    /// The mean of each channel.
+    /// Pools the mean of each channel.
     pub fn global_avg() -> Pool2d {
         Pool2d { global: true, ..Pool2d::avg(1) }
     }
 
-    /// The largest element of each of `size` windows that cover the image.
+    /// Pools the largest element of each of `size` windows, which cover the image evenly.
     pub fn adaptive_max(size: impl Into<Pair>) -> Pool2d {
         Pool2d { adaptive: true, ..Pool2d::max(size) }
     }
 
-    /// The mean of each of `size` windows that cover the image.
+    /// Pools the mean of each of `size` windows, which cover the image evenly.
     pub fn adaptive_avg(size: impl Into<Pair>) -> Pool2d {
         Pool2d { adaptive: true, ..Pool2d::avg(size) }
     }
@@ -115,7 +115,7 @@ impl Pool2d {
 }
 
 impl<'n> Var<'n> {
-    /// Pooling over images.
+    /// Applies pooling to images.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -1,5 +1,5 @@
-//! Embedding tables that parameter servers hold, row by row as ids come. In one process they behave
-//! as sparse embeddings of the given size.
+//! Embedding tables on parameter servers, which create rows when ids first appear. In a single
+//! process they behave as sparse embeddings of the given size.
 
 use super::embedding::Remote;
 use crate::layers::Embedding;
@@ -8,7 +8,7 @@ use fleet_base::{Error, Result};
 use fleet_tensor::DType;
 use std::panic::Location;
 
-/// Which ids get a row on the server.
+/// Admission rule: which ids get a row on the server.
 ///
 /// ```
 /// use fleet_nn::prelude::*;
@@ -18,16 +18,16 @@ use std::panic::Location;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Entry {
-    /// Those seen so many times.
+    /// Admits ids that appeared this many times.
     Count(i64),
-    /// Those that win a draw with this probability.
+    /// Admits ids at random with this probability.
     Probability(f64),
-    /// Names of the variables that hold shows and clicks.
+    /// Names of the variables with shows and clicks.
     ShowClick { show: String, click: String },
 }
 
 impl Entry {
-    /// The text that table descriptions use.
+    /// Returns the rule as text, as in table descriptions.
     pub fn describe(&self) -> Result<String> {
         match self {
             Entry::Count(count) if *count >= 0 => Ok(format!("count_filter_entry:{count}")),
@@ -58,14 +58,13 @@ pub struct SparseEmbedding {
     table: Embedding,
     pub entry: Option<Entry>,
     pub table_class: String,
-    /// Which feature the ids are values of: click tables keep it with a row, and text saves have
-    /// it.
+    /// Feature slot of the ids. Click tables store it with each row, and text saves include it.
     pub slot: Option<u32>,
-    /// The lookup only reads: an id without a row gets none, and rows do not learn by it.
+    /// Whether the lookup only reads. Unknown ids then get no row, and rows get no gradient.
     pub is_test: bool,
 }
 
-/// Slots that a row can tell apart.
+/// Number of distinct slots that a row can store.
 const SLOT_COUNT: u32 = 1 << 31;
 
 impl SparseEmbedding {
@@ -127,7 +126,7 @@ impl From<[i64; 2]> for SparseEmbedding {
 }
 
 impl<'n> Var<'n> {
-    /// Rows of a table on parameter servers, by id.
+    /// Looks up the rows of ids in a table on parameter servers.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -1,9 +1,10 @@
-//! A layer of a transformer: attention and a feed-forward net, each with a residual and a norm.
+//! A transformer layer: attention and a feed-forward net, each with a residual connection and a
+//! norm.
 
 use crate::layers::{LayerNorm, Linear, MultiHeadAttention};
 use crate::{Act, Init, ParamAttr, Var};
 
-/// Options of a transformer layer: post-norm and GELU, as BERT has it, unless said otherwise.
+/// Options of a transformer layer. The defaults are post-norm and GELU, as in BERT.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -19,19 +20,19 @@ pub struct TransformerLayer<'n> {
     pub heads: i64,
     /// Width of the feed-forward net.
     pub ffn: i64,
-    /// Norms before the two parts (GPT) instead of behind them (BERT).
+    /// Whether norms precede the two parts (GPT) instead of following them (BERT).
     pub pre_norm: bool,
     pub act: Act,
     pub causal: bool,
     pub mask: Option<Var<'n>>,
-    /// Of what the two parts add.
+    /// Dropout probability of the outputs of the two parts.
     pub dropout: f64,
-    /// Of the attention weights.
+    /// Dropout probability of the attention weights.
     pub attention_dropout: f64,
     pub epsilon: f64,
-    /// Of every weight.
+    /// Initializer of every weight.
     pub init: Option<Init>,
-    /// Prefix of the names of its parts.
+    /// Prefix of the names of the layer's parts.
     pub name: Option<String>,
 }
 
@@ -135,7 +136,7 @@ impl<'n> TransformerLayer<'n> {
 }
 
 impl<'n> Var<'n> {
-    /// A transformer layer over `[batch, length, hidden]`.
+    /// Applies a transformer layer to `[batch, length, hidden]`.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -1,4 +1,4 @@
-//! BERT: an encoder, the masked-word head, and a head that classifies each token.
+//! BERT: an encoder, a masked-word head, and a head that classifies each token.
 
 use crate::prelude::*;
 
@@ -15,13 +15,13 @@ pub struct BertConfig {
     pub layers: usize,
     pub heads: i64,
     pub ffn: i64,
-    /// Tokens of a sequence.
+    /// Number of tokens per sequence.
     pub length: i64,
-    /// Positions that have a row, at least `length`.
+    /// Number of position embeddings, at least `length`.
     pub positions: i64,
-    /// Kinds of sentence; 0 for none.
+    /// Number of sentence types; 0 disables their embedding.
     pub sentence_types: i64,
-    /// Sequences are padded: `input_mask` says which tokens count.
+    /// Whether sequences are padded. `input_mask` then marks the real tokens.
     pub padded: bool,
     pub dropout: f64,
     /// Standard deviation of initial weights.
@@ -30,7 +30,7 @@ pub struct BertConfig {
 }
 
 impl BertConfig {
-    /// BERT base: 12 layers of 768.
+    /// Returns the sizes of BERT base: 12 layers of width 768.
     pub fn base() -> BertConfig {
         BertConfig {
             vocabulary: 30522,
@@ -48,7 +48,7 @@ impl BertConfig {
         }
     }
 
-    /// BERT large: 24 layers of 1024.
+    /// Returns the sizes of BERT large: 24 layers of width 1024.
     pub fn large() -> BertConfig {
         BertConfig { hidden: 1024, layers: 24, heads: 16, ffn: 4096, ..BertConfig::base() }
     }
@@ -62,22 +62,22 @@ impl BertConfig {
     }
 }
 
-/// An encoder's inputs and results.
+/// Inputs and outputs of an encoder.
 #[derive(Clone, Debug)]
 pub struct Encoder<'n> {
     /// `src_ids`: `[batch, length]`.
     pub tokens: Var<'n>,
-    /// `sent_ids`, where there are sentence types.
+    /// `sent_ids`, if there are sentence types.
     pub sentences: Option<Var<'n>>,
     /// `input_mask`: `[batch, length]`, 1 for a token and 0 for padding.
     pub mask: Option<Var<'n>>,
     /// `[batch, length, hidden]`.
     pub output: Var<'n>,
-    /// What each layer gives: good checkpoints for recompute.
+    /// Output of each layer; these are suitable checkpoints for recompute.
     pub layers: Vec<Var<'n>>,
 }
 
-/// Embeddings and transformer layers.
+/// Builds the embeddings and transformer layers.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -125,18 +125,18 @@ pub fn bert_encoder<'n>(net: &'n Net, config: &BertConfig) -> Encoder<'n> {
     Encoder { tokens, sentences: sentences.map(|(ids, _)| ids), mask, output: x, layers }
 }
 
-/// An encoder with a class for each token.
+/// Inputs and outputs of an encoder that classifies each token.
 #[derive(Clone, Debug)]
 pub struct TokenClassifier<'n> {
     pub encoder: Encoder<'n>,
-    /// `labels`: `[batch, length]`; -100 for a token that does not count.
+    /// `labels`: `[batch, length]`; -100 for tokens to ignore.
     pub labels: Var<'n>,
     /// `[batch, length, classes]`.
     pub logits: Var<'n>,
     pub loss: Var<'n>,
 }
 
-/// An encoder that classifies each token.
+/// Builds an encoder that classifies each token.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -155,20 +155,20 @@ pub fn bert_tokens<'n>(net: &'n Net, config: &BertConfig, classes: i64) -> Token
     TokenClassifier { encoder, labels, logits, loss }
 }
 
-/// An encoder with the head that guesses masked words.
+/// Inputs and outputs of an encoder that predicts masked words.
 #[derive(Clone, Debug)]
 pub struct BertMlm<'n> {
     pub encoder: Encoder<'n>,
-    /// `mask_pos`: `[masked, 1]`, places in the flattened batch.
+    /// `mask_pos`: `[masked, 1]`, positions in the flattened batch.
     pub positions: Var<'n>,
-    /// `mask_label`: `[masked, 1]`, the words.
+    /// `mask_label`: `[masked, 1]`, the masked words.
     pub labels: Var<'n>,
     /// `[masked, vocabulary]`.
     pub logits: Var<'n>,
     pub loss: Var<'n>,
 }
 
-/// An encoder that guesses masked words; the output layer is the word table.
+/// Builds an encoder that predicts masked words. The output layer shares the word embedding.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

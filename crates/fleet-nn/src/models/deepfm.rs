@@ -1,4 +1,4 @@
-//! DeepFM: a linear term, a factorisation machine and a deep net over the same rows.
+//! DeepFM: a linear term, a factorization machine and a deep network over the same rows.
 
 use super::wide_deep::table;
 use super::{ClickModel, click_inputs, click_model};
@@ -14,20 +14,21 @@ use crate::prelude::*;
 pub struct DeepFmConfig {
     pub numbers: i64,
     pub slots: i64,
-    /// Rows of the table that all slots share.
+    /// Number of rows of the table, which all slots share.
     pub vocabulary: i64,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: i64,
     /// Sizes of the hidden layers.
     pub hidden: Vec<i64>,
-    /// The tables live on parameter servers where there are any.
+    /// Whether the tables are stored on parameter servers, if the job has any.
     pub on_servers: bool,
-    /// Measure the area under the curve in each step.
+    /// Whether to measure the area under the curve in each step.
     pub auc: bool,
 }
 
 impl DeepFmConfig {
-    /// 13 numbers, 26 slots over a million rows of 10, three layers of 400.
+    /// Returns the sizes for Criteo: 13 numbers, 26 slots over a million rows of width 10, three
+    /// layers of 400.
     pub fn criteo() -> DeepFmConfig {
         DeepFmConfig {
             numbers: 13,
@@ -56,11 +57,11 @@ pub fn deepfm<'n>(net: &'n Net, config: &DeepFmConfig) -> ClickModel<'n> {
     let [dense, ids, _] = inputs;
     let rows = |width, name| table(ids, config.vocabulary, width, config.on_servers, name);
 
-    // First order: a weight for each id and each number.
+    // First order: one weight per id and per number.
     let first = rows(1, "first_order").flatten(1).reduce_sum([1], true) + dense.fc(1);
 
-    // Second order: the sum over all pairs of features of the products of their rows. A number's
-    // row is its value times a row of its own.
+    // Second order: the sum, over all pairs of features, of the products of their rows. The row of
+    // a number is its value times a trained row.
     let shape = [config.numbers, config.width];
     let attr = ParamAttr::from("dense_factors").init(Init::uniform(-0.01, 0.01));
     let factors = net.create_parameter(shape, DType::F32, attr);

@@ -15,7 +15,7 @@ pub struct GptConfig {
     pub layers: usize,
     pub heads: i64,
     pub ffn: i64,
-    /// Tokens of a sequence.
+    /// Number of tokens per sequence.
     pub length: i64,
     pub dropout: f64,
     /// Standard deviation of initial weights.
@@ -23,7 +23,8 @@ pub struct GptConfig {
 }
 
 impl GptConfig {
-    /// GPT-2 small: 12 layers of 768, 124,439,808 parameters at length 1024.
+    /// Returns the sizes of GPT-2 small: 12 layers of width 768, 124,439,808 parameters at length
+    /// 1024.
     pub fn small() -> GptConfig {
         GptConfig {
             vocabulary: 50257,
@@ -38,21 +39,21 @@ impl GptConfig {
     }
 }
 
-/// The handles of a decoder.
+/// Inputs and outputs of a decoder.
 #[derive(Clone, Debug)]
 pub struct Gpt<'n> {
     /// `tokens`: `[batch, length]`.
     pub tokens: Var<'n>,
-    /// `labels`: `[batch, length]`, the tokens one place on.
+    /// `labels`: `[batch, length]`, the next token of each position.
     pub labels: Var<'n>,
     /// `[batch * length, vocabulary]`.
     pub logits: Var<'n>,
     pub loss: Var<'n>,
-    /// What each layer gives: good checkpoints for recompute.
+    /// Output of each layer; these are suitable checkpoints for recompute.
     pub layers: Vec<Var<'n>>,
 }
 
-/// Builds the model; the output layer is the word table.
+/// Builds the model. The output layer shares the word embedding.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

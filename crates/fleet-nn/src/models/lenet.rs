@@ -1,9 +1,9 @@
-//! LeNet-5 over 28x28 images of one channel.
+//! LeNet-5 for 28x28 images with one channel.
 
 use super::{ImageClassifier, classify};
 use crate::prelude::*;
 
-/// Two convolutions and three full layers, 61,706 parameters for 10 classes.
+/// Builds two convolutions and three fully connected layers; 61,706 parameters for 10 classes.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

@@ -1,4 +1,4 @@
-//! The model zoo: each model a plain function from a net and a config to handles.
+//! The model zoo. Each model is a function from a net and a config to handles.
 //!
 //! ```
 //! use fleet_nn::models::{ResNetConfig, resnet};
@@ -31,7 +31,7 @@ pub use word2vec::{Word2Vec, Word2VecConfig, word2vec};
 
 use crate::{Auc, AucVars, DType, Net, Var};
 
-/// What a model that classifies images gives.
+/// Inputs and outputs of an image classifier.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -51,7 +51,7 @@ pub struct ImageClassifier<'n> {
     pub acc5: Var<'n>,
 }
 
-/// Loss and metrics on top of logits.
+/// Adds loss and metrics to logits.
 fn classify<'n>(image: Var<'n>, logits: Var<'n>) -> ImageClassifier<'n> {
     let net = image.net();
     let label = net.data("y", [-1, 1], DType::I64);
@@ -61,7 +61,7 @@ fn classify<'n>(image: Var<'n>, logits: Var<'n>) -> ImageClassifier<'n> {
     ImageClassifier { image, label, logits, loss, acc1, acc5 }
 }
 
-/// What a model that predicts clicks gives.
+/// Inputs and outputs of a model that predicts clicks.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -74,24 +74,24 @@ fn classify<'n>(image: Var<'n>, logits: Var<'n>) -> ImageClassifier<'n> {
 pub struct ClickModel<'n> {
     /// `dense_input`: `[batch, numbers]`.
     pub dense: Var<'n>,
-    /// `sparse_input`: `[batch, slots]`, ids into one table.
+    /// `sparse_input`: `[batch, slots]`, ids in one table.
     pub ids: Var<'n>,
     /// `label`: `[batch, 1]`, 0 or 1.
     pub label: Var<'n>,
-    /// The probability of a click.
+    /// Probability of a click.
     pub prediction: Var<'n>,
     pub loss: Var<'n>,
     pub auc: Option<AucVars<'n>>,
 }
 
-/// Inputs of a click model.
+/// Adds the inputs of a click model.
 fn click_inputs(net: &Net, numbers: i64, slots: i64) -> [Var<'_>; 3] {
     let dense = net.data("dense_input", [-1, numbers], DType::F32);
     let ids = net.data("sparse_input", [-1, slots], DType::I64);
     [dense, ids, net.data("label", [-1, 1], DType::F32)]
 }
 
-/// Loss and metric on top of a logit.
+/// Adds loss and metric to a logit.
 fn click_model<'n>([dense, ids, label]: [Var<'n>; 3], logit: Var<'n>, auc: bool) -> ClickModel<'n> {
     let loss = logit.sigmoid_cross_entropy_with_logits(label).mean();
     let prediction = logit.sigmoid();

@@ -1,11 +1,11 @@
-//! ResNet of 18, 34, 50, 101 or 152 layers, the stride of a bottleneck in its 3x3 convolution.
+//! ResNet with 18, 34, 50, 101 or 152 layers. The stride of a bottleneck is in its 3x3 convolution.
 //! Names are the documented ones (`res2a_branch2a_weights`, `bn2a_branch2a_scale`,
-//! `res2a.add.output.5`), so that documented recompute checkpoints fit.
+//! `res2a.add.output.5`), so that documented recompute checkpoints work.
 
 use super::{ImageClassifier, classify};
 use crate::prelude::*;
 
-/// Which ResNet.
+/// Depth and sizes of a ResNet.
 ///
 /// ```
 /// use fleet_nn::models::ResNetConfig;
@@ -13,7 +13,7 @@ use crate::prelude::*;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ResNetConfig {
-    /// 18, 34, 50, 101 or 152; another number is taken for 50.
+    /// 18, 34, 50, 101 or 152. Any other number means 50.
     pub layers: u32,
     pub classes: i64,
     /// Height and width of the images.
@@ -25,7 +25,7 @@ impl ResNetConfig {
         ResNetConfig { layers, classes: 1000, size: 224 }
     }
 
-    /// Blocks of each of the four stages, and whether they are bottlenecks.
+    /// Returns the number of blocks in each of the four stages, and whether they are bottlenecks.
     fn stages(&self) -> ([usize; 4], bool) {
         match self.layers {
             18 => ([2, 2, 2, 2], false),
@@ -36,7 +36,8 @@ impl ResNetConfig {
         }
     }
 
-    /// `res2a`; long stages go on with `res4b1`.
+    /// Returns the name of a block, such as `res2a`. Long stages are numbered from the second
+    /// block: `res4b1`.
     fn block_name(&self, stage: usize, block: usize) -> String {
         let letter = (b'a' + block as u8) as char;
         match (self.layers > 50 && stage == 2, block) {
@@ -47,7 +48,7 @@ impl ResNetConfig {
     }
 }
 
-/// A residual network over images; ResNet-50 has 25,557,032 trained parameters.
+/// Builds a residual network for images. ResNet-50 has 25,557,032 trained parameters.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -76,7 +77,7 @@ pub fn resnet<'n>(net: &'n Net, config: &ResNetConfig) -> ImageClassifier<'n> {
     classify(image, logits)
 }
 
-/// A block: two or three convolutions beside a shortcut.
+/// Adds a block: two or three convolutions and a shortcut.
 fn residual<'n>(x: Var<'n>, width: i64, stride: i64, bottleneck: bool, name: &str) -> Var<'n> {
     let branch = |part: &str| format!("{name}_branch{part}");
     let relu = Some(Act::Relu);
@@ -93,7 +94,7 @@ fn residual<'n>(x: Var<'n>, width: i64, stride: i64, bottleneck: bool, name: &st
     short.elementwise_add(y, Elementwise::new().act(Act::Relu).name(format!("{name}.add.output.5")))
 }
 
-/// A convolution without bias, normalised.
+/// Adds a convolution without bias and a batch normalization.
 fn conv_bn<'n>(
     x: Var<'n>,
     filters: i64,

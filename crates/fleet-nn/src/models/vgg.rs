@@ -1,9 +1,9 @@
-//! VGG of 11, 13, 16 or 19 layers.
+//! VGG with 11, 13, 16 or 19 layers.
 
 use super::{ImageClassifier, classify};
 use crate::prelude::*;
 
-/// Which VGG.
+/// Depth and sizes of a VGG.
 ///
 /// ```
 /// use fleet_nn::models::VggConfig;
@@ -11,12 +11,12 @@ use crate::prelude::*;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct VggConfig {
-    /// 11, 13, 16 or 19; another number is taken for 16.
+    /// 11, 13, 16 or 19. Any other number means 16.
     pub layers: u32,
     pub classes: i64,
     /// Height and width of the images, at least 32.
     pub size: i64,
-    /// Width of the two hidden full layers.
+    /// Width of the two hidden fully connected layers.
     pub hidden: i64,
 }
 
@@ -25,7 +25,7 @@ impl VggConfig {
         VggConfig { layers, classes: 1000, size: 224, hidden: 4096 }
     }
 
-    /// Convolutions of each of the five stages.
+    /// Returns the number of convolutions in each of the five stages.
     fn stages(&self) -> [usize; 5] {
         match self.layers {
             11 => [1, 1, 2, 2, 2],
@@ -36,7 +36,7 @@ impl VggConfig {
     }
 }
 
-/// Convolutions of 3x3 in five stages and three full layers.
+/// Builds five stages of 3x3 convolutions and three fully connected layers.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -63,8 +63,8 @@ pub fn vgg<'n>(net: &'n Net, config: &VggConfig) -> ImageClassifier<'n> {
     classify(image, logits)
 }
 
-/// Thirteen convolutions and three full layers over 224x224 images; 138,357,544 parameters for 1000
-/// classes.
+/// Builds thirteen convolutions and three fully connected layers for 224x224 images; 138,357,544
+/// parameters for 1000 classes.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

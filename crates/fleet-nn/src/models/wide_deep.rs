@@ -1,4 +1,5 @@
-//! Wide & deep: a linear model of the dense numbers beside a deep one of numbers and table rows.
+//! Wide & deep: the sum of a linear model of dense numbers, and a deep network over dense numbers
+//! and table rows.
 
 use super::{ClickModel, click_inputs, click_model};
 use crate::prelude::*;
@@ -11,27 +12,28 @@ use crate::prelude::*;
 /// ```
 #[derive(Clone, Debug)]
 pub struct WideDeepConfig {
-    /// Dense numbers of a sample.
+    /// Dense numbers per sample.
     pub numbers: i64,
-    /// Ids of a sample.
+    /// Ids per sample.
     pub slots: i64,
-    /// Rows of the table that all slots share.
+    /// Number of rows of the table, which all slots share.
     pub vocabulary: i64,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: i64,
     /// Sizes of the hidden layers.
     pub hidden: Vec<i64>,
-    /// The table lives on parameter servers where there are any.
+    /// Whether the table is stored on parameter servers, if the job has any.
     pub on_servers: bool,
-    /// The table's gradient is the rows that a batch has touched; else the whole table, as gradient
-    /// merge needs it. On servers it is always rows.
+    /// Whether the table's gradient holds only the rows of the batch. Otherwise it is the whole
+    /// table, as gradient merge requires. On servers it always holds rows only.
     pub sparse: bool,
-    /// Measure the area under the curve in each step.
+    /// Whether to measure the area under the curve in each step.
     pub auc: bool,
 }
 
 impl WideDeepConfig {
-    /// 13 numbers, 26 slots over a million rows of 16, three layers of 400.
+    /// Returns the sizes for Criteo: 13 numbers, 26 slots over a million rows of width 16, three
+    /// layers of 400.
     pub fn criteo() -> WideDeepConfig {
         WideDeepConfig {
             numbers: 13,
@@ -76,7 +78,7 @@ pub fn wide_deep<'n>(net: &'n Net, config: &WideDeepConfig) -> ClickModel<'n> {
     click_model(inputs, logit, config.auc)
 }
 
-/// Rows of a table, here or on parameter servers.
+/// Looks up the rows of a table, local or on parameter servers.
 pub(super) fn table<'n>(
     ids: Var<'n>,
     vocabulary: i64,

@@ -12,7 +12,7 @@ use crate::prelude::*;
 pub struct Word2VecConfig {
     pub vocabulary: i64,
     pub width: i64,
-    /// Words drawn at random for each true neighbour.
+    /// Number of random words per true neighbour.
     pub negatives: i64,
 }
 
@@ -22,21 +22,21 @@ impl Word2VecConfig {
     }
 }
 
-/// The handles of a skip-gram model.
+/// Inputs and outputs of a skip-gram model.
 #[derive(Clone, Copy, Debug)]
 pub struct Word2Vec<'n> {
     /// `center`: `[batch, 1]`.
     pub center: Var<'n>,
     /// `context`: `[batch, 1]`, the true neighbour.
     pub context: Var<'n>,
-    /// `negatives`: `[batch, negatives]`, words drawn at random.
+    /// `negatives`: `[batch, negatives]`, random words.
     pub negatives: Var<'n>,
-    /// `[batch, 1 + negatives]`: how well each fits, the true neighbour first.
+    /// `[batch, 1 + negatives]`: score of each word, with the true neighbour first.
     pub logits: Var<'n>,
     pub loss: Var<'n>,
 }
 
-/// Builds the model; the words' vectors are the parameter `emb`.
+/// Builds the model. The word vectors are the parameter `emb`.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -60,7 +60,8 @@ pub fn word2vec<'n>(net: &'n Net, config: &Word2VecConfig) -> Word2Vec<'n> {
     let others = others.embedding(table("emb_w", Init::Constant(0.0)));
     let logits = (others * word).reduce_sum([2], false);
 
-    // -log sigmoid(true) - sum log sigmoid(-false), as softplus of the logits with signs turned.
+    // -log sigmoid(true) - sum log sigmoid(-false), as the softplus of the logits with flipped
+    // signs.
     let parts = logits.split_sections(&[1, config.negatives], 1);
     let right = (-parts[0]).softplus();
     let wrong = parts[1].softplus().reduce_sum([1], true);

@@ -1,10 +1,11 @@
-//! Adadelta: steps in the units of past steps.
+//! Adadelta: gradient steps scaled by moving averages of past gradients and past updates.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Adadelta.
+/// Adadelta: `a = rho a + (1 - rho) g^2; dx = -sqrt((d + epsilon) / (a + epsilon)) * g;
+/// d = rho d + (1 - rho) dx^2; w += lr * dx`. Defaults: `rho` 0.95, `epsilon` 1e-6.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -15,7 +16,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Adadelta = Configured<AdadeltaRule>;
 
-/// See [`Adadelta`].
+/// Rule of [`Adadelta`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdadeltaRule {
     pub rho: f64,
@@ -49,7 +50,7 @@ impl Update for AdadeltaRule {
         "adadelta"
     }
 
-    /// The documented names have an underscore of their own: `w__avg_squared_grad_0`.
+    /// The documented names have an extra underscore: `w__avg_squared_grad_0`.
     fn state(&self) -> Vec<State> {
         vec![
             State::each("_avg_squared_grad", "AvgSquaredGrad"),

@@ -4,7 +4,8 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Adagrad.
+/// Adagrad: `h += g^2; w -= lr * g / (sqrt(h) + epsilon)`. Defaults: `epsilon` 1e-6,
+/// `initial_accumulator_value` (the initial h) 0.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -15,7 +16,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Adagrad = Configured<AdagradRule>;
 
-/// See [`Adagrad`].
+/// Rule of [`Adagrad`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdagradRule {
     pub epsilon: f64,

@@ -1,10 +1,13 @@
-//! Adam: moving averages of the gradient and of its square, corrected for their start.
+//! Adam: moving averages of the gradient and of its square, with bias correction.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Adam.
+/// Adam: `m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2`. With bias correction,
+/// `m^ = m / (1 - beta1^t)` and `v^ = v / (1 - beta2^t)`, the step is
+/// `w -= lr * m^ / (sqrt(v^) + epsilon)`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon` 1e-8,
+/// `lazy_mode` off.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -16,13 +19,13 @@ use fleet_ir::Attr;
 /// ```
 pub type Adam = Configured<AdamRule>;
 
-/// See [`Adam`].
+/// Rule of [`Adam`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamRule {
     pub beta1: f64,
     pub beta2: f64,
     pub epsilon: f64,
-    /// With sparse gradients, moments of rows that are not in use stay as they are.
+    /// Whether sparse gradients leave the moments of unused rows unchanged.
     pub lazy_mode: bool,
 }
 
@@ -78,7 +81,7 @@ impl Update for AdamRule {
     }
 }
 
-/// What Adam and its kin keep; the powers of the betas start at the betas.
+/// Returns the state of Adam and its variants. The powers of the betas start at the betas.
 pub(super) fn moments(beta1: f64, beta2: f64) -> Vec<State> {
     vec![
         State::each("moment1", "Moment1"),

@@ -1,10 +1,11 @@
-//! Adamax: Adam with the largest gradient seen instead of the mean square.
+//! Adamax: Adam with the largest absolute gradient seen instead of the root mean square.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Adamax.
+/// Adamax: `m = beta1 m + (1 - beta1) g; u = max(|g|, beta2 u + epsilon);
+/// w -= lr / (1 - beta1^t) * m / u`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon` 1e-8.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -15,7 +16,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Adamax = Configured<AdamaxRule>;
 
-/// See [`Adamax`].
+/// Rule of [`Adamax`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamaxRule {
     pub beta1: f64,

@@ -1,12 +1,13 @@
-//! AdamW: Adam with a decay of the weights that does not pass through the moments.
+//! AdamW: Adam with decoupled weight decay, which bypasses the moments.
 
 use super::adam::moments;
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// AdamW: `w *= 1 - lr * coeff` before each step of Adam. A `weight_decay` besides is something
-/// else: it is added to gradients, and passes through the moments.
+/// AdamW: `w *= 1 - lr * coeff` before each step of Adam. The general option `weight_decay`
+/// differs: it is added to gradients and so enters the moments. Defaults: `coeff` 0.01, others as
+/// in Adam.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -17,7 +18,7 @@ use fleet_ir::Attr;
 /// ```
 pub type AdamW = Configured<AdamWRule>;
 
-/// See [`AdamW`].
+/// Rule of [`AdamW`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWRule {
     pub beta1: f64,
@@ -25,7 +26,7 @@ pub struct AdamWRule {
     pub epsilon: f64,
     pub coeff: f64,
     pub lazy_mode: bool,
-    /// Parameters whose names contain one of these are not decayed.
+    /// Substrings of the names of parameters that are not decayed.
     pub no_decay: Vec<String>,
 }
 
@@ -57,7 +58,7 @@ impl AdamW {
         self
     }
 
-    /// How much is decayed.
+    /// Sets the decay coefficient.
     pub fn coeff(mut self, coeff: f64) -> Self {
         self.rule.coeff = coeff;
         self
@@ -68,7 +69,7 @@ impl AdamW {
         self
     }
 
-    /// Does not decay parameters whose names contain one of these.
+    /// Excludes parameters from decay whose names contain one of these substrings.
     pub fn no_decay<S: Into<String>>(mut self, parts: impl IntoIterator<Item = S>) -> Self {
         self.rule.no_decay = parts.into_iter().map(Into::into).collect();
         self

@@ -1,11 +1,13 @@
-//! LAMB: Adam with a rate for each layer, in proportion to its weights.
+//! LAMB: Adam with a learning rate per layer, proportional to the norm of its weights.
 
 use super::adam::moments;
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Layer-wise adaptive moments.
+/// LAMB, layer-wise adaptive moments: `r = m^ / (sqrt(v^) + epsilon) + lamb_weight_decay * w` with
+/// the moments of Adam; `w -= lr * |w| / |r| * r`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon`
+/// 1e-6, `lamb_weight_decay` 0.01.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -18,16 +20,16 @@ use fleet_ir::Attr;
 /// ```
 pub type Lamb = Configured<LambRule>;
 
-/// See [`Lamb`].
+/// Rule of [`Lamb`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LambRule {
     pub beta1: f64,
     pub beta2: f64,
     pub epsilon: f64,
     pub lamb_weight_decay: f64,
-    /// Scale by the norms also where nothing is decayed.
+    /// Whether to scale by the norms also without weight decay.
     pub always_adapt: bool,
-    /// Parameters whose names end with one of these are not decayed.
+    /// Suffixes of the names of parameters that are not decayed.
     pub exclude_from_weight_decay: Vec<String>,
 }
 

@@ -1,10 +1,12 @@
-//! LARS: momentum with a rate for each layer, in proportion to its weights.
+//! LARS: momentum with a learning rate per layer, proportional to the norm of its weights.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Layer-wise adaptive rate scaling over momentum.
+/// LARS, layer-wise adaptive rate scaling: `v = mu * v + local * (g + wd * w); w -= v` with
+/// `local = lr * lars_coeff * |w| / (|g| + wd * |w| + epsilon)` and `wd = lars_weight_decay`.
+/// Defaults: `lars_coeff` 0.001, `lars_weight_decay` 0.0005, `epsilon` 0.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -17,14 +19,14 @@ use fleet_ir::Attr;
 /// ```
 pub type LarsMomentum = Configured<LarsMomentumRule>;
 
-/// See [`LarsMomentum`].
+/// Rule of [`LarsMomentum`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LarsMomentumRule {
     pub mu: f64,
     pub lars_coeff: f64,
     pub lars_weight_decay: f64,
     pub epsilon: f64,
-    /// Parameters whose names contain one of these are not decayed.
+    /// Substrings of the names of parameters that are not decayed.
     pub exclude_from_weight_decay: Vec<String>,
 }
 

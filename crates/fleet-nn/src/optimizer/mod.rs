@@ -1,8 +1,8 @@
-//! Optimizers: a rule for one parameter each (one file a rule), and what they share: rate, weight
-//! decay, clip, and the parameters they are for.
+//! Optimizers. Each has an update rule for one parameter, in a file of its own. They share the
+//! settings: learning rate, weight decay, clipping, and the parameters to train.
 //!
-//! An optimizer is plain data ([`OptimizerDesc`]): a strategy may look at it, replace the rule, or
-//! put itself between the two halves of [`OptimizerDesc::minimize`]:
+//! An optimizer is plain data ([`OptimizerDesc`]). A strategy may inspect it or replace its rule.
+//! It may also insert ops between the two halves of [`OptimizerDesc::minimize`], which are
 //! [`OptimizerDesc::backward`] and [`OptimizerDesc::apply_gradients`].
 
 mod adadelta;
@@ -37,20 +37,20 @@ use fleet_tensor::{DType, Shape};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// What every optimizer has besides its rule.
+/// Settings that all optimizers share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub learning_rate: LearningRate,
-    /// For parameters without a regulariser of their own.
+    /// Weight decay of parameters without their own regularizer.
     pub weight_decay: Option<Regularizer>,
     pub grad_clip: Option<GradClip>,
-    /// Names of the parameters to train; all if not given.
+    /// Names of the parameters to train; all by default.
     pub parameters: Option<Vec<String>>,
-    /// Names of variables behind which no gradient is wanted.
+    /// Names of variables at which gradients stop.
     pub no_grad: Vec<String>,
 }
 
-/// A rule with its settings: what [`Sgd`], [`Adam`] and the others are.
+/// A rule with its settings: the type of [`Sgd`], [`Adam`] and the others.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -77,8 +77,8 @@ impl<R> Configured<R> {
         Configured { rule, settings }
     }
 
-    /// Decay for parameters without a regulariser of their own: added to their gradients, behind
-    /// the clip.
+    /// Sets the decay of parameters without their own regularizer. It is added to their gradients
+    /// after clipping.
     pub fn weight_decay(mut self, regularizer: Regularizer) -> Self {
         self.settings.weight_decay = Some(regularizer);
         self
@@ -89,7 +89,7 @@ impl<R> Configured<R> {
         self
     }
 
-    /// Trains these parameters only.
+    /// Trains only these parameters.
     pub fn parameters<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.settings.parameters = Some(names.into_iter().map(Into::into).collect());
         self
@@ -101,7 +101,7 @@ impl<R> Configured<R> {
         self
     }
 
-    /// Another optimizer for embedding tables: see [`OptimizerDesc::rows`].
+    /// Sets another optimizer for embedding tables: see [`OptimizerDesc::rows`].
     pub fn rows(self, tables: impl Into<OptimizerDesc>) -> OptimizerDesc
     where
         R: Into<Rule>,
@@ -126,9 +126,9 @@ impl<R> Configured<R> {
 pub struct OptimizerDesc {
     pub rule: Rule,
     pub settings: Settings,
-    /// What updates the rows of embedding tables, where it is another: with a rate, a decay and a
-    /// clip of its own. A table is a parameter that lookups read, with sparse gradients or dense
-    /// ones. Strategies that replace a rule (LARS, LAMB, DGC) leave this one alone.
+    /// Optimizer of embedding tables, if it differs: with its own rule, rate, decay and clipping. A
+    /// table is a parameter that lookups read, with sparse or dense gradients. Strategies that
+    /// replace a rule (LARS, LAMB, DGC) keep this one.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -152,7 +152,7 @@ impl<R: Into<Rule>> From<Configured<R>> for OptimizerDesc {
     }
 }
 
-/// Which rule.
+/// Update rule of an optimizer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
     Sgd(SgdRule),
@@ -183,32 +183,32 @@ impl Rule {
         }
     }
 
-    /// The op that updates a parameter.
+    /// Returns the name of the op that updates a parameter.
     pub fn op(&self) -> &'static str {
         self.update().op()
     }
 }
 
-/// What a rule says of itself; the emission is the same for all.
+/// Description of a rule. All rules share the code that emits them.
 trait Update {
     fn op(&self) -> &'static str;
 
-    /// Variables kept for each parameter.
+    /// Returns the state variables per parameter.
     fn state(&self) -> Vec<State> {
         Vec::new()
     }
 
-    /// Attributes of the update of one parameter.
+    /// Returns the attributes of the update of one parameter.
     fn attrs(&self, parameter: &str) -> Vec<(&'static str, Attr)>;
 }
 
-/// A variable kept for a parameter: `<parameter>_<name>_0`. It is read from `slot` and written to
-/// `<slot>Out`.
+/// A state variable of a parameter: `<parameter>_<name>_0`. The update reads it from `slot` and
+/// writes it to `<slot>Out`.
 struct State {
     name: &'static str,
     slot: &'static str,
     start: f64,
-    /// One number instead of one for each element.
+    /// Whether the state is one number instead of one per element.
     single: bool,
 }
 
@@ -225,20 +225,20 @@ impl State {
 /// A parameter with its gradient.
 pub type ParamGrad = (VarId, VarId);
 
-/// Where and when [`OptimizerDesc::apply_gradients_at`] updates.
+/// Options of [`OptimizerDesc::apply_gradients_at`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ApplyAt {
-    /// The block of clips and updates; the root if nothing else is said.
+    /// Block of clipping and updates; the root by default.
     pub block: BlockId,
-    /// A bool: rules that know it leave everything as it is when it holds.
+    /// Boolean variable. If it is true, rules that support it leave parameters and state unchanged.
     pub skip_update: Option<VarId>,
-    /// The rate, where it has been emitted already.
+    /// Learning rate, if it has been emitted already.
     pub rate: Option<VarId>,
-    /// That of [`OptimizerDesc::rows`].
+    /// Learning rate of [`OptimizerDesc::rows`], if it has been emitted already.
     pub rows_rate: Option<VarId>,
 }
 
-/// What [`OptimizerDesc::minimize`] made.
+/// Results of [`OptimizerDesc::minimize`].
 #[derive(Clone, Debug)]
 pub struct Minimized {
     pub params_grads: Vec<ParamGrad>,
@@ -291,8 +291,8 @@ impl OptimizerDesc {
         Ok(pairs)
     }
 
-    /// Appends rate, clip and updates, in the order of parameter names, and returns the variable of
-    /// the rate.
+    /// Appends learning rate, clipping and updates, in the order of parameter names. Returns the
+    /// variable of the learning rate.
     pub fn apply_gradients(
         &self,
         programs: &mut Programs,
@@ -302,7 +302,7 @@ impl OptimizerDesc {
         self.apply_gradients_at(programs, registry, params_grads, &ApplyAt::default())
     }
 
-    /// Appends the rate to the root block, and returns it.
+    /// Appends the learning rate to the root block and returns its variable.
     pub fn emit_rate(&self, programs: &mut Programs, registry: &Registry) -> Result<VarId> {
         let mut main = Emit::new(&mut programs.main, registry, OpRole::OPTIMIZE);
         let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
@@ -318,8 +318,8 @@ impl OptimizerDesc {
         Ok(rate)
     }
 
-    /// The parameters that [`OptimizerDesc::rows`] updates: those that lookups read, themselves or
-    /// as a cast.
+    /// Returns the parameters that [`OptimizerDesc::rows`] updates: those that lookups read
+    /// directly or after a cast.
     pub fn tables(&self, main: &Program) -> HashSet<VarId> {
         if self.rows.is_none() {
             return HashSet::new();
@@ -334,7 +334,8 @@ impl OptimizerDesc {
         read.map(|table| casts.get(&table).copied().unwrap_or(table)).collect()
     }
 
-    /// Which parameters are trained is the whole optimizer's to say.
+    /// Checks that the optimizer of tables does not select parameters. Only the main optimizer
+    /// does.
     fn check_rows(&self) -> Result<()> {
         let Some(rows) = &self.rows else { return Ok(()) };
         let Settings { parameters, no_grad, .. } = &rows.settings;
@@ -347,8 +348,8 @@ impl OptimizerDesc {
             .help("say it of the optimizer that it belongs to"))
     }
 
-    /// As [`OptimizerDesc::apply_gradients`], in a block that need not run in every step. The rate
-    /// is always computed in the root block: its schedule goes on.
+    /// Like [`OptimizerDesc::apply_gradients`], in a block that may not run in every step. The
+    /// learning rate is always computed in the root block, so its schedule advances in every step.
     pub fn apply_gradients_at(
         &self,
         programs: &mut Programs,
@@ -398,8 +399,8 @@ impl OptimizerDesc {
         Ok(rate)
     }
 
-    /// The gradients as an update op would see them, clipped and regularised, as variables of their
-    /// own: what a worker sends where the update is made elsewhere.
+    /// Returns the clipped and regularized gradients, as an update op would use them, as new
+    /// variables. A worker sends them if the update happens elsewhere.
     pub fn finished_gradients(
         &self,
         programs: &mut Programs,
@@ -485,7 +486,7 @@ impl OptimizerDesc {
     }
 }
 
-/// What a regulariser adds to the gradient.
+/// Emits the term that a regularizer adds to the gradient.
 fn decay(emit: &mut Emit<'_>, regularizer: Regularizer, param: VarId) -> Result<VarId> {
     let (base, coeff) = match regularizer {
         Regularizer::L2(coeff) => (param, coeff),
@@ -494,7 +495,7 @@ fn decay(emit: &mut Emit<'_>, regularizer: Regularizer, param: VarId) -> Result<
     emit.named_op("scale")?.input("X", base).attr("scale", coeff).one("Out")
 }
 
-/// The op that made the loss carries the loss bit, which strategies look for.
+/// Sets the loss bit on the op that writes the loss. Strategies look for this bit.
 fn mark_loss(main: &mut Program, loss: VarId) {
     let producer = main
         .root_ops()
@@ -506,7 +507,7 @@ fn mark_loss(main: &mut Program, loss: VarId) {
     }
 }
 
-/// The device on which each parameter's gradient is made: its update belongs there.
+/// Returns the device on which each parameter's gradient is computed. The update runs there too.
 fn grad_devices(main: &Program, pairs: &[ParamGrad]) -> HashMap<VarId, Arc<str>> {
     let params: HashMap<VarId, VarId> = pairs.iter().map(|(param, grad)| (*grad, *param)).collect();
     let mut devices = HashMap::new();

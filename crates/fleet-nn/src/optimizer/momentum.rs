@@ -1,10 +1,11 @@
-//! `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
+//! Momentum: `v = mu * v + g; w -= lr * v`, or with Nesterov `w -= lr * (g + mu * v)`.
 
 use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Gradient descent with momentum.
+/// Gradient descent with momentum: `v = mu * v + g; w -= lr * v`, or with `use_nesterov`
+/// `w -= lr * (g + mu * v)`.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -17,7 +18,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Momentum = Configured<MomentumRule>;
 
-/// See [`Momentum`].
+/// Rule of [`Momentum`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct MomentumRule {
     pub mu: f64,

@@ -5,7 +5,9 @@ use super::{Configured, Rule, State, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// RMSProp, optionally centred by the mean gradient.
+/// RMSProp: `ms = rho * ms + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(ms + epsilon);
+/// w -= v`. With `centered`, the variance `ms - mean^2` replaces `ms` in the root, with a moving
+/// average `mean` of the gradient. Defaults: `rho` 0.95, `epsilon` 1e-6, `momentum` 0.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -16,7 +18,7 @@ use fleet_ir::Attr;
 /// ```
 pub type RmsProp = Configured<RmsPropRule>;
 
-/// See [`RmsProp`].
+/// Rule of [`RmsProp`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsPropRule {
     pub rho: f64,

@@ -1,10 +1,10 @@
-//! `w -= lr * g`.
+//! Stochastic gradient descent: `w -= lr * g`.
 
 use super::{Configured, Rule, Update};
 use crate::LearningRate;
 use fleet_ir::Attr;
 
-/// Plain stochastic gradient descent.
+/// Stochastic gradient descent: `w -= lr * g`.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -15,7 +15,7 @@ use fleet_ir::Attr;
 /// ```
 pub type Sgd = Configured<SgdRule>;
 
-/// See [`Sgd`].
+/// Rule of [`Sgd`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SgdRule;
 

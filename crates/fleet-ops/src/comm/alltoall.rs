@@ -1,5 +1,5 @@
-//! `alltoall`: `X` is cut into as many pieces as there are ranks, along its first dimension; piece
-//! `i` goes to rank `i`, and `Out` holds what came from each rank, in order.
+//! `alltoall`: splits `X` along its first dimension into one piece per rank and sends piece `i` to
+//! rank `i`. `Out` holds the pieces received from all ranks, in order.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;

@@ -1,4 +1,4 @@
-//! `c_broadcast`: each `Out` is the `X` that rank `root` holds, on every rank.
+//! `c_broadcast`: copies each `X` of rank `root` to `Out` on every rank.
 
 use super::{
     LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_alike, label, rank_attr, take_over,

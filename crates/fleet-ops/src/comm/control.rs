@@ -1,13 +1,13 @@
 //! Ops of rings that move no tensor.
 //!
-//! * `c_comm_init` states a ring: its number, and its members, which are `nranks` ranks of the job
-//!   from `first` on, each `stride` apart. Whoever runs the program makes the rings from these ops
-//!   before; the op itself checks that the ring it was given has this size and this `rank`.
-//! * `barrier` waits for all ranks. `X`, if given, is passed on to `Out`, which orders the barrier
-//!   among the ops that touch it.
-//! * `c_sync_calc_stream` and `c_sync_comm_stream` are kept where the documents show them: they
-//!   mark where communication begins and ends. Order follows from what ops read and write, so they
-//!   do nothing.
+//! * `c_comm_init` declares a ring: its number and its members. These are `nranks` ranks of the
+//!   job, starting with `first`, `stride` apart. The caller that runs the program creates the rings
+//!   from these ops beforehand. The op itself checks that its ring has this size and this `rank`.
+//! * `barrier` waits for all ranks. `X`, if given, is copied to `Out`, which orders the barrier
+//!   among the ops that use it.
+//! * `c_sync_calc_stream` and `c_sync_comm_stream` mark the start and end of communication, as in
+//!   the documented programs. They do nothing, because execution order follows from inputs and
+//!   outputs.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks, take_over};
 use crate::prelude::*;

@@ -1,18 +1,20 @@
-//! `dgc`: deep gradient compression. Of each gradient only the largest elements travel, as (index,
-//! value) pairs; the rest waits and grows.
+//! `dgc`: deep gradient compression. Ranks exchange only the largest elements of each gradient, as
+//! (index, value) pairs. The other elements accumulate locally.
 //!
-//! In step s (`CurrentStep`, 0 at first), before `rampup_begin_step`: the gradient is summed over
-//! ranks and clipped to the norm that `local_clip_norm` is each rank's share of (`local_clip_norm`
-//! times the root of the number of ranks), and `GradOut` is that. From then on the sparsity is
-//! entry `(s - begin) * len / rampup_step` of the list, the last one at most, and
-//! `k = floor(n * (1 - sparsity))`, at least 1. With this rank's own g (`Grad` times the number of
-//! ranks; clipped to `local_clip_norm` if that is above 0; regularised): `u = m u + g; v = v + u`,
-//! with Nesterov `u = m (u + g); v = v + u + g`. The k elements of v with the largest magnitude are
-//! sent; there u and v start anew. `GradOut` is the sum of what all ranks sent, divided by their
-//! number.
+//! `CurrentStep` is the step s, from 0. Before `rampup_begin_step`, the op sums the gradient over
+//! ranks and clips it to the norm `local_clip_norm * sqrt(number of ranks)`. `GradOut` is the
+//! result.
 //!
-//! `dgc_momentum` updates with it: by momentum before `rampup_begin_step`, then plainly, since the
-//! momentum is in u already.
+//! From `rampup_begin_step` on, the sparsity is entry `(s - begin) * len / rampup_step` of the
+//! list, or its last entry. The number of elements to send is `k = floor(n * (1 - sparsity))`, at
+//! least 1. This rank's own gradient g is `Grad` times the number of ranks, clipped to
+//! `local_clip_norm` if that is above 0, and regularized. It updates `u = m u + g; v = v + u`, or
+//! with Nesterov `u = m (u + g); v = v + u + g`. The rank sends the k elements of v with the
+//! largest magnitude and resets u and v to 0 there. `GradOut` is the sum of all ranks' elements,
+//! divided by the number of ranks.
+//!
+//! `dgc_momentum` updates the parameter with this gradient: by momentum before `rampup_begin_step`,
+//! and by plain SGD afterwards, because u already contains the momentum.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
@@ -79,7 +81,7 @@ struct Plan {
     sparsity: Vec<f64>,
     begin: f64,
     rampup: f64,
-    /// 0 none, 1 by sign, 2 by value.
+    /// Kind of regularization (0 none, 1 L1, 2 L2) and its coefficient.
     regular: (i64, f32),
     clip: f64,
 }
@@ -102,7 +104,8 @@ impl Plan {
     }
 
     fn pairs(&self, sparsity: f64) -> usize {
-        // Sparsities such as 0.999 are not exact: 1 - 0.999 is a little less than 0.001.
+        // Sparsities such as 0.999 are not exact in floating point: 1 - 0.999 is slightly less than
+        // 0.001.
         ((self.len as f64 * (1.0 - sparsity) + 1e-6).floor() as usize).clamp(1, self.len.max(1))
     }
 
@@ -112,7 +115,8 @@ impl Plan {
         self.pairs(self.sparsity[index.min(last)])
     }
 
-    /// An order of all elements, the pairs of this rank, those of all.
+    /// Number of scratch words: indices of all elements, the pairs of this rank, the pairs of all
+    /// ranks.
     fn scratch_words(&self) -> usize {
         let most = self.sparsity.iter().map(|share| self.pairs(*share)).max().unwrap_or(1);
         self.len + 2 * most * (self.ring.size() + 1)
@@ -153,7 +157,7 @@ impl Plan {
     }
 
     fn accumulate(&self, grad: &[f32], param: &[f32], u: &mut [f32], v: &mut [f32]) {
-        // This rank's own gradient is the one that was divided by the number of ranks.
+        // `Grad` is this rank's gradient divided by the number of ranks.
         let ranks = self.ranks() as f32;
         let clip = shrink(grad, self.clip / self.ranks());
         let (kind, coeff) = self.regular;
@@ -174,7 +178,7 @@ impl Plan {
         }
     }
 
-    /// The mean of what all ranks sent.
+    /// Writes the mean of all ranks' elements to `out`.
     fn scatter(&self, all: &[i32], out: &Arg) -> Result<()> {
         let out = out.slice_mut::<f32>();
         out.fill(0.0);
@@ -193,8 +197,8 @@ impl Plan {
     }
 }
 
-/// The factor that brings a gradient to a norm; 1 for one that is short enough, or where there is
-/// no bound.
+/// Returns the factor that scales a gradient down to a norm; 1 if the gradient is short enough or
+/// there is no limit.
 fn shrink(grad: &[f32], norm_max: f64) -> f32 {
     if norm_max <= 0.0 {
         return 1.0;
@@ -203,11 +207,10 @@ fn shrink(grad: &[f32], norm_max: f64) -> f32 {
     (norm_max / squares.sqrt().max(norm_max)) as f32
 }
 
-/// Brings the indices of the `count` elements of largest magnitude to the front, in ascending
-/// order.
+/// Moves the indices of the `count` elements of largest magnitude to the front, in ascending order.
 fn select(v: &[f32], order: &mut [i32], count: usize) {
     order.iter_mut().enumerate().for_each(|(at, it)| *it = at as i32);
-    // Of equal magnitudes the earlier one goes, so that the choice is one.
+    // Of equal magnitudes the earlier element is chosen, so that the result is deterministic.
     let key = |index: &i32| (std::cmp::Reverse(v[*index as usize].abs().to_bits()), *index);
     if count < order.len() {
         order.select_nth_unstable_by_key(count, key);
@@ -216,12 +219,12 @@ fn select(v: &[f32], order: &mut [i32], count: usize) {
 }
 
 fn bytes(words: &[i32]) -> &[u8] {
-    // SAFETY: the same memory, whose every byte is initialised.
+    // SAFETY: the same memory, of which every byte is initialized.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
 fn bytes_mut(words: &mut [i32]) -> &mut [u8] {
-    // SAFETY: as above; every bit pattern is a word.
+    // SAFETY: as above, and every bit pattern is a valid word.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 

@@ -1,9 +1,10 @@
-//! `c_allgather`, `c_reducescatter`, `c_concat`, `c_split`: tensors put together from, or cut into,
-//! pieces of the ranks; along the first dimension, or for `c_concat` and `c_split` the last.
+//! `c_allgather`, `c_reducescatter`, `c_concat`, `c_split`: tensors concatenated from pieces of the
+//! ranks, or split into them. The axis is the first dimension, or for `c_concat` and `c_split` the
+//! last.
 //!
-//! `c_allgather_rows` is `c_allgather` for sparse rows: `Out` holds the rows of every rank, one
-//! rank behind the other, so that it stands for the sum of their matrices. Every rank has room for
-//! equally many rows and may use fewer.
+//! `c_allgather_rows` is `c_allgather` for sparse rows. `Out` holds the rows of all ranks in the
+//! order of ranks, so it represents the sum of their matrices. Every rank has the same capacity in
+//! rows and may use fewer.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
@@ -100,7 +101,7 @@ pub static CONCAT: OpDef = OpDef {
     traits: TRAITS,
 };
 
-/// Takes this rank's columns; nothing is sent.
+/// `c_split`: takes this rank's columns, without communication.
 pub static SPLIT: OpDef = OpDef {
     spec: OpSpec { name: "c_split", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| {
@@ -156,7 +157,7 @@ pub static ALL_GATHER_ROWS: OpDef = OpDef {
     cpu: |p| {
         let ring = p.services.ring_of(p.op)?;
         let (label, x) = (label(p.op), p.input("X"));
-        // For each rank: how many rows, their numbers, then their values.
+        // Data per rank: the number of rows, the row numbers, then the values.
         let bytes = (1 + x.rows) * size_of::<i64>() + x.bytes();
         let padded = bytes.next_multiple_of(8);
         let ranks = ring.size();
@@ -194,7 +195,7 @@ fn pack_rows(from: &Arg, row_bytes: usize, into: &mut [u8]) {
     values[..used].copy_from_slice(&from.bytes()[..used]);
 }
 
-/// Appends a rank's rows behind the first `count`, and says how many there were.
+/// Appends a rank's rows after the first `count` rows, and returns their number.
 fn unpack_rows(
     record: &[u8],
     like: &Arg,
@@ -229,7 +230,7 @@ fn unpack_rows(
     Ok(rows)
 }
 
-/// The first or the last axis of an operand that must have one.
+/// Returns the first or the last axis of X. Fails if X has no dimension.
 fn axis_of(i: &InferCtx<'_>, shape: &Shape, last: bool) -> Result<usize> {
     match shape.rank() {
         0 => Err(i.error("X", "has no dimension to cut or join").got(shape)),
@@ -249,7 +250,7 @@ fn parts(mut shape: Shape, axis: usize, ranks: i64) -> Shape {
     shape
 }
 
-/// Refuses a first dimension that cannot be cut into `ranks` equal parts.
+/// Rejects a first dimension that is not a multiple of `ranks`.
 pub(super) fn check_divides(i: &InferCtx<'_>, shape: &Shape, ranks: i64) -> Result<()> {
     let axis = axis_of(i, shape, false)?;
     check_dim(i, shape, axis, ranks)

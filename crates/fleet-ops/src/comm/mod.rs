@@ -1,9 +1,9 @@
-//! Communication between ranks. Every op names its ring (`ring_id`) and the number of ranks that
-//! the program was written for (`nranks`); the ring itself comes from [`crate::Services`].
+//! Communication between ranks. Every op names its ring (`ring_id`) and the number of ranks for
+//! which the program was written (`nranks`). The ring itself comes from [`crate::Services`].
 //!
-//! A ring's ops run in a lane of their own, beside compute, in program order; what they wait for
-//! and what waits for them follows from what they read and write. `use_calc_stream` puts a ring's
-//! ops into the compute lane.
+//! The ops of a ring run in a lane of their own, beside compute, in program order. Dependencies on
+//! other lanes follow from inputs and outputs. `use_calc_stream` moves a ring's ops to the compute
+//! lane.
 
 pub mod alltoall;
 pub mod broadcast;
@@ -20,22 +20,23 @@ use fleet_ir::AttrSpec;
 pub(crate) const RING_ID: AttrSpec = attr("ring_id", Int(0));
 pub(crate) const NRANKS: AttrSpec = attr("nranks", Int(1));
 pub(crate) const USE_CALC_STREAM: AttrSpec = attr("use_calc_stream", Bool(false));
-/// What the call is for, as errors name it.
+/// Description of the call, for errors.
 pub(crate) const LABEL: AttrSpec = attr("label", Str(""));
 
-/// Ranks of a ring: far above any cluster, and small enough that sizes times ranks stay numbers.
+/// Maximum number of ranks in a ring: far above any cluster, and small enough that sizes times
+/// ranks do not overflow.
 pub const RANKS_MAX: i64 = 1 << 20;
 
-/// Something happens outside, and all ranks must agree on it: such an op is never dropped.
+/// Traits of communication ops. All ranks must agree on the calls, so such an op is never removed.
 pub(crate) const TRAITS: OpTraits =
     OpTraits { effect: true, lane: Lane::Ring, cost, ..OpTraits::plain() };
 
-/// No arithmetic to speak of; the bytes of its operands.
+/// Cost of the operands' bytes, without arithmetic.
 fn cost(ctx: &CostCtx<'_>) -> Cost {
     Cost { flops: 0.0, bytes: ctx.bytes() }
 }
 
-/// The number of ranks, checked.
+/// Returns the number of ranks, checked.
 pub(crate) fn nranks(i: &InferCtx<'_>) -> Result<i64> {
     let ranks = i.op.attr_int("nranks");
     if (1..=RANKS_MAX).contains(&ranks) {
@@ -46,7 +47,7 @@ pub(crate) fn nranks(i: &InferCtx<'_>) -> Result<i64> {
         .got(ranks))
 }
 
-/// An attribute that names a rank of the ring.
+/// Checks that an attribute is a rank of the ring.
 pub(crate) fn rank_attr(i: &InferCtx<'_>, name: &str) -> Result<()> {
     let (ranks, rank) = (nranks(i)?, i.op.attr_int(name));
     if (0..ranks).contains(&rank) {
@@ -57,7 +58,7 @@ pub(crate) fn rank_attr(i: &InferCtx<'_>, name: &str) -> Result<()> {
         .got(rank))
 }
 
-/// Every output is as the input at its place.
+/// Gives each output the type and shape of the input at the same index.
 pub(crate) fn infer_alike(i: &mut InferCtx<'_>) -> Result<()> {
     nranks(i)?;
     for meta in i.inputs("X").to_vec() {
@@ -66,7 +67,7 @@ pub(crate) fn infer_alike(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// How errors and peers call the op: `c_allreduce_sum 'gradients 1/5' on ring 0`.
+/// Returns the name of the op in errors and on peers: `c_allreduce_sum 'gradients 1/5' on ring 0`.
 pub(crate) fn label(op: &fleet_ir::Op) -> String {
     let (name, ring) = (op.name(), op.attr_int("ring_id"));
     match op.attr_str("label") {
@@ -75,7 +76,7 @@ pub(crate) fn label(op: &fleet_ir::Op) -> String {
     }
 }
 
-/// Lets each output start as the input at its place, where the two are not one.
+/// Copies each input to the output at the same index, unless they share memory.
 pub(crate) fn take_over(inputs: &[Arg], outputs: &[Arg]) {
     for (from, to) in inputs.iter().zip(outputs) {
         if from.is_at(to) {

@@ -1,7 +1,7 @@
-//! `c_allreduce_{sum,max,min,prod,avg}` and `c_reduce_sum`: each `Out` is the reduction of the `X`
-//! at its place over all ranks. A bucket of gradients is one op with many variables, each in place,
-//! and one call to the ring: nothing is copied together. `c_reduce_sum` gives the sum to `root`
-//! alone; elsewhere `Out` is unspecified.
+//! `c_allreduce_{sum,max,min,prod,avg}` and `c_reduce_sum`: each `Out` is the reduction over all
+//! ranks of the `X` at the same index. A bucket of gradients is one op with many variables, each
+//! reduced in place, and one call to the ring. Gradients are not copied into one buffer.
+//! `c_reduce_sum` gives the sum only to `root`; on other ranks `Out` is unspecified.
 
 use super::{
     LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, infer_alike, label, rank_attr, take_over,

@@ -1,5 +1,5 @@
-//! `send_v2` and `recv_v2`: one tensor from one rank of a ring to another. The receiver states the
-//! shape and the type of what comes.
+//! `send_v2` and `recv_v2`: send one tensor from one rank of a ring to another. The receiver
+//! declares its shape and type.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, rank_attr};
 use crate::prelude::*;
@@ -54,7 +54,8 @@ pub static RECV: OpDef = OpDef {
     traits: TRAITS,
 };
 
-/// A ring compares the labels of a pair, so both ops have one.
+/// Returns the label shared by `send_v2` and `recv_v2`, because a ring compares the labels of a
+/// pair.
 fn pair_label(op: &fleet_ir::Op) -> String {
     let ring = op.attr_int("ring_id");
     match op.attr_str("label") {

@@ -1,8 +1,8 @@
-//! Runs its sub-block when `Cond` (one boolean) is true.
+//! `conditional_block`: runs its sub-block if `Cond` (one boolean) is true.
 //!
-//! The planner and the interpreter know this op by name and run the block themselves; there is no
-//! kernel. What the block touches outside of it is read off its ops. It has no gradient rule of its
-//! own: the backward pass writes a conditional block of the gradients of its ops.
+//! The planner and the interpreter recognize this op by name and run the block themselves, so there
+//! is no kernel. The inputs and outputs of the block follow from its ops. The op has no gradient
+//! rule. The backward pass emits a conditional block with the gradients of its ops.
 
 use crate::prelude::*;
 

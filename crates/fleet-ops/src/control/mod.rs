@@ -1,4 +1,4 @@
-//! Control flow, and values that come and go.
+//! Control flow, and offloading of values.
 
 pub mod conditional_block;
 pub mod offload;

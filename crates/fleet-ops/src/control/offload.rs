@@ -1,10 +1,10 @@
-//! `offload_store` and `offload_fetch`: a value leaves the arena for the executor's store (see
-//! [`Spill`](crate::Spill)) and comes back.
+//! `offload_store` and `offload_fetch`: move a value from the arena to the executor's storage (see
+//! [`Spill`](crate::Spill)) and back.
 //!
 //! `offload_store` writes X to slot `slot`. `offload_fetch` reads that slot into Out, which has the
-//! type and shape of X; X itself is looked at for its shape alone, so its memory is free in
-//! between. Both run in a lane of their own: a fetch that stands early in the program is done when
-//! its value is wanted.
+//! type and shape of X. It uses only the shape of X, so the memory of X is free in between. Both
+//! run in a separate lane, so a fetch placed early in the program completes before its value is
+//! needed.
 
 use crate::Lane;
 use crate::prelude::*;
@@ -12,7 +12,7 @@ use fleet_ir::AttrSpec;
 
 const SLOT: AttrSpec = required("slot", AttrKind::Int);
 
-/// Beside compute, as copies are; not to be left out or moved.
+/// Runs beside compute, like copies, and is never removed or moved.
 const TRAITS: OpTraits = OpTraits { effect: true, lane: Lane::Side(0), cost, ..OpTraits::plain() };
 
 fn cost(ctx: &CostCtx<'_>) -> Cost {

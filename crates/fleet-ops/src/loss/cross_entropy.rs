@@ -1,9 +1,9 @@
 //! Cross entropy of probabilities: `Y = -ln X[label]`, or `-sum(Label * ln X)` with `soft_label`;
 //! f32.
 //!
-//! Classes lie along the last dimension. Y has one number a row. Rows whose label is `ignore_index`
-//! give 0. Logarithms are kept above -1e20, as the documented op does, so that a probability of 0
-//! gives a large loss and not infinity.
+//! Classes are along the last dimension, and Y has one number per row. Rows with label
+//! `ignore_index` give 0. As in the documented op, logarithms are limited to at least -1e20, so a
+//! probability of 0 gives a large but finite loss.
 
 use super::labels::{Classes, check_label};
 use super::pointwise::{fill, set_grad};

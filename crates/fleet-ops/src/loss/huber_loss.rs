@@ -1,5 +1,5 @@
-//! Huber loss of predictions X and labels Y: with `r = Y - X`, `r^2 / 2` up to `|r| = delta`, then
-//! `delta * (|r| - delta / 2)`; f32.
+//! Huber loss of predictions X and labels Y. With `r = Y - X`, it is `r^2 / 2` up to `|r| = delta`,
+//! and `delta * (|r| - delta / 2)` beyond; f32.
 
 use super::pointwise::{check_pair, fill, infer_pair, set_grad};
 use crate::prelude::*;

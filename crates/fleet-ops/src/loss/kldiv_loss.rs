@@ -95,7 +95,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
 };
 
-/// Whether the loss is one number, and what its sum is multiplied by.
+/// Returns whether the loss is one number, and the factor of its sum.
 fn prepare(p: &PrepareCtx<'_>) -> (bool, f32) {
     let shape = p.input("X").shape;
     let count = match p.op.attr_str("reduction") {

@@ -1,5 +1,5 @@
-//! `Out = (1 - epsilon) * X + epsilon * PriorDist`, the prior uniform over the last dimension when
-//! not given; f32.
+//! `Out = (1 - epsilon) * X + epsilon * PriorDist`; f32. The default prior is uniform over the last
+//! dimension.
 
 use super::pointwise::fill;
 use crate::math;

@@ -1,11 +1,11 @@
-//! Class labels: which shapes fit which predictions, and how they are read.
+//! Class labels: their shapes for given predictions, and reading them.
 
 use crate::prelude::*;
 
 /// Element types of class numbers.
 pub(super) const CLASS_TYPES: &[DType] = &[DType::I64, DType::I32];
 
-/// Class numbers of either width.
+/// Class numbers as i64 or i32.
 #[derive(Clone, Copy)]
 pub(super) enum Classes<'a> {
     I64(&'a [i64]),
@@ -28,7 +28,7 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// Refuses a label that is neither a class nor `ignore`.
+    /// Rejects a label that is neither a class nor `ignore`.
     pub(super) fn check(&self, classes: usize, ignore: i64) -> Result<()> {
         let wrong = |label: i64| label != ignore && !(0..classes as i64).contains(&label);
         let found = match self {
@@ -44,8 +44,8 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// Checks `label` against predictions whose classes lie along `axis`, and returns the shape of the
-/// loss: that of the predictions with one number along `axis`.
+/// Checks the shape of `label` for predictions with classes along `axis`. Returns the shape of the
+/// loss: the shape of the predictions with size 1 along `axis`.
 pub(super) fn check_label(
     i: &InferCtx<'_>,
     predictions: &str,

@@ -1,9 +1,9 @@
 //! Negative log likelihood: `-Weight[label] * X[label]` of log-probabilities X [N, C, ...] and
 //! Label [N, ...]; f32.
 //!
-//! `reduction`: "none" gives the shape of Label; "sum" and "mean" (divided by the weights that
-//! count) give `[1]`. Total_weight is the sum of those weights. Labels equal to `ignore_index`
-//! count nothing.
+//! `reduction` "none" gives the shape of Label. "sum" and "mean" give `[1]`, where "mean" divides
+//! by the sum of the weights. Total_weight is that sum. Labels equal to `ignore_index` are
+//! excluded.
 
 use super::labels::{CLASS_TYPES, Classes};
 use super::pointwise::{fill, partial_len, set_grad, sum};
@@ -144,7 +144,7 @@ fn weight_of(label: i64, ignore: i64, weights: Option<&[f32]>) -> f32 {
     }
 }
 
-/// The shape of the labels.
+/// Checks the inputs and returns the shape of the labels.
 fn check(i: &InferCtx<'_>) -> Result<Shape> {
     i.check_dtype("X", &[DType::F32])?;
     i.check_dtype("Label", CLASS_TYPES)?;

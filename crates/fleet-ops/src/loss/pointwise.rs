@@ -1,9 +1,9 @@
-//! What losses of the form "one number an element" share: the loop over the pool, the shape rule of
-//! a pair, the gradient rule of a pair. Not for ops that deserve vector code; those have kernels.
+//! Helpers of losses with one number per element: the parallel loop, the shape rule of a pair, the
+//! gradient rule of a pair. Ops that need vector code have kernels instead.
 
 use crate::prelude::*;
 
-/// Elements of one task: some 50 us of logarithms.
+/// Elements per task: about 50 us of logarithms.
 const GRAIN: usize = 8192;
 
 /// `out[i] = f(i)`, in parallel.
@@ -11,7 +11,7 @@ pub(super) fn fill(pool: &Pool, out: &mut [f32], f: impl Fn(usize) -> f32 + Sync
     let len = out.len();
     let out = Shareable::new(out);
     pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside.
+        // SAFETY: ranges are disjoint and inside the output.
         let part = unsafe { out.slice(range.start, range.len()) };
         for (index, value) in range.zip(part) {
             *value = f(index);
@@ -19,7 +19,7 @@ pub(super) fn fill(pool: &Pool, out: &mut [f32], f: impl Fn(usize) -> f32 + Sync
     });
 }
 
-/// The sum of `f(i)` for `i < len`, in f64 and in a fixed order.
+/// Returns the sum of `f(i)` for `i < len`, in f64 and in a fixed order.
 pub(super) fn sum(
     pool: &Pool,
     len: usize,
@@ -29,19 +29,19 @@ pub(super) fn sum(
     let blocks = partial_len(len);
     let shared = Shareable::new(&mut partial[..blocks]);
     pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: one number a range.
+        // SAFETY: each range writes its own number.
         let cell = unsafe { shared.slice(range.start / GRAIN, 1) };
         cell[0] = range.map(&f).sum();
     });
     partial[..blocks].iter().sum()
 }
 
-/// Numbers of scratch that [`sum`] wants.
+/// Numbers of scratch that [`sum`] needs.
 pub(super) fn partial_len(len: usize) -> usize {
     len.div_ceil(GRAIN)
 }
 
-/// Both inputs are f32 of one shape; the output is that shape.
+/// Checks that both inputs are f32 of one shape, and gives the output that shape.
 pub(super) fn infer_pair(i: &mut InferCtx<'_>, x: &str, y: &str, out: &str) -> Result<()> {
     check_pair(i, x, y)?;
     let meta = i.input(x)?;
@@ -49,14 +49,14 @@ pub(super) fn infer_pair(i: &mut InferCtx<'_>, x: &str, y: &str, out: &str) -> R
     Ok(())
 }
 
-/// As [`infer_pair`], without an output.
+/// Like [`infer_pair`], without an output.
 pub(super) fn check_pair(i: &InferCtx<'_>, x: &str, y: &str) -> Result<()> {
     i.check_dtype(x, &[DType::F32])?;
     i.check_dtype(y, &[DType::F32])?;
     i.check_shape(y, i.input(x)?.shape)
 }
 
-/// Pushes the gradient of an input slot where the op has it as an output.
+/// Adds the gradient of an input slot if the op has it as an output.
 pub(super) fn set_grad(i: &mut InferCtx<'_>, slot: &str, grad: &str) -> Result<()> {
     if !i.op.output(grad).is_empty() {
         let meta = i.input(slot)?;

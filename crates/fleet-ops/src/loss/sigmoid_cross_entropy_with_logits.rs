@@ -1,8 +1,8 @@
 //! `Out = max(x, 0) - x * z + ln(1 + exp(-|x|))`: the cross entropy of sigmoid(X) and Label,
-//! without ever forming the sigmoid; f32.
+//! without computing the sigmoid; f32.
 //!
-//! Elements whose label equals `ignore_index` count nothing; with `normalize` the rest is divided
-//! by their number.
+//! Elements whose label equals `ignore_index` are excluded. With `normalize`, the others are
+//! divided by their number.
 
 use super::pointwise::{check_pair, infer_pair, partial_len, set_grad, sum};
 use crate::prelude::*;
@@ -68,8 +68,8 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
-/// Runs `body(k, ignore)`, and with `normalize` divides what it made by the number of elements that
-/// count.
+/// Runs `body(k, ignore)`. With `normalize`, divides the result by the number of elements that are
+/// not ignored.
 fn kernel(p: &PrepareCtx<'_>, body: fn(&KernelCtx<'_>, f32)) -> Result<Kernel> {
     let ignore = p.op.attr_int("ignore_index") as f32;
     let len = p.input("X").numel();
@@ -90,7 +90,7 @@ fn kernel(p: &PrepareCtx<'_>, body: fn(&KernelCtx<'_>, f32)) -> Result<Kernel> {
     .scratch::<f64>(partial_len(len)))
 }
 
-/// An exponential and a logarithm are about 20 flops each.
+/// Cost with about 20 flops each for an exponential and a logarithm.
 fn cost(c: &CostCtx<'_>) -> Cost {
     Cost { flops: 40.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
 }

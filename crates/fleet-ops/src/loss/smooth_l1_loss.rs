@@ -1,5 +1,5 @@
-//! Smooth L1 loss of predictions X and labels Y, one number a row: with `s = sigma^2` and
-//! `d = InsideWeight * (X - Y)`, the sum over a row of
+//! Smooth L1 loss of predictions X and labels Y, one number per row. With `s = sigma^2` and
+//! `d = InsideWeight * (X - Y)`, it is the sum over a row of
 //! `OutsideWeight * (|d| < 1/s ? s * d^2 / 2 : |d| - 1/(2 s))`; f32.
 //!
 //! Diff holds `d` for the gradient. No gradient flows to the weights.
@@ -121,7 +121,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { shape_only: &["X", "Y"], ..OpTraits::plain() },
 };
 
-/// Sigma squared and the elements of a row.
+/// Returns sigma squared and the number of elements per row.
 fn prepare(p: &PrepareCtx<'_>) -> (f32, usize) {
     let sigma = p.op.attr_float("sigma") as f32;
     let shape = p.input("X").shape;

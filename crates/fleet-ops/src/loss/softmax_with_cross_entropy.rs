@@ -1,9 +1,9 @@
-//! Softmax and the cross entropy of it with Label, in one pass and without overflow: Softmax has
-//! the shape of Logits, Loss one number along `axis`.
+//! Softmax, and its cross entropy with Label, in one pass and without overflow. Softmax has the
+//! shape of Logits, and Loss has size 1 along `axis`.
 //!
-//! Labels are class numbers (i64 or i32, with or without the axis of 1), or with `soft_label` a
-//! distribution. Rows labelled `ignore_index` have loss 0 and no gradient. The gradient is the
-//! softmax minus the label, written over the softmax where that is not needed any more.
+//! Labels are class numbers (i64 or i32, with or without the axis of size 1), or a distribution
+//! with `soft_label`. Rows with label `ignore_index` have loss 0 and no gradient. The gradient is
+//! the softmax minus the label. It overwrites the softmax if that is not needed afterwards.
 
 use super::labels::check_label;
 use crate::nn::axis::Split;
@@ -82,7 +82,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     if !g.wants("Logits") {
         return Ok(());
     }
-    // Somebody may use the probabilities too.
+    // The probabilities may have consumers with gradients too.
     if let Some(dy) = g.maybe_dy("Softmax") {
         let dx = g.dx_of(logits, VarKind::Dense)?;
         g.op(&softmax_op::GRAD)
@@ -107,7 +107,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// How labels and rows come to the kernel, which knows contiguous rows and i64 labels.
+/// Preparation of labels and rows for the kernel, which needs contiguous rows and i64 labels.
 #[derive(Clone, Copy)]
 struct Plan {
     split: Split,
@@ -126,15 +126,15 @@ impl Plan {
         })
     }
 
-    /// Floats of scratch: `rows` tensors of the predictions' size where rows must be gathered, one
-    /// more for gathered soft labels, and two floats an i64 label.
+    /// Floats of scratch: `rows` tensors of the predictions' size if rows must be gathered, one
+    /// more for gathered soft labels, and two floats per label that is widened to i64.
     fn scratch_len(&self, rows: usize) -> usize {
         let tensors = if self.split.is_last() { 0 } else { rows + usize::from(self.soft) };
         let labels = if self.narrow { 2 * self.split.rows() } else { 0 };
         labels + tensors * self.split.len()
     }
 
-    /// The i64 labels, and what is left of the scratch. The labels stand first: they need
+    /// Returns the i64 labels, and the rest of the scratch. The labels come first because of their
     /// alignment.
     fn labels<'a>(&self, k: &KernelCtx<'a>) -> (&'a [i64], &'a mut [f32]) {
         if !self.narrow {
@@ -177,7 +177,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<f32>(plan.scratch_len(2)))
 }
 
-/// The soft labels as they are fed.
+/// Returns the soft labels in their original layout.
 fn k_soft<'a>(k: &KernelCtx<'a>, plan: Plan) -> &'a [f32] {
     if plan.soft { k.input(LABEL) } else { &[] }
 }

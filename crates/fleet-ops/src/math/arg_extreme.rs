@@ -1,7 +1,7 @@
-//! `arg_max` and `arg_min`: where along an axis the first extreme lies, as i64.
+//! `arg_max` and `arg_min`: index of the first extreme element along an axis, as i64.
 //!
-//! With `flatten` the tensor counts as one row and the result has shape [1]. f32 by the vector
-//! kernel (halves through f32), f64, i32 and i64 by plain loops. No gradient.
+//! With `flatten` the tensor is one row and the result has shape [1]. f32 uses the vector kernel
+//! (halves through f32); f64, i32 and i64 use plain loops. No gradient.
 
 use crate::prelude::*;
 use crate::rules::{around, axis_of, by_type};

@@ -1,12 +1,12 @@
-//! `cast`: the elements under another type. Floats become integers towards zero, anything becomes a
-//! bool by being other than zero; the gradient is cast back.
+//! `cast`: converts the elements to another type. Floats are truncated towards zero for integers.
+//! Any nonzero number becomes a true bool. The gradient is cast back.
 
 use crate::prelude::*;
 use crate::rules::physical_len;
 use fleet_kernels::cast::cast;
 use fleet_tensor::{Element, bf16, f16};
 
-/// Elements that a task converts.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
 pub static DEF: OpDef = OpDef {
@@ -61,7 +61,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
 }
 
-/// An element that is read as the widest number of its kind and written from it.
+/// An element that can be converted to and from the widest number of its kind.
 trait Wide: Element {
     fn number(self) -> Number;
     fn of(number: Number) -> Self;

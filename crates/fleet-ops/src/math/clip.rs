@@ -1,8 +1,9 @@
-//! `Out = X` between `min` and `max`; sparse rows as the matrix that they stand for.
+//! `Out = X`, limited to `min` and `max`. Sparse rows are clipped as the matrix that they
+//! represent.
 //!
-//! f32 (halves through f32), i32 and i64. Of sparse rows (f32), rows with equal ids count as their
-//! sum and come out as one, since parts that are small may add up to what is not; rows that are not
-//! there stay zero, which must lie between the bounds.
+//! f32 (halves through f32), i32 and i64. Sparse rows are f32. Rows with equal ids are summed into
+//! one before clipping, because small parts may add up to a large sum. Absent rows are zero and
+//! stay so; for this, zero must be within the limits.
 
 use super::unary;
 use crate::prelude::*;
@@ -76,7 +77,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let source = Source::Grid { data: arg.slice(), grid: Grid::packed(dim) };
         embedding::merge_rows(k.pool, &groups, &source, dim, sums);
         let ids = groups.ids();
-        // SAFETY: both hold a row for each id, and scratch is no operand's.
+        // SAFETY: both hold one row per id, and the scratch overlaps no operand.
         unsafe {
             unary_raw(k.pool, op, sums.as_ptr(), out.start(ids.len() * dim), ids.len() * dim)
         };

@@ -1,8 +1,8 @@
-//! Comparisons, logic, and choices: Out is bool, or picked by a bool.
+//! Comparisons, logic and selection: Out is bool, or is selected by a bool.
 //!
-//! `equal` ... compare as X and Y broadcast (see `elementwise`), over f32, f64, i32, i64 and bytes;
-//! `logical_*` work on bool; `isfinite_v2` looks at floats; `where` takes X where Condition holds,
-//! Y elsewhere, for any type, all three broadcast.
+//! `equal` and similar ops compare broadcast X and Y (see `elementwise`) of f32, f64, i32, i64 and
+//! bytes. `logical_*` take bool; `isfinite_v2` takes floats. `where` selects X if Condition holds,
+//! else Y, for any type. All three are broadcast.
 
 use crate::math::elementwise::{broadcast_shape, plan};
 use crate::prelude::*;
@@ -12,7 +12,7 @@ use crate::widen::{has_half, through_f32};
 use fleet_kernels::binary::{Compare, Logical, compare, logical, logical_not};
 use fleet_kernels::reduce::{Fold, Reduction, reduce};
 
-/// Elements that a task handles.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
 macro_rules! pairs {
@@ -77,7 +77,7 @@ fn compare_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     })
 }
 
-/// Bytes and bools, widened on the stack piece by piece.
+/// Comparison of bytes and bools, element by element.
 fn bytes_cpu(p: &PrepareCtx<'_>, op: Compare) -> Result<Kernel> {
     if !matches!(p.input("X").dtype, DType::Bool | DType::U8) {
         return Err(p.no_kernel(p.input("X").dtype));
@@ -103,7 +103,7 @@ fn bytes_cpu(p: &PrepareCtx<'_>, op: Compare) -> Result<Kernel> {
     }))
 }
 
-/// How the operands in two slots are spread over the output.
+/// Returns how the operands in two slots are broadcast to the output.
 fn operands(p: &PrepareCtx<'_>, x: usize, y: usize) -> Result<(Spread, Spread)> {
     let (x, y) = (p.inputs[x][0].shape, p.inputs[y][0].shape);
     let (x, y) = crate::math::elementwise::align(&x, &y, p.op.attr_int("axis"))?;
@@ -226,7 +226,7 @@ fn where_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 let (mut left, mut right) = (x.indices(range.start), y.indices(range.start));
                 for i in range {
                     let (left, right) = (left.next(), right.next());
-                    // SAFETY: the indices are below the lengths compared above; tasks write
+                    // SAFETY: the indices are below the lengths checked above; tasks write
                     // different elements of the output.
                     unsafe {
                         let picked = if holds[at.next()] != 0 {
@@ -265,7 +265,7 @@ fn where_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         return Err(p.no_kernel(dout.dtype));
     }
     let condition = Spread::new(&p.input("Condition").shape, &dout.shape)?;
-    // Each side: the gradient where the condition picks it, summed over repeated dimensions.
+    // Per side: the gradient where the condition selects it, summed over repeated dimensions.
     let side = |slot: usize| -> Result<(bool, Reduction)> {
         let shape = p.inputs[slot][0].shape;
         let repeated = Spread::new(&shape, &dout.shape)?.repeated_axes();

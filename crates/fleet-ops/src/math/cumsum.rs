@@ -1,7 +1,7 @@
-//! `cumsum`: running sums along an axis, from either end, with or without the element itself.
+//! `cumsum`: cumulative sums along an axis, from either end, with or without the element itself.
 //!
-//! f32 (summed in f64), f64, i32, i64; halves through f32. The gradient is
-//! the running sum from the other end.
+//! f32 (summed in f64), f64, i32, i64; halves through f32. The gradient is the cumulative sum from
+//! the other end.
 
 use crate::prelude::*;
 use crate::rules::{axis_of, by_type, sizes};

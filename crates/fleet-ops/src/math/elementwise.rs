@@ -1,9 +1,9 @@
 //! `Out = X op Y` with broadcasting: add, sub, mul, div, max, min, pow, mod, floordiv.
 //!
-//! With `axis` -1 the shapes meet as in NumPy, aligned at the last dimension; otherwise the
+//! With `axis` -1, shapes broadcast as in NumPy, aligned at the last dimension. Otherwise the
 //! dimensions of the smaller operand start at `axis` of the larger one. f32, f64, i32 and i64;
-//! halves through f32. Gradients sum over the broadcast dimensions. Where both operands are equal,
-//! max and min give the gradient to Y.
+//! halves through f32. Gradients are summed over the broadcast dimensions. Where both operands are
+//! equal, max and min give the gradient to Y.
 
 use crate::prelude::*;
 use crate::rules::{check_row_major, grads_like, physical_len, sizes};
@@ -71,7 +71,7 @@ pub static FLOORDIV: OpDef = OpDef {
     traits: OpTraits { inplace: &[("Out", "X"), ("Out", "Y")], ..OpTraits::amp(AmpClass::Gray) },
 };
 
-/// The function that an op (or its gradient op) is named after.
+/// Returns the function for the name of an op or of its gradient op.
 pub(crate) fn binary_of(name: &str) -> Result<Binary> {
     Ok(match name.trim_start_matches("elementwise_").trim_end_matches("_grad") {
         "add" => Binary::Add,
@@ -87,7 +87,7 @@ pub(crate) fn binary_of(name: &str) -> Result<Binary> {
     })
 }
 
-/// Both shapes with the same rank, aligned by `axis`.
+/// Returns both shapes with the same rank, aligned by `axis`.
 pub(crate) fn align(x: &Shape, y: &Shape, axis: i64) -> Result<(Shape, Shape)> {
     if y.rank() > x.rank() {
         let (y, x) = align(y, x, axis)?;
@@ -95,7 +95,7 @@ pub(crate) fn align(x: &Shape, y: &Shape, axis: i64) -> Result<(Shape, Shape)> {
     }
     let (rank, inner) = (x.rank(), y.rank());
     let start = if axis == -1 { (rank - inner) as i64 } else { axis.clamp(-1, rank as i64 + 1) };
-    // Trailing dimensions of length 1 may stick out.
+    // Trailing dimensions of size 1 may extend past the larger shape.
     let trimmed = y.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
     let dims = if start >= 0 && start as usize + inner <= rank { y.dims() } else { &y[..trimmed] };
     if start < 0 || start as usize + dims.len() > rank {
@@ -106,7 +106,7 @@ pub(crate) fn align(x: &Shape, y: &Shape, axis: i64) -> Result<(Shape, Shape)> {
     Ok((*x, wide))
 }
 
-/// Shape of the result of an op with X, Y and axis.
+/// Returns the shape of the result of an op with X, Y and axis.
 pub(crate) fn broadcast_shape(i: &InferCtx<'_>) -> Result<Shape> {
     let (x, y) = (i.input("X")?.shape, i.input("Y")?.shape);
     let axis = i.op.attr_int("axis");
@@ -125,8 +125,8 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// How X and Y of an op meet. Operands in another layout than row-major have one shape, and meet
-/// place by place.
+/// Returns how X and Y broadcast. Operands in a layout other than row-major must have the same
+/// shape and are combined element by element.
 pub(crate) fn plan(p: &PrepareCtx<'_>) -> Result<Broadcast> {
     let (x, y) = (p.input("X").shape, p.input("Y").shape);
     let layouts = (p.input_layouts[X][0], p.input_layouts[Y][0]);
@@ -158,8 +158,8 @@ fn typed<T: Number + Element>(op: Binary, plan: Broadcast) -> Kernel {
         let [x_len, y_len, out_len] = plan.lens();
         let (x, y) = (k.arg(X).start::<T>(x_len), k.arg(Y).start::<T>(y_len));
         let out = k.out_arg(0).start::<T>(out_len);
-        // SAFETY: the arguments hold what the plan says; the planner lets Out share memory with an
-        // operand of its size only, which is then not repeated.
+        // SAFETY: the arguments have the lengths in the plan. The planner lets Out share memory
+        // only with an operand of its size, which is then not broadcast.
         unsafe { binary_raw::<T>(k.pool, op, &plan, x, y, out) };
         Ok(())
     })
@@ -170,7 +170,7 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     let shape = g.meta(dy).shape;
     let axis = g.op.attr_int("axis");
     let kind = binary_of(def.spec.name)?;
-    // An operand that is not repeated gets the gradient of the sum as it is.
+    // The gradient of a sum passes unchanged to an operand that is not broadcast.
     let passes = |g: &GradCtx<'_, '_>, var: VarId| {
         g.meta(var).shape == shape && !g.emit.program.var(var).is_parameter()
     };

@@ -1,8 +1,8 @@
-//! `Out = act(X + Y)` in one pass over memory, made by a pass out of `elementwise_add` and an
-//! activation. `functor_list` is [act, "elementwise_add"], act one of relu, relu6, sigmoid and
-//! tanh: those whose gradient reads Out, so that the sum is never kept.
+//! `Out = act(X + Y)` in one pass over memory. A fusion pass makes this op from `elementwise_add`
+//! and an activation. `functor_list` is [act, "elementwise_add"]. The activation is relu, relu6,
+//! sigmoid or tanh: their gradients read Out, so the sum is not stored.
 //!
-//! f32, halves through f32. Y broadcasts into X as in `elementwise_add`; X has the shape of Out.
+//! f32, halves through f32. Y is broadcast to X as in `elementwise_add`; X has the shape of Out.
 
 use crate::math::elementwise::{align, broadcast_shape};
 use crate::math::unary::named;
@@ -85,7 +85,7 @@ fn shapes(p: &PrepareCtx<'_>) -> Result<(Shape, Shape)> {
     align(&p.input("X").shape, &p.input("Y").shape, p.op.attr_int("axis"))
 }
 
-/// Elements of the sum that go through the activation while they are in L1.
+/// Elements of the sum that are passed to the activation while they are in L1.
 const TILE: usize = 4096;
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
@@ -97,7 +97,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     let (op, (x, y)) = (function(p.op)?, shapes(p)?);
     let len = x.len();
-    // A row, or the whole tensor, meets Y contiguously: one pass. Other shapes take two.
+    // One pass if Y applies contiguously to a row of X or to all of X; two passes otherwise.
     let row = y.len();
     let trailing = y.iter().rev().zip(x.iter().rev()).take_while(|(y, x)| y == x).map(|(y, _)| *y);
     let is_row = trailing.product::<i64>() as usize == row && row > 0;
@@ -118,8 +118,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let out = k.out_arg(0).start::<f32>(len) as usize;
         let Some((tile, row)) = tiles else {
             assert_eq!(plan.lens(), [len, row, len], "a plan for other lengths");
-            // SAFETY: the arguments hold what the plan says; Out may lie in an operand of its size,
-            // which is then read where it is written.
+            // SAFETY: the arguments have the lengths in the plan. Out may share memory with an
+            // operand of its size, which is then read at the position being written.
             unsafe {
                 binary_raw::<f32>(k.pool, Binary::Add, &plan, x as _, y as _, out as _);
                 unary_raw(k.pool, op, out as _, out as _, len);
@@ -156,7 +156,8 @@ fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
     }
     let names = g.op.attr_strs("functor_list").to_vec();
     let axis = g.op.attr_int("axis");
-    // Y of the shape of X has the same gradient: made once, unless it is a parameter's.
+    // If Y has the shape of X, both have the same gradient. It is computed once, unless Y is a
+    // parameter.
     let shared =
         g.meta(x).shape == g.meta(y).shape && !g.emit.program.var(y).is_parameter() && want_x;
     let dx = if want_x { Some(g.dx_of(x, VarKind::Dense)?) } else { None };
@@ -198,7 +199,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let dy = k.optional_output::<f32>(1);
         if let (true, true) = (is_row, dy.is_some()) {
             if let Some(dy) = dy {
-                // SAFETY: all have the shape of X; dX may be Out@GRAD, read where it is written.
+                // SAFETY: all have the shape of X; dX may be Out@GRAD, which is read at the
+                // position being written.
                 unsafe {
                     let scratch = k.scratch();
                     bias_activation_grad_raw(k.pool, Some(op), out, dout, dx, rows, dy, scratch);

@@ -1,13 +1,14 @@
-//! `Out = act(X Y + Bias)`: a fully connected layer in one op, made by a pass out of `mul`,
+//! `Out = act(X Y + Bias)`: a fully connected layer in one op. A fusion pass makes it from `mul`,
 //! `elementwise_add` and an activation.
 //!
-//! `activation` is "" or one of relu, tanh, sigmoid (whose gradients read Out) and gelu (whose
-//! gradient reads the optional output PreAct, the value before it). f32; bf16 where the machine has
-//! a unit for it (sums, bias and activation in f32); other halves through f32. Bias and relu are
-//! applied to a tile of the product while it is in registers; the gradient of the activation and
-//! that of the bias are one sweep over Out@GRAD. With `x_is_relu` X@GRAD is that of the input of
-//! the relu that made X: a pass moves the relu's gradient here from the layer before, whose sweep
-//! it saves.
+//! `activation` is "", or one of relu, tanh, sigmoid (whose gradients read Out), or gelu (whose
+//! gradient reads the optional output PreAct, the value before the activation). f32; bf16 if the
+//! machine has a unit for it (with sums, bias and activation in f32); other halves through f32.
+//!
+//! Bias and relu are applied to a tile of the product while it is in registers. The gradients of
+//! activation and bias are computed in one sweep over Out@GRAD. With `x_is_relu`, X@GRAD is the
+//! gradient before the relu that made X. A fusion pass moves the relu's gradient here from the
+//! preceding layer and so saves its sweep.
 
 use crate::math::matmul::{mul_shape, mul_sizes};
 use crate::math::unary::named;
@@ -78,7 +79,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { shape_only: &["Bias"], cost, ..OpTraits::amp(AmpClass::White) },
 };
 
-/// The function, if there is one.
+/// Returns the activation function, if there is one.
 fn activation(op: &fleet_ir::Op) -> Result<Option<Unary>> {
     match op.attr_str("activation") {
         "" => Ok(None),
@@ -111,8 +112,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let (gemm, op) = (Gemm::nn(m, n, depth), activation(p.op)?);
     let scratch = gemm.scratch_len(p.threads);
-    // The relu rides on the product. Other functions cost enough to be worth a sweep of their own,
-    // in long runs, rather than 64 numbers at a time behind each tile.
+    // Relu is applied within the product. Other functions are expensive enough for a separate sweep
+    // in long runs, instead of 64 numbers at a time after each tile.
     let relu = op == Some(Unary::Relu);
     Ok(Kernel::new(move |k| {
         let (x, y, out) = (k.input(X), k.input(Y), k.output::<f32>(0));
@@ -138,7 +139,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<f32>(scratch))
 }
 
-/// Sums in f32, to which bias and activation are applied before anything is rounded.
+/// Sums in f32 and applies bias and activation before rounding.
 fn cpu_bf16(p: &PrepareCtx<'_>) -> Result<Kernel> {
     check_row_major(p)?;
     let (m, n, depth) = mul_sizes(p);
@@ -205,7 +206,7 @@ fn grad(g: &mut GradCtx<'_, '_>) -> Result<()> {
 
 const DOUT: usize = 5;
 
-/// The input that the gradient of the activation reads.
+/// Returns the index of the input that the activation's gradient reads.
 fn saved_input(p: &PrepareCtx<'_>, op: Option<Unary>) -> Result<usize> {
     let saved = match op.map(|op| op.saved()) {
         Some(Saved::Output) => 3,
@@ -237,7 +238,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let [to_x, to_y] = sides;
     let gemm_scratch = to_x.scratch_len(p.threads).max(to_y.scratch_len(p.threads));
     let bias_scratch = bias_activation_grad_scratch_len(m, n);
-    // The gradient before the activation, where there is one.
+    // The gradient before the activation, if there is an activation.
     let pre_len = if op.is_some() { m * n } else { 0 };
     let x_is_relu = p.op.attr_bool("x_is_relu");
     Ok(Kernel::new(move |k| {
@@ -265,8 +266,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<f32>(pre_len + gemm_scratch.max(bias_scratch)))
 }
 
-/// The gradient before the activation is made in f32 and rounded once; the products take it from
-/// there.
+/// Computes the gradient before the activation in f32, rounds it once and uses it in both products.
 fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> {
     check_row_major(p)?;
     let (m, n, _) = mul_sizes(p);
@@ -275,8 +275,8 @@ fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> 
     let gemm_scratch = to_x.scratch_len_bf16(p.threads).max(to_y.scratch_len_bf16(p.threads));
     let bias_scratch = bias_activation_grad_scratch_len(m, n);
     let wide = op.is_some() || !p.outputs[2].is_empty();
-    // In f32: the gradient, what the activation saved, the gradient of the bias; then, in bf16, the
-    // gradient before the activation.
+    // In f32: the gradient, the saved input of the activation's gradient, the bias gradient. Then
+    // in bf16: the gradient before the activation.
     let len = if wide { m * n } else { 0 };
     let lens = [len, if op.is_some() { len } else { 0 }, n, len.div_ceil(2)];
     let x_is_relu = p.op.attr_bool("x_is_relu");
@@ -306,7 +306,7 @@ fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> 
         }
         let pre: &[bf16] = match op {
             Some(_) => {
-                // SAFETY: as many bf16 as fit, and any bits are a bf16.
+                // SAFETY: the slice fits in the memory, and every bit pattern is a valid bf16.
                 let rounded = unsafe {
                     std::slice::from_raw_parts_mut(rounded.as_mut_ptr().cast::<bf16>(), len)
                 };

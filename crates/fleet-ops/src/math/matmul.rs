@@ -1,9 +1,9 @@
-//! Matrix products. `mul` flattens its operands to matrices; `matmul_v2` multiplies the last two
-//! dimensions, batched, the others broadcast.
+//! Matrix products. `mul` flattens its operands to matrices. `matmul_v2` multiplies the last two
+//! dimensions in batches; the other dimensions are broadcast.
 //!
-//! f32; bf16 where the machine has a unit for it; other halves through f32. A product is planned as
-//! a short list of GEMM calls: batch dimensions that fit two strides go into one call, a weight
-//! without batch dimensions is one flat product, and the gradient of a broadcast operand is summed
+//! f32; bf16 if the machine has a unit for it; other halves through f32. A product is planned as a
+//! short list of GEMM calls. Batch dimensions that fit two strides become one call, and a weight
+//! without batch dimensions gives one flat product. The gradient of a broadcast operand is summed
 //! by calls that add to their result.
 
 use crate::prelude::*;
@@ -84,7 +84,7 @@ pub static MATMUL_GRAD: OpDef = OpDef {
 const MATMUL_ATTRS: &[fleet_ir::AttrSpec] =
     &[attr("trans_x", Bool(false)), attr("trans_y", Bool(false)), attr("alpha", Float(1.0))];
 
-/// `X.dims[..x_num_col_dims] + Y.dims[y_num_col_dims..]`, checked.
+/// Returns `X.dims[..x_num_col_dims] + Y.dims[y_num_col_dims..]`, checked.
 pub(crate) fn mul_shape(i: &InferCtx<'_>) -> Result<Shape> {
     let (x, y) = (i.input("X")?, i.input("Y")?);
     i.check_dtype("X", &[DType::F32, DType::F16, DType::BF16])?;
@@ -157,7 +157,7 @@ fn matmul_shape(i: &InferCtx<'_>) -> Result<Shape> {
     Shape::new(&dims)
 }
 
-/// Operands of `matmul_v2` seen as batches of matrices: a vector X is a row, a vector Y a column.
+/// Operands of `matmul_v2` as batches of matrices: a vector X is a row, a vector Y is a column.
 struct Sides {
     x: Shape,
     y: Shape,
@@ -185,13 +185,13 @@ impl Sides {
         Shape::of(&self.y[..self.y.rank() - 2])
     }
 
-    /// [M, K].
+    /// Returns [M, K].
     fn x_matrix(&self) -> [i64; 2] {
         let at = self.x.rank() - 2;
         if self.trans_x { [self.x[at + 1], self.x[at]] } else { [self.x[at], self.x[at + 1]] }
     }
 
-    /// [K, N].
+    /// Returns [K, N].
     fn y_matrix(&self) -> [i64; 2] {
         let at = self.y.rank() - 2;
         if self.trans_y { [self.y[at + 1], self.y[at]] } else { [self.y[at], self.y[at + 1]] }
@@ -200,7 +200,8 @@ impl Sides {
 
 fn cost(ctx: &CostCtx<'_>) -> Cost {
     let numel = |meta: Option<&Meta>| meta.map_or(0.0, |meta| meta.numel() as f64);
-    // M N K is the root of (M K)(K N)(M N) over all batches, which also holds for the gradients.
+    // M N K is the square root of (M K)(K N)(M N), for all batches together. This also holds for
+    // gradients.
     let (x, y) = (numel(ctx.input("X")), numel(ctx.input("Y")));
     let out = numel(ctx.output("Out").or(ctx.input("Out@GRAD")));
     let batch = (|| {
@@ -228,7 +229,7 @@ pub(crate) fn product_grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Resu
     Ok(())
 }
 
-/// M, N and K of a `mul` with known shapes.
+/// Returns M, N and K of a `mul` with known shapes.
 pub(crate) fn mul_sizes(p: &PrepareCtx<'_>) -> (usize, usize, usize) {
     let (x, y) = (p.input("X").shape, p.input("Y").shape);
     let x_cut = p.op.attr_usize("x_num_col_dims");
@@ -289,7 +290,7 @@ fn mul_grad_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, sides: [Gemm; 2]) ->
     .scratch::<f32>(scratch))
 }
 
-/// A batch dimension: its length, and how far apart the matrices of A, B and C lie along it.
+/// A batch dimension: its length, and the strides of the matrices A, B and C along it.
 #[derive(Clone, Copy)]
 struct BatchAxis {
     len: usize,
@@ -302,12 +303,12 @@ struct BatchAxis {
 struct Calls(Vec<(Gemm, [usize; 3])>);
 
 impl Calls {
-    /// Covers all `axes`; those along which C stands still are sums, added up call by call.
+    /// Covers all `axes`. Axes with stride 0 in C are sums, which are added up call by call.
     fn new(gemm: Gemm, axes: &[BatchAxis]) -> Calls {
         let merged = merge(axes);
         let (kept, summed): (Vec<BatchAxis>, Vec<BatchAxis>) =
             merged.into_iter().partition(|axis| axis.c > 0);
-        // Two strides fit into a call; what is left outside is looped over.
+        // A call covers two strides. The other axes are looped over.
         let (outer, inner) = kept.split_at(kept.len().saturating_sub(2));
         let axis = |k: usize| {
             let none = BatchAxis { len: 1, a: 0, b: 0, c: 0 };
@@ -356,7 +357,7 @@ impl Calls {
     }
 }
 
-/// Joins neighbouring axes where all three operands go on contiguously.
+/// Merges neighbouring axes if all three operands are contiguous across them.
 fn merge(axes: &[BatchAxis]) -> Vec<BatchAxis> {
     let mut merged: Vec<BatchAxis> = Vec::new();
     for axis in axes.iter().rev().filter(|axis| axis.len != 1) {
@@ -375,7 +376,7 @@ fn merge(axes: &[BatchAxis]) -> Vec<BatchAxis> {
     merged
 }
 
-/// Offsets of A, B and C at every index of the axes.
+/// Returns the offsets of A, B and C at every index of the axes.
 fn offsets(axes: &[BatchAxis]) -> Vec<[usize; 3]> {
     let mut all = vec![[0; 3]];
     for axis in axes {
@@ -428,7 +429,7 @@ impl Product {
         Product { m, n, k, trans_x, trans_y, alpha, axes }.folded()
     }
 
-    /// A Y without batch dimensions makes the batch of X more rows of one product.
+    /// Treats the batch of X as rows of one product if Y has no batch dimensions.
     fn folded(self) -> Product {
         let flat = merge(&self.axes);
         match flat.as_slice() {
@@ -439,7 +440,8 @@ impl Product {
         }
     }
 
-    /// The product `rows x depth` by `depth x cols`, operands stored transposed or not.
+    /// Returns the product `rows x depth` by `depth x cols`, with operands stored transposed or
+    /// not.
     fn gemm(&self, rows: usize, cols: usize, depth: usize, trans_a: bool, trans_b: bool) -> Gemm {
         let gemm = match (trans_a, trans_b) {
             (false, false) => Gemm::nn(rows, cols, depth),
@@ -454,12 +456,13 @@ impl Product {
         Calls::new(self.gemm(self.m, self.n, self.k, self.trans_x, self.trans_y), &self.axes)
     }
 
-    /// Axes with the strides of (X, Y, Out) put in the places of A, B and C.
+    /// Returns the axes with the strides of (X, Y, Out) assigned to A, B and C.
     fn reordered(&self, pick: fn(&BatchAxis) -> BatchAxis) -> Vec<BatchAxis> {
         self.axes.iter().map(pick).collect()
     }
 
-    /// `dX = dOut op(Y)^T`, or its transpose `op(Y) dOut^T`; whether dOut is A.
+    /// Returns the calls for `dX = dOut op(Y)^T`, or its transpose `op(Y) dOut^T`, and whether dOut
+    /// is A.
     fn to_x(&self) -> (Calls, bool) {
         let (m, n, k) = (self.m, self.n, self.k);
         if self.trans_x {
@@ -471,7 +474,8 @@ impl Product {
         }
     }
 
-    /// `dY = op(X)^T dOut`, or its transpose `dOut^T op(X)`; whether dOut is A.
+    /// Returns the calls for `dY = op(X)^T dOut`, or its transpose `dOut^T op(X)`, and whether dOut
+    /// is A.
     fn to_y(&self) -> (Calls, bool) {
         let (m, n, k) = (self.m, self.n, self.k);
         if self.trans_y {
@@ -515,7 +519,8 @@ fn matmul_grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
 }
 
-/// `sides`: the calls to X@GRAD and to Y@GRAD, and whether Out@GRAD is their A.
+/// Makes the gradient kernel. `sides` has the calls for X@GRAD and Y@GRAD, and whether Out@GRAD is
+/// their A.
 fn matmul_grad_kernel<T: Element + Factor>(
     p: &PrepareCtx<'_>,
     sides: [(Calls, bool); 2],

@@ -1,8 +1,8 @@
 //! Norms and clipping by norm: `squared_l2_norm`, `clip_by_norm`, `global_norm_scale`.
 //!
-//! Sums of squares are accumulated in f64. Of sparse rows, `squared_l2_norm` and `clip_by_norm`
-//! take the matrix that they stand for: rows with equal ids count as their sum, merged in scratch.
-//! f32, halves through f32.
+//! Sums of squares are accumulated in f64. For sparse rows, `squared_l2_norm` and `clip_by_norm`
+//! use the matrix that they represent: rows with equal ids are summed first, in scratch. f32,
+//! halves through f32.
 
 use crate::prelude::*;
 use crate::rules::physical_len;
@@ -21,7 +21,7 @@ pub static SQUARED_L2_NORM: OpDef = OpDef {
     infer: |i| {
         let x = i.input("X")?;
         i.check_dtype("X", &[DType::F32, DType::F16, DType::BF16])?;
-        // A sum of squares leaves the range of halves at once.
+        // A sum of squares easily overflows half precision.
         i.set("Out", DType::F32, [1]);
         let _ = x;
         Ok(())
@@ -58,7 +58,7 @@ fn squared_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<u8>(scratch))
 }
 
-/// The squared norm of the first input, sparse or dense.
+/// Returns the squared norm of the first input, sparse or dense.
 fn squared(k: &KernelCtx<'_>) -> f64 {
     let arg = k.arg(0);
     match arg.rows {
@@ -70,7 +70,7 @@ fn squared(k: &KernelCtx<'_>) -> f64 {
     }
 }
 
-/// Finds equal ids among sparse rows: their order sorted by id, in scratch.
+/// Finds equal ids among sparse rows, by an order sorted by id, in scratch.
 struct Merge<'a> {
     ids: &'a [i64],
     order: &'a mut [i32],
@@ -91,9 +91,10 @@ impl<'a> Merge<'a> {
         let (order, rest) = words.split_at_mut(words.len() - width);
         let order = &mut order[..ids.len()];
         order.iter_mut().enumerate().for_each(|(index, it)| *it = index as i32);
-        // The place decides between equal ids, so that sums have one order.
+        // Equal ids are sorted by position, so that sums have a fixed order.
         order.sort_unstable_by_key(|index| (ids[*index as usize], *index));
-        // SAFETY: the words behind the order are ours, and a float is as wide as a word.
+        // SAFETY: the words after the order belong to this scratch, and a float is as wide as a
+        // word.
         let sums = unsafe { std::slice::from_raw_parts_mut(rest.as_mut_ptr().cast(), width) };
         Merge { ids, order, sums }
     }
@@ -186,7 +187,7 @@ fn clip_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<u8>(scratch))
 }
 
-/// Out is the first input times a number, for dense tensors and sparse rows.
+/// Writes the first input times a number to Out, for dense tensors and sparse rows.
 pub(crate) fn scale_into(k: &KernelCtx<'_>, scale: f32) {
     let (arg, out) = (k.arg(0), k.out_arg(0));
     let len = match arg.rows {
@@ -202,8 +203,8 @@ pub(crate) fn scale_into(k: &KernelCtx<'_>, scale: f32) {
     }
 }
 
-/// `Out = clip_norm / max(clip_norm, Norm)`, `Norm = sqrt(sum X)`: the factor that all gradients
-/// are multiplied with when they are clipped by their global norm.
+/// `Out = clip_norm / max(clip_norm, Norm)` with `Norm = sqrt(sum X)`: the factor of all gradients
+/// for clipping by their global norm.
 pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
     spec: OpSpec {
         name: "global_norm_scale",
@@ -229,7 +230,7 @@ pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
         Ok(Kernel::new(move |k| {
             let squares = k.inputs[0].iter().map(|arg| f64::from(arg.slice::<f32>()[0]));
             let norm = squares.sum::<f64>().sqrt();
-            // A norm that is not a number must not look like a small one.
+            // A NaN norm must not give a valid factor.
             let scale = if norm.is_nan() { norm } else { clip_norm / norm.max(clip_norm) };
             k.output::<f32>(0)[0] = scale as f32;
             k.output::<f32>(1)[0] = norm as f32;

@@ -1,8 +1,8 @@
-//! Reductions over dimensions: `reduce_{sum,mean,max,min,prod}`, and `mean` of everything.
+//! Reductions over dimensions: `reduce_{sum,mean,max,min,prod}`, and `mean` over all elements.
 //!
-//! What has no dimension left has shape [1]. f32 by the vector kernels (halves through f32), f64,
-//! i32 and i64 by plain loops. The gradient of a maximum or minimum goes to every element that is
-//! equal to it; that of a product divides by the element, so that zeros give NaN.
+//! A result without dimensions gets shape [1]. f32 uses the vector kernels (halves through f32);
+//! f64, i32 and i64 use plain loops. The gradient of a maximum or minimum goes to every element
+//! equal to it. The gradient of a product divides by the element, so zeros give NaN.
 
 use crate::prelude::*;
 use crate::rules::{axes_of, by_type, sizes};
@@ -67,13 +67,13 @@ reductions! {
     "mean" MEAN_ALL MEAN_ALL_GRAD [&[]] Black, shape_only: &["X"];
 }
 
-/// One flop an element read.
+/// Cost of one flop per input element.
 fn cost(ctx: &CostCtx<'_>) -> Cost {
     let flops = ctx.inputs.iter().flatten().map(|meta| meta.numel() as f64).sum();
     Cost { flops, bytes: ctx.bytes() }
 }
 
-/// The axes that an op reduces, ascending.
+/// Returns the axes that an op reduces, in ascending order.
 fn axes(op: &Op, x: &Shape) -> Result<Vec<usize>> {
     let all = || (0..x.rank()).collect();
     if op.spec.attr_index("dim").is_none() || op.attr_bool("reduce_all") {
@@ -152,7 +152,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     })
 }
 
-/// The shape of the result with reduced dimensions kept as 1.
+/// Returns the shape of the result with reduced dimensions kept as 1.
 fn kept_shape(x: &Shape, axes: &[usize]) -> Shape {
     let mut kept = *x;
     for axis in axes {
@@ -172,7 +172,7 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     Ok(())
 }
 
-/// Elements that a task writes.
+/// Elements written per task.
 const GRAIN: usize = 16 * 1024;
 
 fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

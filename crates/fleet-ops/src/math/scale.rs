@@ -1,7 +1,7 @@
 //! `Out = scale * X + bias`, or `scale * (X + bias)` when `bias_after_scale` is off.
 //!
-//! f32 (halves through f32), f64, i32 and i64; integers are scaled in f64 and cut towards zero. X
-//! may be sparse rows if there is no bias. The gradient is a scale.
+//! f32 (halves through f32), f64, i32 and i64. Integers are scaled in f64 and truncated towards
+//! zero. X may be sparse rows if there is no bias. The gradient is a scale.
 
 use crate::math::norm::scale_into;
 use crate::prelude::*;

@@ -1,8 +1,8 @@
-//! `Out = X[0] + X[1] + ...`: what adds the contributions to a gradient.
+//! `Out = X[0] + X[1] + ...`, which also accumulates the contributions to a gradient.
 //!
-//! All dense: elementwise, in the order of the inputs, one pass over memory. All sparse rows: the
-//! rows one after another (duplicates stay). Mixed: the dense ones are summed and the rows added in
-//! order. f32, f64, i32, i64; halves through f32.
+//! Dense inputs are added elementwise, in the order of the inputs, in one pass over memory. Sparse
+//! rows are concatenated, and duplicates stay. With mixed inputs, the dense ones are summed and the
+//! rows are added in order. f32, f64, i32, i64; halves through f32.
 
 use crate::prelude::*;
 use crate::rules::by_type;
@@ -92,8 +92,8 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
     let len = p.output_layouts[0][0].physical_len(&p.output("Out").shape);
     Kernel::new(move |k| {
         let (inputs, out) = (k.inputs[0], k.out_arg(0).start::<T>(len) as usize);
-        // Out may lie where any of the inputs does: where it is not the first, the sum of a tile is
-        // made aside, so that nothing is overwritten before it is read.
+        // Out may share memory with any of the inputs. If that is not the first one, a tile is
+        // summed in a separate buffer, so that no input is overwritten before it is read.
         let in_place = |index: &usize| inputs[*index].is_at(k.out_arg(0));
         let aside = dense[1..].iter().any(in_place);
         k.pool.run_ranges(len, TILE, |range| {
@@ -103,7 +103,7 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
             let result: *mut T = unsafe { (out as *mut T).add(range.start) };
             let to = if aside { tile.as_mut_ptr() } else { result };
             for (turn, index) in dense.iter().enumerate() {
-                // SAFETY: every dense input holds `len` elements, which `start` compares, and `to`
+                // SAFETY: every dense input holds `len` elements, which `start` checks, and `to`
                 // has room for the range.
                 unsafe {
                     let from = inputs[*index].start::<T>(len).cast_const().add(range.start);
@@ -117,7 +117,7 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
                 }
             }
             if aside {
-                // SAFETY: the tile is ours, the range of the output this task's.
+                // SAFETY: the tile is local, and the range of the output belongs to this task.
                 unsafe { std::ptr::copy_nonoverlapping(to.cast_const(), result, range.len()) };
             }
         });
@@ -147,7 +147,7 @@ fn append_rows<T: Element>(k: &KernelCtx<'_>) -> Result<()> {
     for arg in k.inputs[0] {
         let rows = arg.row_count();
         if arg.is_at(out) {
-            // The only rows that there are, in their place.
+            // Out already contains the rows of this input.
             count += rows;
             continue;
         }

@@ -1,7 +1,7 @@
-//! `top_k_v2`: the k largest (or smallest) elements along an axis, in order, and where they lie.
+//! `top_k_v2`: the k largest (or smallest) elements along an axis, in order, and their indices.
 //!
-//! f32 (halves through f32), f64, i32, i64. Equal elements come in the order of their places; a
-//! NaN counts as larger than any number. The gradient goes back to the places.
+//! f32 (halves through f32), f64, i32, i64. Equal elements are ordered by index. A NaN is larger
+//! than any number. The gradient goes to the selected elements.
 
 use crate::prelude::*;
 use crate::rules::{around, axis_of, by_type, check_like};
@@ -9,7 +9,7 @@ use crate::widen::{has_half, through_f32};
 use fleet_ir::AttrSpec;
 use fleet_kernels::scatter::{Rank, top_k};
 
-/// Elements that a task reads at least.
+/// Minimum number of elements that a task reads.
 const GRAIN: usize = 16 * 1024;
 
 const ATTRS: &[AttrSpec] = &[attr("k", Int(1)), attr("axis", Int(-1)), attr("largest", Bool(true))];
@@ -93,7 +93,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let lines_per_task = (GRAIN / len.max(1)).max(1);
     by_type!(x.dtype, Err(p.no_kernel(x.dtype)),
         [F32 => f32, F64 => f64, I32 => i32, I64 => i64], T => {
-        // Whether `a` comes before `b`.
+        // Returns whether `a` comes before `b`.
         #[allow(clippy::eq_op)]
         let before: fn(T, T) -> bool = match largest {
             true => |a, b| a > b || (a != a && b == b),
@@ -120,8 +120,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     })
 }
 
-/// Keeps the best `count` seen so far in order: few are asked for, and most elements fail the first
-/// comparison.
+/// Keeps the best `count` elements so far in order. This is fast because `count` is small and most
+/// elements fail the first comparison.
 ///
 /// # Safety
 /// `values` and `places` hold `count` elements, `step` apart.

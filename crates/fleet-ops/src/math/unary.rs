@@ -1,8 +1,7 @@
 //! Functions of one element: activations, roots, exponentials, rounding.
 //!
-//! All over f32 (halves through f32); a few that make sense for them over i32 and i64. The gradient
-//! ops read X or Out, whichever the function's derivative is simplest in, and only that one is
-//! kept.
+//! All support f32 (halves through f32); some also support i32 and i64. A gradient op reads either
+//! X or Out, whichever gives the simpler derivative, so only that one is stored.
 
 use crate::prelude::*;
 use crate::rules::{check_like, physical_len};
@@ -90,7 +89,7 @@ unary! {
     "pow", POW, POW_GRAD, [attr("factor", Float(1.0))], Black, zero_stays: false;
 }
 
-/// The function that an op (or its gradient op) computes.
+/// Returns the function of an op or of its gradient op.
 pub(crate) fn unary_of(op: &Op) -> Result<Unary> {
     let number = |name: &str| op.attr_float(name) as f32;
     Ok(match op.name().trim_end_matches("_grad") {
@@ -112,7 +111,7 @@ pub(crate) fn unary_of(op: &Op) -> Result<Unary> {
     })
 }
 
-/// A function without parameters by the name of its op.
+/// Returns a function without parameters by the name of its op.
 pub(crate) fn named(name: &str) -> Result<Unary> {
     Ok(match name {
         "relu" => Unary::Relu,
@@ -176,7 +175,7 @@ pub(super) fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
 }
 
-/// The functions that map integers to integers.
+/// Makes the kernels of functions that map integers to integers.
 fn integers<T>(p: &PrepareCtx<'_>, op: Unary, len: usize) -> Result<Kernel>
 where
     T: fleet_tensor::Element + Into<i128> + TryFrom<i128>,
@@ -200,7 +199,7 @@ where
         let (x, y): (*const T, *mut T) = (k.arg(0).start(len), k.out_arg(0).start(len));
         for i in 0..len {
             // SAFETY: both hold `len` elements; equal pointers are read before they are written. A
-            // result that does not fit wraps to the element's zero, as squares may.
+            // result out of range, such as a large square, becomes 0.
             unsafe {
                 let value = map((*x.add(i)).into(), low, high);
                 *y.add(i) = T::try_from(value).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! How many samples have their label among the top-k Indices [N, k]: Correct and Total [1] i32,
-//! Accuracy [1] f32. Out, the top-k values, is there for the documented signature and is not read.
+//! Number of samples whose label is among the top-k Indices [N, k]: Correct and Total [1] i32,
+//! Accuracy [1] f32. Out, the top-k values, is part of the documented signature and is not read.
 
 use crate::prelude::*;
 use fleet_kernels::metrics::accuracy_count_of;

@@ -1,13 +1,14 @@
-//! The area under a curve: counts positive and negative samples of the batch into buckets of
-//! probability, and sums the area from the highest bucket down. `curve` ROC: the true over the
-//! false positives, by trapezoids (0.5 where one class is missing). `curve` PR: precision over
-//! recall, by steps, which is the average precision (the share of positives where one class is
-//! missing).
+//! Area under a curve. The op counts positive and negative samples of the batch in buckets of
+//! probability, and sums the area from the highest bucket down. `curve` ROC is the true-positive
+//! over the false-positive rate, by trapezoids (0.5 if one class is missing). `curve` PR is
+//! precision over recall, by steps, which gives the average precision (the share of positives if
+//! one class is missing).
 //!
-//! Predict is [N, 1] or [N, 2] (the last column counts), Label [N, 1] or [N]. StatPos and StatNeg
-//! are i64 counters that go on in StatPosOut and StatNegOut, the same variables: with `slide_steps`
-//! 0 of `num_thresholds + 1` buckets, for all batches so far; else of a window over the last
-//! `slide_steps` batches: these batches one by one, their sum, a counter.
+//! Predict is [N, 1] or [N, 2], of which the last column is used. Label is [N, 1] or [N]. StatPos
+//! and StatNeg are i64 counters, and StatPosOut and StatNegOut are the same variables. With
+//! `slide_steps` 0 they hold `num_thresholds + 1` buckets for all batches so far. Otherwise they
+//! hold a window over the last `slide_steps` batches: the buckets of each batch, their sum, and a
+//! counter.
 
 use crate::prelude::*;
 use fleet_kernels::metrics::{
@@ -73,7 +74,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Of positives and negatives by bucket.
+/// Function that computes an area from positives and negatives by bucket.
 type Area = fn(&[i64], &[i64]) -> f64;
 
 fn area_under(curve: &str) -> Result<Area> {
@@ -86,7 +87,7 @@ fn area_under(curve: &str) -> Result<Area> {
     }
 }
 
-/// The number of counters, where the attributes make sense.
+/// Returns the number of counters, or `None` for invalid attributes.
 fn stat_len(thresholds: i64, steps: i64) -> Option<usize> {
     let thresholds = usize::try_from(thresholds).ok().filter(|count| *count > 0)?;
     match usize::try_from(steps).ok()? {

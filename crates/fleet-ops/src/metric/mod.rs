@@ -1,4 +1,4 @@
-//! Metrics that are computed in the program.
+//! Metrics computed in the program.
 
 pub mod accuracy;
 pub mod auc;

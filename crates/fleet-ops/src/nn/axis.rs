@@ -1,9 +1,9 @@
-//! Ops along one axis, for kernels that know rows only: where the numbers of a row lie, and
-//! bringing rows that are not contiguous into scratch and back.
+//! Support for ops along one axis whose kernels handle contiguous rows only: positions of the
+//! numbers of a row, and copies of rows to scratch and back.
 
 use crate::prelude::*;
 
-/// `outer` blocks of `classes` groups of `inner` numbers; a row takes one number of each group.
+/// `outer` blocks of `classes` groups of `inner` numbers. A row takes one number of each group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Split {
     pub outer: usize,
@@ -20,7 +20,7 @@ impl Split {
         }
     }
 
-    /// The split of an op's input along its attribute `axis`.
+    /// Returns the split of an op's input along its attribute `axis`.
     pub(crate) fn of(p: &PrepareCtx<'_>, slot: &str) -> Result<Split> {
         let shape = p.input(slot).shape;
         Ok(Split::new(&shape, shape.axis(p.op.attr_int("axis"))?))
@@ -38,25 +38,25 @@ impl Split {
         self.len() == 0
     }
 
-    /// Whether rows are contiguous as they are.
+    /// Returns whether rows are contiguous.
     pub(crate) fn is_last(&self) -> bool {
         self.inner == 1
     }
 
-    /// Where `row` has its first number; the next one is `inner` further.
+    /// Returns the index of the first number of `row`. Each next number is `inner` further.
     #[inline]
     pub(crate) fn start(&self, row: usize) -> usize {
         row / self.inner * self.classes * self.inner + row % self.inner
     }
 
-    /// The row that element `index` belongs to, and its place there.
+    /// Returns the row of element `index`, and its position in the row.
     #[inline]
     pub(crate) fn row_and_class(&self, index: usize) -> (usize, usize) {
         let outer = index / (self.classes * self.inner);
         (outer * self.inner + index % self.inner, index / self.inner % self.classes)
     }
 
-    /// Makes rows contiguous.
+    /// Copies rows so that they are contiguous.
     pub(crate) fn gather(&self, pool: &Pool, from: &[f32], rows: &mut [f32]) {
         let rows = Shareable::new(&mut rows[..self.len()]);
         pool.run_ranges(self.rows(), self.grain(), |range| {
@@ -71,7 +71,7 @@ impl Split {
         });
     }
 
-    /// Puts contiguous rows back to where they belong.
+    /// Copies contiguous rows back to their positions in the tensor.
     pub(crate) fn scatter(&self, pool: &Pool, rows: &[f32], to: &mut [f32]) {
         assert_eq!(to.len(), self.len(), "rows and tensor differ in length");
         let to = Shareable::new(to);

@@ -1,14 +1,14 @@
-//! Batch normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over all
-//! dimensions but the channels. X may have half precision; everything of one number a channel is
-//! f32.
+//! Batch normalization: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over all
+//! dimensions but the channels. X may have half precision. All values per channel are f32.
 //!
-//! In training, mean and biased variance are those of the batch, and the running ones move:
-//! `running = running * momentum + batch * (1 - momentum)`. MeanOut and VarianceOut are the
-//! variables Mean and Variance. With `is_test` or `use_global_stats` the running ones are used and
-//! stay. SavedMean and SavedVariance (the inverse deviation) are what the gradient needs. Stats are
-//! partial sums `[blocks, 2, C]` that the producing convolution took, which spares a pass over X.
+//! Training uses mean and biased variance of the batch, and updates the running values:
+//! `running = running * momentum + batch * (1 - momentum)`. MeanOut and VarianceOut are the same
+//! variables as Mean and Variance. With `is_test` or `use_global_stats`, the running values are
+//! used and stay unchanged. The gradient needs SavedMean and SavedVariance (the inverse standard
+//! deviation). Stats are partial sums `[blocks, 2, C]` from the preceding convolution, which save a
+//! pass over X.
 //!
-//! The bodies here also serve the fused forms, which add a residual Z and a ReLU.
+//! The functions here also serve the fused ops, which add a residual Z and a ReLU.
 
 use super::half::{FLOATS, any_float};
 use super::sync_batch_norm::Sync;
@@ -78,7 +78,7 @@ pub static GRAD: OpDef = OpDef {
     },
 };
 
-// Slots, the same in the fused forms.
+// Slots, which are the same in the fused ops.
 const X: usize = 0;
 const SCALE: usize = 1;
 const BIAS: usize = 2;
@@ -91,7 +91,7 @@ const MEAN_OUT: usize = 1;
 const VARIANCE_OUT: usize = 2;
 const SAVED_MEAN: usize = 3;
 const SAVED_INV_STD: usize = 4;
-// Slots of the gradients.
+// Slots of the gradient ops.
 const DY: usize = 5;
 const ADDEND: usize = 6;
 const Y_SAVED: usize = 7;
@@ -147,7 +147,7 @@ pub(super) fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The shape of X and its number of channels.
+/// Checks X, and returns its shape and its number of channels.
 fn check(i: &InferCtx<'_>) -> Result<(Shape, i64)> {
     i.check_dtype("X", FLOATS)?;
     let x = i.input("X")?.shape;
@@ -170,7 +170,7 @@ fn channel_axis(op: &fleet_ir::Op, x: &Shape) -> Result<usize> {
     }
 }
 
-/// Emits `grad` with the slots that it has.
+/// Gradient rule: emits the op `grad` with the slots that it has.
 pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
     let (x, scale, bias) = (g.x("X")?, g.x("Scale")?, g.x("Bias")?);
     let (mean, inv_std, dy) = (g.y("SavedMean")?, g.y("SavedVariance")?, g.dy("Y")?);
@@ -218,7 +218,7 @@ fn is_frozen(p: &PrepareCtx<'_>) -> bool {
     p.op.attr_bool("is_test") || p.op.attr_bool("use_global_stats")
 }
 
-/// `sync` merges the statistics over ranks.
+/// Makes the forward kernel. `sync` merges the statistics over ranks.
 pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Result<Kernel> {
     let dims = dims(p)?;
     let training = Training {
@@ -276,14 +276,14 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
     Ok(kernel.scratch::<f32>(own + shared))
 }
 
-/// Lets an output that continues an input start from its value, where the two are not one variable.
+/// Copies an input to an output that updates it, unless they are the same variable.
 fn take_over(k: &KernelCtx<'_>, output: usize, input: usize) {
     if !k.same(output, input) {
         k.output::<f32>(output).copy_from_slice(k.input(input));
     }
 }
 
-/// `sync` sums over ranks what the gradient of X needs.
+/// Makes the backward kernel. `sync` sums the statistics of the gradient of X over ranks.
 pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Result<Kernel> {
     let dims = dims(p)?;
     let is_frozen = is_frozen(p);
@@ -291,7 +291,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
     let has_z = p.optional_output("Z@GRAD").is_some();
     let own = batch_norm::scratch_len(&dims);
     let c = dims.channels;
-    // Gradients that nobody asked for still have to go somewhere.
+    // The kernel always writes the gradient of X, so it needs memory even if the gradient is not
+    // requested.
     let spare = if p.optional_output("X@GRAD").is_some() { 0 } else { dims.len() };
     let shared = sync.as_ref().map_or(0, |sync| sync.scratch_len(c) + 2 * c);
     let kernel = Kernel::new(move |k| {
@@ -354,7 +355,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
                 dims.rows()
             })
         });
-        // What is trained gets this rank's part: all parts are summed later.
+        // Scale and bias get the gradients of this rank. Like all gradients, they are summed over
+        // ranks later.
         for (slot, mine) in [(DBIAS, &kept[..c]), (DSCALE, &kept[c..])] {
             if let Some(to) = k.optional_output::<f32>(slot) {
                 to.copy_from_slice(mine);
@@ -365,7 +367,8 @@ pub(super) fn backward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resu
     Ok(kernel.scratch::<f32>(own + 2 * c + spare + shared))
 }
 
-/// Two flops an element for the statistics, two to normalise, one each for residual and ReLU.
+/// Cost of two flops per element for the statistics, two to normalize, and one each for residual
+/// and ReLU.
 pub(super) fn cost(c: &CostCtx<'_>) -> Cost {
     let x = c.input("X").map_or(0, Meta::bytes) as f64;
     let passes = if c.input("Stats").is_some() { 0.0 } else { 1.0 };

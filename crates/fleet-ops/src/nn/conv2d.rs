@@ -1,13 +1,13 @@
-//! Convolution of images: `Output = act(conv(Input, Filter) + Bias + ResidualData)`, in
-//! one float type; half precision computes in f32.
+//! Convolution of images: `Output = act(conv(Input, Filter) + Bias + ResidualData)`, in one float
+//! type. Half precision is computed in f32.
 //!
-//! Filter is [Cout, Cin / groups, kh, kw]. Channels last with a filter kept in `Layout::Filter64`
-//! is the fast path: nothing is moved. Channels first goes through transposed copies in scratch, a
+//! Filter is [Cout, Cin / groups, kh, kw]. The fast path is channels last with a filter stored in
+//! `Layout::Filter64`, which needs no copy. Channels first uses transposed copies in scratch, and a
 //! row-major filter is packed there. Stats [blocks, 2, Cout] are partial sums and sums of squares
-//! of Output for a batch norm that follows, taken while the tiles are in cache.
+//! of Output for a following batch norm, computed while the tiles are in cache.
 //!
-//! `depthwise_conv2d` is the same op, by its documented name, for one filter a channel; with
-//! `fuse_relu_before_depthwise_conv` it clips Input at 0 as it reads.
+//! `depthwise_conv2d` is the documented name of the same op with one filter per channel. With
+//! `fuse_relu_before_depthwise_conv`, it clips Input at 0 while reading.
 
 use super::half::{FLOATS, any_float};
 use super::window::{Axes, pair, window};
@@ -45,7 +45,7 @@ const BIAS: usize = 2;
 const RESIDUAL: usize = 3;
 const OUTPUT: usize = 0;
 const STATS: usize = 1;
-// Of the gradient.
+// Slots of the gradient op.
 const OUTPUT_SAVED: usize = 2;
 const DOUTPUT: usize = 3;
 const DINPUT: usize = 0;
@@ -115,7 +115,7 @@ pub static DEPTHWISE_GRAD: OpDef = OpDef {
     traits: OpTraits { cost: cost_grad, ..OpTraits::amp(AmpClass::White) },
 };
 
-/// Checks everything and returns the shape of the output.
+/// Checks all inputs and returns the shape of the output.
 fn check(i: &InferCtx<'_>) -> Result<Shape> {
     i.check_dtype("Input", FLOATS)?;
     i.check_dtype("Filter", &[i.input("Input")?.dtype])?;
@@ -232,7 +232,7 @@ fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's view of known shapes.
+/// Returns the kernel's description of a convolution with known shapes.
 fn conv_of(op: &Op, input: &Shape, filter: &Shape) -> Result<Conv2d> {
     let axes = Axes::of(op, "data_format")?;
     let image = axes.spatial(input);
@@ -255,7 +255,7 @@ fn conv_of(op: &Op, input: &Shape, filter: &Shape) -> Result<Conv2d> {
     Ok(conv)
 }
 
-/// Panels of 64 channels in the kernel's statistics.
+/// Returns the number of panels of 64 channels in the kernel's statistics.
 fn stats_panels(conv: &Conv2d) -> usize {
     match conv.is_depthwise() {
         true => conv.c_out.div_ceil(PANEL),
@@ -267,7 +267,7 @@ fn stats_blocks(conv: &Conv2d) -> usize {
     conv.stats_len() / (stats_panels(conv) * 2 * PANEL)
 }
 
-/// The kernel's [blocks][panel][2][64] as [blocks][2][channels].
+/// Converts the kernel's [blocks][panel][2][64] to [blocks][2][channels].
 fn spread_stats(conv: &Conv2d, from: &[f32], to: &mut [f32]) {
     let panels = stats_panels(conv);
     let channels = if conv.is_depthwise() { conv.c_out } else { conv.c_out / conv.groups };
@@ -284,10 +284,10 @@ fn spread_stats(conv: &Conv2d, from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// How images and filter come to the kernel: what is copied into scratch first, and where.
+/// Copies of images and filter that the kernel needs in scratch.
 struct Plan {
     conv: Conv2d,
-    /// Channels first: to channels last and back.
+    /// For channels first: permutations to channels last and back.
     input_moves: Option<[Permute; 2]>,
     output_moves: Option<[Permute; 2]>,
     is_packed: bool,
@@ -334,7 +334,7 @@ impl Plan {
         if self.is_packed { 0 } else { self.conv.filter_len() }
     }
 
-    /// The image as the kernel reads it.
+    /// Returns the image in the kernel's layout.
     fn image<'a>(&self, k: &KernelCtx<'_>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
         if let Some([to_last, _]) = &self.input_moves {
             permute(k.pool, to_last, x, scratch);
@@ -349,7 +349,7 @@ impl Plan {
         scratch
     }
 
-    /// The filter as the kernel reads it.
+    /// Returns the filter in the kernel's layout.
     fn filter<'a>(&self, filter: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
         if self.is_packed {
             return filter;
@@ -359,7 +359,7 @@ impl Plan {
     }
 }
 
-/// Scratch in parts that begin at cache lines.
+/// Scratch, split into parts that start at cache lines.
 struct Parts<'a>(&'a mut [f32]);
 
 impl<'a> Parts<'a> {
@@ -498,20 +498,20 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(kernel.scratch::<f32>(Parts::total(&lens)))
 }
 
-/// Floats of one task of the loops below.
+/// Floats per task of the loops below.
 const GRAIN: usize = 1 << 14;
 
-/// Runs `body(first index, part)` over parts of `out`.
+/// Runs `body(first index, part)` for parts of `out`.
 fn for_parts(pool: &Pool, out: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
     let len = out.len();
     let out = Shareable::new(out);
     pool.run_ranges(len, GRAIN, |range| {
-        // SAFETY: ranges are disjoint and inside.
+        // SAFETY: ranges are disjoint and inside the output.
         body(range.start, unsafe { out.slice(range.start, range.len()) });
     });
 }
 
-/// `out = max(x, 0)`, over itself without `x`.
+/// Computes `out = max(x, 0)`, in place without `x`.
 fn clip(pool: &Pool, x: Option<&[f32]>, out: &mut [f32]) {
     for_parts(pool, out, |start, part| {
         if let Some(x) = x {
@@ -521,7 +521,7 @@ fn clip(pool: &Pool, x: Option<&[f32]>, out: &mut [f32]) {
     });
 }
 
-/// `out += x`, then clipped at 0.
+/// Computes `out += x`, then clips at 0 if `relu` is set.
 fn add(pool: &Pool, x: &[f32], relu: bool, out: &mut [f32]) {
     let low = if relu { 0.0 } else { f32::NEG_INFINITY };
     for_parts(pool, out, |start, part| {
@@ -531,7 +531,7 @@ fn add(pool: &Pool, x: &[f32], relu: bool, out: &mut [f32]) {
     });
 }
 
-/// `out = dy` where `y` is positive, else 0.
+/// Computes `out = dy` where `y` is positive, else 0.
 fn mask(pool: &Pool, dy: &[f32], y: &[f32], out: &mut [f32]) {
     for_parts(pool, out, |start, part| {
         for ((out, dy), y) in part.iter_mut().zip(&dy[start..]).zip(&y[start..]) {
@@ -548,14 +548,14 @@ fn mask_in_place(pool: &Pool, x: &[f32], out: &mut [f32]) {
     });
 }
 
-/// Two flops for each output element, tap and input channel of its group.
+/// Cost of two flops per output element, tap and input channel of its group.
 fn cost(c: &CostCtx<'_>, output: &str) -> Cost {
     let output = c.output(output).or_else(|| c.input("Output@GRAD")).map_or(0, Meta::numel);
     let taps: i64 = c.input("Filter").map_or(0, |filter| filter.shape[1..].iter().product());
     Cost { flops: 2.0 * output as f64 * taps.unsigned_abs() as f64, bytes: c.bytes() }
 }
 
-/// The same once for each of the two large gradients.
+/// Cost of the forward product for each of the two large gradients.
 fn cost_grad(c: &CostCtx<'_>) -> Cost {
     let one = cost(c, "Output");
     let parts = ["Input@GRAD", "Filter@GRAD"].iter().filter(|slot| c.output(slot).is_some());

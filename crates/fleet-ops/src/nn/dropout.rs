@@ -1,9 +1,9 @@
 //! `Out = X` with elements set to 0 with probability `dropout_prob`.
 //!
-//! "upscale_in_train" divides the kept ones by the probability of keeping and changes nothing in a
-//! test run; "downgrade_in_infer" keeps them and multiplies in a test run. Which elements are
-//! dropped is a function of seed, stream, step and place: the gradient op draws them again, nothing
-//! is stored.
+//! "upscale_in_train" divides the kept elements by their probability, and changes nothing in a test
+//! run. "downgrade_in_infer" leaves them unchanged, and multiplies by that probability in a test
+//! run. The dropped elements are a function of seed, stream, step and position. The gradient op
+//! draws them again, so no mask is stored.
 
 use super::half::{FLOATS, any_float};
 use super::random;
@@ -82,7 +82,7 @@ fn mode(op: &Op) -> Result<Mode> {
     }
 }
 
-/// The same forward and backward: a multiplication by the mask and the scale.
+/// Kernel of the op and of its gradient: both multiply by the mask and the scale.
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let mode = mode(p.op)?;
     let probability = p.op.attr_float("dropout_prob") as f32;
@@ -94,7 +94,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
         let drop = Dropout { probability, mode, draw };
         let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
-        // SAFETY: both hold as many floats as the shape says, and are equal or disjoint.
+        // SAFETY: both hold as many floats as the shape has elements, and are equal or disjoint.
         unsafe {
             if is_test {
                 let scale = Unary::Scale { scale: drop.infer_scale(), bias: 0.0 };
@@ -107,7 +107,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }))
 }
 
-/// A quarter of ten rounds of Philox an element.
+/// Cost of a quarter of ten rounds of Philox per element.
 fn cost(c: &CostCtx<'_>) -> Cost {
     Cost {
         flops: 20.0 * c.outputs[0].iter().map(Meta::numel).sum::<usize>() as f64,

@@ -1,12 +1,12 @@
-//! Attention without the matrix of scores: `Out = softmax(scale * Q K^T + Mask) V` for each head.
+//! Attention without a stored score matrix: `Out = softmax(scale * Q K^T + Mask) V` per head.
 //!
-//! Q, K and V are [batch, time, heads, dim] (K and V may have another time), Mask is added to the
-//! scores and broadcasts to [batch, heads, queries, keys]. `scale` 0 means `1 / sqrt(dim)`.
-//! SoftmaxLse [batch, heads, queries] is what the gradient recomputes the probabilities from.
-//! Dropout acts on the probabilities, and its mask is computed again from seed, stream and step. No
-//! gradient flows to Mask.
+//! Q, K and V are [batch, time, heads, dim], where the time of K and V may differ from that of Q.
+//! Mask is added to the scores and broadcasts to [batch, heads, queries, keys]. `scale` 0 means
+//! `1 / sqrt(dim)`. The gradient recomputes the probabilities from SoftmaxLse [batch, heads,
+//! queries]. Dropout applies to the probabilities. Its mask is recomputed from seed, stream and
+//! step. No gradient flows to Mask.
 //!
-//! The bodies here also serve flash_attn_qkvpacked.
+//! The functions here also serve flash_attn_qkvpacked.
 
 use super::half::{FLOATS, any_float};
 use super::random;
@@ -24,7 +24,7 @@ pub(super) const ATTRS: &[AttrSpec] = &[
 ];
 
 const MASK: usize = 3;
-// Of the gradient.
+// Slots of the gradient op.
 const OUT: usize = 4;
 const LSE: usize = 5;
 const DOUT: usize = 6;
@@ -97,11 +97,11 @@ pub static GRAD: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    // Five products of the same size where the forward pass has two.
+    // The gradient has five products of the same size; the forward pass has two.
     traits: OpTraits { cost: |c| cost(c, 2.5), ..OpTraits::amp(AmpClass::White) },
 };
 
-/// batch, queries, heads, dim, keys.
+/// Checks Q, K and V, and returns batch, queries, heads, dim and keys.
 fn check(i: &InferCtx<'_>) -> Result<[i64; 5]> {
     i.check_dtype("Q", FLOATS)?;
     for slot in ["Q", "K", "V"] {
@@ -114,7 +114,7 @@ fn check(i: &InferCtx<'_>) -> Result<[i64; 5]> {
     Ok([q[0], q[1], q[2], q[3], key[1]])
 }
 
-/// The mask must broadcast to `full`.
+/// Checks that the mask broadcasts to `full`.
 pub(super) fn check_mask(i: &InferCtx<'_>, full: [i64; 4]) -> Result<()> {
     if i.optional("Mask").is_none() {
         return Ok(());
@@ -141,7 +141,7 @@ pub(super) fn check_dropout(op: &Op) -> Result<()> {
         .got(probability))
 }
 
-/// The attention that an op asks for, its dropout still without the step's stream.
+/// Returns the attention of an op, without dropout, whose stream depends on the step.
 pub(super) fn attention(op: &Op, [batch, queries, heads, dim, keys]: [usize; 5]) -> Attention {
     let scale = match op.attr_float("scale") {
         0.0 => 1.0 / (dim.max(1) as f64).sqrt(),
@@ -159,7 +159,7 @@ pub(super) fn attention(op: &Op, [batch, queries, heads, dim, keys]: [usize; 5])
     }
 }
 
-/// What the dropout of an op is in each step.
+/// Dropout options of an op. The stream is different in each step.
 #[derive(Clone, Copy)]
 pub(super) struct Drops {
     probability: f32,
@@ -218,7 +218,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (attention, drops) = (attention(p.op, sizes(p)), Drops::of(p.op));
     let mask_shape = mask_shape(p);
     let own = attention.backward_scratch_len(p.threads);
-    // Gradients that nobody asked for still have to go somewhere.
+    // The kernel always writes all gradients, so those that are not requested need memory too.
     let mut spare = [0; 3];
     for (index, (slot, grad)) in
         [("Q", "Q@GRAD"), ("K", "K@GRAD"), ("V", "V@GRAD")].into_iter().enumerate()

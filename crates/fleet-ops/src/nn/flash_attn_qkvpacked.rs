@@ -1,5 +1,6 @@
-//! Attention over packed queries, keys and values, QKV [batch, time, 3, heads, dim], as one product
-//! with a [model, 3 * model] weight makes them: flash_attn without splitting them first.
+//! Attention over packed queries, keys and values QKV [batch, time, 3, heads, dim]. One product
+//! with a [model, 3 * model] weight gives this layout. The op equals flash_attn without splitting
+//! QKV first.
 
 use super::flash_attn::{ATTRS, Drops, attention, check_dropout, check_mask};
 use super::half::{FLOATS, any_float};
@@ -65,7 +66,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { cost: |c| cost(c, 2.5), ..OpTraits::amp(AmpClass::White) },
 };
 
-/// batch, time, heads, dim.
+/// Checks QKV, and returns batch, time, heads and dim.
 fn check(i: &InferCtx<'_>) -> Result<[i64; 4]> {
     i.check_dtype("QKV", FLOATS)?;
     let qkv = i.check_rank("QKV", 5)?;

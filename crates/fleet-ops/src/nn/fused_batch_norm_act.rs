@@ -1,6 +1,7 @@
-//! `Y = relu(batch_norm(X))` in the passes over memory of batch norm alone; made by a pass.
+//! `Y = relu(batch_norm(X))`, with no more passes over memory than batch norm alone. A fusion pass
+//! makes this op.
 //!
-//! The gradient recomputes the ReLU's mask from X, so that Y is not read again.
+//! The gradient recomputes the ReLU's mask from X, so it does not read Y.
 
 use super::batch_norm::{ATTRS, backward, cost, cost_grad, forward, infer, infer_grad, rule};
 use super::half::any_float;
@@ -8,7 +9,7 @@ use crate::prelude::*;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::batch_norm::Act;
 
-/// Those of batch_norm, then `act_type`.
+/// Attributes of batch_norm, then `act_type`.
 pub(super) const FUSED_ATTRS: &[AttrSpec] =
     &[ATTRS[0], ATTRS[1], ATTRS[2], ATTRS[3], ATTRS[4], attr("act_type", Str("relu"))];
 

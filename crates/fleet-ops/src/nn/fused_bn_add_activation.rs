@@ -1,5 +1,6 @@
-//! `Y = relu(batch_norm(X) + Z)`, the end of a residual block, in one pass behind the statistics;
-//! made by a pass. Z@GRAD is the gradient of Y where Y is positive, and may lie over Y@GRAD.
+//! `Y = relu(batch_norm(X) + Z)`, the end of a residual block, in one pass after the statistics. A
+//! fusion pass makes this op. Z@GRAD is the gradient of Y where Y is positive, and may share the
+//! memory of Y@GRAD.
 
 use super::batch_norm::{backward, cost, cost_grad, forward, infer, infer_grad, rule};
 use super::fused_batch_norm_act::{FUSED_ATTRS, act_of};

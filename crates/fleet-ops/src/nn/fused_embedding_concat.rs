@@ -1,10 +1,10 @@
-//! `Out = concat(flatten(W[Ids]), Rest...)` along columns: the rows that a wide & deep model looks
-//! up, written straight to where its first layer reads them; made by a pass out of
+//! `Out = concat(flatten(W[Ids]), Rest...)` along columns. The rows looked up by a wide & deep
+//! model are written directly to the input of its first layer. A fusion pass makes this op from
 //! `lookup_table_v2`, a flatten and `concat`.
 //!
-//! W is a table f32 [rows, dim], Ids i64 [batch, slots], each of Rest f32 [batch, any]; zeros where
-//! an id is `padding_idx`. The gradient of W is read straight out of Out@GRAD: dense, or with
-//! `is_sparse` the rows in use, as `lookup_table_v2_grad` gives them.
+//! W is a table f32 [rows, dim], Ids is i64 [batch, slots], and each of Rest is f32 [batch, any].
+//! Ids equal to `padding_idx` give zeros. The gradient of W is read directly from Out@GRAD: dense,
+//! or with `is_sparse` the rows in use, as in `lookup_table_v2_grad`.
 
 use crate::nn::lookup_table_v2::{padding, sparse_grad};
 use crate::prelude::*;
@@ -50,7 +50,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { shape_only: &["W", "Rest"], cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
-/// [batch, slots * dim + the widths of Rest].
+/// Returns [batch, slots * dim + the widths of Rest].
 fn out_shape(i: &InferCtx<'_>) -> Result<Shape> {
     i.check_dtype("W", &[DType::F32])?;
     i.check_dtype("Ids", &[DType::I64])?;
@@ -119,11 +119,12 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Where the looked-up rows lie in Out, and copies of each of Rest into Out or out of it.
+/// Returns the positions of the looked-up rows in Out, and the copies of Rest into Out or out of
+/// it.
 fn places(p: &PrepareCtx<'_>, out: &Shape, into_out: bool) -> (Grid, Vec<Strided>) {
     let (ids, dim) = (p.input("Ids").shape, p.input("W").shape.at(1));
     let (slots, width) = (ids.at(1), out.at(1));
-    // With one slot a grid steps by groups alone.
+    // With one slot, a grid uses the group stride only.
     let grid = Grid { start: 0, group: slots.max(1), group_stride: width, stride: dim };
     let whole = row_major(&sizes(out));
     let mut column = slots * dim;
@@ -184,7 +185,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<u64>(grouping))
 }
 
-/// Only the rows in use move.
+/// Cost of the rows in use only.
 fn cost(c: &CostCtx<'_>) -> Cost {
     let out = c.output("Out").or(c.input("Out@GRAD")).map_or(0, Meta::bytes) as f64;
     let ids = c.input("Ids").map_or(0, Meta::bytes) as f64;

@@ -1,11 +1,11 @@
-//! Layer normalisation: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over the
+//! Layer normalization: `Y = (X - mean) / sqrt(variance + epsilon) * Scale + Bias` over the
 //! dimensions from `begin_norm_axis` on. X may have half precision; the rest is f32. Mean and
-//! Variance (the inverse deviation) have one number a row.
+//! Variance (the inverse standard deviation) have one number per row.
 //!
-//! With Residual, X + Residual is normalised and also written to Sum: the residual addition before
-//! a norm costs no pass of its own. The gradient op then takes Skip, the gradient that reaches Sum
-//! by another way, and adds it to X@GRAD. A pass makes these forms; both are also differentiable
-//! here.
+//! With Residual, X + Residual is normalized and also written to Sum, so the residual addition
+//! before a norm takes no extra pass. The gradient op then takes Skip, the gradient from other
+//! consumers of Sum, and adds it to X@GRAD. A fusion pass makes these forms. Both are
+//! differentiable.
 
 use super::half::{FLOATS, any_float};
 use crate::prelude::*;
@@ -17,7 +17,7 @@ const X: usize = 0;
 const SCALE: usize = 1;
 const BIAS: usize = 2;
 const RESIDUAL: usize = 3;
-// Of the gradient.
+// Slots of the gradient op.
 const MEAN: usize = 2;
 const INV_STD: usize = 3;
 const DY: usize = 4;
@@ -96,7 +96,7 @@ pub static GRAD: OpDef = OpDef {
     },
 };
 
-/// The shape of X and the first normalised axis.
+/// Checks X, and returns its shape and the first normalized axis.
 fn check(i: &InferCtx<'_>) -> Result<(Shape, usize)> {
     i.check_dtype("X", FLOATS)?;
     i.check_dtype("Scale", &[DType::F32])?;
@@ -127,7 +127,7 @@ fn product(dims: &[i64]) -> i64 {
     if dims.iter().any(|dim| *dim < 0) {
         return -1;
     }
-    // A program may state sizes that no machine has.
+    // Saturates, because a program may declare sizes that exceed any memory.
     dims.iter().fold(1, |product: i64, dim| product.saturating_mul(*dim))
 }
 
@@ -139,7 +139,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     let (dy, skip) = (g.maybe_dy("Y"), g.maybe_dy("Sum"));
     let residual = g.maybe_x("Residual");
     let Some(dy) = dy else {
-        // Only the sum is used further on: its gradient passes through.
+        // Only the sum has consumers, so its gradient passes through.
         let skip = match skip {
             Some(skip) => skip,
             None => g.dy("Y")?,
@@ -178,7 +178,7 @@ fn rule(g: &mut GradCtx<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Rows and their length.
+/// Returns the number of rows and their length.
 fn sizes(p: &PrepareCtx<'_>) -> Result<(usize, usize)> {
     let x = p.input("X").shape;
     let begin = x.axis(p.op.attr_int("begin_norm_axis"))?;
@@ -188,7 +188,7 @@ fn sizes(p: &PrepareCtx<'_>) -> Result<(usize, usize)> {
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (rows, len) = sizes(p)?;
     let epsilon = p.op.attr_float("epsilon") as f32;
-    // A sum that is not asked for still has to go somewhere.
+    // The kernel always writes the sum, so it needs memory even if the sum is not requested.
     let has_residual = p.optional("Residual").is_some();
     let spare = if has_residual && p.optional_output("Sum").is_none() { rows * len } else { 0 };
     Ok(Kernel::new(move |k| {
@@ -213,7 +213,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (rows, len) = sizes(p)?;
     let epsilon = p.op.attr_float("epsilon") as f32;
     let own = layer_norm_grad_scratch_len(rows, len);
-    // Gradients that nobody asked for still have to go somewhere.
+    // The kernel always writes all gradients, so those that are not requested need memory too.
     let spare = if p.optional_output("X@GRAD").is_some() { 0 } else { rows * len };
     Ok(Kernel::new(move |k| {
         let (scratch, rest) = k.scratch::<f32>().split_at_mut(own);
@@ -235,7 +235,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let skip = k.has_input(SKIP).then(|| read(SKIP));
         let (mean, inv_std) = (k.input(MEAN), k.input(INV_STD));
         assert_eq!(mean.len(), rows, "one mean a row");
-        // SAFETY: all hold `rows` rows, which is what the kernel goes by; the planner lets the
+        // SAFETY: all hold `rows` rows, the number that the kernel uses. The planner lets the
         // result equal an operand or be disjoint.
         unsafe {
             layer_norm_grad_raw(

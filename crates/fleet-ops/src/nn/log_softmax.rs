@@ -1,4 +1,4 @@
-//! `Out = X - ln(sum(exp(X)))` along `axis`. Rows along another axis than the last go through
+//! `Out = X - ln(sum(exp(X)))` along `axis`. Rows along an axis other than the last are copied to
 //! scratch.
 
 use super::axis::Split;

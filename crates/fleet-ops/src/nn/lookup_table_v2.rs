@@ -1,12 +1,12 @@
-//! Rows of an embedding table by id: `Out[..., :] = W[Ids[...], :]`, zeros where the id is
-//! `padding_idx`; f32 rows, i64 ids. `lookup_table` is the old form whose ids end in a dimension of
-//! 1.
+//! Rows of an embedding table by id: `Out[..., :] = W[Ids[...], :]`, and zeros if the id is
+//! `padding_idx`; f32 rows, i64 ids. `lookup_table` is the older form, whose ids end in a dimension
+//! of size 1.
 //!
-//! The gradient of W is dense, or with `is_sparse` the rows in use: row numbers are the ids in
-//! order, values are the rows of the output's gradient, duplicates included (the optimizer merges
-//! them). The values then usually share the output gradient's memory and nothing is copied.
-//! `is_distributed`, `entry`, `table_class`, `slot` (-1: none) and `is_test` are for the rewrite
-//! that moves the table to parameter servers.
+//! The gradient of W is dense, or with `is_sparse` the rows in use. Row numbers are then the ids in
+//! order, and values are the rows of the output's gradient. Duplicates are included, and the
+//! optimizer merges them. The values usually share the memory of the output's gradient, so nothing
+//! is copied. The rewrite that moves the table to parameter servers uses `is_distributed`, `entry`,
+//! `table_class`, `slot` (-1: none) and `is_test`.
 
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
@@ -57,7 +57,7 @@ pub static GRAD: OpDef = OpDef {
     },
 };
 
-/// The old form.
+/// The older form, whose ids end in a dimension of size 1.
 pub static OLD: OpDef = OpDef {
     spec: OpSpec {
         name: "lookup_table",
@@ -155,7 +155,7 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The padding row; a negative attribute means none.
+/// Returns the padding row. A negative attribute means none.
 pub(crate) fn padding(p: &PrepareCtx<'_>) -> Option<i64> {
     Some(p.op.attr_int("padding_idx")).filter(|row| *row >= 0)
 }
@@ -188,8 +188,9 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<u64>(embedding::group_scratch_len(count)))
 }
 
-/// Row numbers and values, without padding rows, from the slots of ids and of the gradient, whose
-/// rows lie as `grid` says. Values may already be where they belong.
+/// Writes row numbers and values without padding rows. `ids` and `dy` are the slots of ids and
+/// gradient, and the gradient's rows are at the positions of `grid`. The values may already be in
+/// place.
 pub(crate) fn sparse_grad(
     k: &KernelCtx<'_>,
     (ids, dy): (usize, usize),
@@ -221,7 +222,7 @@ pub(crate) fn sparse_grad(
         rows[count] = *id;
         let from = place(&grid, position);
         if k.same(0, dy) {
-            // Rows only move forward, so a row is read before anything is written over it.
+            // Rows only move towards the front, so each row is read before it is overwritten.
             k.output::<f32>(0).copy_within(from..from + dim, count * dim);
         } else {
             let row = &k.input::<f32>(dy)[from..][..dim];
@@ -233,17 +234,17 @@ pub(crate) fn sparse_grad(
     Ok(())
 }
 
-/// Where a grid has the row of a position.
+/// Returns the offset of the row at a position of a grid.
 fn place(grid: &Grid, position: usize) -> usize {
     grid.start + position / grid.group * grid.group_stride + position % grid.group * grid.stride
 }
 
-/// Floats that one task copies.
+/// Floats copied per task.
 const COPY_GRAIN: usize = 1 << 15;
 
-/// Rows where a grid has them, to one after the other.
+/// Copies the rows of a grid to contiguous rows.
 fn copy(pool: &Pool, from: &[f32], grid: Grid, dim: usize, to: &mut [f32]) {
-    // As many floats go on without a gap.
+    // Number of floats without a gap.
     let run = match (grid == Grid::packed(dim), grid.stride == dim) {
         (true, _) => COPY_GRAIN,
         (_, true) => grid.group * dim,
@@ -262,7 +263,7 @@ fn copy(pool: &Pool, from: &[f32], grid: Grid, dim: usize, to: &mut [f32]) {
     });
 }
 
-/// Only the rows in use move.
+/// Cost of the rows in use only.
 fn cost(c: &CostCtx<'_>) -> Cost {
     let out = c.output("Out").map_or(0, Meta::bytes) as f64;
     let ids = c.input("Ids").map_or(0, Meta::bytes) as f64;

@@ -1,4 +1,4 @@
-//! Layers: convolution, pooling, normalisation, embedding, attention.
+//! Layers: convolution, pooling, normalization, embedding, attention.
 
 pub mod batch_norm;
 pub mod conv2d;

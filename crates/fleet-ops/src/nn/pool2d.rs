@@ -1,9 +1,9 @@
-//! Pooling over images: the maximum or the average of windows.
+//! Pooling of images: maximum or average of windows.
 //!
-//! `ksize` is the window, or with `adaptive` the size of the output; `global_pooling` takes one
-//! window over everything. Averages count only what lies inside the image (`exclusive`) or the
-//! padding too. Max pooling makes Mask where it is asked for, the place of each maximum in its
-//! window (u8, or i32 for windows of more than 256), which the gradient reads.
+//! `ksize` is the window size, or with `adaptive` the output size. `global_pooling` uses one window
+//! over the whole image. Averages exclude the padding (`exclusive`) or include it. If requested,
+//! max pooling writes Mask, the position of each maximum in its window. It is u8, or i32 for
+//! windows of more than 256 elements, and the gradient reads it.
 
 use super::half::{FLOATS, any_float};
 use super::window::{Axes, pair, window};
@@ -35,7 +35,7 @@ pub static DEF: OpDef = OpDef {
     infer: |i| {
         let (x, out) = check(i)?;
         i.set("Out", x.dtype, out);
-        // A program under construction makes the mask at once: its gradient will want it.
+        // While a program is built, the mask is always made, because the gradient will need it.
         if is_max(i.op)? {
             i.set("Mask", mask_type(i.op)?, out);
         }
@@ -81,7 +81,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { shape_only: &["X"], cost: cost_grad, ..OpTraits::amp(AmpClass::Gray) },
 };
 
-/// X, and the shape of Out.
+/// Checks X, and returns it with the shape of Out.
 fn check(i: &InferCtx<'_>) -> Result<(Meta, Shape)> {
     i.check_dtype("X", FLOATS)?;
     let x = i.check_rank("X", 4)?;
@@ -109,7 +109,7 @@ fn is_max(op: &Op) -> Result<bool> {
     }
 }
 
-/// Height and width in [`Kind::Adaptive`] and [`Kind::Windows`].
+/// Kind of pooling. Sizes are height and width.
 enum Kind {
     Global,
     Adaptive([usize; 2]),
@@ -124,8 +124,9 @@ fn kind(op: &Op) -> Result<Kind> {
     Ok(if op.attr_bool("adaptive") { Kind::Adaptive(size) } else { Kind::Windows(size) })
 }
 
-/// A byte counts the places of windows of up to 256. Windows that the image decides about may be of
-/// any size, and the type may not depend on whether that is known yet.
+/// Returns the type of the mask. A byte holds positions in windows of up to 256 elements. Windows
+/// that depend on the image may have any size, and the type must not depend on whether that size is
+/// known yet.
 fn mask_type(op: &Op) -> Result<DType> {
     match kind(op)? {
         Kind::Windows([h, w]) if h.saturating_mul(w) <= 256 => Ok(DType::U8),
@@ -182,7 +183,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             true => pooling.max_forward(k.pool, x, y, k.optional_output::<u8>(1)),
             false => {
                 let mask = k.optional_output::<i32>(1).map(|mask| {
-                    // SAFETY: the same places as numbers without a sign.
+                    // SAFETY: the same positions as unsigned numbers.
                     unsafe { std::slice::from_raw_parts_mut(mask.as_mut_ptr().cast(), mask.len()) }
                 });
                 pooling.max_forward::<u32>(k.pool, x, y, mask);
@@ -208,7 +209,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
             true => pooling.max_backward(k.pool, dy, k.input::<u8>(1), dx),
             false => {
                 let mask = k.input::<i32>(1);
-                // SAFETY: the same places as numbers without a sign.
+                // SAFETY: the same positions as unsigned numbers.
                 let mask = unsafe { std::slice::from_raw_parts(mask.as_ptr().cast(), mask.len()) };
                 pooling.max_backward::<u32>(k.pool, dy, mask, dx);
             }
@@ -217,7 +218,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }))
 }
 
-/// One flop for each place of each window.
+/// Cost of one flop per position of each window.
 fn cost(c: &CostCtx<'_>) -> Cost {
     let out = c.output("Out").map_or(0, Meta::numel) as f64;
     let x = c.input("X").map_or(0, Meta::numel) as f64;

@@ -1,4 +1,4 @@
-//! `Out = exp(X) / sum(exp(X))` along `axis`. Rows along another axis than the last go through
+//! `Out = exp(X) / sum(exp(X))` along `axis`. Rows along an axis other than the last are copied to
 //! scratch.
 
 use super::axis::Split;
@@ -44,7 +44,7 @@ pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The gradient from the output, for this op and for log_softmax.
+/// Gradient rule from the output, for this op and for log_softmax.
 pub(super) fn rule(g: &mut GradCtx<'_, '_>, grad: &'static OpDef) -> Result<()> {
     let (out, dy, axis) = (g.y("Out")?, g.dy("Out")?, g.op.attr_int("axis"));
     if let Some(dx) = g.dx("X")? {
@@ -74,7 +74,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             if !split.is_empty() {
                 let len = split.len();
                 let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
-                // SAFETY: both hold as many floats as the shape says, and are equal or disjoint.
+                // SAFETY: both hold as many floats as the shape has elements, and are equal or
+                // disjoint.
                 unsafe { softmax::softmax_raw(k.pool, x, y, split.rows(), split.classes) };
             }
             Ok(())
@@ -98,8 +99,8 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                 let all = split.len();
                 let (y, dy) = (k.arg(0).start(all), k.arg(1).start(all));
                 let (dx, rows, len) = (k.out_arg(0).start(all), split.rows(), split.classes);
-                // SAFETY: all hold as many floats as the shape says; the result is equal to or
-                // disjoint from the others.
+                // SAFETY: all hold as many floats as the shape has elements; the result is equal to
+                // or disjoint from the others.
                 unsafe { softmax::softmax_grad_raw(k.pool, y, dy, dx, rows, len) };
             }
             Ok(())
@@ -110,7 +111,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         split.gather(k.pool, k.input(0), y);
         split.gather(k.pool, k.input(1), dy);
         let dx = dy.as_mut_ptr();
-        // SAFETY: two disjoint parts of the scratch, the result over one of them.
+        // SAFETY: two disjoint parts of the scratch; the result overwrites one of them.
         unsafe {
             softmax::softmax_grad_raw(k.pool, y.as_ptr(), dx, dx, split.rows(), split.classes);
         }
@@ -120,7 +121,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<f32>(2 * split.len()))
 }
 
-/// An exponential is about 20 flops.
+/// Cost with about 20 flops per exponential.
 pub(super) fn cost(c: &CostCtx<'_>) -> Cost {
     Cost { flops: 23.0 * c.input("X").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
 }

@@ -1,13 +1,13 @@
-//! `sync_batch_norm`: batch normalisation whose mean and variance are those of all ranks of a ring.
+//! `sync_batch_norm`: batch normalization with mean and variance over all ranks of a ring.
 //!
-//! Each rank measures its part, and (rows, sum, sum of squares) are summed over ranks, in f64: all
-//! hold the same bits, and what a rank sends does not grow with their number. Ranks may have
-//! unequally many rows. In the backward pass the sums over dY and over dY times the normalised X
-//! are summed over ranks for `X@GRAD`; `Scale@GRAD` and `Bias@GRAD` stay this rank's own, to be
-//! summed with all other gradients.
+//! Each rank measures its part. (rows, sum, sum of squares) are then summed over ranks in f64, so
+//! all ranks hold identical values. The bytes that a rank sends do not grow with the number of
+//! ranks, and ranks may have different numbers of rows. In the backward pass, the sums over dY and
+//! over dY times the normalized X are summed over ranks for `X@GRAD`. `Scale@GRAD` and `Bias@GRAD`
+//! remain this rank's own and are summed with all other gradients.
 //!
-//! The ring is used in the middle of a computation, by the compute lane, and should serve nothing
-//! else.
+//! The compute lane uses the ring in the middle of a computation. The ring should serve no other
+//! purpose.
 
 use super::batch_norm::{
     ATTRS as PLAIN, backward, cost, cost_grad, forward, infer, infer_grad, rule,
@@ -86,14 +86,14 @@ pub static GRAD: OpDef = OpDef {
     },
 };
 
-/// A ring that statistics are merged over.
+/// A ring over which statistics are merged.
 pub(super) struct Sync {
     ring: Arc<dyn Ring>,
     label: String,
 }
 
 impl Sync {
-    /// None where the running statistics are used: nothing is measured then.
+    /// Returns `None` if the running statistics are used, because nothing is measured then.
     fn of(p: &PrepareCtx<'_>) -> Result<Option<Sync>> {
         if p.op.attr_bool("is_test") || p.op.attr_bool("use_global_stats") {
             return Ok(None);
@@ -107,7 +107,8 @@ impl Sync {
         2 * sums_len(channels) + 1 // Doubles, and the float that may stand in front of the first of them.
     }
 
-    /// Sums the rows, and two numbers a channel, over ranks: `of` gives the two of this rank.
+    /// Sums the number of rows and two numbers per channel over ranks. `of` returns the two numbers
+    /// of this rank.
     fn sum_over_ranks<'s>(
         &self,
         rows: usize,
@@ -115,7 +116,7 @@ impl Sync {
         of: impl Fn(usize) -> [f64; 2],
         scratch: &'s mut [f32],
     ) -> Result<(f64, &'s [f64])> {
-        // SAFETY: every bit pattern is a number.
+        // SAFETY: every bit pattern is a valid number.
         let (_, doubles, _) = unsafe { scratch.align_to_mut::<f64>() };
         let sums = &mut doubles[..sums_len(channels)];
         sums[0] = rows as f64;
@@ -127,7 +128,7 @@ impl Sync {
         Ok((sums[0], &sums[1..]))
     }
 
-    /// Replaces this rank's mean and variance by those of all ranks.
+    /// Replaces this rank's mean and variance by those over all ranks.
     pub fn merge(
         &self,
         rows: usize,
@@ -148,7 +149,7 @@ impl Sync {
         Ok(())
     }
 
-    /// Replaces two arrays by their sums over ranks; the rows of all ranks.
+    /// Replaces two arrays by their sums over ranks. Returns the number of rows of all ranks.
     pub fn sum(
         &self,
         rows: usize,
@@ -165,7 +166,7 @@ impl Sync {
     }
 }
 
-/// How many numbers an exchange sums: the rows, and two a channel.
+/// Number of values summed in an exchange: the number of rows, and two per channel.
 fn sums_len(channels: usize) -> usize {
     1 + 2 * channels
 }

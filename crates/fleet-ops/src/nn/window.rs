@@ -1,19 +1,19 @@
-//! Sliding windows of convolution and pooling: reading the attributes, padding rules, output sizes.
+//! Sliding windows of convolution and pooling: attributes, padding rules, output sizes.
 
 use crate::prelude::*;
 use fleet_ir::Op;
 
-/// Height and width of everything about a window.
+/// A window: each property has values for height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub kernel: [usize; 2],
     pub strides: [usize; 2],
     pub dilations: [usize; 2],
-    /// Before and after, for each of height and width.
+    /// Paddings before and after, for each of height and width.
     pub paddings: [[usize; 2]; 2],
 }
 
-/// Where channels, height and width stand in a tensor of rank 4.
+/// Positions of channels, height and width in a tensor of rank 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Axes {
     pub channels: usize,
@@ -21,7 +21,7 @@ pub(super) struct Axes {
 }
 
 impl Axes {
-    /// From `data_format` (or `data_layout`): "NCHW", "NHWC", or "AnyLayout", which means NCHW.
+    /// Parses `data_format` (or `data_layout`): "NCHW", "NHWC", or "AnyLayout", which means NCHW.
     pub(super) fn of(op: &Op, attr: &str) -> Result<Axes> {
         match op.attr_str(attr) {
             "NCHW" | "AnyLayout" => Ok(Axes { channels: 1, height: 2 }),
@@ -40,7 +40,8 @@ impl Axes {
         [shape[self.height], shape[self.height + 1]]
     }
 
-    /// Height and width of an input's images, which must not be 0: a window needs a place.
+    /// Returns height and width of the images. They must not be 0, because a window needs at least
+    /// one pixel.
     pub(super) fn image(self, i: &InferCtx<'_>, slot: &str) -> Result<[i64; 2]> {
         let shape = i.input(slot)?.shape;
         let image = self.spatial(&shape);
@@ -50,17 +51,17 @@ impl Axes {
         Ok(image)
     }
 
-    /// `[n, c, h, w]` in this order.
+    /// Returns the shape of `[n, c, h, w]` in this data format.
     pub(super) fn shape(self, n: i64, c: i64, [h, w]: [i64; 2]) -> Shape {
         if self.is_nhwc() { Shape::from([n, h, w, c]) } else { Shape::from([n, c, h, w]) }
     }
 }
 
-/// Windows, strides and paddings are at most this: as much as an image can be wide, and far from
-/// where sums of them would overflow.
+/// Maximum size of windows, strides and paddings: as large as an image can be, and small enough
+/// that sums do not overflow.
 const REACH_MAX: i64 = i32::MAX as i64;
 
-/// One value for both, or one each, at least `min`.
+/// Returns an attribute with one value for both axes or one for each, all at least `min`.
 pub(super) fn pair(op: &Op, attr: &str, min: i64) -> Result<[usize; 2]> {
     let values = op.attr_ints(attr);
     let fits = |value: &i64| (min..=REACH_MAX).contains(value);
@@ -73,11 +74,12 @@ pub(super) fn pair(op: &Op, attr: &str, min: i64) -> Result<[usize; 2]> {
     }
 }
 
-/// The window of an op over an image of `image` (height, width; -1 unknown), paddings resolved.
+/// Returns the window of an op over an image (height, width; -1 if unknown), with resolved
+/// paddings.
 ///
-/// `padding_algorithm` "SAME" pads so that the output is the input over the stride, rounded up (and
-/// takes dilations as 1, as the documented op does); "VALID" pads nothing. "SAME" over an unknown
-/// size leaves the paddings 0: the size is known when it matters.
+/// `padding_algorithm` "SAME" pads so that the output size is the input size divided by the stride,
+/// rounded up. As in the documented op, it sets dilations to 1. "VALID" does not pad. "SAME" with
+/// an unknown size leaves the paddings 0; the size is known when the program is planned.
 pub(super) fn window(
     op: &Op,
     kernel: [usize; 2],
@@ -107,7 +109,8 @@ pub(super) fn window(
     Ok(window)
 }
 
-/// One number for all sides, two for height and width, or four: top, bottom, left, right.
+/// Returns `paddings`: one number for all sides, two for height and width, or four for top, bottom,
+/// left, right.
 fn explicit(op: &Op) -> Result<[[usize; 2]; 2]> {
     let values = op.attr_ints("paddings");
     if values.iter().all(|value| (0..=REACH_MAX).contains(value)) {
@@ -132,7 +135,7 @@ fn same_padding(image: usize, kernel: usize, stride: usize) -> [usize; 2] {
 }
 
 impl Window {
-    /// Output height and width; -1 where the image's is unknown or "SAME" fixes it later.
+    /// Returns output height and width; -1 if the image size is unknown.
     pub(super) fn outputs(&self, op: &Op, image: [i64; 2], ceil: bool) -> Result<[i64; 2]> {
         let same = op.attr_str("padding_algorithm") == "SAME";
         let mut outputs = [-1; 2];
@@ -145,7 +148,7 @@ impl Window {
                 outputs[axis] = size.div_ceil(stride) as i64;
                 continue;
             }
-            // The size of a filter may be any number that a program states.
+            // A program may declare any filter size.
             let reach =
                 self.dilations[axis].saturating_mul(self.kernel[axis] - 1).saturating_add(1);
             let padded = size + self.paddings[axis][0] + self.paddings[axis][1];

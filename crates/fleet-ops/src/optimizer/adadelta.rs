@@ -1,5 +1,5 @@
 //! Adadelta: `a = rho a + (1 - rho) g^2; dx = -sqrt((d + epsilon) / (a + epsilon)) * g;
-//! d = rho d + (1 - rho) dx^2; w += lr * dx`, `a` being AvgSquaredGrad and `d` AvgSquaredUpdate.
+//! d = rho d + (1 - rho) dx^2; w += lr * dx`. `a` is AvgSquaredGrad, `d` is AvgSquaredUpdate.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;

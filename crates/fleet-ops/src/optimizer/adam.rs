@@ -1,11 +1,11 @@
 //! Adam: `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2`, then
 //! `w -= lr_t * m / (sqrt(v) + epsilon * sqrt(1 - b2^t))` with
 //! `lr_t = lr * sqrt(1 - b2^t) / (1 - b1^t)`. Beta1Pow and Beta2Pow start at the betas and are
-//! multiplied after the update.
+//! multiplied by them after each update.
 //!
-//! Over sparse rows `lazy_mode` updates the rows in use only. Without it the others have gradient 0
-//! and their moments decay, which costs a pass over the whole table. With SkipUpdate (a bool) set
-//! nothing moves at all. `fused_adam` is the same over many parameters.
+//! With sparse rows, `lazy_mode` updates only the rows in use. Without it, the other rows have
+//! gradient 0 and their moments decay, which takes a pass over the whole table. If SkipUpdate (a
+//! bool) is true, nothing changes. `fused_adam` is the same op for many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};
@@ -99,7 +99,7 @@ pub static FUSED: OpDef = OpDef {
     traits: TRAITS,
 };
 
-/// The sum over ranks and the update in one: see `reduced.rs`.
+/// Sum over ranks and update in one op: see `reduced.rs`.
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_adam",

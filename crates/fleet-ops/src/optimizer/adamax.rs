@@ -1,5 +1,5 @@
 //! Adamax: `m = b1 m + (1 - b1) g; u = max(|g|, b2 u + epsilon); w -= lr / (1 - b1^t) * m / u`.
-//! Beta1Pow starts at `b1` and is multiplied after the update.
+//! Beta1Pow starts at `b1` and is multiplied by it after each update.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;

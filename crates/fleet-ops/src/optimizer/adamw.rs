@@ -1,5 +1,5 @@
 //! Adam with decoupled weight decay: `w *= 1 - lr * coeff` (with `with_decay`), then the step of
-//! adam. `fused_adamw` is the same over many parameters.
+//! adam. `fused_adamw` is the same op for many parameters.
 
 use super::adam::{FUSED_INPUTS, FUSED_OUTPUTS};
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
@@ -68,7 +68,7 @@ pub static FUSED: OpDef = OpDef {
     traits: TRAITS,
 };
 
-/// The sum over ranks and the update in one: see `reduced.rs`.
+/// Sum over ranks and update in one op: see `reduced.rs`.
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_adamw",

@@ -1,12 +1,12 @@
-//! `check_finite_and_unscale`: `Out = X / Scale` for every gradient, and `FoundInfinite` says
-//! whether any element of any `X` is infinite or no number. Gradients of half precision are divided
-//! in f32 and rounded back. `Scale` is one f32.
+//! `check_finite_and_unscale`: `Out = X / Scale` for every gradient. `FoundInfinite` is true if any
+//! element of any `X` is infinite or NaN. Half-precision gradients are divided in f32 and rounded
+//! back. `Scale` is one f32.
 
 use crate::prelude::*;
 use crate::{Arg, elementwise_cost};
 use fleet_tensor::{Element, bf16, f16};
 
-/// Elements that a task looks at.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
 pub static DEF: OpDef = OpDef {
@@ -54,7 +54,7 @@ pub static DEF: OpDef = OpDef {
     },
 };
 
-/// Divides one gradient; whether it held something that is not finite.
+/// Divides one gradient. Returns whether any of its elements is not finite.
 fn unscale(pool: &Pool, from: &Arg, to: &Arg, len: usize, inverse: f32) -> bool {
     let mut used = len;
     if from.rows.is_some() {
@@ -85,8 +85,7 @@ fn each<T: Element>(
     pool.run_ranges(len, GRAIN, |range| {
         let mut bad = false;
         for at in range {
-            // SAFETY: both hold `len` elements and are one tensor or two apart; ranges are
-            // disjoint.
+            // SAFETY: both hold `len` elements and are equal or disjoint; ranges are disjoint.
             unsafe {
                 let value = read(*(x as *const T).add(at));
                 bad |= !value.is_finite();

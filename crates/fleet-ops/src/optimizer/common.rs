@@ -1,5 +1,5 @@
-//! What optimizer ops share: slots, attributes, the shape rule, and the kernel, which differs by
-//! its rule only.
+//! Parts shared by optimizer ops: slots, attributes, the shape rule, and the kernel. Kernels differ
+//! only in their rule.
 
 use super::sparse::Sparse;
 use crate::Arg;
@@ -8,7 +8,7 @@ use fleet_ir::{Arity, AttrSpec, Op};
 use fleet_kernels::optim::{Regularizer, Rule, Segment, Segments, Step};
 use std::sync::{Mutex, PoisonError};
 
-// The first slots of every optimizer op; its state follows.
+// The first slots of every optimizer op. The slots of its state follow.
 const PARAM: usize = 0;
 pub(super) const GRAD: usize = 1;
 const LEARNING_RATE: usize = 2;
@@ -21,15 +21,17 @@ pub(super) const LR_SCALE: AttrSpec = attr("lr_scale", Float(1.0));
 
 /// State variables, as (input slot, output slot).
 pub(super) struct Slots {
-    /// With the shape of the parameter, in the order of the rule; the first slots of the state.
+    /// State with the shape of the parameter, in the order of the rule. These are the first slots
+    /// of the state.
     pub full: &'static [(&'static str, &'static str)],
-    /// With one number: the powers of the betas.
+    /// State with one number each: the powers of the betas.
     pub single: &'static [(&'static str, &'static str)],
     /// Whether gradients may be sparse rows.
     pub sparse: bool,
 }
 
-/// The shape rule: everything fits its parameter, and outputs are as their inputs.
+/// Shape rule: checks all inputs against their parameters. Each output has the type and shape of
+/// its input.
 pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
     regularizer(i.op)?;
     check_numbers(i.op)?;
@@ -111,7 +113,8 @@ fn check_single(i: &InferCtx<'_>, slot: &str) -> Result<()> {
     Ok(())
 }
 
-/// Numbers with which no update makes sense: with a beta of 1, the first step divides by nought.
+/// Rejects numbers that make updates invalid. With a beta of 1, for example, the first step divides
+/// by zero.
 fn check_numbers(op: &Op) -> Result<()> {
     for attr in op.spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Float) {
         let value = op.attr_float(attr.name);
@@ -144,7 +147,7 @@ fn regularizer(op: &Op) -> Result<Regularizer> {
     }
 }
 
-/// An optimizer op, resolved.
+/// Prepared update of an optimizer op.
 pub(super) struct Plan {
     pub rule: Rule,
     pub regularizer: Regularizer,
@@ -152,26 +155,26 @@ pub(super) struct Plan {
     pub weight_decay: f32,
     /// Output slots of the state, in the order of the rule.
     pub states: Vec<usize>,
-    /// (output slot, input slot, factor) of the powers of the betas.
+    /// Triples (output slot, input slot, factor) of the powers of the betas.
     powers: Vec<(usize, usize, f32)>,
     skip: Option<usize>,
     /// Indices of the parameters with dense gradients, in the order of the segments.
     pub dense: Vec<usize>,
-    /// Their addresses are filled in at each run; the lock is there because a kernel could be run
-    /// by two threads, which nobody does.
+    /// Segments of these parameters. Each run sets their addresses. The lock is needed for the type
+    /// system only, because no kernel is run by two threads at once.
     pub segments: Mutex<Segments>,
     sparse: Vec<Sparse>,
 }
 
-/// What an op file states beside its rule.
+/// Options of an op besides its rule.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extra {
     pub weight_decay: f64,
-    /// Untouched rows of a sparse gradient move too.
+    /// Whether an update also changes rows that a sparse gradient does not contain.
     pub moves_all_rows: bool,
 }
 
-/// The kernel of an optimizer op.
+/// Makes the kernel of an optimizer op.
 pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -> Result<Kernel> {
     let plan = Plan::new(p, slots, rule, extra)?;
     let words = plan.scratch_words();
@@ -213,7 +216,7 @@ impl Plan {
                 .expected(format!("{} state inputs", rule.state_count()))
                 .got(found));
         }
-        // State that is given goes on, so it needs an output.
+        // State inputs are updated, so each needs an output.
         for (slot, made) in states.clone() {
             let (given, wanted) = (out(made).map_or(0, |at| p.outputs[at].len()), params.len());
             if given != wanted {
@@ -239,7 +242,8 @@ impl Plan {
         })
     }
 
-    /// 64-bit words; the norms of LARS and LAMB, or what sparse gradients are merged in.
+    /// Size of scratch in 64-bit words: the norms of LARS and LAMB, or buffers to merge sparse
+    /// gradients.
     fn scratch_words(&self) -> usize {
         let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
         let norms = match self.rule {
@@ -276,8 +280,8 @@ impl Plan {
         if !self.dense.is_empty() {
             let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
             segments.rebind(|segment, it| self.bind(k, self.dense[segment], it));
-            // SAFETY: the plan owns all these tensors, each a variable of its own of the
-            // parameter's length, for the time of this call.
+            // SAFETY: the plan owns all these tensors during this call. Each is a separate variable
+            // with the length of its parameter.
             unsafe { segments.update(k.pool, self.rule, step, k.scratch()) };
         }
         for sparse in &self.sparse {
@@ -288,7 +292,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The addresses of parameter `index` and its company.
+    /// Sets the addresses of parameter `index`, its gradient and its state.
     pub(super) fn bind(&self, k: &KernelCtx<'_>, index: usize, segment: &mut Segment) {
         let param = &k.outputs[0][index];
         assert_eq!(param.len(), segment.len, "a parameter changed its length");
@@ -309,7 +313,7 @@ impl Plan {
         Some([at(0)?, at(1).unwrap_or(0.0)])
     }
 
-    /// Lets outputs start from the inputs that they continue, where the two are not one variable.
+    /// Copies inputs to the outputs that update them, unless they are the same variable.
     pub(super) fn take_over(&self, k: &KernelCtx<'_>) {
         let full = self.states.iter().enumerate().map(|(index, out)| (*out, STATE + index));
         let powers = self.powers.iter().map(|(out, input, _)| (*out, *input));
@@ -323,12 +327,12 @@ impl Plan {
     }
 }
 
-/// A tensor of the parameter's length.
+/// Returns a tensor with the length of the parameter.
 pub(super) fn tensor<'a>(arg: &Arg) -> &'a mut [f32] {
     arg.slice_mut()
 }
 
-/// Reads and writes of the parameter and its state, and a few flops each.
+/// Cost of reading and writing the parameter and its state, and of a few flops per element.
 fn cost(c: &CostCtx<'_>) -> Cost {
     let params: usize = c.outputs[0].iter().map(Meta::numel).sum();
     Cost { flops: 8.0 * params as f64, bytes: c.bytes() }

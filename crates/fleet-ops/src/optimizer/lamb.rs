@@ -1,6 +1,7 @@
-//! LAMB: `r = m^ / (sqrt(v^) + epsilon) + weight_decay * w` with the corrected moments of adam;
-//! `w -= lr * trust * r`, where `trust = |w| / |r|` if both norms are positive and `weight_decay`
-//! is (or `always_adapt`), else 1. With SkipUpdate (a bool) set nothing moves.
+//! LAMB: `r = m^ / (sqrt(v^) + epsilon) + weight_decay * w` with the bias-corrected moments of
+//! adam; `w -= lr * trust * r`. `trust` is `|w| / |r|` if both norms are positive and either
+//! `weight_decay` is positive or `always_adapt` is set; else it is 1. If SkipUpdate (a bool) is
+//! true, nothing changes.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;

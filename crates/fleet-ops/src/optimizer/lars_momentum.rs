@@ -1,6 +1,6 @@
-//! LARS: momentum whose rate follows the norms of the layer. With `p = |w|`, `q = |g|` and
-//! `wd = lars_weight_decay`: `local = lr * lars_coeff * p / (q + wd * p + epsilon)` if all of `wd`,
-//! `p` and `q` are positive, else `lr`; `v = mu * v + local * (g + wd * w); w -= v`.
+//! LARS: momentum with a rate scaled by the norms of the layer. With `p = |w|`, `q = |g|` and
+//! `wd = lars_weight_decay`: `local = lr * lars_coeff * p / (q + wd * p + epsilon)` if `wd`, `p`
+//! and `q` are all positive, else `lr`; `v = mu * v + local * (g + wd * w); w -= v`.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;

@@ -1,15 +1,15 @@
-//! The learning rate of a step: `Out` [1] from `Step` [1] (an integer, 0 in the first step) and,
-//! behind a warm-up, from `Inner`, the rate that another schedule gives.
+//! Learning rate of a step. `Out` [1] is computed from `Step` [1] (an integer, 0 in the first
+//! step). After a warm-up it is `Inner`, the rate of another schedule.
 //!
-//! `params` by `kind`, `t` being the step (negative ones count as 0):
+//! `params` by `kind`, where `t` is the step (negative steps count as 0):
 //! * constant: rate
 //! * noam: rate, d_model, warmup_steps: `rate * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5)`
 //! * exponential: rate, gamma: `rate * gamma^t`; natural_exp: `rate * exp(-gamma * t)`;
 //!   inverse_time: `rate / (1 + gamma * t)`
-//! * piecewise: `values[i]` before `boundaries[i]`, the last value behind them
+//! * piecewise: `values[i]` before `boundaries[i]`, and the last value after the last boundary
 //! * polynomial: rate, decay_steps, end, power, cycle (0 or 1)
 //! * cosine: rate, t_max, eta_min
-//! * linear_warmup: warmup_steps, start, end: a straight line, then Inner (`end` without it)
+//! * linear_warmup: warmup_steps, start, end: linear, then Inner (`end` without it)
 //! * step: rate, step_size, gamma; multi_step: rate, gamma, milestones in `boundaries`
 
 use crate::prelude::*;
@@ -53,7 +53,7 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits::plain(),
 };
 
-/// The attributes, parsed.
+/// The parsed attributes.
 #[derive(Clone, Debug)]
 enum Schedule {
     Constant { rate: f64 },

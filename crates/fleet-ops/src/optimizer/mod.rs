@@ -1,11 +1,11 @@
-//! Optimizers: one update each, over one parameter or, fused, over many in one sweep.
+//! Optimizers: an update of one parameter, or, in the fused ops, of many in one sweep.
 //!
-//! The gradient that a rule sees is `g = GradScale * Grad`, then the regulariser: `+ coeff * w` for
-//! "l2_decay", `+ coeff * sign(w)` for "l1_decay". The learning rate is `LearningRate * lr_scale`.
-//! ParamOut and the other outputs are the variables of the inputs that they continue.
+//! A rule uses the gradient `g = GradScale * Grad`, plus the regularization term `coeff * w` for
+//! "l2_decay" or `coeff * sign(w)` for "l1_decay". The learning rate is `LearningRate * lr_scale`.
+//! ParamOut and the other outputs are the same variables as the inputs that they update.
 //!
-//! Over sparse rows, duplicates are summed first and only the rows in use move (adam without
-//! `lazy_mode` is the exception); the regulariser then acts on these rows only.
+//! With sparse rows, duplicates are summed first and only the rows in use are updated (except in
+//! adam without `lazy_mode`). Regularization then applies to these rows only.
 
 pub mod adadelta;
 pub mod adagrad;

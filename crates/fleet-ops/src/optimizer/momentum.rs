@@ -1,5 +1,5 @@
-//! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`; `fused_momentum`
-//! is the same over many parameters.
+//! `v = mu * v + g; w -= lr * v`, or with `use_nesterov` `w -= lr * (g + mu * v)`. `fused_momentum`
+//! is the same op for many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};
@@ -48,7 +48,7 @@ pub static FUSED: OpDef = OpDef {
     traits: TRAITS,
 };
 
-/// The sum over ranks and the update in one: see `reduced.rs`.
+/// Sum over ranks and update in one op: see `reduced.rs`.
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_momentum",

@@ -1,15 +1,15 @@
-//! `allreduce_{sgd,momentum,adam,adamw}`: a bucket of gradients is summed over ranks, and every
-//! part of it updates its parameters as soon as it has arrived, while it is in the cache. `GradOut`
-//! is memory to work in, unspecified afterwards; everything else is what `c_allreduce_sum` and the
-//! fused update behind it give, to the bit.
+//! `allreduce_{sgd,momentum,adam,adamw}`: sums a bucket of gradients over ranks. Each part of the
+//! sum updates its parameters as soon as it arrives, while it is in the cache. `GradOut` is working
+//! memory, whose content is unspecified afterwards. All other outputs are bitwise equal to those of
+//! `c_allreduce_sum` followed by the fused update.
 //!
-//! What it saves: the update reads parameter and state out of memory, but not the gradient, which
-//! is a third of what SGD with momentum reads and a quarter of what Adam does; and sums are not
-//! written back. It works in the lane of its ring, by itself: worth while where a rank has one
-//! thread. The executor puts these ops in; strategies do not.
+//! The update reads parameter and state from memory, but not the gradient. This saves a third of
+//! the reads of SGD with momentum, and a quarter of those of Adam. Sums are not written back
+//! either. The op runs alone in the lane of its ring, so it is worthwhile if a rank has one thread.
+//! The executor inserts these ops; strategies do not.
 //!
-//! When the sum fails in the middle, some parameters have been updated. The step has failed then,
-//! and its ring is over.
+//! If the sum fails midway, some parameters have been updated. The step has then failed, and its
+//! ring cannot be used again.
 
 use super::common::{self, Extra, Plan, Slots};
 use crate::ReduceOp;
@@ -19,11 +19,11 @@ use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::optim::Rule;
 use std::sync::PoisonError;
 
-/// What such an op has beside the slots and attributes of the fused update.
+/// Outputs and attributes in addition to those of the fused update.
 pub(super) const OUTPUTS: &[SlotSpec] = &[many("GradOut")];
 pub(super) const ATTRS: &[AttrSpec] = &[RING_ID, NRANKS, USE_CALC_STREAM, LABEL];
 
-/// Two lists as one: `N` is the sum of their lengths.
+/// Concatenates two lists. `N` is the sum of their lengths.
 pub(super) const fn joined<T: Copy, const N: usize>(first: &[T], second: &[T]) -> [T; N] {
     assert!(first.len() + second.len() == N);
     let mut all = [first[0]; N];
@@ -35,7 +35,7 @@ pub(super) const fn joined<T: Copy, const N: usize>(first: &[T], second: &[T]) -
     all
 }
 
-/// Those of a collective; elements stay apart, so that filters may be packed.
+/// Traits of a collective. The op is elementwise, so filters may be packed.
 pub(super) const TRAITS: OpTraits = OpTraits { elementwise: true, ..comm::TRAITS };
 
 pub(super) fn infer(i: &mut InferCtx<'_>, slots: &Slots) -> Result<()> {
@@ -60,8 +60,8 @@ pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -
         let mut segments = plan.segments.lock().unwrap_or_else(PoisonError::into_inner);
         segments.rebind(|segment, it| plan.bind(k, plan.dense[segment], it));
         let segments = &*segments;
-        // SAFETY: parts of gradients are aligned whole floats. The plan owns the parameters and
-        // their state for the time of this call, each a variable of its own.
+        // SAFETY: parts of gradients are aligned and consist of whole floats. The plan owns the
+        // parameters and their state during this call, each a separate variable.
         let update = |part, start, sum: &[u8]| unsafe {
             let (before, sum, behind) = sum.align_to::<f32>();
             assert!(before.is_empty() && behind.is_empty(), "a part of a float");

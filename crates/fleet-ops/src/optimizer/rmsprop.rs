@@ -1,6 +1,6 @@
 //! RMSProp: `ms = decay ms + (1 - decay) g^2; mom = momentum mom + lr g / sqrt(ms + epsilon);
-//! w -= mom`; `centered` keeps `mg = decay mg + (1 - decay) g` in MeanGrad and divides by
-//! `sqrt(ms - mg^2 + epsilon)`.
+//! w -= mom`. `centered` keeps `mg = decay mg + (1 - decay) g` in MeanGrad and divides by
+//! `sqrt(ms - mg^2 + epsilon)` instead.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use crate::prelude::*;

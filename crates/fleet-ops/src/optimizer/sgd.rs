@@ -1,4 +1,4 @@
-//! `w -= lr * g`; `fused_sgd` is the same over many parameters.
+//! `w -= lr * g`. `fused_sgd` is the same op for many parameters.
 
 use super::common::{COEFF, Extra, LR_SCALE, METHOD, Slots, TRAITS, cpu, infer};
 use super::reduced::{self, joined};
@@ -35,7 +35,7 @@ pub static FUSED: OpDef = OpDef {
     traits: TRAITS,
 };
 
-/// The sum over ranks and the update in one: see `reduced.rs`.
+/// Sum over ranks and update in one op: see `reduced.rs`.
 pub static REDUCED: OpDef = OpDef {
     spec: OpSpec {
         name: "allreduce_sgd",

@@ -1,5 +1,5 @@
-//! Updates by sparse rows: duplicate rows are merged, then only the rows in use move. The most used
-//! rules merge and update in one pass; others go through a buffer of merged rows.
+//! Updates from sparse rows: duplicate rows are merged, then only the rows in use are updated. The
+//! most common rules merge and update in one pass; others use a buffer of merged rows.
 
 use super::common::{GRAD, Plan, tensor};
 use crate::prelude::*;
@@ -13,9 +13,9 @@ pub(super) struct Sparse {
     pub index: usize,
     height: usize,
     dim: usize,
-    /// Rows of the gradient at most.
+    /// Maximum number of rows of the gradient.
     room: usize,
-    /// For rules that move all rows: the whole table.
+    /// The whole table, for rules that update all rows.
     whole: Option<Mutex<Segments>>,
 }
 
@@ -30,7 +30,7 @@ impl Sparse {
         Sparse { index, height: shape.at(0), dim, room, whole }
     }
 
-    /// 64-bit words: the groups, then merged rows or the dense gradient as f32.
+    /// Size of scratch in 64-bit words: the groups, then merged rows or the dense gradient as f32.
     pub(super) fn scratch_words(&self) -> usize {
         let rows = if self.whole.is_some() { self.height } else { self.room };
         embedding::group_scratch_len(self.room) + (rows * self.dim).div_ceil(2)
@@ -60,12 +60,13 @@ impl Sparse {
         };
         let ids = groups.ids();
         let merged = &rest[..ids.len() * self.dim];
-        // SAFETY: the groups name each row once.
+        // SAFETY: the groups contain each row once.
         let updated = unsafe { update_rows(k.pool, plan.rule, step, table, ids, merged) };
         updated.map_err(|row| Error::internal(format!("row {row} is outside its table")))
     }
 
-    /// The rules that have a kernel of their own; whether this is one.
+    /// Runs the rule's combined kernel for merging and updating. Returns false if the rule has
+    /// none.
     fn update_at_once(
         &self,
         k: &KernelCtx<'_>,
@@ -109,7 +110,7 @@ impl Sparse {
         Ok(true)
     }
 
-    /// The dense update by the dense form of the gradient: rows that are not in use have gradient
+    /// Runs the dense update with the gradient in dense form, where rows not in use have gradient
     /// 0.
     fn update_all(
         &self,
@@ -129,7 +130,8 @@ impl Sparse {
             segment.regularizer = plan.regularizer;
             segment.weight_decay = plan.weight_decay;
         });
-        // SAFETY: the plan owns the table and its state, each of this length; the gradient is ours.
+        // SAFETY: the plan owns the table and its state, each of this length; the gradient is in
+        // scratch.
         unsafe { segments.update(k.pool, plan.rule, step, &mut []) };
         Ok(())
     }

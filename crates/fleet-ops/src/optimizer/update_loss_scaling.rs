@@ -1,10 +1,10 @@
 //! `update_loss_scaling`: the state machine of dynamic loss scaling.
 //!
-//! After a step whose gradients were not finite, good steps start anew and bad ones are counted;
-//! with `decr_every_n_nan_or_inf` of them the scale is multiplied by `decr_ratio`, not below 1, and
-//! all gradients `X` become 0. After a good step, bad ones start anew; with `incr_every_n_steps`
-//! good ones the scale is multiplied by `incr_ratio`, unless that is infinite. `stop_update` leaves
-//! the state as it is.
+//! If the gradients of a step were not finite, the op sets all gradients `X` to 0. It also resets
+//! the count of good steps and increments the count of bad ones. After `decr_every_n_nan_or_inf`
+//! bad steps, it multiplies the scale by `decr_ratio`, to at least 1. After a good step, it resets
+//! the count of bad steps. After `incr_every_n_steps` good steps, it multiplies the scale by
+//! `incr_ratio`, unless the result is infinite. `stop_update` leaves counts and scale unchanged.
 
 use crate::prelude::*;
 use crate::{Arg, elementwise_cost};
@@ -86,7 +86,7 @@ pub static DEF: OpDef = OpDef {
     },
 };
 
-/// A gradient as it is, or nothing at all.
+/// Copies a gradient unchanged, or zeros it if `drop` is set.
 fn pass(from: &Arg, to: &Arg, drop: bool) {
     if drop {
         to.bytes_mut().fill(0);

@@ -1,10 +1,10 @@
-//! Rows of a table on parameter servers: `Outputs[i][..., :] = table[Ids[i][..., :]]`, zeros where
-//! the id is `padding_idx`; all lookups of a table in one op, so that they are one request. Ids are
-//! the 64 bits of any number. `lookup_table` as `lookup_table_version` says that ids end in a
-//! dimension of 1.
+//! Rows of a table on parameter servers: `Outputs[i][..., :] = table[Ids[i][..., :]]`, and zeros if
+//! the id is `padding_idx`. All lookups of a table are one op, so they take one request. Any 64-bit
+//! value is a valid id. With `lookup_table` as `lookup_table_version`, ids end in a dimension of
+//! size 1.
 //!
-//! The documented op has the table as an input, `W`. Here the row's width is an attribute: a table
-//! that no worker could hold is no variable of the program.
+//! The documented op has the table as an input, `W`. Here the row width is an attribute instead,
+//! because a table too large for a worker is not a variable of the program.
 
 use super::{TABLE_ID, TRAITS, padding, table_of};
 use crate::prelude::*;
@@ -31,7 +31,7 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits { amp: AmpClass::Black, ..TRAITS },
 };
 
-/// Numbers of a row: as many as tables allow.
+/// Maximum numbers per row; the limit of tables.
 const WIDTH_MAX: i64 = 1 << 16;
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {

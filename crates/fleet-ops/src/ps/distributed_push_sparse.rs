@@ -1,13 +1,18 @@
-//! Gradients of rows that `distributed_lookup_table` gave: `Ids[i]` were looked up,
-//! `Outputs@GRAD[i]` is the gradient of their rows. `Shows` and `Clicks`, one number an id or one a
-//! sample, are for tables that count them. With `use_cvm_op` gradients are multiplied by the number
-//! of samples: such tables want sums, and a mean loss gives means. The first `counter_columns` of a
-//! row's gradient are dropped: what was looked up there are counters, which do not learn.
-//! `padding_idx` has, for each of `Ids`, the id that is left out (-1 for none); nothing is, where
-//! it is empty. `slots` has the feature that each of `Ids` holds values of, for tables that note
-//! it; it is empty where none is known.
+//! Pushes gradients of rows from `distributed_lookup_table`: `Ids[i]` were looked up, and
+//! `Outputs@GRAD[i]` is the gradient of their rows.
 //!
-//! The documented op has the gradients in its output slot; here what is read is an input.
+//! * `Shows` and `Clicks` are for tables that count them, with one number per id or per sample.
+//! * `use_cvm_op` multiplies gradients by the number of samples, for tables that need sums; a mean
+//!   loss gives means.
+//! * `counter_columns` is the number of leading columns to drop from each row's gradient. These
+//!   columns are counters and are not trained.
+//! * `padding_idx` has, for each of `Ids`, the id to exclude (-1 for none). An empty list excludes
+//!   none.
+//! * `slots` has the feature slot of each of `Ids`, for tables that store it. It is empty if
+//!   unknown.
+//!
+//! The documented op has the gradients in its output slot. Here they are an input, because the op
+//! reads them.
 
 use super::{TABLE_ID, TRAITS, table_of};
 use crate::PushRows;
@@ -39,7 +44,7 @@ const GRADS: usize = 1;
 const SHOWS: usize = 2;
 const CLICKS: usize = 3;
 
-/// Features that a row can tell apart.
+/// Number of distinct feature slots that a row can store.
 const SLOTS: i64 = 1 << 31;
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
@@ -97,7 +102,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     ["Shows", "Clicks"].iter().try_for_each(|slot| check_counts(i, slot))
 }
 
-/// Counts come one a sample, whose ids are next to each other.
+/// Checks counts with one number per sample. The ids of a sample are adjacent.
 fn check_counts(i: &InferCtx<'_>, slot: &str) -> Result<()> {
     let Some(counts) = i.optional(slot) else { return Ok(()) };
     let samples = counts.shape.numel();

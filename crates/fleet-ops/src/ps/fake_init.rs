@@ -1,5 +1,5 @@
-//! `fake_init`: stands where a table's values were initialised that servers hold instead. `shape`
-//! is the table's; `Out` has none of its rows.
+//! `fake_init`: replaces the initialization of a table that is stored on servers. `shape` is the
+//! shape of the table. `Out` has none of its rows.
 
 use crate::prelude::*;
 

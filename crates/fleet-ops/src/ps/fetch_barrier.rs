@@ -1,5 +1,5 @@
-//! `fetch_barrier`: all parameters of the step are received; in a synchronous job returns when all
-//! workers have theirs.
+//! `fetch_barrier`: marks that all parameters of the step are received. In a synchronous job, it
+//! returns when all workers have received theirs.
 
 use super::TRAITS;
 use crate::prelude::*;

@@ -1,11 +1,11 @@
-//! `listen_and_serv`: a server of dense parameters, as a program says it. It listens at `endpoint`
-//! for `Fanin` workers; `optimize_blocks` are the blocks that update its parameters, and
-//! `grad_to_block_id` says which gradient is for which (`GRAD:BLOCK`). `distributed_mode` is 0 for
-//! synchronous jobs, 1 for asynchronous, 2 for half-asynchronous ones and 3 for GEO; with `dc_asgd`
-//! late gradients are corrected.
+//! `listen_and_serv`: a server of dense parameters, described as a program. It listens at
+//! `endpoint` for `Fanin` workers. `optimize_blocks` are the blocks that update its parameters.
+//! `grad_to_block_id` maps gradients to these blocks (`GRAD:BLOCK`). `distributed_mode` is 0 for
+//! synchronous, 1 for asynchronous, 2 for half-asynchronous and 3 for GEO jobs. `dc_asgd` enables
+//! the correction of stale gradients.
 //!
-//! The program is what a server does, to be read and compared. Tables do it (`fleet.init_server`):
-//! an executor cannot run the op, and says so.
+//! The program documents the server for inspection and comparison. Tables implement it
+//! (`fleet.init_server`), and an executor rejects the op.
 
 use super::TRAITS;
 use crate::prelude::*;

@@ -1,8 +1,8 @@
-//! Ops of workers of parameter servers. Every op names its table (`table_id`); the way to the
-//! tables comes from [`crate::Services`].
+//! Ops of workers for parameter servers. Every op names its table (`table_id`). [`crate::Services`]
+//! gives access to the tables.
 //!
-//! They run in the compute lane, in program order: what may take long and need not be waited for is
-//! handed over ([`crate::Tables`]) and goes on beside compute.
+//! The ops run in the compute lane, in program order. Slow operations that need not be awaited are
+//! passed to [`crate::Tables`], and continue beside compute.
 
 pub mod distributed_lookup_table;
 pub mod distributed_push_sparse;
@@ -18,14 +18,14 @@ use fleet_ir::AttrSpec;
 
 pub(crate) const TABLE_ID: AttrSpec = required("table_id", AttrKind::Int);
 
-/// Something happens outside: such an op is never dropped.
+/// Traits of these ops. They have side effects, so they are never removed.
 pub(crate) const TRAITS: OpTraits = OpTraits { effect: true, cost, ..OpTraits::plain() };
 
 fn cost(ctx: &CostCtx<'_>) -> Cost {
     Cost { flops: 0.0, bytes: ctx.bytes() }
 }
 
-/// The table's number, checked.
+/// Returns the table's number, checked.
 pub(crate) fn table_of(op: &fleet_ir::Op) -> Result<u32> {
     let id = op.attr_int("table_id");
     u32::try_from(id).map_err(|_| {
@@ -35,7 +35,7 @@ pub(crate) fn table_of(op: &fleet_ir::Op) -> Result<u32> {
     })
 }
 
-/// The id whose row is zero; a negative attribute means none.
+/// Returns the id whose row is zero. A negative attribute means none.
 pub(crate) fn padding(op: &fleet_ir::Op) -> Option<i64> {
     Some(op.attr_int("padding_idx")).filter(|id| *id >= 0)
 }

@@ -1,12 +1,12 @@
-//! `recv`: parameters from servers. `Out` are all variables of a dense table, in the table's order;
-//! each becomes the newest that the worker has received. With `is_geo` they are the worker's own
-//! copies, given as `X` too, of which `is_sparse` says whether they are rows by id: their progress
-//! goes out and that of others comes in.
+//! `recv`: receives parameters from servers. `Out` are all variables of a dense table, in the
+//! table's order. Each gets the newest value that the worker has received. With `is_geo`, they are
+//! the worker's own copies, which are also the inputs `X`. The op then passes on the worker's
+//! changes and adds the changes of other workers. `is_sparse` tells whether the copies are rows by
+//! id.
 //!
-//! `epmap` names the servers of the table's blocks, where it is cut into some.
+//! `epmap` names the servers of the table's blocks, if it is split into blocks.
 //!
-//! What GEO exchanges behind a program's back elsewhere is an op here: nobody else writes a
-//! variable while a program runs.
+//! GEO exchanges changes in an op, because only ops may write variables while a program runs.
 
 use super::{TABLE_ID, TRAITS, table_of};
 use crate::prelude::*;
@@ -31,7 +31,7 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits { inplace: &[("Out", "X")], ..TRAITS },
 };
 
-/// What comes is as large as what is there.
+/// Gives each output the type and shape of its input.
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     table_of(i.op)?;
     i.check_dtype("X", &[DType::F32])?;

@@ -1,8 +1,8 @@
-//! `send`: gradients to servers. Dense (`is_sparse` 0): `X` are the gradients of all variables of a
-//! dense table, in the table's order. Sparse (`is_sparse` 1): `X` are sparse rows of the worker's
-//! own copy of a table, which is about to change there; what is sent later is the difference (GEO).
-//! `send_varnames` is what the documents call the table's gradient, or the parts of it that `epmap`
-//! names the servers of.
+//! `send`: sends gradients to servers. With `is_sparse` 0, `X` are the gradients of all variables
+//! of a dense table, in the table's order. With `is_sparse` 1, `X` are sparse rows of the worker's
+//! own copy of a table, which the step will change. The difference is sent later (GEO).
+//! `send_varnames` is the documented name of the table's gradient, or the names of its parts on the
+//! servers in `epmap`.
 
 use super::{TABLE_ID, TRAITS, table_of};
 use crate::prelude::*;

@@ -1,5 +1,5 @@
-//! `send_barrier`: all gradients of the step are sent; in a synchronous job returns when those of
-//! all workers are applied.
+//! `send_barrier`: marks that all gradients of the step are sent. In a synchronous job, it returns
+//! when the gradients of all workers are applied.
 
 use super::TRAITS;
 use crate::prelude::*;

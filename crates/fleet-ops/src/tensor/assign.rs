@@ -35,10 +35,10 @@ pub static DEF: OpDef = OpDef {
     },
 };
 
-/// Bytes that a task copies.
+/// Bytes per task.
 const GRAIN: usize = 64 * 1024;
 
-/// Copies an input to an output of the same size, unless they are one.
+/// Copies an input to an output of the same size, unless they share memory.
 pub(crate) fn copy(k: &KernelCtx<'_>, input: usize, output: usize) {
     let (from, to) = (k.arg(input), k.out_arg(output));
     if from.is_at(to) {

@@ -1,5 +1,5 @@
-//! Putting tensors together and taking them apart: `concat`, `split`, `stack`, `unstack`. Any
-//! element type. The gradient of one is another; outputs to which no gradient comes count as zero.
+//! Joining and splitting of tensors: `concat`, `split`, `stack`, `unstack`. Any element type. The
+//! gradient of one op is another of them. Outputs without a gradient count as zero.
 
 use crate::prelude::*;
 use crate::rules::{PARTS_MAX, axis_of, by_width, check_row_major, same_dim, sizes};
@@ -188,7 +188,7 @@ fn first_of(i: &InferCtx<'_>) -> Result<(DType, Shape)> {
         .ok_or_else(|| Error::invalid(format!("op '{}' misses input 'X'", i.op.name())))
 }
 
-/// What two shapes agree on; `meta` is the variable that is blamed if they do not.
+/// Merges two shapes. If they conflict, the error names `meta`.
 fn meet(
     i: &InferCtx<'_>,
     shape: &Shape,
@@ -243,7 +243,7 @@ fn sections(op: &Op, x: &Shape, axis: usize) -> Result<Vec<i64>> {
     Ok(asked.iter().map(|it| if *it < 0 { rest } else { *it }).collect())
 }
 
-/// The gradients of all variables of an output slot; zeros where none arrives.
+/// Returns the gradients of all variables of an output slot, with zeros where there is none.
 fn arriving(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
     let mut grads = Vec::new();
     for var in g.op.output(slot).to_vec() {
@@ -255,7 +255,7 @@ fn arriving(g: &mut GradCtx<'_, '_>, slot: &str) -> Result<Vec<VarId>> {
     Ok(grads)
 }
 
-/// Copies between one whole tensor and its parts along an axis; `(part, whole)` strides swap sides.
+/// Plans the copies between a whole tensor and its parts along an axis, in the given direction.
 fn parts(whole: &Shape, axis: usize, lens: &[usize], into_whole: bool) -> Vec<Strided> {
     let strides = row_major(&sizes(whole));
     let mut at = 0;
@@ -274,7 +274,8 @@ fn parts(whole: &Shape, axis: usize, lens: &[usize], into_whole: bool) -> Vec<St
     copies
 }
 
-/// Lengths of the parts along the axis; 1 where parts have a dimension less than the whole.
+/// Returns the lengths of the parts along the axis; 1 for parts with one dimension less than the
+/// whole.
 fn lens(metas: &[Meta], whole: &Shape, axis: usize) -> Vec<usize> {
     let len = |meta: &Meta| if meta.shape.rank() < whole.rank() { 1 } else { meta.shape.at(axis) };
     metas.iter().map(len).collect()

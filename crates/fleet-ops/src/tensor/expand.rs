@@ -1,5 +1,5 @@
-//! Repetition: `expand_v2` repeats dimensions of length 1 (and adds leading ones) up to a shape,
-//! `tile` repeats whole dimensions. Any element type; the gradients sum over the repetitions (f32,
+//! Repetition: `expand_v2` repeats dimensions of size 1 (and adds leading ones) to reach a shape;
+//! `tile` repeats whole dimensions. Any element type. The gradients sum over the repetitions (f32,
 //! halves through f32).
 
 use crate::prelude::*;
@@ -79,7 +79,7 @@ fn expanded(op: &Op, x: &Shape) -> Result<Shape> {
     Shape::new(&dims)
 }
 
-/// Repetitions of each dimension of Out, and X's dimensions there.
+/// Returns, for each dimension of Out, its number of repetitions and the size of X there.
 fn times(op: &Op, x: &Shape) -> Vec<(i64, i64)> {
     let asked = op.attr_ints("repeat_times");
     let rank = asked.len().max(x.rank());
@@ -144,7 +144,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             Reduction::new(&sizes(&dout.shape), &repeated)
         }
         None => {
-            // Seen as [times, dim] pairs, the sum is over the first of each pair.
+            // With the shape viewed as [times, dim] pairs, the sum is over the first of each pair.
             let times = times(p.op, &x.shape);
             let pairs: Vec<usize> =
                 times.iter().flat_map(|(count, own)| [*count as usize, *own as usize]).collect();

@@ -1,11 +1,11 @@
-//! Tensors of numbers that are known: `fill_constant` and its relatives, `assign_value`, `eye`,
-//! `range`. Every element type.
+//! Constant tensors: `fill_constant` and similar ops, `assign_value`, `eye`, `range`. Every element
+//! type.
 
 use crate::prelude::*;
 use crate::rules::{by_width, element_bytes};
 use fleet_ir::Op;
 
-/// Elements that a task fills.
+/// Elements per task.
 const GRAIN: usize = 32 * 1024;
 
 pub static FILL_CONSTANT: OpDef = OpDef {
@@ -25,7 +25,7 @@ pub static FILL_CONSTANT: OpDef = OpDef {
     traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Gray) },
 };
 
-/// Out has the shape and element type of the attributes, which must be whole.
+/// Gives Out the shape and element type of the attributes, which must be fully known.
 pub(crate) fn infer_shape_attr(i: &mut InferCtx<'_>) -> Result<()> {
     let shape = whole_shape(i.op)?;
     i.set("Out", i.op.attr_dtype("dtype"), shape);
@@ -42,7 +42,7 @@ pub(crate) fn whole_shape(op: &Op) -> Result<Shape> {
     Shape::new(dims)
 }
 
-/// Fills the output with one number; a padded layout's padding stays zero.
+/// Fills the output with one number. The padding of a layout stays zero.
 fn filled(p: &PrepareCtx<'_>, value: f64) -> Kernel {
     let (dtype, layout) = (p.output("Out").dtype, p.output_layouts[0][0]);
     let bytes = element_bytes(dtype, value);
@@ -68,7 +68,7 @@ fn filled(p: &PrepareCtx<'_>, value: f64) -> Kernel {
     })
 }
 
-/// Every lane that stands for an output channel, in blocks of 64 channels.
+/// Fills all lanes that hold an output channel, in blocks of 64 channels.
 fn fill_filter64<T: Copy>(shape: &Shape, out: &mut [T], value: T) {
     let (channels, rest) = (shape.at(0), shape.product(1..shape.rank()));
     for (index, lanes) in out.chunks_mut(64).enumerate() {
@@ -242,7 +242,8 @@ pub static RANGE: OpDef = OpDef {
     traits: OpTraits::plain(),
 };
 
-/// Elements of a range; bounded, so that a wrong attribute is an error and not a full memory.
+/// Returns the number of elements of a range. It is limited so that a wrong attribute gives an
+/// error instead of exhausting memory.
 fn range_len(op: &Op) -> Result<i64> {
     let (start, end, step) = (op.attr_float("start"), op.attr_float("end"), op.attr_float("step"));
     let count = ((end - start) / step).ceil();

@@ -1,5 +1,5 @@
-//! `flip`: some dimensions backwards. `roll`: dimensions shifted around. Any element type; the
-//! gradients are the same ops back.
+//! `flip` reverses dimensions; `roll` shifts them cyclically. Any element type. The gradients are
+//! the inverse ops.
 
 use crate::prelude::*;
 use crate::rules::{axes_of, by_width, check_row_major, sizes};
@@ -78,11 +78,11 @@ pub static ROLL: OpDef = OpDef {
     traits: OpTraits::plain(),
 };
 
-/// Cuts each shifted dimension in two, and copies every combination of halves.
+/// Splits each shifted dimension in two and copies every combination of halves.
 fn roll_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let x = p.input("X").shape;
     let (shifts, axes) = (p.op.attr_ints("shifts"), p.op.attr_ints("axis"));
-    // Without axes the tensor counts as one row.
+    // Without axes, the tensor is treated as one row.
     let lens = if axes.is_empty() { vec![x.len()] } else { sizes(&x) };
     let mut moved = vec![0; lens.len()];
     if !x.is_empty() {
@@ -92,7 +92,7 @@ fn roll_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         }
     }
     let strides = row_major(&lens);
-    // (lengths, from, to) of the blocks so far.
+    // Lengths, source offset and target offset of the blocks so far.
     let mut blocks = vec![(lens.clone(), 0, 0)];
     for (axis, shift) in moved.iter().enumerate().filter(|(_, shift)| **shift > 0) {
         let stride = strides[axis] as usize;

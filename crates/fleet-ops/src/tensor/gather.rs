@@ -1,6 +1,6 @@
-//! Elements picked by index: `gather` and `index_select` along an axis, `gather_nd` by tuples. Any
-//! element type, indices i32 or i64. The gradients add what was picked several times (f32, halves
-//! through f32).
+//! Selection by index: `gather` and `index_select` along an axis, `gather_nd` by tuples. Any
+//! element type, indices i32 or i64. The gradients are summed where an element is selected several
+//! times (f32, halves through f32).
 
 use crate::def::{Arg, Bits};
 use crate::prelude::*;
@@ -10,7 +10,7 @@ use crate::widen::{has_half, through_f32};
 use fleet_ir::{AttrSpec, SlotSpec};
 use fleet_kernels::pool::Pool;
 
-/// Elements that a task moves.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
 const AXIS: &[AttrSpec] = &[attr("axis", Int(0))];
@@ -66,7 +66,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let (x, index) = (i.input("X")?, i.input("Index")?);
     i.check_dtype("Index", &[DType::I32, DType::I64])?;
     let axis = axis(i.op, &x.shape)?;
-    // [N, 1] counts as [N], as the documents have it.
+    // [N, 1] counts as [N], as in the documented op.
     let column = index.shape.rank() == 2 && index.shape[1] == 1 && i.op.name() == "gather";
     let picked = if column { &index.shape[..1] } else { index.shape.dims() };
     if picked.len() > 1 {
@@ -82,7 +82,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Indices of either width, read as they come.
+/// Indices as i32 or i64, without conversion.
 #[derive(Clone, Copy)]
 pub(crate) enum Indices<'a> {
     Short(&'a [i32]),
@@ -112,7 +112,7 @@ impl<'a> Indices<'a> {
         }
     }
 
-    /// Refuses indices outside `0..limit`: they are the user's data.
+    /// Rejects indices outside `0..limit`, because they are user data.
     pub(crate) fn check(&self, limit: usize, op: &str) -> Result<()> {
         let bad = match self {
             Indices::Short(list) => {
@@ -129,11 +129,11 @@ impl<'a> Indices<'a> {
     }
 }
 
-/// Copies row `row(i)` of `from`, which has `rows` of `width` elements, to row `i` of `to`, for all
-/// of `count`.
+/// Copies row `row(i)` of `from`, which has `rows` rows of `width` elements, to row `i` of `to`,
+/// for each `i` below `count`.
 ///
 /// # Safety
-/// `row` gives numbers below `rows`.
+/// `row` must return numbers below `rows`.
 unsafe fn copy_rows<T: Bits>(
     pool: &Pool,
     (count, rows, width): (usize, usize, usize),
@@ -145,8 +145,8 @@ unsafe fn copy_rows<T: Bits>(
     let to = to.start_of_width::<T>(count * width) as usize;
     pool.run_ranges(count, (GRAIN / width.max(1)).max(1), |range| {
         for i in range {
-            // SAFETY: rows of both sides lie inside, by the lengths above and the caller's promise;
-            // every row of the target is written once.
+            // SAFETY: rows of both sides are inside, by the lengths above and the caller's
+            // guarantee; every row of the target is written once.
             unsafe {
                 let from = (from as *const T).add(row(i) * width);
                 std::ptr::copy_nonoverlapping(from, (to as *mut T).add(i * width), width);
@@ -205,7 +205,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
 }
 
 /// Adds row `i` of each `[count, width]` block of `from` to row `row(i)` of the `[len, width]`
-/// block of `to`. Tasks take blocks, or bands of columns, so that every sum has one order.
+/// block of `to`. Tasks take blocks or bands of columns, so that every sum has a fixed order.
 pub(crate) fn add_rows(
     pool: &Pool,
     blocks: usize,
@@ -214,7 +214,7 @@ pub(crate) fn add_rows(
     to: &mut [f32],
     row: impl Fn(usize) -> usize + Sync,
 ) {
-    /// Columns of a band: four cache lines.
+    /// Columns per band: four cache lines.
     const BAND: usize = 64;
     let bands = width.div_ceil(BAND);
     let out = Shareable::new(to);
@@ -233,7 +233,7 @@ pub(crate) fn add_rows(
     });
 }
 
-/// Index [.., D] picks X[i_0, .., i_(D-1)], whole trailing dimensions of X.
+/// `gather_nd`: an Index [.., D] selects X[i_0, .., i_(D-1)], with all trailing dimensions of X.
 pub static GATHER_ND: OpDef = OpDef {
     spec: OpSpec {
         name: "gather_nd",
@@ -258,7 +258,7 @@ pub static GATHER_ND: OpDef = OpDef {
 
 pub static GATHER_ND_GRAD: OpDef = grad_def("gather_nd_grad", &[], nd_grad_cpu);
 
-/// Length of the tuples in the last dimension of an index.
+/// Returns the length of the tuples, which is the last dimension of an index.
 pub(crate) fn nd_depth(i: &InferCtx<'_>, index: &Shape, x: &Shape) -> Result<usize> {
     match index.last() {
         Some(depth) if (1..=x.rank() as i64).contains(depth) => Ok(*depth as usize),
@@ -269,7 +269,7 @@ pub(crate) fn nd_depth(i: &InferCtx<'_>, index: &Shape, x: &Shape) -> Result<usi
     }
 }
 
-/// Reads tuples of indices as rows of a flattened tensor.
+/// Converts tuples of indices to row numbers of a flattened tensor.
 #[derive(Clone)]
 pub(crate) struct Tuples {
     dims: Vec<usize>,
@@ -322,8 +322,8 @@ fn nd_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             tuples.check(&index, "gather_nd")?;
             let row = |i: usize| tuples.row(&index, i);
             let sizes = (tuples.count, tuples.rows(), tuples.width);
-            // SAFETY: every index was checked to be below its dimension, so rows are below their
-            // product.
+            // SAFETY: every index is checked to be below its dimension, so rows are below the
+            // product of the dimensions.
             unsafe { copy_rows::<T>(k.pool, sizes, k.arg(0), k.out_arg(0), row) };
             Ok(())
         }))

@@ -1,4 +1,4 @@
-//! Making, moving and picking elements.
+//! Ops that create, move and select elements.
 
 pub mod assign;
 pub mod concat;

@@ -1,5 +1,5 @@
-//! `one_hot_v2`: a one at the place that each number names. `shape`: the dimensions of a tensor as
-//! i32. No gradients.
+//! `one_hot_v2`: a row of zeros per number, with a one at that index. `shape`: the dimensions of a
+//! tensor as i32. No gradients.
 
 use crate::prelude::*;
 use crate::tensor::gather::Indices;

@@ -1,5 +1,5 @@
-//! `pad`: numbers around a tensor, `paddings` before and behind each dimension. Any element type.
-//! The gradient is the part in the middle.
+//! `pad`: adds `paddings` elements before and after each dimension. Any element type. The gradient
+//! is the part in the middle.
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_like, check_row_major, element_bytes, sizes};
@@ -52,7 +52,7 @@ pub static GRAD: OpDef = OpDef {
     traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
 };
 
-/// What X becomes.
+/// Returns type and shape of the padded X.
 fn padded(i: &InferCtx<'_>) -> Result<Meta> {
     let x = i.input("X")?;
     let paddings = i.op.attr_ints("paddings");
@@ -68,7 +68,7 @@ fn padded(i: &InferCtx<'_>) -> Result<Meta> {
     Ok(Meta::dense(x.dtype, shape))
 }
 
-/// Offset and strides of X inside the padded tensor.
+/// Returns the offset and strides of X inside the padded tensor.
 fn middle(p: &PrepareCtx<'_>, padded: &Shape) -> (usize, Vec<isize>) {
     let strides = row_major(&sizes(padded));
     let before = p.op.attr_ints("paddings").iter().step_by(2);
@@ -76,7 +76,7 @@ fn middle(p: &PrepareCtx<'_>, padded: &Shape) -> (usize, Vec<isize>) {
     (at, strides)
 }
 
-/// Elements that a task fills.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

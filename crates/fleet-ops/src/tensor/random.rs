@@ -1,8 +1,8 @@
 //! Random tensors: uniform, normal, truncated normal, integers, a permutation.
 //!
-//! They fill parameters in startup programs, so a number depends on the seed, the op's `stream` and
-//! its place only: every run draws the same. `seed` 0 is the program's. Floating tensors are drawn
-//! in f32. A truncated normal lies within two standard deviations.
+//! These ops fill parameters in startup programs. A number depends only on the seed, the op's
+//! `stream` and its position, so every run draws the same numbers. `seed` 0 means the program's.
+//! Floating-point tensors are drawn in f32. A truncated normal is within two standard deviations.
 
 use crate::prelude::*;
 use crate::tensor::fill::infer_shape_attr;
@@ -45,7 +45,7 @@ random! {
         attr("dtype", DTypeOf(DType::I64)), Unlisted, randint_cpu;
 }
 
-/// The generator of an op; the seed of the program comes with the run.
+/// Generator of an op. The seed of the program is known when the op runs.
 #[derive(Clone, Copy)]
 struct Source {
     seed: u64,
@@ -66,7 +66,7 @@ impl Source {
     }
 }
 
-/// Fills f32 with `fill`, and f64 from as many f32 in scratch.
+/// Fills f32 with `fill`. For f64, fills scratch with f32 and converts it.
 fn floats(
     p: &PrepareCtx<'_>,
     fill: impl Fn(&Pool, Draw, &mut [f32]) + Send + Sync + 'static,
@@ -159,7 +159,7 @@ fn randint_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
 }
 
-/// The numbers 0 to n - 1 in random order.
+/// `randperm`: the numbers 0 to n - 1 in random order.
 pub static RANDPERM: OpDef = OpDef {
     spec: OpSpec {
         name: "randperm",

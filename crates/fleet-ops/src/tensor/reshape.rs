@@ -1,6 +1,6 @@
-//! The same elements under another shape: `reshape2`, `squeeze2`, `unsqueeze2`, `flatten2`,
-//! `flatten_contiguous_range`. Views: the planner lets both sides share memory, and nothing runs
-//! then.
+//! The same elements in another shape: `reshape2`, `squeeze2`, `unsqueeze2`, `flatten2`,
+//! `flatten_contiguous_range`. These are views. If the planner lets input and output share memory,
+//! nothing is copied.
 
 use crate::prelude::*;
 use crate::rules::{axes_of, flat};
@@ -97,7 +97,7 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
     Ok(())
 }
 
-/// 0 takes the dimension of X at that place, -1 what is left.
+/// Returns the shape of `reshape2`. 0 copies a dimension of X; -1 is inferred.
 fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
     let asked = op.attr_ints("shape");
     let wrong = |what: &str| {
@@ -123,7 +123,7 @@ fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
     let unknown = |dims: &[i64]| dims.iter().filter(|dim| **dim < 0).count();
     if let Some(at) = inferred {
         dims[at] = 1;
-        // A batch that is copied by 0 cancels against that of X.
+        // An unknown dimension copied by 0 cancels with the same dimension of X.
         if unknown(&dims) == unknown(x) {
             let (have, used) = (known(x), known(&dims));
             if used == 0 || have % used != 0 {
@@ -139,8 +139,9 @@ fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
     Shape::new(&dims)
 }
 
-/// Axes of another size than 1 stay. What a batch of 1 would make of "all of size 1" is not what a
-/// batch of 3 makes of it, so the op names its axes, and an unknown one is not among them.
+/// Returns the shape of `squeeze2`. Axes with a size other than 1 are kept. The op must name its
+/// axes, and their sizes must be known. Otherwise the rank of the result would depend on whether
+/// the batch is 1.
 fn squeezed(op: &Op, x: &Shape) -> Result<Shape> {
     let axes = axes_of(op.attr_ints("axes"), x)?;
     if axes.is_empty() || axes.iter().any(|axis| x[*axis] < 0) {

@@ -1,9 +1,9 @@
-//! Rows written by index: `scatter` and `scatter_nd_add`. f32 (halves through f32), f64, i32, i64;
+//! Writing rows by index: `scatter` and `scatter_nd_add`. f32 (halves through f32), f64, i32, i64;
 //! indices i32 or i64.
 //!
-//! `scatter` with `overwrite` lets the last of several updates of a row win; without, the rows
-//! named by Ids are cleared and all their updates added. Its gradient with respect to X is zero in
-//! those rows either way.
+//! With `overwrite`, the last of several updates of a row takes effect in `scatter`. Without it,
+//! the rows in Ids are set to zero and all their updates are added. In both cases, the gradient
+//! with respect to X is zero in those rows.
 
 use crate::prelude::*;
 use crate::rules::{by_type, check_row_major};
@@ -129,7 +129,7 @@ pub static SCATTER_GRAD: OpDef = OpDef {
     traits: OpTraits { inplace: &[("X@GRAD", "Out@GRAD")], ..OpTraits::amp(AmpClass::Black) },
 };
 
-/// `Out = X`, with Updates added where the tuples of Index say.
+/// `scatter_nd_add`: `Out = X`, with Updates added at the tuples of Index.
 pub static SCATTER_ND_ADD: OpDef = OpDef {
     spec: OpSpec {
         name: "scatter_nd_add",

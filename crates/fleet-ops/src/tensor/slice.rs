@@ -1,7 +1,7 @@
 //! Parts of a tensor: `slice` and `strided_slice`. Any element type.
 //!
-//! Starts and ends count from the end when negative and are cut to the tensor. `decrease_axis`
-//! drops dimensions of length 1 from the shape. The gradient lies in zeros.
+//! Negative starts and ends count from the end, and both are limited to the tensor. `decrease_axis`
+//! removes dimensions of size 1 from the shape. The gradient is zero outside the slice.
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major, sizes};
@@ -56,16 +56,16 @@ const fn grad_def(name: &'static str, attrs: &'static [AttrSpec]) -> OpDef {
     }
 }
 
-/// The part along one dimension.
+/// Slice along one dimension.
 #[derive(Clone, Copy)]
 struct Cut {
     start: i64,
     step: i64,
-    /// -1 if it depends on an unknown dimension.
+    /// Length of the slice; -1 if it depends on an unknown dimension.
     len: i64,
 }
 
-/// A cut for every dimension of the input.
+/// Returns the slice of every dimension of the input.
 fn cuts(op: &Op, input: &Shape) -> Result<Vec<Cut>> {
     let (axes, starts) = (op.attr_ints("axes"), op.attr_ints("starts"));
     let ends = op.attr_ints("ends");
@@ -131,7 +131,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The places of the part in the input: lengths, offset, strides.
+/// Returns the slice as a view of the input: lengths, offset, strides.
 fn view(op: &Op, input: &Shape) -> Result<(Vec<usize>, usize, Vec<isize>)> {
     let cuts = cuts(op, input)?;
     let mut strides = row_major(&sizes(input));
@@ -180,10 +180,10 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     })
 }
 
-/// Bytes that a task clears.
+/// Bytes per task.
 const GRAIN: usize = 64 * 1024;
 
-/// Clears an output.
+/// Zeros an output.
 pub(crate) fn zero(k: &KernelCtx<'_>, output: usize) {
     let out = k.out_arg(output).bytes_mut();
     let len = out.len();

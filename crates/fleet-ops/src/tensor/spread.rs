@@ -1,27 +1,27 @@
-//! Reading a small tensor as if it had a larger shape: dimensions of length 1, and missing leading
-//! ones, are repeated. What expanding, tiling, and gradients of reductions are made of.
+//! Reading a small tensor under a larger shape, by repeating dimensions of size 1 and missing
+//! leading ones. Expanding, tiling and the gradients of reductions use it.
 
 use fleet_base::{Error, Result};
 use fleet_kernels::pool::{Pool, Shareable};
 use fleet_tensor::Shape;
 use std::ops::Range;
 
-/// Elements that a task writes.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
-/// How a tensor is read under a larger shape, its axes merged where both go on contiguously.
+/// A small tensor that is read under a larger shape. Axes are merged where both are contiguous.
 #[derive(Clone, Debug)]
 pub(crate) struct Spread {
-    /// (length, stride in the small tensor), outermost first; never empty.
+    /// Pairs (length, stride in the small tensor), outermost first; never empty.
     axes: Vec<(usize, usize)>,
     len: usize,
-    /// Elements that the small tensor must have.
+    /// Number of elements that the small tensor must have.
     own_len: usize,
     repeated: Vec<usize>,
 }
 
 impl Spread {
-    /// Of a tensor of shape `from`, aligned at the last dimension, over shape `to`.
+    /// Broadcasts a tensor of shape `from`, aligned at the last dimension, to shape `to`.
     pub(crate) fn new(from: &Shape, to: &Shape) -> Result<Spread> {
         let extra = to.rank().checked_sub(from.rank());
         let Some(extra) = extra.filter(|_| from.is_known() && to.is_known()) else {
@@ -38,7 +38,7 @@ impl Spread {
         Ok(Spread::of(&lens))
     }
 
-    /// From pairs (length, length of the small tensor there).
+    /// Makes a spread from pairs (length, length in the small tensor).
     fn of(lens: &[(usize, usize)]) -> Spread {
         let repeated = (0..lens.len()).filter(|axis| lens[*axis].0 != lens[*axis].1).collect();
         let mut axes: Vec<(usize, usize)> = Vec::new();
@@ -47,7 +47,7 @@ impl Spread {
             let step = if *own == 1 { 0 } else { stride };
             stride *= own;
             match axes.last_mut() {
-                // The axis inside ends where this one goes on, or both stand still.
+                // This axis continues where the inner one ends, or both have stride 0.
                 Some((inner, inner_step)) if *inner_step * *inner == step => *inner *= len,
                 _ => axes.push((*len, step)),
             }
@@ -64,7 +64,7 @@ impl Spread {
         Spread { axes, len, own_len, repeated }
     }
 
-    /// A tensor of shape `from`, each dimension repeated as a whole `times` times.
+    /// Repeats each dimension of a tensor of shape `from` as a whole, `times` times.
     pub(crate) fn tiled(from: &Shape, times: &[usize]) -> Spread {
         let extra = times.len() - from.rank();
         let mut lens = Vec::new();
@@ -76,22 +76,22 @@ impl Spread {
         Spread::of(&lens)
     }
 
-    /// Elements of the larger shape.
+    /// Returns the number of elements of the larger shape.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Elements that the small tensor must have.
+    /// Returns the number of elements that the small tensor must have.
     pub(crate) fn own_len(&self) -> usize {
         self.own_len
     }
 
-    /// Axes of the larger shape along which the tensor is repeated.
+    /// Returns the axes of the larger shape along which the tensor is repeated.
     pub(crate) fn repeated_axes(&self) -> Vec<usize> {
         self.repeated.clone()
     }
 
-    /// Where in the small tensor elements `start..` of the larger shape lie.
+    /// Returns the positions in the small tensor of elements `start..` of the larger shape.
     #[inline]
     pub(crate) fn indices(&self, start: usize) -> Indices<'_> {
         let (inner, step) = self.axes[self.axes.len() - 1];
@@ -102,8 +102,8 @@ impl Spread {
         it
     }
 
-    /// Calls `segment(start in the larger shape, start in the small tensor, step there, length)`
-    /// for the pieces of a range.
+    /// Calls `segment(start in the larger shape, start in the small tensor, stride there, length)`
+    /// for each contiguous piece of a range.
     #[inline]
     pub(crate) fn walk(
         &self,
@@ -130,10 +130,10 @@ impl Spread {
         at
     }
 
-    /// Writes `map` of the small tensor under the larger shape to `out`.
+    /// Writes `map` of the small tensor's elements to `out`, in the larger shape.
     ///
     /// # Panics
-    /// If `out` has another length than the larger shape.
+    /// Panics if the length of `out` differs from the larger shape's.
     pub(crate) fn copy<T: Copy + Send + Sync>(
         &self,
         pool: &Pool,
@@ -158,7 +158,7 @@ impl Spread {
     }
 }
 
-/// An endless walk over the places in the small tensor.
+/// Unbounded iteration over positions in the small tensor.
 pub(crate) struct Indices<'a> {
     spread: &'a Spread,
     next: usize,

@@ -1,19 +1,20 @@
-//! Copies between two strided views of memory: what slices, transposes, concatenations, pads, flips
-//! and rolls are made of. Planned once, run many times.
+//! Copies between two strided views of memory, for slices, transposes, concatenations, pads, flips
+//! and rolls. A copy is planned once and run many times.
 //!
-//! Axes on which both sides go on contiguously are merged; runs are copied as such, and a transpose
-//! goes tile by tile, so that both sides are read and written in whole cache lines. A plan knows
-//! how far it reaches on either side, and each run compares that with the arguments.
+//! Axes are merged where both sides are contiguous. Contiguous runs are copied as a whole. A
+//! transpose works tile by tile, so that both sides are accessed in whole cache lines. A plan
+//! stores the number of elements that it needs on each side, and each run checks it against the
+//! arguments.
 
 use crate::Arg;
 use crate::def::Bits;
 use fleet_kernels::pool::Pool;
 
-/// Elements that a task copies.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
-/// Side of the square that a transpose moves at a time: 32 rows of 128 bytes each way fit into L1.
+/// Side of the square tile of a transpose: 32 rows of 128 bytes in each direction fit in L1.
 const TILE: usize = 32;
-/// Axes at most: those of two merged shapes.
+/// Maximum number of axes: those of two merged shapes.
 const AXES_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,17 +27,17 @@ struct Axis {
 /// A planned copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Strided {
-    /// Outermost first; the last one is the innermost loop.
+    /// Axes from outermost to innermost. The last one is the innermost loop.
     axes: Vec<Axis>,
     from_at: usize,
     to_at: usize,
     tiled: bool,
-    /// Elements that each side must have.
+    /// Number of elements that the source and the target must have.
     from_len: usize,
     to_len: usize,
 }
 
-/// Strides of a row-major tensor.
+/// Returns the strides of a row-major tensor.
 pub(crate) fn row_major(lens: &[usize]) -> Vec<isize> {
     let mut strides = vec![1; lens.len()];
     for axis in (1..lens.len()).rev() {
@@ -46,8 +47,8 @@ pub(crate) fn row_major(lens: &[usize]) -> Vec<isize> {
 }
 
 impl Strided {
-    /// Copies `lens` elements along each axis, from `from_at` in steps of `from`, to `to_at` in
-    /// steps of `to`.
+    /// Plans a copy of `lens` elements along each axis. The source starts at `from_at` with strides
+    /// `from`; the target starts at `to_at` with strides `to`.
     pub(crate) fn new(
         lens: &[usize],
         (from_at, from): (usize, &[isize]),
@@ -74,7 +75,7 @@ impl Strided {
             && last.len >= 4
             && let Some(near) = axes.iter().position(|axis| axis.from == 1 && axis.len >= 4)
         {
-            // The axis that is contiguous in the source becomes the last but one.
+            // The axis that is contiguous in the source becomes the second to last.
             let axis = axes.remove(near);
             axes.insert(axes.len() - 1, axis);
             tiled = true;
@@ -91,11 +92,12 @@ impl Strided {
     /// Copies from one argument to another.
     ///
     /// # Panics
-    /// If the plan reaches beyond one of them.
+    /// Panics if an argument has fewer elements than the plan needs.
     pub(crate) fn run<T: Bits>(&self, pool: &Pool, from: &Arg, to: &Arg) {
         let from = from.start_of_width::<T>(self.from_len);
         let to = to.start_of_width::<T>(self.to_len);
-        // SAFETY: both hold as many elements as the plan reaches; kernels see operands apart.
+        // SAFETY: both hold as many elements as the plan needs, and operands of kernels do not
+        // overlap.
         unsafe { self.run_raw(pool, from.cast_const(), to) };
     }
 
@@ -108,12 +110,12 @@ impl Strided {
         let (outer, inner) = self.axes.split_at(self.axes.len() - inner_axes);
         let last = inner[inner_axes - 1];
         if outer.is_empty() {
-            // One long run, or one matrix: cut along its first axis.
+            // One long run or one matrix, which is split along its first axis.
             let first = inner[0];
             let grain = if self.tiled { TILE } else { GRAIN };
             pool.run_ranges(first.len, grain, |range| {
                 let at = range.start as isize;
-                // SAFETY: promised by the caller; ranges write different places.
+                // SAFETY: guaranteed by the caller; ranges write different positions.
                 unsafe {
                     let from = (from as *const T).offset(at * first.from);
                     let to = (to as *mut T).offset(at * first.to);
@@ -149,10 +151,10 @@ impl Strided {
     }
 }
 
-/// Elements that a side must have: one more than the last place that the axes name.
+/// Returns the number of elements that a side must have: one more than the last position.
 ///
 /// # Panics
-/// If a place lies before the first element.
+/// Panics if a position is before the first element.
 fn reach(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usize {
     if axes.iter().any(|axis| axis.len == 0) {
         return 0;
@@ -164,7 +166,7 @@ fn reach(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usize {
     (at as isize + behind) as usize + 1
 }
 
-/// Places along some axes, counted up without divisions.
+/// Positions along some axes, advanced without divisions.
 struct Walk {
     index: [usize; AXES_MAX],
     from: isize,
@@ -201,10 +203,10 @@ impl Walk {
 }
 
 /// # Safety
-/// The places along the axis lie inside both sides.
+/// The positions along the axis must be inside both sides.
 #[inline]
 unsafe fn copy_run<T: Copy>(axis: Axis, from: *const T, to: *mut T) {
-    // SAFETY: promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if axis.from == 1 && axis.to == 1 {
             std::ptr::copy_nonoverlapping(from, to, axis.len);
@@ -216,7 +218,7 @@ unsafe fn copy_run<T: Copy>(axis: Axis, from: *const T, to: *mut T) {
     }
 }
 
-/// A transpose: `rows` is contiguous in the source, `cols` in the target.
+/// Copies a transposed tile: `rows` is contiguous in the source, `cols` in the target.
 ///
 /// # Safety
 /// As [`copy_run`], for both axes.
@@ -227,7 +229,7 @@ unsafe fn copy_tiles<T: Copy>(rows: Axis, cols: Axis, from: *const T, to: *mut T
             let col_end = (col_tile + TILE).min(cols.len);
             for row in row_tile..row_end {
                 for col in col_tile..col_end {
-                    // SAFETY: promised by the caller.
+                    // SAFETY: guaranteed by the caller.
                     unsafe {
                         let value = *from.offset(row as isize + col as isize * cols.from);
                         *to.offset(row as isize * rows.to + col as isize) = value;
@@ -248,7 +250,7 @@ mod tests {
         let plan = Strided::new(lens, (from_at, from_strides), (0, &to_strides));
         for threads in [1, 3] {
             let mut out = vec![u32::MAX; count];
-            // SAFETY: the tests name places inside.
+            // SAFETY: the tests use positions inside.
             unsafe { plan.run_raw(&Pool::new(threads), source.as_ptr(), out.as_mut_ptr()) };
             for (place, value) in out.iter().enumerate() {
                 let mut rest = place;

@@ -1,4 +1,5 @@
-//! `transpose2`: dimensions in another order, any element type. The gradient is the transpose back.
+//! `transpose2`: permutes the dimensions, for any element type. The gradient is the inverse
+//! permutation.
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major, sizes};
@@ -33,7 +34,7 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits::amp(AmpClass::Gray),
 };
 
-/// Which dimension of X each dimension of Out is.
+/// Returns the dimension of X for each dimension of Out.
 fn order(op: &Op, x: &Shape) -> Result<Vec<usize>> {
     let asked = op.attr_ints("axis");
     let order: Vec<usize> = asked.iter().map(|axis| x.axis(*axis)).collect::<Result<_>>()?;

@@ -4,7 +4,7 @@
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major};
 
-/// Elements that a task writes.
+/// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
 pub static DEF: OpDef = OpDef {
@@ -59,8 +59,8 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
                     let shift = if lower { 1 } else { 0 };
                     let edge = ((row % height) as i64).saturating_add(diagonal).saturating_add(shift);
                     let edge = edge.clamp(0, width as i64) as usize;
-                    // SAFETY: rows are disjoint and inside both tensors, whose lengths were
-                    // compared above and which are equal or disjoint.
+                    // SAFETY: rows are disjoint and inside both tensors. Their lengths were checked
+                    // above, and the tensors are equal or disjoint.
                     unsafe {
                         let from = (x as *const T).add(row * width);
                         let to = (out as *mut T).add(row * width);

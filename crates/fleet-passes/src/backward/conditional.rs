@@ -1,10 +1,10 @@
-//! Gradients through conditional blocks.
+//! Gradients of conditional blocks.
 //!
-//! The gradients of a conditional block's ops stand in a conditional block of their own, behind the
-//! same condition. What they add to the gradient of a variable outside is zero in steps in which
-//! the block does not run: zeros are written first, and the block writes over them. An op of the
-//! surrounding block then takes the result over, so that every gradient is made by an op that
-//! always runs: whoever looks for the place where a gradient is ready finds it there.
+//! The gradients of a conditional block's ops are in another conditional block with the same
+//! condition. In steps where the block does not run, its contribution to the gradient of an outside
+//! variable is zero. For this, zeros are written first, and the block overwrites them. An op of the
+//! surrounding block then copies the result. So every gradient is written by an op that always
+//! runs, and passes can tell where a gradient is ready.
 
 use super::{Node, Tape, emit_like};
 use fleet_base::{Error, Result};
@@ -39,7 +39,7 @@ pub(super) fn visit(emit: &mut Emit<'_>, tape: &mut Tape<'_>, node: &Node) -> Re
     leave(emit, tape, node.id, (block, inside), &sums)
 }
 
-/// One contribution of the whole block to the gradient of a variable outside.
+/// Returns the contribution of the whole block to the gradient of a variable outside.
 fn sum_inside(emit: &mut Emit<'_>, var: VarId, parts: &[VarId]) -> Result<VarId> {
     if parts.iter().any(|part| emit.program.var(*part).kind == VarKind::SparseRows) {
         return Err(Error::unsupported(format!(
@@ -54,7 +54,7 @@ fn sum_inside(emit: &mut Emit<'_>, var: VarId, parts: &[VarId]) -> Result<VarId>
     }
 }
 
-/// Writes the block of gradients, between zeros and the ops that take its results over.
+/// Emits the block of gradients, between the zeros and the ops that copy its results.
 fn leave(
     emit: &mut Emit<'_>,
     tape: &mut Tape<'_>,
@@ -95,7 +95,7 @@ fn leave(
     Ok(())
 }
 
-/// Gradients read what forward ops have left, in a block beside that of those ops.
+/// Checks that gradients can read the results of forward ops, which are in a sibling block.
 fn check_visible(program: &Program, block: BlockId) -> Result<()> {
     let around = std::iter::successors(Some(block), |block| program.block(*block).parent);
     let visible: HashSet<VarId> =
@@ -111,8 +111,8 @@ fn check_visible(program: &Program, block: BlockId) -> Result<()> {
     }
 }
 
-/// A gradient belongs to a variable, so each variable on the way must have one value in a step: one
-/// op writes it, or one op of each of two branches.
+/// Checks that each variable on the path has one value per step, because gradients belong to
+/// variables. One op writes it, or one op in each of two opposite branches.
 pub(super) fn check_single_producer(
     program: &Program,
     nodes: &[Node],
@@ -126,7 +126,7 @@ struct Made<'p> {
     program: &'p Program,
     flows: &'p HashSet<VarId>,
     opposites: HashSet<(VarId, VarId)>,
-    /// The conditions under which each variable is written.
+    /// Conditions under which each variable is written.
     writers: HashMap<VarId, Vec<Vec<VarId>>>,
 }
 
@@ -160,7 +160,7 @@ impl Made<'_> {
     }
 }
 
-/// Conditions of which one is the negation of the other, both ways round.
+/// Returns pairs of conditions that are negations of each other, in both orders.
 fn opposites(program: &Program) -> HashSet<(VarId, VarId)> {
     let blocks = program.block_ids();
     let ops = blocks.flat_map(|block| program.block_ops(block).map(|(_, op)| op));

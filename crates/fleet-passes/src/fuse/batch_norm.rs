@@ -1,12 +1,12 @@
-//! Batch norm with what stands around it: the sum and relu behind it, the statistics that the
-//! convolution in front of it can take, the sum of gradients that arrives at it.
+//! Fuses batch norm with adjacent ops: the following sum and relu, the statistics that the
+//! preceding convolution can compute, and the sum of its incoming gradients.
 
 use super::{Edit, Graph, emit_like, only};
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program, Var, VarId};
 use fleet_ops::Registry;
 
-/// Which of the fusions are made.
+/// Selection of fusions.
 pub(crate) struct Which {
     /// Batch norm and relu.
     pub act: bool,
@@ -36,7 +36,7 @@ pub(crate) fn run(
 
 struct Match {
     norm: OpId,
-    /// The sum, and the operand that is not the normalised one.
+    /// The sum, and its other operand.
     add: Option<(OpId, VarId)>,
     relu: OpId,
     backward: Option<Backward>,
@@ -46,7 +46,7 @@ struct Backward {
     relu: OpId,
     add: Option<OpId>,
     norm: OpId,
-    /// The gradient of the residual operand.
+    /// Gradient of the residual operand.
     residual: Option<VarId>,
     arriving: VarId,
 }
@@ -89,7 +89,7 @@ fn find(program: &Program, graph: &Graph, norm: OpId, which: &Which) -> Option<M
     private.then_some(found)
 }
 
-/// `normed + other` or `other + normed`, of one shape.
+/// Finds the sum `normed + other` or `other + normed` of operands with the same shape.
 fn residual_sum(program: &Program, graph: &Graph, normed: VarId) -> Option<(OpId, VarId, VarId)> {
     graph.users(normed).iter().find_map(|id| {
         let op = program.op(*id);
@@ -114,7 +114,7 @@ fn find_backward(
     let arriving = only(program.op(relu_grad), "Out@GRAD")?;
     let (add, residual, before) = match forward.add {
         None => (None, None, masked),
-        // The gradient of a sum of equal shapes needs no op: both operands take it as it is.
+        // The gradient of a sum of equal shapes needs no op: it passes unchanged to both operands.
         Some((add, _)) => match graph.user(program, masked, "elementwise_add_grad", "Out@GRAD") {
             None => (None, Some(masked), masked),
             Some(add_grad) => {
@@ -196,8 +196,8 @@ fn copy_attrs<'e, 'p>(mut call: fleet_ops::Call<'e, 'p>, from: &Op) -> fleet_ops
 
 const NORMS: [&str; 3] = ["batch_norm", "fused_batch_norm_act", "fused_bn_add_activation"];
 
-/// Lets a convolution whose output goes into a training batch norm take the partial sums that the
-/// norm needs, while its tiles are in cache.
+/// Lets a convolution before a training batch norm compute the partial sums for the norm, while its
+/// tiles are in cache.
 pub(crate) fn take_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
     let graph = Graph::new(program, keep);
     let convs: Vec<OpId> = program
@@ -238,8 +238,8 @@ pub(crate) fn take_stats(program: &mut Program, keep: &[VarId]) -> Result<()> {
     Ok(())
 }
 
-/// `enable_addto`: where two gradients are summed only to be read by the gradient of a batch norm,
-/// that op adds them while it reads.
+/// `enable_addto`: lets the gradient of a batch norm add two gradients while reading them, if their
+/// sum has no other reader.
 pub(crate) fn add_on_arrival(program: &mut Program, keep: &[VarId]) -> Result<bool> {
     let graph = Graph::new(program, keep);
     let sums: Vec<OpId> = program

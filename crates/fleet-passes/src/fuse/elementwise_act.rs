@@ -1,4 +1,4 @@
-//! `relu(x + y)` in one pass over memory, forward and backward, for operands of one shape.
+//! Fuses `relu(x + y)` into one pass over memory, forward and backward, for operands of one shape.
 
 use super::{Edit, Graph, Order, emit_like, only};
 use fleet_base::Result;
@@ -38,7 +38,7 @@ fn fuse(
     }
     let Some(act) = graph.user(program, sum, "relu", "X") else { return Ok(()) };
     let Some(out) = only(program.op(act), "Out") else { return Ok(()) };
-    // The sum is made where the activation stands.
+    // The fused op replaces the activation, so the sum is computed later than before.
     if !order.before(add, act) || [x, y].iter().any(|var| order.changes(*var, add, act)) {
         return Ok(());
     }
@@ -50,7 +50,8 @@ fn fuse(
         let (Some(arriving), Some(dy)) = (only(grad, "X@GRAD"), only(grad, "Out@GRAD")) else {
             return Ok(());
         };
-        // Without an op for the sum's gradient both operands take that of the relu as it is.
+        // If the sum's gradient has no op, the gradient of the relu passes unchanged to both
+        // operands.
         if let Some(add_grad) = graph.user(program, arriving, "elementwise_add_grad", "Out@GRAD") {
             ops.extend([act_grad, add_grad]);
             if !graph.private(program, arriving, &ops) {

@@ -1,6 +1,6 @@
-//! Looked-up rows go straight to where a concat would put them, and their gradient is read straight
-//! from there: `concat(flatten(lookup_table_v2(W, Ids)), rest...)`, the first layer's input of a
-//! wide & deep model, as one op each way.
+//! Fuses `concat(flatten(lookup_table_v2(W, Ids)), rest...)`, the first layer's input of a wide &
+//! deep model, into one op, forward and backward. Looked-up rows are written directly to their
+//! position in the concatenated tensor, and their gradient is read from there.
 
 use super::{Edit, Graph, Order, emit_like, only};
 use fleet_base::Result;
@@ -22,7 +22,7 @@ struct Backward {
     concat: OpId,
     flatten: OpId,
     lookup: OpId,
-    /// The gradients of the other parts, if somebody wants one.
+    /// Gradients of the other parts, if any of them is used.
     rest: Vec<VarId>,
 }
 
@@ -56,7 +56,7 @@ impl Match {
     }
 }
 
-/// The op that alone writes a variable.
+/// Returns the only op that writes a variable.
 fn maker(order: &Order, var: VarId) -> Option<OpId> {
     match order.writes(var) {
         [(_, op)] => Some(*op),
@@ -137,7 +137,7 @@ fn find_backward(
     }
     let unused = rest.iter().all(|var| graph.private(program, *var, &[]));
     let rest = if unused { Vec::new() } else { rest.to_vec() };
-    // What somebody reads has to be there before the gradient of the table.
+    // The fused op runs at the table's gradient, so no gradient may be read before that.
     let late = |var: &VarId| graph.users(*var).iter().any(|user| order.before(*user, lookup));
     (!rest.iter().any(late)).then_some(Backward { concat, flatten, lookup, rest })
 }

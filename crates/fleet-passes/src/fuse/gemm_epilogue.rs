@@ -1,10 +1,9 @@
-//! `act(x * w + b)` as one op: the bias and the activation are applied while the product's tile is
-//! in registers, and the backward pass makes the gradient of the bias on its way.
+//! Fuses `act(x * w + b)` into one op. Bias and activation are applied while the product's tile is
+//! in registers, and the backward pass computes the bias gradient in the same sweep.
 //!
-//! Takes `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`) followed by an
-//! `elementwise_add` of a row and, if there is one, an activation. Where one such layer feeds the
-//! next through a relu, the gradient of the relu is applied to the tiles of the later layer's
-//! `X@GRAD`.
+//! The pass matches `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`), followed by
+//! an `elementwise_add` of a row and an optional activation. If one such layer feeds the next
+//! through a relu, the gradient of the relu is applied to the tiles of the later layer's `X@GRAD`.
 
 use super::{Edit, Graph, emit_like, only};
 use fleet_base::Result;
@@ -44,7 +43,8 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     Ok(edit.apply(program))
 }
 
-/// Moves the gradient of a relu between two layers into the product that makes what arrives at it.
+/// Moves the gradient of a relu between two layers into the later layer's product, which computes
+/// its input.
 pub(crate) fn mask_at_source(program: &mut Program, keep: &[VarId]) -> Result<()> {
     const GRAD: &str = "fused_gemm_epilogue_grad";
     let graph = Graph::new(program, keep);
@@ -75,7 +75,7 @@ pub(crate) fn mask_at_source(program: &mut Program, keep: &[VarId]) -> Result<()
 }
 
 impl Match {
-    /// The backward op that runs first.
+    /// Returns the backward op that runs first.
     fn first_grad(&self) -> Option<OpId> {
         self.act_grad.or(self.add_grad).or(self.product_grad)
     }
@@ -86,7 +86,7 @@ impl Match {
     }
 }
 
-/// For a product of rows with a matrix, how many leading dimensions are rows.
+/// Returns the number of leading row dimensions, for a product of rows with a matrix.
 fn row_product(program: &Program, op: &Op) -> Option<i64> {
     let rank = |slot| only(op, slot).map(|var| program.var(var).shape.rank() as i64);
     match op.name() {
@@ -119,14 +119,14 @@ fn find(program: &Program, graph: &Graph, product: OpId) -> Option<Match> {
         return None;
     }
     let act = ACTIVATIONS.iter().find_map(|act| graph.user(program, sum_out, act, "X"));
-    // The fused form knows the exact gelu only.
+    // The fused op supports only the exact gelu.
     let act = act.filter(|id| {
         let op = program.op(*id);
         op.name() != "gelu" || !op.attr_bool("approximate")
     });
     let mut found = Match { product, add, act, product_grad: None, add_grad: None, act_grad: None };
-    // The gradient that arrives at the sum, if the program has a backward part. The gradient of a
-    // sum for an operand of its own shape needs no op, so that of the product may be the same
+    // The incoming gradient of the sum, if the program has a backward part. The gradient of a sum
+    // for an operand of the same shape needs no op, so the gradient of the product may be the same
     // variable.
     let mut arriving = None;
     if let Some(act) = act {
@@ -190,7 +190,7 @@ fn replace(
         return Ok(());
     };
     let Some(out) = only(act.as_ref().unwrap_or(&add), "Out") else { return Ok(()) };
-    // gelu has to see its input again in the backward pass.
+    // gelu needs its input in the backward pass.
     let pre_act = (name == "gelu" && found.act_grad.is_some()).then(|| only(&add, "Out")).flatten();
     let mut emit = emit_like(program, registry, last);
     emit.named_op("fused_gemm_epilogue")?
@@ -228,7 +228,8 @@ fn replace(
     let new = std::mem::take(&mut emit.ops);
     let backward: Vec<OpId> =
         [Some(product_grad), found.add_grad, found.act_grad].into_iter().flatten().collect();
-    // Where the first of them stood: what communicates a gradient may stand right behind it.
+    // The new op replaces the first of them, because an op that communicates a gradient may
+    // directly follow it.
     edit.replace(&backward, found.first_grad().unwrap_or(product_grad), new);
     Ok(())
 }

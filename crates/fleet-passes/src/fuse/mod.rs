@@ -1,8 +1,8 @@
-//! Fusions: several ops become one that passes over memory less often. Results are kept.
+//! Fusions: replace several ops by one that makes fewer passes over memory, with the same results.
 //!
-//! A fusion finds a forward pattern together with the gradient ops that belong to it, and replaces
-//! both, so that nothing in between has to be stored. Each pass is one file; what they share is
-//! here.
+//! A fusion matches a forward pattern together with its gradient ops and replaces both, so that
+//! intermediate results need not be stored. Each pass has its own file. This file has the shared
+//! helpers.
 
 pub(crate) mod batch_norm;
 pub(crate) mod elementwise_act;
@@ -16,7 +16,7 @@ pub(crate) mod residual_norm;
 use fleet_ir::{BlockId, Op, OpId, Program, VarId};
 use std::collections::{HashMap, HashSet};
 
-/// Who makes and who uses each variable of the root block.
+/// Writers and readers of each variable of the root block.
 pub(crate) struct Graph {
     users: HashMap<VarId, Vec<OpId>>,
     position: HashMap<OpId, usize>,
@@ -48,18 +48,18 @@ impl Graph {
         Graph { users, position, last_write, written_again, keep }
     }
 
-    /// Ops that read the variable, in program order.
+    /// Returns the ops that read the variable, in program order.
     pub fn users(&self, var: VarId) -> &[OpId] {
         self.users.get(&var).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether a temporary has its final value when `op` runs.
+    /// Returns whether a temporary has its final value when `op` runs.
     pub fn ready(&self, program: &Program, var: VarId, op: OpId) -> bool {
         let written = self.last_write.get(&var);
         program.var(var).persistable || written.is_none_or(|at| *at < self.position[&op])
     }
 
-    /// The first op called `name` that reads `var` in `slot`.
+    /// Returns the first op named `name` that reads `var` in `slot`.
     pub fn user(&self, program: &Program, var: VarId, name: &str, slot: &str) -> Option<OpId> {
         self.users(var).iter().copied().find(|id| {
             let op = program.op(*id);
@@ -67,7 +67,7 @@ impl Graph {
         })
     }
 
-    /// Whether the variable is a temporary of one value that only `ops` read.
+    /// Returns whether the variable is a temporary that is written once and read only by `ops`.
     pub fn private(&self, program: &Program, var: VarId, ops: &[OpId]) -> bool {
         !self.keep.contains(&var)
             && !program.var(var).persistable
@@ -76,7 +76,7 @@ impl Graph {
     }
 }
 
-/// Where each op stands, and where each variable is written.
+/// Positions of ops, and of the writes of each variable.
 pub(crate) struct Order {
     place: HashMap<OpId, usize>,
     writes: HashMap<VarId, Vec<(usize, OpId)>>,
@@ -104,19 +104,19 @@ impl Order {
         self.place[&first] < self.place[&second]
     }
 
-    /// Whether an op between two others writes the variable.
+    /// Returns whether an op between two others writes the variable.
     pub fn changes(&self, var: VarId, from: OpId, to: OpId) -> bool {
         let (from, to) = (self.place[&from], self.place[&to]);
         self.writes(var).iter().any(|(place, _)| from < *place && *place < to)
     }
 
-    /// Whether the variable has its last value before `op` runs.
+    /// Returns whether the variable has its final value before `op` runs.
     pub fn ready(&self, var: VarId, op: OpId) -> bool {
         self.writes(var).iter().all(|(_, writer)| self.before(*writer, op))
     }
 }
 
-/// The only variable of a slot.
+/// Returns the only variable of a slot.
 pub(crate) fn only(op: &Op, slot: &str) -> Option<VarId> {
     let of = |vars: &[VarId]| match vars {
         [one] => Some(*one),
@@ -125,7 +125,7 @@ pub(crate) fn only(op: &Op, slot: &str) -> Option<VarId> {
     of(op.input(slot)).or_else(|| of(op.output(slot)))
 }
 
-/// Ops to be taken out and, for some of them, what stands there instead.
+/// Ops to remove, and their replacements.
 #[derive(Default)]
 pub(crate) struct Edit {
     removed: HashSet<OpId>,
@@ -137,18 +137,18 @@ impl Edit {
         ops.iter().all(|op| !self.removed.contains(op))
     }
 
-    /// Takes `ops` out and puts `new` where the op `at` (one of them) stood.
+    /// Removes `ops` and inserts `new` at the position of `at`, which is one of them.
     pub fn replace(&mut self, ops: &[OpId], at: OpId, new: Vec<OpId>) {
         self.removed.extend(ops);
         self.replaced.insert(at, new);
     }
 
-    /// Applies the edit to the root block; whether anything changed.
+    /// Applies the edit to the root block. Returns whether anything changed.
     pub fn apply(self, program: &mut Program) -> bool {
         self.apply_to(program, Program::ROOT)
     }
 
-    /// As [`Edit::apply`], in another block.
+    /// Like [`Edit::apply`], for another block.
     pub fn apply_to(self, program: &mut Program, block: BlockId) -> bool {
         if self.removed.is_empty() {
             return false;
@@ -166,8 +166,8 @@ impl Edit {
     }
 }
 
-/// Starts an emission with the role and labels of an op that it replaces. Blocks are where the op
-/// stands: what is emitted belongs to none until an [`Edit`] puts it there.
+/// Starts an emission with the role and labels of the op `like`, which it replaces. The emitted ops
+/// belong to no block until an [`Edit`] inserts them.
 pub(crate) fn emit_like<'p>(
     program: &'p mut Program,
     registry: &'p fleet_ops::Registry,

@@ -1,6 +1,6 @@
-//! One sweep of the optimizer over all parameters: update ops of one kind, with the same attributes
-//! and the same learning rate, become one op over lists. Each block by itself: updates that are
-//! made in some steps only (gradient merge, found infinities) stand in a block of their own.
+//! Fuses the optimizer into one sweep over all parameters: update ops of the same kind, attributes
+//! and learning rate become one op over lists. Each block is fused separately, because updates that
+//! run only in some steps (gradient merge, found infinities) are in their own block.
 
 use super::{Edit, emit_like};
 use fleet_base::Result;
@@ -8,10 +8,10 @@ use fleet_ir::{BlockId, Op, OpId, Program, VarId, VarKind};
 use fleet_ops::Registry;
 use std::collections::HashSet;
 
-/// Kinds that have a form over lists.
+/// Kinds of updates with a fused op over lists.
 pub(super) const KINDS: [&str; 4] = ["sgd", "momentum", "adam", "adamw"];
 
-/// Slots that all members of a group share.
+/// Slots with the same variables in all ops of a group.
 const SHARED: [&str; 3] = ["LearningRate", "GradScale", "SkipUpdate"];
 
 pub(crate) fn run(program: &mut Program, registry: &Registry) -> Result<bool> {
@@ -57,8 +57,8 @@ pub(super) fn alike(a: &Op, b: &Op) -> bool {
         && a.inputs.iter().zip(&b.inputs).all(|(x, y)| x.len() == y.len())
 }
 
-/// Whether all ops of the group may run where the last one stands: nothing in between touches what
-/// they write, nor writes what they read.
+/// Returns whether all ops of the group may run at the position of the last one: no op in between
+/// accesses a variable that they write, or writes a variable that they read.
 fn may_move(program: &Program, block: BlockId, group: &[OpId]) -> bool {
     let members: HashSet<OpId> = group.iter().copied().collect();
     let mut reads: HashSet<VarId> = HashSet::new();

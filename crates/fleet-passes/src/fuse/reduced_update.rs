@@ -1,10 +1,11 @@
-//! A bucket's sum over ranks with the updates that wait for it: `c_allreduce_sum` over gradients,
-//! each of which one update reads, becomes `allreduce_{sgd,momentum,adam,adamw}`. Parameters then
-//! move while their gradient's sum is in the cache, and the sum itself is kept nowhere.
+//! Fuses the sum of a gradient bucket over ranks with the updates that use it. A `c_allreduce_sum`
+//! of gradients, each read by one update, becomes `allreduce_{sgd,momentum,adam,adamw}`. Parameters
+//! are then updated while the sum of their gradients is in the cache, and the sum is not stored.
 //!
-//! All updates of the bucket must be alike, and must be free to stand where the sum stands: nothing
-//! between touches what they write, or writes what they read. Nothing else may want the sum. A
-//! schedule of the rate, which usually stands between, goes to the front first.
+//! All updates of the bucket must have the same rule and settings, and must be able to run at the
+//! position of the sum. For this, no op in between may access a variable that they write, or write
+//! a variable that they read. The sum must have no other readers. The learning-rate schedule is
+//! usually in between, so it is moved to the front first.
 
 use super::optimizer::{KINDS, alike};
 use super::{Edit, emit_like};
@@ -33,17 +34,17 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     Ok(edit.apply(program))
 }
 
-/// A sum over ranks, and whether parameters can move while it comes in.
+/// A sum over ranks, and whether parameters can be updated while it is received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// What the sum is of.
+    /// Label of the sum.
     pub label: String,
-    /// Why its updates wait for the end of the backward pass.
+    /// Reason why its updates wait for the end of the backward pass.
     pub held: Option<String>,
 }
 
-/// What [`BuildOptions::update_on_arrival`](crate::BuildOptions) can do for a program's buckets of
-/// gradients.
+/// Returns the effect of [`BuildOptions::update_on_arrival`](crate::BuildOptions) on each gradient
+/// bucket of a program.
 pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
     let mut program = program.clone();
     bring_rate_forward(&mut program);
@@ -67,7 +68,7 @@ fn is_gradient(program: &Program, var: VarId) -> bool {
     program.var_name(var).contains("@GRAD")
 }
 
-/// What a set of ops reads and writes.
+/// Variables that a set of ops reads and writes.
 #[derive(Default)]
 struct Touched {
     reads: HashSet<VarId>,
@@ -86,7 +87,7 @@ impl Touched {
         touched
     }
 
-    /// Whether the order of the two matters.
+    /// Returns whether the two sets of ops must keep their order.
     fn clashes(&self, other: &Touched) -> bool {
         !self.writes.is_disjoint(&other.writes)
             || !self.writes.is_disjoint(&other.reads)
@@ -94,7 +95,7 @@ impl Touched {
     }
 }
 
-/// The schedule of the rate goes in front of everything, if nothing in front of it minds.
+/// Moves the learning-rate schedule to the front, unless it conflicts with an op before it.
 fn bring_rate_forward(program: &mut Program) {
     let ops = program.block(Program::ROOT).ops().to_vec();
     let is_rate = |id: &OpId| {
@@ -115,7 +116,8 @@ fn bring_rate_forward(program: &mut Program) {
     program.set_block_ops(Program::ROOT, [rate, rest].concat());
 }
 
-/// The updates that could join a sum; none for a gradient that two would read.
+/// Returns the update of each gradient that could be fused with a sum; `None` if two updates read
+/// it.
 fn updates_by_gradient(program: &Program) -> HashMap<VarId, Option<OpId>> {
     let mut updates: HashMap<VarId, Option<OpId>> = HashMap::new();
     for (id, op) in program.root_ops().filter(|(_, op)| KINDS.contains(&op.name())) {
@@ -126,7 +128,8 @@ fn updates_by_gradient(program: &Program) -> HashMap<VarId, Option<OpId>> {
     updates
 }
 
-/// The updates of all gradients of a sum, in its order, or why they may not stand in its place.
+/// Returns the updates of all gradients of a sum, in its order, or the reason why they cannot be
+/// fused.
 fn members(
     program: &Program,
     sum: OpId,
@@ -163,7 +166,7 @@ fn members(
     }
 }
 
-/// A gradient that no update, or more than one op, takes as it is.
+/// Returns the reason for a gradient that is not read directly by exactly one update.
 fn read_first(program: &Program, sum: OpId, grad: VarId) -> String {
     let mut behind = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
     let reader = behind.find(|(_, op)| op.all_inputs().any(|var| var == grad));
@@ -171,7 +174,7 @@ fn read_first(program: &Program, sum: OpId, grad: VarId) -> String {
     format!("'{name}' goes into {reader} before its update")
 }
 
-/// What besides the updates uses the sum of a gradient, which would not be kept.
+/// Returns the reason why a gradient's sum must be stored, if ops other than the updates use it.
 fn wanted_else(program: &Program, sum: OpId, members: &[OpId], keep: &[VarId]) -> Option<String> {
     let grads = program.op(sum).output("Out");
     if let Some(kept) = grads.iter().find(|grad| keep.contains(grad)) {

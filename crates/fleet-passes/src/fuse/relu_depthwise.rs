@@ -1,5 +1,5 @@
-//! A relu into the depthwise convolution that follows it: the convolution clips its input as it
-//! reads, and its gradient masks what it writes, so that the clipped image is never stored.
+//! Fuses a relu into the following depthwise convolution. The convolution clips its input while
+//! reading, and its gradient masks its output, so the clipped image is not stored.
 
 use super::{Edit, Graph, emit_like, only};
 use fleet_base::Result;

@@ -1,17 +1,17 @@
-//! `layer_norm(x + residual)` in one pass over memory, and the gradient of a residual sum with it.
+//! Fuses `layer_norm(x + residual)` into one pass over memory, and the sum of gradients into its
+//! gradient.
 //!
-//! Forward, a sum of two tensors of one shape goes into the norm behind it (`Residual`), which
-//! still writes the sum: its own gradient wants it, and so may others. Backward, the sum of two
-//! gradients that reach the normalised tensor, one of them through the norm, goes into the gradient
-//! of the norm (`Skip`). That second form needs no residual: pre-norm networks have it at every
-//! layer.
+//! Forward, a sum of two tensors of one shape becomes part of the following norm (`Residual`). The
+//! norm still writes the sum for its own gradient and for other readers. Backward, the gradient of
+//! the norm (`Skip`) takes over the sum of two gradients of the normalized tensor, of which it
+//! computes one. This form does not need a residual and occurs in every layer of pre-norm networks.
 
 use super::{Edit, Graph, Order, emit_like, only};
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
 use fleet_ops::Registry;
 
-/// Forward: the sum before a norm.
+/// Fuses the forward sum before a norm.
 pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
     let graph = Graph::new(program, keep);
     let order = Order::new(program);
@@ -25,7 +25,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
         {
             continue;
         }
-        // The sum is now made where the norm stands: nobody may want it before.
+        // The norm will compute the sum, so no earlier op may read it.
         if graph.users(sum).iter().any(|user| order.before(*user, norm)) {
             continue;
         }
@@ -54,7 +54,7 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     Ok(edit.apply(program))
 }
 
-/// Backward (`enable_addto`): the sum of gradients behind the gradient of a norm.
+/// Fuses the sum of gradients after the gradient of a norm (`enable_addto`).
 pub(crate) fn add_on_the_way(program: &mut Program, keep: &[VarId]) -> Result<bool> {
     let graph = Graph::new(program, keep);
     let order = Order::new(program);
@@ -92,7 +92,7 @@ fn named(program: &Program, name: &str) -> Vec<OpId> {
     program.root_ops().filter(|(_, op)| op.name() == name).map(|(id, _)| id).collect()
 }
 
-/// The sum that alone makes `var`.
+/// Returns the sum that alone writes `var`.
 fn maker(program: &Program, order: &Order, var: VarId) -> Option<OpId> {
     match order.writes(var) {
         [(_, add)] if program.op(*add).name() == "elementwise_add" => Some(*add),
@@ -100,7 +100,7 @@ fn maker(program: &Program, order: &Order, var: VarId) -> Option<OpId> {
     }
 }
 
-/// The operands of a sum of one shape and type.
+/// Returns the operands of a sum if they have the same shape and type.
 fn operands(program: &Program, add: OpId) -> Option<(VarId, VarId)> {
     let op = program.op(add);
     let (x, y) = (only(op, "X")?, only(op, "Y")?);
