@@ -46,12 +46,10 @@ pub fn append_backward(
         .collect();
     if pairs.is_empty() {
         return Err(Error::invalid(format!(
-            "the loss '{}' depends on no trainable parameter",
+            "loss '{}' depends on no trainable parameter",
             program.var_name(loss)
         ))
-        .help(
-            "check stop_gradient and trainable, and that the loss was computed from the network",
-        ));
+        .help("check stop_gradient and trainable, and compute the loss from the network"));
     }
     Ok(pairs)
 }
@@ -67,7 +65,7 @@ pub fn gradients(
     target_gradients: &[Option<VarId>],
 ) -> Result<Vec<Option<VarId>>> {
     if !target_gradients.is_empty() && target_gradients.len() != targets.len() {
-        return Err(Error::invalid("as many target gradients as targets are needed")
+        return Err(Error::invalid("wrong number of target gradients")
             .expected(targets.len())
             .got(target_gradients.len()));
     }
@@ -84,7 +82,7 @@ pub fn gradients(
 pub fn check_loss(program: &Program, loss: VarId) -> Result<()> {
     let var = program.var(loss);
     if var.shape.numel() != Some(1) || !var.dtype.is_float() {
-        return Err(Error::invalid(format!("'{}' cannot be a loss", var.name))
+        return Err(Error::invalid(format!("invalid loss '{}'", var.name))
             .expected("one floating-point number, shape [1]")
             .got(format!("{}{}", var.dtype, var.shape))
             .help("take its mean or sum"));

@@ -43,10 +43,10 @@ pub(super) fn visit(emit: &mut Emit<'_>, tape: &mut Tape<'_>, node: &Node) -> Re
 fn sum_inside(emit: &mut Emit<'_>, var: VarId, parts: &[VarId]) -> Result<VarId> {
     if parts.iter().any(|part| emit.program.var(*part).kind == VarKind::SparseRows) {
         return Err(Error::unsupported(format!(
-            "the gradient of '{}' is sparse rows, and comes out of a conditional block",
+            "sparse gradient of '{}' from a conditional block is not supported",
             emit.program.var_name(var)
         ))
-        .help("look rows up before the branches, or use a dense embedding in them"));
+        .help("move the lookup before the branches, or use a dense embedding"));
     }
     match parts {
         [only] => Ok(*only),
@@ -64,8 +64,8 @@ fn leave(
 ) -> Result<()> {
     let op = emit.program.op(forward);
     let condition = op.input("Cond").first().copied();
-    let condition = condition
-        .ok_or_else(|| Error::internal("a conditional block without condition has gradients"))?;
+    let condition =
+        condition.ok_or_else(|| Error::internal("conditional block without a condition"))?;
     emit.device = op.device.clone();
     emit.source = op.source.clone();
     let mut results = Vec::with_capacity(sums.len());
@@ -104,10 +104,10 @@ fn check_visible(program: &Program, block: BlockId) -> Result<()> {
     match read.find(|var| !visible.contains(var)) {
         None => Ok(()),
         Some(var) => Err(Error::unsupported(format!(
-            "gradients need '{}', which is declared inside of a conditional block",
+            "gradients need '{}', which is declared inside a conditional block",
             program.var_name(var)
         ))
-        .help("declare it in the block around")),
+        .help("declare it in the surrounding block")),
     }
 }
 

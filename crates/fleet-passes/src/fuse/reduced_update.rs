@@ -58,7 +58,7 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
         label: op.attr_str("label").to_string(),
         held: match at_root.contains(&id) {
             true => members(&program, id, &updates, &[]).err(),
-            false => Some("it is made in some steps only".into()),
+            false => Some("it does not run in every step".into()),
         },
     };
     sums.map(arrival).collect()
@@ -139,7 +139,7 @@ fn members(
     let op = program.op(sum);
     let grads = op.input("X");
     if op.attr_bool("use_calc_stream") || grads != op.output("Out") {
-        return Err("it is a sum in the compute lane, or in another place".into());
+        return Err("the sum runs in the compute lane or is not in place".into());
     }
     let mut members = Vec::with_capacity(grads.len());
     for grad in grads {
@@ -148,13 +148,13 @@ fn members(
             _ => return Err(read_first(program, sum, *grad)),
         }
     }
-    let [first, ..] = members[..] else { return Err("it is a sum of nothing".into()) };
+    let [first, ..] = members[..] else { return Err("the sum is empty".into()) };
     let first = program.op(first);
     for (grad, id) in grads.iter().zip(&members) {
         let other = program.op(*id);
         if other.name() != first.name() || !alike(first, other) {
             let (one, two) = (program.var_name(grads[0]), program.var_name(*grad));
-            return Err(format!("'{one}' and '{two}' are not used by the same rule"));
+            return Err(format!("'{one}' and '{two}' have different update rules"));
         }
     }
     if let Some(why) = wanted_else(program, sum, &members, keep) {
@@ -162,7 +162,7 @@ fn members(
     }
     match may_come_forward(program, sum, &members) {
         true => Ok(members),
-        false => Err("something between it and its updates touches what they do".into()),
+        false => Err("an op between the sum and its updates accesses the same variables".into()),
     }
 }
 
@@ -171,7 +171,7 @@ fn read_first(program: &Program, sum: OpId, grad: VarId) -> String {
     let mut behind = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
     let reader = behind.find(|(_, op)| op.all_inputs().any(|var| var == grad));
     let (name, reader) = (program.var_name(grad), reader.map_or("nothing", |(_, op)| op.name()));
-    format!("'{name}' goes into {reader} before its update")
+    format!("'{name}' is read by {reader} before its update")
 }
 
 /// Returns the reason why a gradient's sum must be stored, if ops other than the updates use it.
@@ -185,7 +185,7 @@ fn wanted_else(program: &Program, sum: OpId, members: &[OpId], keep: &[VarId]) -
         let mut reads = HashSet::new();
         program.reads_of(id, &mut reads);
         let used = grads.iter().find(|grad| reads.contains(grad))?;
-        Some(format!("'{}' goes into {}, too", program.var_name(*used), op.name()))
+        Some(format!("'{}' is also read by {}", program.var_name(*used), op.name()))
     })
 }
 
