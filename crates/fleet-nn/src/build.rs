@@ -62,9 +62,9 @@ impl<'a> Build<'a> {
     pub fn known_tail(&self, what: &str, shape: &Shape, axis: usize) -> Result<i64> {
         (axis..shape.rank()).try_fold(1, |product: i64, axis| {
             let dim = self.known_dim(what, shape, axis as i64)?;
-            product.checked_mul(dim).ok_or_else(|| {
-                Error::invalid(format!("the input of {what} is too wide")).got(shape)
-            })
+            product
+                .checked_mul(dim)
+                .ok_or_else(|| Error::invalid(format!("input of {what} is too wide")).got(shape))
         })
     }
 
@@ -111,7 +111,7 @@ impl<'a> Build<'a> {
             return Ok(found);
         }
         let held = if var.is_parameter() { "parameter" } else { "variable" };
-        Err(Error::invalid(format!("'{name}' exists already and cannot be shared"))
+        Err(Error::invalid(format!("cannot share existing variable '{name}'"))
             .expected(format!("a parameter {dtype}{shape}"))
             .got(format!("a {held} {}{}", var.dtype, var.shape)))
     }

@@ -20,7 +20,7 @@ use std::panic::Location;
 /// assert_eq!((sum.id(), sum.shape()), (parts[0].id(), Shape::from([-1, 5])));
 /// # let _ = loss;
 /// ```
-#[must_use = "the op is written by `one`, `many` or `done`"]
+#[must_use = "call `one`, `many` or `done` to add the op"]
 pub struct OpCall<'n> {
     net: &'n Net,
     name: &'static str,

@@ -83,7 +83,7 @@ fn sides(b: &mut Build<'_>, condition: Var<'_>) -> Result<Sides> {
     let given = b.id(condition)?;
     let meta = b.meta(given);
     if meta.dtype != DType::Bool || meta.shape.numel() != Some(1) {
-        return Err(Error::invalid("cond needs a condition")
+        return Err(Error::invalid("invalid condition of cond")
             .expected("one boolean, such as x.mean().greater_than(0.0)")
             .got(format!("{}{}", meta.dtype, meta.shape)));
     }
@@ -100,7 +100,7 @@ fn joints(b: &mut Build<'_>, made: &[Vec<Var<'_>>; 2]) -> Result<Vec<VarId>> {
     let [then, otherwise] = [b.ids(&made[0])?, b.ids(&made[1])?];
     if then.len() != otherwise.len() {
         return Err(Error::invalid("the branches of cond have different numbers of results")
-            .expected(format!("{} from both, as from the first", then.len()))
+            .expected(format!("{} from both branches", then.len()))
             .got(otherwise.len()));
     }
     let mut joints = Vec::with_capacity(then.len());
@@ -108,7 +108,7 @@ fn joints(b: &mut Build<'_>, made: &[Vec<Var<'_>>; 2]) -> Result<Vec<VarId>> {
         let (a, c) = (b.meta(one), b.meta(other));
         if a.dtype != c.dtype || a.shape != c.shape || a.kind != c.kind {
             return Err(Error::invalid(format!("result {place} of cond differs between branches"))
-                .expected(format!("{}{} from both, as from the first", a.dtype, a.shape))
+                .expected(format!("{}{} from both branches", a.dtype, a.shape))
                 .got(format!("{}{}", c.dtype, c.shape)));
         }
         let name = b.main.program.unique_name("cond.joint");

@@ -288,15 +288,15 @@ impl LrSchedule {
             LrSchedule::Piecewise { boundaries, values }
                 if values.len() != boundaries.len() + 1 || !boundaries.is_sorted() =>
             {
-                wrong("boundaries", "rising ones, and one value more")
+                wrong("boundaries", "ascending boundaries, and one value more than boundaries")
             }
             LrSchedule::Polynomial { decay_steps, .. } if *decay_steps <= 0.0 => {
                 wrong("decay_steps", "a number above 0")
             }
-            LrSchedule::Cosine { t_max, .. } if *t_max <= 0.0 => wrong("t_max", "1 or more"),
+            LrSchedule::Cosine { t_max, .. } if *t_max <= 0.0 => wrong("t_max", "a number above 0"),
             LrSchedule::Step { step_size: 0, .. } => wrong("step_size", "1 or more"),
             LrSchedule::MultiStep { milestones, .. } if !milestones.is_sorted() => {
-                wrong("milestones", "rising ones")
+                wrong("milestones", "ascending milestones")
             }
             LrSchedule::LinearWarmup { after, .. } => match after.as_ref() {
                 LearningRate::Schedule(inner) => inner.check(),
@@ -317,9 +317,9 @@ impl LearningRate {
         }
         let start = self.value_at(0);
         if !start.is_finite() {
-            return Err(Error::invalid("the learning rate of the first step is no number")
-                .expected("a finite one")
-                .got(format!("{start} by {self:?}")));
+            return Err(Error::invalid("learning rate of the first step is not finite")
+                .expected("a finite number")
+                .got(format!("{start} from {self:?}")));
         }
         let name = main.program.unique_name("learning_rate");
         let one = Shape::from([1]);

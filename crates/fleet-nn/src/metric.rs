@@ -139,11 +139,11 @@ impl<'n> Var<'n> {
         let made = net.attempt(Location::caller(), |b| {
             let (n, steps) = (with.num_thresholds, with.slide_steps);
             if !(1..=BUCKETS_MAX).contains(&n) || !(0..=STEPS_MAX).contains(&steps) {
-                return Err(Error::invalid("wrong options of auc")
+                return Err(Error::invalid("invalid options of auc")
                     .expected(format!(
                         "num_thresholds 1 to {BUCKETS_MAX}, slide_steps 0 to {STEPS_MAX}"
                     ))
-                    .got(format!("{n} and {steps}")));
+                    .got(format!("num_thresholds {n}, slide_steps {steps}")));
             }
             let (predict, label) = (b.id(self)?, b.id(label)?);
             let layer = b.layer_name("auc", None);

@@ -576,8 +576,8 @@ impl Net {
         }
         let is_branch = state.block != Program::ROOT;
         let rewrite = |net: &Net, programs: &mut Programs| match is_branch {
-            true => Err(Error::invalid("a whole network cannot be rewritten inside of a branch")
-                .help("take gradients and minimize behind the cond, not in its branches")),
+            true => Err(Error::invalid("cannot rewrite the network inside a branch of cond")
+                .help("call gradients and minimize after cond, not in its branches")),
             false => rewrite(net, programs),
         };
         rewrite(self, &mut state.programs).map_err(|error| {

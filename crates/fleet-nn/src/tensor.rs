@@ -400,8 +400,11 @@ impl<'n> Var<'n> {
             let x = b.id(self)?;
             let var = b.main.program.var_mut(x);
             if var.is_parameter() {
-                return Err(Error::invalid(format!("'{}' is a parameter", var.name))
-                    .help("make it with ParamAttr::trainable(false)"));
+                return Err(Error::invalid(format!(
+                    "cannot set stop_gradient on parameter '{}'",
+                    var.name
+                ))
+                .help("create it with ParamAttr::trainable(false)"));
             }
             var.stop_gradient = true;
             Ok(x)

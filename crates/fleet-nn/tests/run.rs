@@ -88,7 +88,7 @@ fn assigned_values_arrive() {
     let net = Net::new();
     net.create_parameter([3], DType::F32, Init::Assign(vec![1.0]));
     let error = net.build().err().unwrap().to_string();
-    assert!(error.contains("those of shape [3], got 1"), "{error}");
+    assert!(error.contains("one per element of shape [3], got 1"), "{error}");
 }
 
 /// Returns the learning rates that the ops of a schedule compute in the first steps.

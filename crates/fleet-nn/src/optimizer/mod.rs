@@ -342,10 +342,10 @@ impl OptimizerDesc {
         if parameters.is_none() && no_grad.is_empty() && rows.rows.is_none() {
             return Ok(());
         }
-        Err(Error::invalid("the optimizer of embedding tables chooses what is trained")
-            .expected("a rule, a rate, a decay and a clip")
-            .got("parameters, no_grad or rows of its own")
-            .help("say it of the optimizer that it belongs to"))
+        Err(Error::invalid("the optimizer of embedding tables cannot select parameters")
+            .expected("only rule, rate, decay and clipping")
+            .got("parameters, no_grad or rows")
+            .help("set these on the main optimizer"))
     }
 
     /// Like [`OptimizerDesc::apply_gradients`], in a block that may not run in every step. The
@@ -444,9 +444,10 @@ impl OptimizerDesc {
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
-        let param = var.param.clone().ok_or_else(|| {
-            Error::invalid(format!("'{name}' is no parameter and cannot be updated"))
-        })?;
+        let param = var
+            .param
+            .clone()
+            .ok_or_else(|| Error::invalid(format!("cannot update '{name}': not a parameter")))?;
         let update = self.rule.update();
         let knows_skip = main.registry.get(update.op())?.spec.input_index("SkipUpdate").is_some();
         let skip = skip.filter(|_| knows_skip);
