@@ -107,8 +107,8 @@ fn a_second_write_of_another_size_is_refused() {
     let case = |a: usize, b: usize| {
         Case::new(&text).feed("a", ones(a)).feed("b", ones(b)).fetch(&["y", "z", "x"])
     };
-    let words = "'x' is written twice, in two sizes: expected f32[1000], got f32[2]\n  \
-                 at op 2 relu(X: %b) at m.rs:5\n  help: give each result a variable of its own; \
+    let words = "'x' is written twice with different sizes: expected f32[1000], got f32[2]\n  \
+                 at op 2 relu(X: %b) at m.rs:5\n  help: use a separate variable for each result; \
                  the first is written by op 0 relu(X: %a) at m.rs:3";
     case(1000, 2).refused(&[words]);
     case(2, 1000).refused(&["expected f32[2], got f32[1000]"]);
@@ -131,7 +131,8 @@ fn a_second_size_in_a_conditional_part_is_refused() {
             let case = Case::new(text).feed("a", ones(1000)).feed("b", ones(b)).feed("c", holds);
             case.fetch(&["y"])
         };
-        case(2).refused(&["'x' is written twice, in two sizes", "at block1 op 0 tanh(X: %b)"]);
+        case(2)
+            .refused(&["'x' is written twice with different sizes", "at block1 op 0 tanh(X: %b)"]);
         case(1000).agreed();
     }
 }
@@ -155,7 +156,8 @@ fn branches_may_write_one_variable_of_one_size() {
             case.fetch(&["y"])
         };
         case(40).agreed();
-        case(41).refused(&["'x' is written twice, in two sizes: expected f32[40], got f32[41]"]);
+        case(41)
+            .refused(&["'x' is written twice with different sizes: expected f32[40], got f32[41]"]);
     }
 }
 
@@ -172,7 +174,11 @@ fn sparse_rows_of_two_capacities_are_refused() {
         let case = case.feed("j", ids(second)).feed("h", matrix(second, 2));
         case.feed("w", matrix(9, 2)).fetch(&["t", "s"])
     };
-    case(100, 1).refused(&["'s' is written twice, in two sizes", "room for 100", "room for 1)"]);
+    case(100, 1).refused(&[
+        "'s' is written twice with different sizes",
+        "capacity 100",
+        "capacity 1)",
+    ]);
     case(4, 4).agreed();
 }
 
@@ -253,7 +259,7 @@ fn optimizer_state_that_is_given_has_an_output() {
     .state("w", ones(3))
     .state("m", ones(3))
     .fetch(&["w"])
-    .refused(&["rmsprop has input 'MeanGrad' and not the output 'MeanGradOut' for it"]);
+    .refused(&["missing output 'MeanGradOut' of rmsprop for input 'MeanGrad'"]);
 }
 
 /// Rows were copied onto themselves.
@@ -406,7 +412,10 @@ fn outputs_that_are_inputs_of_each_other_are_refused() {
         let case = Case::new(body).state("a", pair()).state("b", pair()).fetch(&["a"]);
         for outcome in [case.interpreted(), case.executed(Memory::Packed)] {
             let error = outcome.expect_err("an order of its own").to_string();
-            assert!(error.contains("output 'Out' of c_allreduce_sum is also its input"), "{error}");
+            assert!(
+                error.contains("output 'Out' of c_allreduce_sum is the same variable as input"),
+                "{error}"
+            );
         }
     }
     let body = "%a: f32[2] param %b: f32[2] param

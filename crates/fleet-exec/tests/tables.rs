@@ -199,7 +199,7 @@ fn what_makes_no_sense_is_refused() {
     check(
         "%i: i64[3] data %g: f32[3, 2] data
         () = distributed_push_sparse(Ids: %i, %i, Outputs@GRAD: %g) {table_id: 0, size: 2}",
-        "another number of variables",
+        "different number of variables",
     );
     check("%x: f32[3] data () = send(X: %x) {table_id: 0, is_sparse: 1}", "is dense");
     check("%x: f32[3] data () = send(X: %x) {table_id: 0, is_sparse: 2}", "'is_sparse'");
@@ -210,5 +210,8 @@ fn without_servers_the_error_says_what_to_do() {
     let program = parsed("() = send_barrier()").unwrap();
     let mut executor = Executor::new(ExecOptions::threads(1));
     let error = executor.run(&program, &mut Scope::new(), &[], &[]).unwrap_err().to_string();
-    assert!(error.contains("needs parameter servers") && error.contains("init_worker"), "{error}");
+    assert!(
+        error.contains("no parameter servers for send_barrier") && error.contains("init_worker"),
+        "{error}"
+    );
 }

@@ -60,18 +60,18 @@ impl OpDef {
                 };
                 if let Some((slot, _)) = places.iter().find(may_not) {
                     return Err(Error::invalid(format!(
-                        "output '{}' of {} is also its input '{slot}'",
+                        "output '{}' of {} is the same variable as input '{slot}'",
                         out.name,
                         op.name()
                     ))
-                    .expected("a variable of its own"));
+                    .expected("a separate variable"));
                 }
                 if !written.insert(*var) {
                     return Err(Error::invalid(format!(
-                        "two outputs of {} are one variable",
+                        "two outputs of {} are the same variable",
                         op.name()
                     ))
-                    .got(format!("'{}' again", out.name)));
+                    .got(format!("'{}' twice", out.name)));
                 }
             }
         }
@@ -251,13 +251,13 @@ impl Meta {
         self.numel().saturating_mul(self.dtype.size())
     }
 
-    /// Formats the variable for messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, room for 7)`.
+    /// Formats the variable for messages: `f32[2, 3]`, or `f32[100, 3] (sparse rows, capacity 7)`.
     pub fn describe(&self) -> String {
         let Meta { dtype, shape, rows, .. } = self;
         match self.kind {
             VarKind::Dense => format!("{dtype}{shape}"),
             VarKind::SparseRows if *rows == 0 => format!("{dtype}{shape} (sparse rows)"),
-            VarKind::SparseRows => format!("{dtype}{shape} (sparse rows, room for {rows})"),
+            VarKind::SparseRows => format!("{dtype}{shape} (sparse rows, capacity {rows})"),
             VarKind::TensorArray => format!("{dtype}{shape} (tensor array)"),
         }
     }
@@ -286,8 +286,9 @@ impl<'a> InferCtx<'a> {
 
     /// Returns the first variable of a required input slot.
     pub fn input(&self, slot: &str) -> Result<Meta> {
-        self.optional(slot)
-            .ok_or_else(|| Error::invalid(format!("op '{}' misses input '{slot}'", self.op.name())))
+        self.optional(slot).ok_or_else(|| {
+            Error::invalid(format!("missing input '{slot}' of op '{}'", self.op.name()))
+        })
     }
 
     pub fn optional(&self, slot: &str) -> Option<Meta> {
@@ -308,7 +309,7 @@ impl<'a> InferCtx<'a> {
     /// # Panics
     /// Panics if the op has no such slot.
     pub fn push(&mut self, slot: &str, meta: Meta) {
-        let index = self.op.spec.output_index(slot).expect("a slot of the op's own spec");
+        let index = self.op.spec.output_index(slot).expect("slot belongs to the op's spec");
         self.outputs[index].push(meta);
     }
 
@@ -646,7 +647,7 @@ impl Arg {
     /// Panics if the values do not fit there.
     pub fn bind_over(&mut self, other: &Arg) {
         let (bytes, room) = (self.len() * self.dtype.size(), other.len() * other.dtype.size());
-        assert!(bytes <= room, "an argument of {bytes} bytes over one of {room}");
+        assert!(bytes <= room, "cannot alias {bytes} bytes to {room}");
         self.ptr = other.ptr;
     }
 
@@ -680,7 +681,7 @@ impl Arg {
     /// Panics if the argument has another type, or fewer than `len` elements.
     pub fn start<T: Element>(&self, len: usize) -> *mut T {
         assert!(T::reads(self.dtype), "kernel takes {} as {}", self.dtype, T::DTYPE);
-        assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
+        assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
         self.ptr.cast()
     }
 
@@ -691,7 +692,7 @@ impl Arg {
     pub fn start_of_width<T: Bits>(&self, len: usize) -> *mut T {
         let width = size_of::<T>();
         assert!(width == self.dtype.size(), "kernel takes {} as {width} bytes", self.dtype);
-        assert!(len <= self.len(), "kernel takes {len} elements of {}", self.len());
+        assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
         self.ptr.cast()
     }
 
@@ -781,7 +782,7 @@ impl Arg {
 
     pub fn set_row_count(&self, count: usize) {
         if let Some(rows) = &self.rows {
-            assert!(count <= rows.capacity, "more rows than planned");
+            assert!(count <= rows.capacity, "row count exceeds the capacity");
             // SAFETY: as above; this kernel is the only writer.
             unsafe { *rows.count = count as u64 };
         }

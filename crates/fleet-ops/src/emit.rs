@@ -128,7 +128,7 @@ impl Call<'_, '_> {
             .output(slot)
             .first()
             .copied()
-            .ok_or_else(|| Error::internal(format!("op '{name}' has made no output '{slot}'")))
+            .ok_or_else(|| Error::internal(format!("missing output '{slot}' of op '{name}'")))
     }
 
     /// Emits the op and returns the variables of `slot`.
@@ -189,17 +189,20 @@ fn check_given(program: &mut Program, op: &Op, slot: usize, metas: &[Meta]) -> R
     let given = &op.outputs[slot];
     let name = op.spec.outputs[slot].name;
     if given.len() > metas.len() {
-        return Err(Error::invalid(format!("output '{name}' of {} is given too often", op.name()))
-            .expected(metas.len())
-            .got(given.len()));
+        return Err(Error::invalid(format!(
+            "too many variables for output '{name}' of {}",
+            op.name()
+        ))
+        .expected(metas.len())
+        .got(given.len()));
     }
     for (var, made) in given.iter().zip(metas) {
         let held = meta(program, *var);
         if held.dtype != made.dtype || !held.shape.agrees(&made.shape) {
             return Err(Error::invalid(format!(
-                "output '{name}' of {} cannot be '{}'",
-                op.name(),
-                program.var_name(*var)
+                "variable '{}' does not fit output '{name}' of {}",
+                program.var_name(*var),
+                op.name()
             ))
             .expected(format!("{}{}", made.dtype, made.shape))
             .got(format!("{}{}", held.dtype, held.shape)));

@@ -59,11 +59,8 @@ impl<'g, 'p> GradCtx<'g, 'p> {
     /// some output has a gradient.
     pub fn dy(&self, slot: &str) -> Result<VarId> {
         self.maybe_dy(slot).ok_or_else(|| {
-            Error::unsupported(format!(
-                "no gradient arrives at output '{slot}' of {}",
-                self.op.name()
-            ))
-            .help("its other outputs cannot be differentiated; set stop_gradient on them")
+            Error::unsupported(format!("no gradient for output '{slot}' of {}", self.op.name()))
+                .help("set stop_gradient on its other outputs, which are not differentiable")
         })
     }
 
@@ -120,6 +117,6 @@ impl<'g, 'p> GradCtx<'g, 'p> {
     }
 
     fn missing(&self, side: &str, slot: &str) -> Error {
-        Error::internal(format!("{side} '{slot}' of {} is not there", self.op.name()))
+        Error::internal(format!("missing {side} '{slot}' of {}", self.op.name()))
     }
 }

@@ -85,9 +85,11 @@ pub(crate) fn check_row_major(p: &PrepareCtx<'_>) -> Result<()> {
     let mut all = p.input_layouts.iter().chain(p.output_layouts).flatten();
     match all.find(|layout| **layout != Layout::RowMajor) {
         None => Ok(()),
-        Some(layout) => Err(Error::internal(format!("{} reads row-major tensors", p.op.name()))
-            .expected(Layout::RowMajor)
-            .got(*layout)),
+        Some(layout) => {
+            Err(Error::internal(format!("{} supports only row-major tensors", p.op.name()))
+                .expected(Layout::RowMajor)
+                .got(*layout))
+        }
     }
 }
 

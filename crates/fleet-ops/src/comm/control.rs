@@ -33,7 +33,7 @@ pub static COMM_INIT: OpDef = OpDef {
         let rank = p.op.attr_usize("rank");
         if ring.rank() != rank {
             return Err(Error::invalid(format!(
-                "the program was written for another rank of ring {}",
+                "program is for another rank of ring {}",
                 p.op.attr_int("ring_id")
             ))
             .expected(format!("rank {rank}"))

@@ -55,7 +55,7 @@ pub static DEF: OpDef = OpDef {
         let list = i.op.attr_floats("sparsity");
         if list.is_empty() || list.iter().any(|share| !(0.0..1.0).contains(share)) {
             return Err(Error::invalid("attribute 'sparsity' of dgc is out of range")
-                .expected("numbers from 0 on, below 1")
+                .expected("numbers of at least 0 and below 1")
                 .got(format!("{list:?}")));
         }
         for slot in ["UOut", "VOut", "GradOut"] {
@@ -185,11 +185,9 @@ impl Plan {
         let share = 1.0 / self.ring.size() as f32;
         for pair in all.chunks_exact(2) {
             let Some(to) = out.get_mut(pair[0] as usize) else {
-                return Err(Error::invalid(
-                    "a rank has sent an element that the gradient does not have",
-                )
-                .expected(format!("below {}", self.len))
-                .got(pair[0]));
+                return Err(Error::invalid("received element index out of range")
+                    .expected(format!("below {}", self.len))
+                    .got(pair[0]));
             };
             *to += f32::from_bits(pair[1] as u32) * share;
         }

@@ -211,7 +211,7 @@ fn unpack_rows(
     };
     let rows = u64::from_ne_bytes(word(0)) as usize;
     if rows > capacity {
-        return Err(Error::internal("a rank has sent more rows than there is room for")
+        return Err(Error::internal("received more rows than the capacity")
             .expected(format!("at most {capacity}"))
             .got(rows));
     }
@@ -219,7 +219,7 @@ fn unpack_rows(
     for row in 0..rows {
         let id = i64::from_ne_bytes(word(1 + row));
         if !(0..height).contains(&id) {
-            return Err(Error::invalid("a rank has sent a row that the matrix does not have")
+            return Err(Error::invalid("received row number out of range")
                 .expected(format!("0 to {}", height - 1))
                 .got(id));
         }
@@ -233,7 +233,7 @@ fn unpack_rows(
 /// Returns the first or the last axis of X. Fails if X has no dimension.
 fn axis_of(i: &InferCtx<'_>, shape: &Shape, last: bool) -> Result<usize> {
     match shape.rank() {
-        0 => Err(i.error("X", "has no dimension to cut or join").got(shape)),
+        0 => Err(i.error("X", "has no dimension").got(shape)),
         rank => Ok(if last { rank - 1 } else { 0 }),
     }
 }
@@ -262,7 +262,7 @@ fn check_dim(i: &InferCtx<'_>, shape: &Shape, axis: usize, ranks: i64) -> Result
         return Ok(());
     }
     Err(i
-        .error("X", "cannot be cut evenly")
-        .expected(format!("dimension {axis} a multiple of {ranks}"))
+        .error("X", "cannot be split evenly")
+        .expected(format!("a multiple of {ranks} in dimension {axis}"))
         .got(shape))
 }

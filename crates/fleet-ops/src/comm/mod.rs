@@ -53,7 +53,7 @@ pub(crate) fn rank_attr(i: &InferCtx<'_>, name: &str) -> Result<()> {
     if (0..ranks).contains(&rank) {
         return Ok(());
     }
-    Err(Error::invalid(format!("attribute '{name}' of {} is no rank of the ring", i.op.name()))
+    Err(Error::invalid(format!("attribute '{name}' of {} is not a rank of the ring", i.op.name()))
         .expected(format!("0 to {}", ranks - 1))
         .got(rank))
 }

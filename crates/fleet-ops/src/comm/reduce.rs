@@ -35,7 +35,7 @@ const fn all_reduce(name: &'static str) -> OpDef {
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     if let Some(meta) = i.inputs("X").iter().find(|meta| meta.dtype == DType::Bool) {
-        let error = i.error("X", "cannot be added up");
+        let error = i.error("X", "has the wrong element type");
         return Err(error.expected("numbers").got(meta.dtype));
     }
     infer_alike(i)

@@ -37,7 +37,7 @@ impl<'a> Classes<'a> {
         };
         match found {
             None => Ok(()),
-            Some(index) => Err(Error::invalid(format!("label at position {index} is no class"))
+            Some(index) => Err(Error::invalid(format!("label at position {index} is not a class"))
                 .expected(format!("0 to {}", classes.saturating_sub(1)))
                 .got(self.at(index))),
         }

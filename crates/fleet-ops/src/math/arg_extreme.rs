@@ -58,8 +58,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         false => around(&x.shape, axis_of(p.op, "axis", &x.shape)?),
     };
     if len == 0 {
-        return Err(Error::invalid(format!("{} over a dimension without elements", p.op.name()))
-            .got(x.shape));
+        return Err(Error::invalid(format!("{} over an empty dimension", p.op.name())).got(x.shape));
     }
     let extreme = if p.op.name() == "arg_max" { Extreme::Max } else { Extreme::Min };
     if x.dtype == DType::F32 {

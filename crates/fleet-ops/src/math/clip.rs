@@ -47,10 +47,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let (min, max) = (i.op.attr_float("min"), i.op.attr_float("max"));
     if !(min <= 0.0 && 0.0 <= max) {
         return Err(i
-            .error(
-                "X",
-                "holds sparse rows: those that are not there are zero, and would be clipped",
-            )
+            .error("X", "holds sparse rows: absent rows are zero and would be clipped")
             .expected("min at most 0, and max at least 0")
             .got(format!("min {min}, max {max}")));
     }

@@ -83,7 +83,7 @@ pub(crate) fn binary_of(name: &str) -> Result<Binary> {
         "pow" => Binary::Pow,
         "mod" => Binary::Mod,
         "floordiv" => Binary::FloorDiv,
-        _ => return Err(Error::invalid(format!("'{name}' is no elementwise op of two operands"))),
+        _ => return Err(Error::invalid(format!("'{name}' is not a binary elementwise op"))),
     })
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn align(x: &Shape, y: &Shape, axis: i64) -> Result<(Shape, Shape)> {
     let trimmed = y.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
     let dims = if start >= 0 && start as usize + inner <= rank { y.dims() } else { &y[..trimmed] };
     if start < 0 || start as usize + dims.len() > rank {
-        return Err(Error::invalid(format!("axis {axis} does not place shape {y} inside {x}")));
+        return Err(Error::invalid(format!("shape {y} does not fit into {x} at axis {axis}")));
     }
     let mut wide = Shape::of(&[1; fleet_tensor::RANK_MAX][..rank]);
     wide.dims_mut()[start as usize..start as usize + dims.len()].copy_from_slice(dims);

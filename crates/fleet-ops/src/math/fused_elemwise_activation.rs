@@ -75,7 +75,7 @@ fn function(op: &Op) -> Result<Unary> {
         },
         _ => {}
     }
-    Err(Error::unsupported("attribute 'functor_list' of fused_elemwise_activation")
+    Err(Error::unsupported("unsupported attribute 'functor_list' of fused_elemwise_activation")
         .expected("[act, elementwise_add], act one of relu, relu6, sigmoid, tanh")
         .got(format!("{:?}", op.attr_strs("functor_list"))))
 }
@@ -117,7 +117,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let y = k.arg(Y).start::<f32>(row) as usize;
         let out = k.out_arg(0).start::<f32>(len) as usize;
         let Some((tile, row)) = tiles else {
-            assert_eq!(plan.lens(), [len, row, len], "a plan for other lengths");
+            assert_eq!(plan.lens(), [len, row, len], "lengths differ from the plan");
             // SAFETY: the arguments have the lengths in the plan. Out may share memory with an
             // operand of its size, which is then read at the position being written.
             unsafe {

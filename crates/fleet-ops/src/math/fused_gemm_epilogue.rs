@@ -84,7 +84,7 @@ fn activation(op: &fleet_ir::Op) -> Result<Option<Unary>> {
     match op.attr_str("activation") {
         "" => Ok(None),
         name @ ("relu" | "tanh" | "sigmoid" | "gelu") => named(name).map(Some),
-        other => Err(Error::invalid("attribute 'activation' of fused_gemm_epilogue is unknown")
+        other => Err(Error::invalid("unknown activation of fused_gemm_epilogue")
             .expected("\"\", relu, tanh, sigmoid or gelu")
             .got(format!("'{other}'"))),
     }
@@ -215,9 +215,9 @@ fn saved_input(p: &PrepareCtx<'_>, op: Option<Unary>) -> Result<usize> {
     };
     if p.inputs[saved].is_empty() {
         return Err(Error::invalid(format!(
-            "{} misses input '{}'",
-            p.op.name(),
-            p.op.spec.inputs[saved].name
+            "missing input '{}' of op '{}'",
+            p.op.spec.inputs[saved].name,
+            p.op.name()
         )));
     }
     Ok(saved)

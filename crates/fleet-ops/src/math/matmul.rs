@@ -96,7 +96,7 @@ pub(crate) fn mul_shape(i: &InferCtx<'_>) -> Result<Shape> {
                 "attribute '{name}' of {} is out of range",
                 i.op.name()
             ))
-            .expected(format!("1 to the rank of {slot} less 1 (shape {shape})"))
+            .expected(format!("1 or more, and below the rank of {slot} (shape {shape})"))
             .got(cut));
         }
         Ok(cut as usize)
@@ -111,8 +111,8 @@ pub(crate) fn mul_shape(i: &InferCtx<'_>) -> Result<Shape> {
     if same_dim(width, height).is_none() {
         return Err(i
             .error("Y", "has the wrong height")
-            .expected(format!("{width} rows, the width of X {} cut at {x_cut}", x.shape))
-            .got(format!("{height} (shape {} cut at {y_cut})", y.shape)));
+            .expected(format!("{width} rows, the width of X {} flattened at {x_cut}", x.shape))
+            .got(format!("{height} (shape {} flattened at {y_cut})", y.shape)));
     }
     let dims: Vec<i64> = x.shape[..x_cut].iter().chain(&y.shape[y_cut..]).copied().collect();
     Shape::new(&dims)

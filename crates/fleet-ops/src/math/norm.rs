@@ -216,7 +216,7 @@ pub static GLOBAL_NORM_SCALE: OpDef = OpDef {
         i.check_dtype("X", &[DType::F32])?;
         for meta in i.inputs("X") {
             if meta.shape.numel() != Some(1) {
-                let error = i.error("X", "holds something else than squared norms");
+                let error = i.error("X", "does not hold squared norms");
                 return Err(error.expected("shape [1]").got(meta.shape));
             }
         }

@@ -23,7 +23,7 @@ pub static DEF: OpDef = OpDef {
     infer: |i| {
         let x = i.input("X")?;
         if x.kind == VarKind::SparseRows && i.op.attr_float("bias") != 0.0 {
-            return Err(Error::unsupported("scale adds no bias to sparse rows"));
+            return Err(Error::unsupported("scale does not support a bias for sparse rows"));
         }
         i.push("Out", x);
         Ok(())
@@ -53,7 +53,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let bias = p.op.attr_float("bias");
     let bias = if p.op.attr_bool("bias_after_scale") { bias } else { bias * scale };
     if bias != 0.0 && p.input_layouts[0][0] != Layout::RowMajor {
-        return Err(Error::unsupported("scale adds no bias in a padded layout"));
+        return Err(Error::unsupported("scale does not support a bias in a padded layout"));
     }
     let (x, len) = (p.input("X"), physical_len(p, 0));
     if x.dtype == DType::F32 {

@@ -18,7 +18,7 @@ pub static DEF: OpDef = OpDef {
     infer: |i| {
         let inputs = i.inputs("X");
         let Some(first) = inputs.first().copied() else {
-            return Err(Error::invalid("op 'sum' misses input 'X'"));
+            return Err(Error::invalid("missing input 'X' of op 'sum'"));
         };
         let mut shape = first.shape;
         for meta in inputs {
@@ -128,7 +128,7 @@ fn dense<T: Element + AddAssign>(p: &PrepareCtx<'_>) -> Kernel {
                 for (id, row) in arg.row_ids().iter().zip(arg.slice::<T>().chunks(width.max(1))) {
                     let start = *id as usize * width;
                     let Some(to) = out.get_mut(start..start + width).filter(|_| *id >= 0) else {
-                        return Err(Error::invalid("a sparse row lies outside its matrix")
+                        return Err(Error::invalid("sparse row number out of range")
                             .expected(format!("below {}", arg.shape.at(0)))
                             .got(*id));
                     };

@@ -168,7 +168,7 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::new(move |k| {
         let (places, dout) = (k.input::<i64>(1), k.input::<f32>(2));
         if let Some(place) = places.iter().find(|place| !(0..len as i64).contains(*place)) {
-            return Err(Error::invalid("Indices of top_k_v2_grad lie outside X")
+            return Err(Error::invalid("Indices of top_k_v2_grad are out of range")
                 .expected(format!("0 to {}", len as i64 - 1))
                 .got(place));
         }

@@ -136,7 +136,7 @@ pub(crate) fn named(name: &str) -> Result<Unary> {
         "sin" => Unary::Sin,
         "cos" => Unary::Cos,
         "erf" => Unary::Erf,
-        _ => return Err(Error::invalid(format!("'{name}' is no function of one element"))),
+        _ => return Err(Error::invalid(format!("'{name}' is not a unary function"))),
     })
 }
 
@@ -238,9 +238,9 @@ pub(super) fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     };
     if p.inputs[saved].is_empty() {
         return Err(Error::invalid(format!(
-            "{} misses input '{}'",
-            p.op.name(),
-            p.op.spec.inputs[saved].name
+            "missing input '{}' of op '{}'",
+            p.op.spec.inputs[saved].name,
+            p.op.name()
         )));
     }
     Ok(Kernel::new(move |k| {

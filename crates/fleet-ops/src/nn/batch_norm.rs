@@ -230,7 +230,7 @@ pub(super) fn forward(p: &PrepareCtx<'_>, act: Act, sync: Option<Sync>) -> Resul
     if dims.is_empty() && !frozen {
         return Err(Error::invalid("batch_norm cannot train on an empty batch")
             .got(p.input("X").shape)
-            .help("use is_test to run it with the running statistics"));
+            .help("set is_test to use the running statistics"));
     }
     let own = batch_norm::scratch_len(&dims);
     let shared = sync.as_ref().map_or(0, |sync| sync.scratch_len(dims.channels));

@@ -132,7 +132,7 @@ fn check(i: &InferCtx<'_>) -> Result<Shape> {
         return Err(i
             .error("Filter", "does not fit the channels of the input")
             .expected(format!("{channels} input channels in {groups} groups"))
-            .got(format!("{} a group (shape {filter})", filter[1])));
+            .got(format!("{} per group (shape {filter})", filter[1])));
     }
     is_relu(i.op)?;
     if filter[2] < 1 || filter[3] < 1 {
@@ -160,7 +160,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     if !i.op.output("Stats").is_empty() {
         if is_relu(i.op)? || i.optional("ResidualData").is_some() {
             return Err(Error::unsupported(format!(
-                "{} takes statistics of its plain output only",
+                "{} computes statistics only without residual and activation",
                 i.op.name()
             )));
         }
@@ -197,7 +197,7 @@ fn is_relu(op: &Op) -> Result<bool> {
     match op.attr_str("activation") {
         "" | "identity" => Ok(false),
         "relu" => Ok(true),
-        other => Err(Error::unsupported(format!("{} has no such activation", op.name()))
+        other => Err(Error::unsupported(format!("unknown activation of {}", op.name()))
             .expected("relu")
             .got(other)),
     }
@@ -302,7 +302,7 @@ impl Plan {
         let is_packed = filter == Layout::Filter64;
         if is_packed && conv.filter_len() != filter.physical_len(&weights) {
             return Err(Error::unsupported(format!(
-                "{} with {} groups cannot read a filter64 filter of shape {weights}",
+                "{} with {} groups does not support layout filter64 for shape {weights}",
                 p.op.name(),
                 conv.groups
             )));
@@ -432,7 +432,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let (has_dx, has_dw) = (has("Input@GRAD"), has("Filter@GRAD"));
     let dw_packed = has_dw && p.output_layouts[DFILTER][0] == Layout::Filter64;
     if dw_packed && conv.filter_len() != Layout::Filter64.physical_len(&p.input("Filter").shape) {
-        return Err(Error::unsupported("this filter gradient cannot be kept as filter64"));
+        return Err(Error::unsupported("filter gradient does not support layout filter64"));
     }
     let moves = plan.output_moves.is_some();
     let if_so = |yes: bool, len: usize| if yes { len } else { 0 };

@@ -62,7 +62,7 @@ fn infer(i: &mut InferCtx<'_>, x: &str, out: &str) -> Result<()> {
     i.check_dtype(x, FLOATS)?;
     let probability = i.op.attr_float("dropout_prob");
     if !(0.0..=1.0).contains(&probability) {
-        return Err(Error::invalid("dropout_prob is no probability")
+        return Err(Error::invalid("dropout_prob is not a probability")
             .expected("0 to 1")
             .got(probability));
     }

@@ -112,7 +112,7 @@ fn check_width(i: &InferCtx<'_>, slot: &str, width: i64) -> Result<()> {
     let found = i.input(slot)?.shape;
     match found.numel() {
         Some(numel) if width >= 0 && numel as i64 != width => Err(i
-            .error(slot, "does not have one number for each normalised element")
+            .error(slot, "does not have one number per normalized element")
             .expected(width)
             .got(found)),
         _ => Ok(()),
@@ -234,7 +234,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let read = |slot: usize| k.arg(slot).start::<f32>(rows * len).cast_const();
         let skip = k.has_input(SKIP).then(|| read(SKIP));
         let (mean, inv_std) = (k.input(MEAN), k.input(INV_STD));
-        assert_eq!(mean.len(), rows, "one mean a row");
+        assert_eq!(mean.len(), rows, "number of means differs from number of rows");
         // SAFETY: all hold `rows` rows, the number that the kernel uses. The planner lets the
         // result equal an operand or be disjoint.
         unsafe {

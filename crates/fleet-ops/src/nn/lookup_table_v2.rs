@@ -99,7 +99,7 @@ fn infer(i: &mut InferCtx<'_>, old: bool) -> Result<()> {
                 .error("Ids", "does not end in a dimension of 1")
                 .expected("[..., 1]")
                 .got(ids)
-                .help("lookup_table_v2 takes ids of any shape"));
+                .help("use lookup_table_v2, which supports ids of any shape"));
         }
         let last = ids.rank() - 1;
         out.dims_mut()[last] = w[1];

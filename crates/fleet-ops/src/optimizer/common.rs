@@ -212,7 +212,7 @@ impl Plan {
         let states = slots.full.iter().filter(|(slot, _)| p.optional(slot).is_some());
         let found = states.clone().count();
         if found < rule.state_count() {
-            return Err(Error::invalid(format!("{} misses a state input", p.op.name()))
+            return Err(Error::invalid(format!("missing state input of {}", p.op.name()))
                 .expected(format!("{} state inputs", rule.state_count()))
                 .got(found));
         }
@@ -221,7 +221,7 @@ impl Plan {
             let (given, wanted) = (out(made).map_or(0, |at| p.outputs[at].len()), params.len());
             if given != wanted {
                 return Err(Error::invalid(format!(
-                    "{} has input '{slot}' and not the output '{made}' for it",
+                    "missing output '{made}' of {} for input '{slot}'",
                     p.op.name()
                 ))
                 .expected(wanted)
@@ -295,7 +295,7 @@ impl Plan {
     /// Sets the addresses of parameter `index`, its gradient and its state.
     pub(super) fn bind(&self, k: &KernelCtx<'_>, index: usize, segment: &mut Segment) {
         let param = &k.outputs[0][index];
-        assert_eq!(param.len(), segment.len, "a parameter changed its length");
+        assert_eq!(param.len(), segment.len, "length of a parameter has changed");
         let len = segment.len;
         segment.param = param.start(len);
         segment.grad = k.inputs[GRAD][index].start(len);

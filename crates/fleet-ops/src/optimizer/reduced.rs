@@ -47,9 +47,10 @@ pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -
     let ring = p.services.ring_of(p.op)?;
     let label = comm::label(p.op);
     let plan = Plan::new(p, slots, rule, extra)?;
-    let sums = p.op.spec.output_index("GradOut").ok_or_else(|| {
-        Error::internal("an update of sums without a place for them").at(p.op.name())
-    })?;
+    let sums =
+        p.op.spec
+            .output_index("GradOut")
+            .ok_or_else(|| Error::internal("missing output GradOut").at(p.op.name()))?;
     Ok(Kernel::new(move |k| {
         plan.take_over(k);
         comm::take_over(k.inputs[common::GRAD], k.outputs[sums]);
@@ -64,7 +65,7 @@ pub(super) fn cpu(p: &PrepareCtx<'_>, slots: &Slots, rule: Rule, extra: Extra) -
         // parameters and their state during this call, each a separate variable.
         let update = |part, start, sum: &[u8]| unsafe {
             let (before, sum, behind) = sum.align_to::<f32>();
-            assert!(before.is_empty() && behind.is_empty(), "a part of a float");
+            assert!(before.is_empty() && behind.is_empty(), "stretch of a sum cuts a float");
             segments.update_part(plan.rule, step, part, start / size_of::<f32>(), sum);
         };
         ring.all_reduce_then(&label, k.outputs[sums], ReduceOp::Sum, &mut |part, start, sum| {

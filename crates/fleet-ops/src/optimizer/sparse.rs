@@ -62,7 +62,7 @@ impl Sparse {
         let merged = &rest[..ids.len() * self.dim];
         // SAFETY: the groups contain each row once.
         let updated = unsafe { update_rows(k.pool, plan.rule, step, table, ids, merged) };
-        updated.map_err(|row| Error::internal(format!("row {row} is outside its table")))
+        updated.map_err(|row| Error::internal(format!("row number {row} is out of range")))
     }
 
     /// Runs the rule's combined kernel for merging and updating. Returns false if the rule has

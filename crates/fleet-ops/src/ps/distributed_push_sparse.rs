@@ -56,7 +56,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     let (ids, grads) = (i.inputs("Ids"), i.inputs("Outputs@GRAD"));
     if ids.len() != grads.len() {
         return Err(i
-            .error("Outputs@GRAD", "has another number of variables than 'Ids'")
+            .error("Outputs@GRAD", "has a different number of variables than 'Ids'")
             .expected(ids.len())
             .got(grads.len()));
     }
@@ -66,7 +66,7 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             return Err(Error::invalid(format!(
                 "attribute '{name}' of distributed_push_sparse is wrong"
             ))
-            .expected(format!("a number for each of {} variables of ids", ids.len()))
+            .expected(format!("one number for each of {} variables of 'Ids'", ids.len()))
             .got(count));
         }
     }
@@ -111,7 +111,7 @@ fn check_counts(i: &InferCtx<'_>, slot: &str) -> Result<()> {
         if ids_len > 0 && (samples == 0 || ids_len % samples != 0) {
             return Err(i
                 .error(slot, "does not fit 'Ids'")
-                .expected(format!("a number for each sample of {}", ids.shape))
+                .expected(format!("one number for each sample of {}", ids.shape))
                 .got(counts.shape));
         }
     }

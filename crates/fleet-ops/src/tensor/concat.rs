@@ -185,7 +185,7 @@ fn first_of(i: &InferCtx<'_>) -> Result<(DType, Shape)> {
     let first = i.inputs("X").first();
     first
         .map(|meta| (meta.dtype, meta.shape))
-        .ok_or_else(|| Error::invalid(format!("op '{}' misses input 'X'", i.op.name())))
+        .ok_or_else(|| Error::invalid(format!("missing input 'X' of op '{}'", i.op.name())))
 }
 
 /// Merges two shapes. If they conflict, the error names `meta`.
@@ -198,7 +198,7 @@ fn meet(
 ) -> Result<Shape> {
     if meta.dtype != dtype || !shape.agrees(other) {
         return Err(i
-            .error("X", "holds variables that do not fit together")
+            .error("X", "holds variables with conflicting types or shapes")
             .expected(format!("{dtype}{shape}"))
             .got(format!("{}{}", meta.dtype, meta.shape)));
     }
@@ -218,7 +218,7 @@ fn new_axis(op: &Op, shape: &Shape) -> Result<usize> {
 fn sections(op: &Op, x: &Shape, axis: usize) -> Result<Vec<i64>> {
     let (len, count, asked) = (x[axis], op.attr_int("num"), op.attr_ints("sections"));
     let wrong = |expected: String, got: String| {
-        Err(Error::invalid(format!("split cannot cut dimension {axis} of X {x}"))
+        Err(Error::invalid(format!("cannot split dimension {axis} of X {x}"))
             .expected(expected)
             .got(got))
     };

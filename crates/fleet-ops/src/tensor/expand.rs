@@ -62,7 +62,7 @@ fn expanded(op: &Op, x: &Shape) -> Result<Shape> {
     let asked = op.attr_ints("shape");
     let wrong = || {
         Error::invalid("attribute 'shape' of expand_v2 does not fit X")
-            .expected(format!("dimensions of X {x} (or -1), other numbers where it has 1"))
+            .expected(format!("dimensions of X {x} or -1, and any size where X has 1"))
             .got(format!("{asked:?}"))
     };
     let extra = asked.len().checked_sub(x.rank()).ok_or_else(wrong)?;

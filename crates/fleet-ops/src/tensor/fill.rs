@@ -35,9 +35,12 @@ pub(crate) fn infer_shape_attr(i: &mut InferCtx<'_>) -> Result<()> {
 pub(crate) fn whole_shape(op: &Op) -> Result<Shape> {
     let dims = op.attr_ints("shape");
     if dims.iter().any(|dim| *dim < 0) {
-        return Err(Error::invalid(format!("attribute 'shape' of {} is not whole", op.name()))
-            .expected("dimensions of 0 or more")
-            .got(format!("{dims:?}")));
+        return Err(Error::invalid(format!(
+            "attribute 'shape' of {} has unknown dimensions",
+            op.name()
+        ))
+        .expected("dimensions of 0 or more")
+        .got(format!("{dims:?}")));
     }
     Shape::new(dims)
 }
@@ -142,7 +145,7 @@ pub static ASSIGN_VALUE: OpDef = OpDef {
         let shape = whole_shape(i.op)?;
         let given = floats.len().max(ints.len());
         if shape.numel() != Some(given) || (!floats.is_empty() && !ints.is_empty()) {
-            return Err(Error::invalid("attributes of assign_value do not fit together")
+            return Err(Error::invalid("shape and values of assign_value conflict")
                 .expected(format!("{} numbers for shape {shape}", crate::rules::flat(&shape)))
                 .got(format!("{} values and {} ints_values", floats.len(), ints.len())));
         }

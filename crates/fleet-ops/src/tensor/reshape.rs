@@ -47,8 +47,8 @@ macro_rules! views {
                 {
                     return Err(i
                         .error("Out@GRAD", "has the wrong number of elements")
-                        .expected(format!("{len}, those of X {}", x.shape))
-                        .got(format!("{found}, those of {}", dout.shape)));
+                        .expected(format!("{len}, as in X {}", x.shape))
+                        .got(format!("{found}, as in {}", dout.shape)));
                 }
                 i.set("X@GRAD", x.dtype, x.shape);
                 Ok(())
@@ -102,17 +102,20 @@ fn reshaped(op: &Op, x: &Shape) -> Result<Shape> {
     let asked = op.attr_ints("shape");
     let wrong = |what: &str| {
         Err(Error::invalid(format!("attribute 'shape' of reshape2 {what}"))
-            .expected(format!("as many elements as X {x} has"))
+            .expected(format!("as many elements as X {x}"))
             .got(format!("{asked:?}")))
     };
     let mut dims = asked.to_vec();
     for (axis, dim) in dims.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
         match x.get(axis) {
             Some(own) => *dim = *own,
-            None => return wrong("takes a dimension that X does not have"),
+            None => return wrong("copies a dimension that X does not have"),
         }
     }
-    if asked.iter().any(|dim| *dim < -1) || asked.iter().filter(|dim| **dim == -1).count() > 1 {
+    if asked.iter().any(|dim| *dim < -1) {
+        return wrong("holds a dimension below -1");
+    }
+    if asked.iter().filter(|dim| **dim == -1).count() > 1 {
         return wrong("holds more than one dimension to be inferred");
     }
     let inferred = asked.iter().position(|dim| *dim == -1);
@@ -182,7 +185,7 @@ fn range_flattened(op: &Op, x: &Shape) -> Result<Shape> {
     let (start, stop) = (x.axis(op.attr_int("start_axis"))?, x.axis(op.attr_int("stop_axis"))?);
     if start > stop {
         return Err(Error::invalid("attributes of flatten_contiguous_range are out of range")
-            .expected("start_axis up to stop_axis")
+            .expected("start_axis <= stop_axis")
             .got(format!("{start} and {stop}")));
     }
     let mut dims = x[..start].to_vec();

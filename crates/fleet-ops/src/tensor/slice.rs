@@ -75,7 +75,7 @@ fn cuts(op: &Op, input: &Shape) -> Result<Vec<Cut>> {
     };
     if [starts.len(), ends.len(), strides.len()].iter().any(|len| *len != axes.len()) {
         return Err(Error::invalid(format!("attributes of {} differ in length", op.name()))
-            .expected(format!("{} starts, ends and strides, one an axis", axes.len()))
+            .expected(format!("{} starts, ends and strides, one per axis", axes.len()))
             .got(format!("{}, {} and {}", starts.len(), ends.len(), strides.len())));
     }
     let mut cuts: Vec<Cut> = input.iter().map(|dim| Cut { start: 0, step: 1, len: *dim }).collect();

@@ -25,13 +25,13 @@ impl Spread {
     pub(crate) fn new(from: &Shape, to: &Shape) -> Result<Spread> {
         let extra = to.rank().checked_sub(from.rank());
         let Some(extra) = extra.filter(|_| from.is_known() && to.is_known()) else {
-            return Err(Error::internal(format!("shape {from} cannot be spread over {to}")));
+            return Err(Error::internal(format!("cannot broadcast shape {from} to {to}")));
         };
         let mut lens = Vec::new();
         for (axis, len) in to.iter().enumerate() {
             let own = if axis < extra { 1 } else { from[axis - extra] };
             if own != *len && own != 1 {
-                return Err(Error::invalid(format!("shape {from} cannot be spread over {to}")));
+                return Err(Error::invalid(format!("cannot broadcast shape {from} to {to}")));
             }
             lens.push((*len as usize, own as usize));
         }
@@ -141,7 +141,7 @@ impl Spread {
         out: &mut [T],
         map: impl Fn(T) -> T + Sync,
     ) {
-        assert_eq!(out.len(), self.len, "the plan of another output");
+        assert_eq!(out.len(), self.len, "length of the output differs from the plan");
         let out = Shareable::new(out);
         pool.run_ranges(self.len, GRAIN, |range| {
             self.walk(range, |i, at, step, n| {

@@ -83,7 +83,7 @@ impl Strided {
         if axes.is_empty() {
             axes.push(Axis { len: 1, from: 1, to: 1 });
         }
-        assert!(axes.len() <= AXES_MAX, "more axes than shapes can have");
+        assert!(axes.len() <= AXES_MAX, "too many axes");
         let from_len = reach(from_at, &axes, |axis| axis.from);
         let to_len = reach(to_at, &axes, |axis| axis.to);
         Strided { axes, from_at, to_at, tiled, from_len, to_len }
@@ -162,7 +162,7 @@ fn reach(at: usize, axes: &[Axis], step: impl Fn(&Axis) -> isize) -> usize {
     let ends = axes.iter().map(|axis| (axis.len as isize - 1) * step(axis));
     let (before, behind) =
         ends.fold((0, 0), |(low, high): (isize, isize), end| (low + end.min(0), high + end.max(0)));
-    assert!(at as isize + before >= 0, "a copy begins before its tensor");
+    assert!(at as isize + before >= 0, "copy starts before its tensor");
     (at as isize + behind) as usize + 1
 }
 

@@ -41,7 +41,7 @@ fn order(op: &Op, x: &Shape) -> Result<Vec<usize>> {
     let mut sorted = order.clone();
     sorted.sort_unstable();
     if !sorted.into_iter().eq(0..x.rank()) {
-        return Err(Error::invalid("attribute 'axis' of transpose2 is not an order of dimensions")
+        return Err(Error::invalid("attribute 'axis' of transpose2 is not a permutation")
             .expected(format!("each of the {} dimensions of X {x} once", x.rank()))
             .got(format!("{asked:?}")));
     }
