@@ -169,16 +169,23 @@ pub(super) fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             unsafe { unary_raw(k.pool, op, x, y, len) };
             Ok(())
         })),
-        DType::I32 => integers::<i32>(p, op, len),
-        DType::I64 => integers::<i64>(p, op, len),
+        DType::I32 => integers(p, op, len, |value| value as i32, |bound| bound as i32),
+        DType::I64 => integers(p, op, len, |value| value as i64, |bound| bound as i64),
         dtype => Err(p.no_kernel(dtype)),
     }
 }
 
-/// Makes the kernels of functions that map integers to integers.
-fn integers<T>(p: &PrepareCtx<'_>, op: Unary, len: usize) -> Result<Kernel>
+/// Makes the kernels of functions that map integers to integers. A result out of range, such as a
+/// large square, wraps like a product of `elementwise_mul`. The bounds of `clip` saturate.
+fn integers<T>(
+    p: &PrepareCtx<'_>,
+    op: Unary,
+    len: usize,
+    wrap: fn(i128) -> T,
+    saturate: fn(f64) -> T,
+) -> Result<Kernel>
 where
-    T: fleet_tensor::Element + Into<i128> + TryFrom<i128>,
+    T: fleet_tensor::Element + Into<i128>,
 {
     let map: fn(i128, i128, i128) -> i128 = match op {
         Unary::Relu => |x, _, _| x.max(0),
@@ -194,16 +201,12 @@ where
         Unary::Clip { .. } => (p.op.attr_float("min").ceil(), p.op.attr_float("max").floor()),
         _ => (0.0, 0.0),
     };
-    let (low, high) = (low as i128, high as i128);
+    let (low, high): (i128, i128) = (saturate(low).into(), saturate(high).into());
     Ok(Kernel::new(move |k| {
         let (x, y): (*const T, *mut T) = (k.arg(0).start(len), k.out_arg(0).start(len));
         for i in 0..len {
-            // SAFETY: both hold `len` elements; equal pointers are read before they are written. A
-            // result out of range, such as a large square, becomes 0.
-            unsafe {
-                let value = map((*x.add(i)).into(), low, high);
-                *y.add(i) = T::try_from(value).unwrap_or_default();
-            }
+            // SAFETY: both hold `len` elements; equal pointers are read before they are written.
+            unsafe { *y.add(i) = wrap(map((*x.add(i)).into(), low, high)) };
         }
         Ok(())
     }))
