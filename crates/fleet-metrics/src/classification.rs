@@ -36,9 +36,9 @@ impl Classification {
         expect_pairs(predictions.len(), labels.len())?;
         let mut counts = self.counts;
         for (index, (prediction, label)) in predictions.iter().zip(labels).enumerate() {
-            let said = probability(*prediction, index)? >= f64::from(self.threshold);
+            let predicted = probability(*prediction, index)? >= f64::from(self.threshold);
             let is = is_positive(*label, index)?;
-            counts[usize::from(!said) * 2 + usize::from(said != is)] += 1.0;
+            counts[usize::from(!predicted) * 2 + usize::from(predicted != is)] += 1.0;
         }
         self.counts = counts;
         Ok(())

@@ -57,8 +57,8 @@ pub fn rmse(sqrerr: f64, total_ins_num: f64, group: &mut dyn Group) -> Result<f6
     Ok(mse(sqrerr, total_ins_num, group)?.sqrt())
 }
 
-fn quotient(what: &str, above: f64, below: f64, group: &mut dyn Group) -> Result<f64> {
-    let mut values = [above, below];
+fn quotient(what: &str, numerator: f64, denominator: f64, group: &mut dyn Group) -> Result<f64> {
+    let mut values = [numerator, denominator];
     group.all_reduce(Reduce::Sum, &mut values)?;
     if values[1] > 0.0 {
         return Ok(values[0] / values[1]);
