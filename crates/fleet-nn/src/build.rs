@@ -3,7 +3,7 @@
 use crate::{Act, Init, Net, ParamAttr, Var};
 use fleet_base::{Error, Result};
 use fleet_ir::{Param, Program, VarId};
-use fleet_ops::{Call, Emit, Meta};
+use fleet_ops::{Emit, Meta, OpEmitter};
 use fleet_tensor::{DType, Shape};
 
 /// A layer being emitted. Its ops are added to the programs when the layer is complete.
@@ -26,7 +26,7 @@ impl<'a> Build<'a> {
         vars.iter().map(|var| self.id(*var)).collect()
     }
 
-    pub fn op(&mut self, name: &str) -> Result<Call<'_, 'a>> {
+    pub fn op(&mut self, name: &str) -> Result<OpEmitter<'_, 'a>> {
         self.main.named_op(name)
     }
 

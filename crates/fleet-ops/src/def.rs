@@ -450,7 +450,7 @@ impl Kernel {
 /// Memory of a variable at run time.
 ///
 /// The address is private. A kernel gets it as a slice, or with a length that is checked against
-/// the length of the argument ([`Arg::start`], [`Arg::start_of_width`]). This one check per step
+/// the length of the argument ([`Arg::as_ptr`], [`Arg::as_bits_ptr`]). This one check per step
 /// and argument stops a kernel made for another length from writing outside its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
@@ -524,9 +524,9 @@ pub struct KernelCtx<'a> {
 
 impl<'a> KernelCtx<'a> {
     /// Runs communication inside a compute op and counts its time.
-    pub fn talking<R>(&self, talk: impl FnOnce() -> R) -> R {
+    pub fn communicate<R>(&self, work: impl FnOnce() -> R) -> R {
         let begin = Instant::now();
-        let outcome = talk();
+        let outcome = work();
         if let Some(talked) = self.talked {
             talked.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
         }
@@ -534,9 +534,9 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// Runs computation inside a communication op and excludes its time.
-    pub fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
+    pub fn compute<R>(&self, work: impl FnOnce() -> R) -> R {
         let begin = Instant::now();
-        let outcome = compute();
+        let outcome = work();
         if let Some(talked) = self.talked {
             // The total, added at the end, includes this time.
             talked.fetch_sub(begin.elapsed().as_nanos() as u64, Relaxed);
@@ -579,9 +579,9 @@ impl<'a> KernelCtx<'a> {
     }
 
     /// Returns whether an output shares the memory of an input.
-    pub fn same(&self, output: usize, input: usize) -> bool {
+    pub fn shares_memory(&self, output: usize, input: usize) -> bool {
         match (self.outputs[output].first(), self.inputs[input].first()) {
-            (Some(out), Some(arg)) => out.is_at(arg),
+            (Some(out), Some(arg)) => out.shares_memory_with(arg),
             _ => false,
         }
     }
@@ -652,7 +652,7 @@ impl Arg {
     }
 
     /// Returns whether both arguments have the same address.
-    pub fn is_at(&self, other: &Arg) -> bool {
+    pub fn shares_memory_with(&self, other: &Arg) -> bool {
         self.ptr == other.ptr
     }
 
@@ -679,17 +679,17 @@ impl Arg {
     ///
     /// # Panics
     /// Panics if the argument has another type, or fewer than `len` elements.
-    pub fn start<T: Element>(&self, len: usize) -> *mut T {
+    pub fn as_ptr<T: Element>(&self, len: usize) -> *mut T {
         assert!(T::reads(self.dtype), "kernel takes {} as {}", self.dtype, T::DTYPE);
         assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
         self.ptr.cast()
     }
 
-    /// Like [`Arg::start`], for kernels that depend only on the width of elements.
+    /// Like [`Arg::as_ptr`], for kernels that depend only on the width of elements.
     ///
     /// # Panics
     /// Panics if the argument's elements have another width, or if there are fewer than `len`.
-    pub fn start_of_width<T: Bits>(&self, len: usize) -> *mut T {
+    pub fn as_bits_ptr<T: Bits>(&self, len: usize) -> *mut T {
         let width = size_of::<T>();
         assert!(width == self.dtype.size(), "kernel takes {} as {width} bytes", self.dtype);
         assert!(len <= self.len(), "kernel takes {len} elements, argument has {}", self.len());
@@ -701,7 +701,7 @@ impl Arg {
         match self.len() {
             0 => &[],
             // SAFETY: as for `slice`, and every bit pattern is a value.
-            len => unsafe { std::slice::from_raw_parts(self.start_of_width(len), len) },
+            len => unsafe { std::slice::from_raw_parts(self.as_bits_ptr(len), len) },
         }
     }
 
@@ -709,7 +709,7 @@ impl Arg {
         match self.len() {
             0 => &mut [],
             // SAFETY: as for `slice_mut`.
-            len => unsafe { std::slice::from_raw_parts_mut(self.start_of_width(len), len) },
+            len => unsafe { std::slice::from_raw_parts_mut(self.as_bits_ptr(len), len) },
         }
     }
 

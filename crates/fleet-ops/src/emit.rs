@@ -36,12 +36,12 @@ impl<'p> Emit<'p> {
     }
 
     /// Starts an op.
-    pub fn op<'e>(&'e mut self, def: &'static OpDef) -> Call<'e, 'p> {
-        Call { def, builder: Op::build(&def.spec), name: None, emit: self }
+    pub fn op<'e>(&'e mut self, def: &'static OpDef) -> OpEmitter<'e, 'p> {
+        OpEmitter { def, builder: Op::build(&def.spec), name: None, emit: self }
     }
 
     /// Starts an op by name.
-    pub fn named_op<'e>(&'e mut self, name: &str) -> Result<Call<'e, 'p>> {
+    pub fn named_op<'e>(&'e mut self, name: &str) -> Result<OpEmitter<'e, 'p>> {
         let def = self.registry.get(name)?;
         Ok(self.op(def))
     }
@@ -65,14 +65,14 @@ pub fn meta(program: &Program, var: VarId) -> Meta {
 }
 
 /// An op being emitted.
-pub struct Call<'e, 'p> {
+pub struct OpEmitter<'e, 'p> {
     emit: &'e mut Emit<'p>,
     def: &'static OpDef,
     builder: OpBuilder,
     name: Option<String>,
 }
 
-impl Call<'_, '_> {
+impl OpEmitter<'_, '_> {
     pub fn input(mut self, slot: &str, var: VarId) -> Self {
         self.builder = self.builder.input(slot, var);
         self
@@ -143,10 +143,10 @@ impl Call<'_, '_> {
     }
 }
 
-impl<'e, 'p> Call<'e, 'p> {
+impl<'e, 'p> OpEmitter<'e, 'p> {
     /// Infers shapes, makes missing outputs, checks given ones, and emits the op.
     fn place(self) -> Result<(OpId, &'e mut Emit<'p>)> {
-        let Call { emit, def, builder, name } = self;
+        let OpEmitter { emit, def, builder, name } = self;
         let builder = builder
             .role(emit.role)
             .device(emit.device.clone())

@@ -148,7 +148,7 @@ impl Services {
                     .got(ring.size())
                     .help("rewrite the program for the current number of ranks"))
             }
-            None if nranks == 1 => Ok(Arc::new(Solo)),
+            None if nranks == 1 => Ok(Arc::new(SingleRank)),
             None => Err(Error::invalid(format!("missing ring {id} for {}", op.name()))
                 .expected(format!("a ring of {nranks} ranks"))
                 .help(
@@ -165,9 +165,9 @@ impl Services {
 }
 
 /// A ring of one rank, whose calls do nothing.
-struct Solo;
+struct SingleRank;
 
-impl Solo {
+impl SingleRank {
     fn check(&self, peer: usize) -> Result<()> {
         match peer {
             0 => Ok(()),
@@ -176,7 +176,7 @@ impl Solo {
     }
 }
 
-impl Ring for Solo {
+impl Ring for SingleRank {
     fn rank(&self) -> usize {
         0
     }

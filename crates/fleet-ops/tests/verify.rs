@@ -76,7 +76,8 @@ fn sparse_rows_go_where_they_are_known() {
     let refused = |op: &str, slot: &str| {
         format!(
             "input '{slot}' of {op} holds sparse rows: expected a dense tensor\n  \
-             at op 1 {op}({slot}: %g)\n  help: make the gradient of the embedding dense (is_sparse: false)"
+             at op 1 {op}({slot}: %g)\n  \
+             help: make the gradient of the embedding dense (is_sparse: false)"
         )
     };
     for op in ["relu", "cast", "transpose2", "reduce_sum", "c_allreduce_sum"] {

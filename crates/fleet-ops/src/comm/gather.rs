@@ -8,7 +8,7 @@
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, label, nranks};
 use crate::prelude::*;
-use crate::rules::{around, check_row_major};
+use crate::rules::{check_row_major, split_at_axis};
 use crate::{Arg, ReduceOp, Ring};
 use fleet_ir::AttrSpec;
 
@@ -19,7 +19,7 @@ pub static ALL_GATHER: OpDef = OpDef {
     infer: |i| {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, false)?;
-        i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
+        i.set("Out", x.dtype, multiply_dim(x.shape, axis, ranks)?);
         Ok(())
     },
     grad: Grad::None,
@@ -44,7 +44,7 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
     infer: |i| {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         check_divides(i, &x.shape, ranks)?;
-        i.set("Out", x.dtype, parts(x.shape, 0, ranks));
+        i.set("Out", x.dtype, divide_dim(x.shape, 0, ranks));
         Ok(())
     },
     grad: Grad::None,
@@ -65,7 +65,7 @@ pub static CONCAT: OpDef = OpDef {
     infer: |i| {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, true)?;
-        i.set("Out", x.dtype, times(x.shape, axis, ranks)?);
+        i.set("Out", x.dtype, multiply_dim(x.shape, axis, ranks)?);
         Ok(())
     },
     grad: Grad::Rule(|g| {
@@ -82,7 +82,7 @@ pub static CONCAT: OpDef = OpDef {
         let ring = p.services.ring_of(p.op)?;
         let label = label(p.op);
         let x = p.input("X");
-        let (rows, width, _) = around(&x.shape, x.shape.rank() - 1);
+        let (rows, width, _) = split_at_axis(&x.shape, x.shape.rank() - 1);
         let (width, ranks) = (width * x.dtype.size(), ring.size());
         Ok(Kernel::new(move |k| {
             let gathered = k.scratch::<u8>();
@@ -108,7 +108,7 @@ pub static SPLIT: OpDef = OpDef {
         let (x, ranks) = (i.input("X")?, nranks(i)?);
         let axis = axis_of(i, &x.shape, true)?;
         check_dim(i, &x.shape, axis, ranks)?;
-        i.set("Out", x.dtype, parts(x.shape, axis, ranks));
+        i.set("Out", x.dtype, divide_dim(x.shape, axis, ranks));
         Ok(())
     },
     grad: Grad::Rule(|g| {
@@ -238,13 +238,13 @@ fn axis_of(i: &InferCtx<'_>, shape: &Shape, last: bool) -> Result<usize> {
     }
 }
 
-fn times(mut shape: Shape, axis: usize, ranks: i64) -> Result<Shape> {
+fn multiply_dim(mut shape: Shape, axis: usize, ranks: i64) -> Result<Shape> {
     let dim = &mut shape.dims_mut()[axis];
     *dim = if *dim < 0 { -1 } else { dim.saturating_mul(ranks) };
     Shape::new(shape.dims())
 }
 
-fn parts(mut shape: Shape, axis: usize, ranks: i64) -> Shape {
+fn divide_dim(mut shape: Shape, axis: usize, ranks: i64) -> Shape {
     let dim = &mut shape.dims_mut()[axis];
     *dim = if *dim < 0 { -1 } else { *dim / ranks };
     shape

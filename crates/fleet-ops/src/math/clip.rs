@@ -76,7 +76,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let ids = groups.ids();
         // SAFETY: both hold one row per id, and the scratch overlaps no operand.
         unsafe {
-            unary_raw(k.pool, op, sums.as_ptr(), out.start(ids.len() * dim), ids.len() * dim)
+            unary_raw(k.pool, op, sums.as_ptr(), out.as_ptr(ids.len() * dim), ids.len() * dim)
         };
         out.row_ids_mut()[..ids.len()].copy_from_slice(ids);
         out.set_row_count(ids.len());

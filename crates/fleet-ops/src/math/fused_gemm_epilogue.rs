@@ -13,7 +13,7 @@
 use crate::math::matmul::{mul_shape, mul_sizes};
 use crate::math::unary::named;
 use crate::prelude::*;
-use crate::rules::{check_row_major, grads_like, wants};
+use crate::rules::{check_row_major, grads_like, is_requested};
 use crate::widen::{has_half, is_bf16, through_f32};
 use fleet_kernels::cast::cast;
 use fleet_kernels::chain::{
@@ -49,7 +49,7 @@ pub static DEF: OpDef = OpDef {
             i.check_shape("Bias", [y[1]])?;
         }
         i.set("Out", dtype, shape);
-        if wants(i, "PreAct") {
+        if is_requested(i, "PreAct") {
             i.set("PreAct", dtype, shape);
         }
         Ok(())

@@ -102,7 +102,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let area_of = area_under(p.op.attr_str("curve"))?;
     let kernel = Kernel::new(move |k| {
         for (out, input) in [(1, STAT_POS), (2, STAT_NEG)] {
-            if !k.same(out, input) {
+            if !k.shares_memory(out, input) {
                 k.output::<i64>(out).copy_from_slice(k.input(input));
             }
         }

@@ -203,7 +203,7 @@ fn is_relu(op: &Op) -> Result<bool> {
     }
 }
 
-fn clips_input(op: &Op) -> bool {
+fn fuses_input_relu(op: &Op) -> bool {
     const CLIP: &str = "fuse_relu_before_depthwise_conv";
     op.spec.attr_index(CLIP).is_some() && op.attr_bool(CLIP)
 }
@@ -292,7 +292,7 @@ struct Plan {
     output_moves: Option<[Permute; 2]>,
     is_packed: bool,
     is_relu: bool,
-    clips: bool,
+    fuse_input_relu: bool,
 }
 
 impl Plan {
@@ -321,12 +321,12 @@ impl Plan {
                 Some(moves(conv.out_h(), conv.out_w(), conv.c_out)?),
             ),
         };
-        let (is_relu, clips) = (is_relu(p.op)?, clips_input(p.op));
-        Ok(Plan { conv, input_moves, output_moves, is_packed, is_relu, clips })
+        let (is_relu, fuse_input_relu) = (is_relu(p.op)?, fuses_input_relu(p.op));
+        Ok(Plan { conv, input_moves, output_moves, is_packed, is_relu, fuse_input_relu })
     }
 
     fn input_scratch(&self) -> usize {
-        let copies = self.input_moves.is_some() || self.clips;
+        let copies = self.input_moves.is_some() || self.fuse_input_relu;
         if copies { self.conv.input_len() } else { 0 }
     }
 
@@ -338,10 +338,10 @@ impl Plan {
     fn image<'a>(&self, k: &KernelCtx<'_>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
         if let Some([to_last, _]) = &self.input_moves {
             permute(k.pool, to_last, x, scratch);
-            if self.clips {
+            if self.fuse_input_relu {
                 clip(k.pool, None, scratch);
             }
-        } else if self.clips {
+        } else if self.fuse_input_relu {
             clip(k.pool, Some(x), scratch);
         } else {
             return x;
@@ -489,7 +489,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
                     permute(k.pool, to_first, dx_last, dx);
                 }
             }
-            if plan.clips {
+            if plan.fuse_input_relu {
                 mask_in_place(k.pool, k.input(INPUT), dx);
             }
         }

@@ -93,7 +93,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let draw =
             Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
         let drop = Dropout { probability, mode, draw };
-        let (x, y) = (k.arg(0).start(len), k.out_arg(0).start(len));
+        let (x, y) = (k.arg(0).as_ptr(len), k.out_arg(0).as_ptr(len));
         // SAFETY: both hold as many floats as the shape has elements, and are equal or disjoint.
         unsafe {
             if is_test {

@@ -45,7 +45,7 @@ const SHOWS: usize = 2;
 const CLICKS: usize = 3;
 
 /// Number of distinct feature slots that a row can store.
-const SLOTS: i64 = 1 << 31;
+const SLOT_COUNT: i64 = 1 << 31;
 
 fn infer(i: &mut InferCtx<'_>) -> Result<()> {
     i.check_dtype("Ids", &[DType::I64])?;
@@ -70,9 +70,10 @@ fn infer(i: &mut InferCtx<'_>) -> Result<()> {
             .got(count));
         }
     }
-    if let Some(slot) = i.op.attr_ints("slots").iter().find(|slot| !(0..SLOTS).contains(*slot)) {
+    if let Some(slot) = i.op.attr_ints("slots").iter().find(|slot| !(0..SLOT_COUNT).contains(*slot))
+    {
         return Err(Error::invalid("attribute 'slots' of distributed_push_sparse is out of range")
-            .expected(format!("0 to {}", SLOTS - 1))
+            .expected(format!("0 to {}", SLOT_COUNT - 1))
             .got(slot));
     }
     let width = i.op.attr_int("size");

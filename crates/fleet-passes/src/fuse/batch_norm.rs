@@ -187,7 +187,7 @@ fn replace(
     Ok(())
 }
 
-fn copy_attrs<'e, 'p>(mut call: fleet_ops::Call<'e, 'p>, from: &Op) -> fleet_ops::Call<'e, 'p> {
+fn copy_attrs<'e, 'p>(mut call: fleet_ops::OpEmitter<'e, 'p>, from: &Op) -> fleet_ops::OpEmitter<'e, 'p> {
     for (spec, value) in from.spec.attrs.iter().zip(&from.attrs) {
         call = call.attr(spec.name, value.clone());
     }
