@@ -181,16 +181,16 @@ fn relevant_ops(
     let stopped: HashSet<VarId> = no_grad.iter().copied().collect();
     let mut flows: HashSet<VarId> =
         leaves.iter().copied().filter(|leaf| !stopped.contains(leaf)).collect();
-    let reached = reached(program, registry, Program::ROOT, &stopped, &mut flows)?;
+    let dependents = dependent_ops(program, registry, Program::ROOT, &stopped, &mut flows)?;
     let mut needed: HashSet<VarId> = targets.iter().copied().collect();
-    let kept = wanted(program, reached, &flows, &mut needed);
+    let kept = needed_ops(program, dependents, &flows, &mut needed);
     flows.retain(|var| needed.contains(var));
     conditional::check_single_producer(program, &kept, &flows)?;
     Ok((kept, flows))
 }
 
 /// Returns the ops of a block that depend on the leaves. Adds their outputs to `flows`.
-fn reached(
+fn dependent_ops(
     program: &Program,
     registry: &Registry,
     block: BlockId,
@@ -203,7 +203,7 @@ fn reached(
             continue;
         }
         if let Some(inside) = op.sub_block() {
-            let inner = reached(program, registry, inside, stopped, flows)?;
+            let inner = dependent_ops(program, registry, inside, stopped, flows)?;
             if !inner.is_empty() {
                 nodes.push(Node { id, inner });
             }
@@ -225,7 +225,7 @@ fn reached(
 }
 
 /// Returns the ops that influence the targets. Adds their inputs to `needed`.
-fn wanted(
+fn needed_ops(
     program: &Program,
     nodes: Vec<Node>,
     flows: &HashSet<VarId>,
@@ -234,7 +234,7 @@ fn wanted(
     let mut kept = Vec::new();
     for node in nodes.into_iter().rev() {
         if node.is_conditional() {
-            let inner = wanted(program, node.inner, flows, needed);
+            let inner = needed_ops(program, node.inner, flows, needed);
             if !inner.is_empty() {
                 kept.push(Node { id: node.id, inner });
             }
