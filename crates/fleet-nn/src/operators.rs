@@ -75,7 +75,7 @@ fn binary<'n>(kind: Kind, a: Operand<'n>, b: Operand<'n>, at: &Location<'_>) -> 
             unreachable!("an operator needs a variable as an operand")
         }
     };
-    net.attempt_var(at, |build| match (a, b) {
+    net.try_emit_var(at, |build| match (a, b) {
         (Operand::Var(a), Operand::Var(b)) => {
             let (a, b) = (build.id(a)?, build.id(b)?);
             let stem = stem(build);

@@ -396,7 +396,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn stop_gradient(self) -> Var<'n> {
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             let var = b.main.program.var_mut(x);
             if var.is_parameter() {

@@ -243,7 +243,7 @@ impl<'n> Var<'n> {
     /// ```
     #[track_caller]
     pub fn conv2d(self, with: Conv2d) -> Var<'n> {
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let x = b.id(self)?;
             with.emit(b, x)
         })

@@ -137,7 +137,7 @@ impl<'n> Var<'n> {
     #[track_caller]
     pub fn sparse_embedding(self, with: impl Into<SparseEmbedding>) -> Var<'n> {
         let with = with.into();
-        self.net.attempt_var(Location::caller(), |b| {
+        self.net.try_emit_var(Location::caller(), |b| {
             let ids = b.id(self)?;
             let entry = with.entry.as_ref().map(Entry::describe).transpose()?.unwrap_or_default();
             if let Some(slot) = with.slot
