@@ -1,5 +1,4 @@
-//! Measures the link between two members of a mesh: latency, bandwidth and the offset of their
-//! clocks.
+//! Measures the link between two members of a mesh: latency, bandwidth and clock offset.
 
 use crate::{Limits, Mesh, Transfer};
 use fleet_base::{Error, Result};
