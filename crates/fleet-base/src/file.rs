@@ -133,8 +133,7 @@ impl Seek for AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.committed {
-            // The write has already failed. Failing to remove the leftover is not worth another
-            // error.
+            // The write has already failed, so failing to remove the leftover is ignored.
             let _ = self.disk.remove(&self.temporary);
         }
     }

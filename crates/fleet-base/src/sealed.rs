@@ -103,8 +103,7 @@ impl Kind {
 pub enum Read {
     /// The lines that were passed to [`Kind::write`].
     Body(String),
-    /// Text of a file without name, version and checksum: it is damaged, or an older build wrote
-    /// it.
+    /// Text of a file without name, version and checksum: damaged, or written by an older build.
     Unsealed(String),
 }
 

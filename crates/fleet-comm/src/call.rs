@@ -1,5 +1,4 @@
-//! One collective as backends see it: its signature, which all ranks compare, and the memory that
-//! it works on.
+//! One collective as backends see it: a signature, which all ranks compare, and its memory.
 
 use fleet_base::Error;
 use fleet_kernels::fold::FoldOp;
@@ -123,12 +122,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The properties of a call that must be equal on every rank, encoded in a fixed size beside the
-/// data.
+/// The properties of a call that must be equal on every rank, in a fixed size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Signature {
-    /// Index among the collectives of the group. For sends and receives: index among those of the
-    /// pair.
+    /// Index among the group's collectives; for sends and receives, among those of the pair.
     pub sequence: u64,
     pub kind: Kind,
     pub dtype: DType,
@@ -361,8 +358,7 @@ impl<'a> Pieces<'a> {
     /// # Safety
     /// `to` is writable for `bytes`.
     pub(crate) unsafe fn read(&self, cursor: &mut Cursor, start: usize, bytes: usize, to: *mut u8) {
-        // SAFETY: the pieces are borrowed for this call; the caller guarantees that `to` is
-        // writable.
+        // SAFETY: the pieces are borrowed for this call; the caller guarantees `to`.
         self.each(cursor, start, bytes, |piece, offset, len| unsafe {
             fleet_kernels::copy::copy(piece, to.add(offset), len);
         });
@@ -394,8 +390,7 @@ pub(crate) struct Cursor {
 /// Callback with (start, values) of a finished range.
 pub(crate) type Done<'a> = &'a mut dyn FnMut(usize, &[u8]);
 
-/// The operation and memory of a call. If an optional input is missing, its data is already in the
-/// output.
+/// The operation and memory of a call. Data of a missing optional input is already in the output.
 pub(crate) enum Work<'a> {
     AllReduce {
         data: Pieces<'a>,
@@ -499,8 +494,7 @@ macro_rules! with_type {
     };
 }
 
-/// [`fleet_kernels::fold::fold_raw`] for a dtype known at run time. `bytes` is the length of each
-/// buffer.
+/// [`fleet_kernels::fold::fold_raw`] for a dtype known at run time. Each buffer has `bytes` bytes.
 ///
 /// # Safety
 /// As for that function. Pointers are aligned for the dtype.
@@ -512,8 +506,7 @@ pub(crate) unsafe fn fold_bytes(
     copy: Option<*mut u8>,
     bytes: usize,
 ) {
-    // SAFETY: the caller guarantees it. A slice of byte pointers can be read as one of element
-    // pointers.
+    // SAFETY: guaranteed by the caller. Byte pointers may be read as element pointers.
     with_type!(dtype, T => unsafe {
         let inputs = std::slice::from_raw_parts(inputs.as_ptr().cast::<*const T>(), inputs.len());
         let copy = copy.map(|copy| copy.cast::<T>());

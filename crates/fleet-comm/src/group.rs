@@ -137,8 +137,7 @@ impl Group {
         self.all_reduce_fused(label, &mut [data], op)
     }
 
-    /// Like [`Group::all_reduce`] for several buffers in one operation, without copying them
-    /// together.
+    /// Like [`Group::all_reduce`] for several buffers in one operation, which are not joined.
     pub fn all_reduce_fused<T: Element>(
         &self,
         label: &str,
@@ -214,8 +213,7 @@ impl Group {
         })
     }
 
-    /// Reduces `data` over all ranks into `data` of rank `root`. The other ranks' data does not
-    /// change.
+    /// Reduces `data` over all ranks into `data` of `root`. The other ranks' data does not change.
     pub fn reduce<T: Element>(
         &self,
         label: &str,
@@ -260,8 +258,7 @@ impl Group {
         self.call(Head { kind, label, dtype, op: Some(op), root, elements, extra }, work)
     }
 
-    /// `input` has one block for each rank. `output` becomes the reduction of the blocks for this
-    /// rank.
+    /// `input` has one block per rank. `output` becomes the reduction of the blocks for this rank.
     pub fn reduce_scatter<T: Element>(
         &self,
         label: &str,
@@ -395,8 +392,7 @@ impl Group {
         })
     }
 
-    /// Sends each rank its block of `root`'s `input` to `output`. On other ranks `input` may be
-    /// empty.
+    /// Sends each rank its block of `root`'s `input`. On other ranks `input` may be empty.
     pub fn scatter<T: Element>(
         &self,
         label: &str,
@@ -414,8 +410,7 @@ impl Group {
         self.call(Head { root, ..head }, Work::Scatter { input, output: Piece::of(output) })
     }
 
-    /// Gathers the blocks of all ranks into `output` of `root`. On other ranks `output` may be
-    /// empty.
+    /// Gathers the blocks of all ranks into `output` of `root`. Other ranks may pass an empty one.
     pub fn gather<T: Element>(
         &self,
         label: &str,
@@ -433,8 +428,7 @@ impl Group {
         self.call(Head { root, ..head }, Work::Gather { input: Piece::of_const(input), output })
     }
 
-    /// `input` has one block for each rank. `output` gets the block that each rank has for this
-    /// rank.
+    /// `input` has one block per rank. `output` gets the block of every rank for this rank.
     pub fn all_to_all<T: Element>(&self, label: &str, input: &[T], output: &mut [T]) -> Result<()> {
         let block = input.len() / self.size();
         let kind = Kind::AllToAll;
@@ -513,8 +507,7 @@ impl Group {
 
     /// Runs `work`, which calls collectives of this group, in the background.
     ///
-    /// Background calls keep their order. A blocking call first waits for all earlier background
-    /// calls.
+    /// Background calls keep their order. A blocking call first waits for all earlier ones.
     pub fn start<R: Send + 'static>(
         &self,
         work: impl FnOnce(&Group) -> Result<R> + Send + 'static,

@@ -46,8 +46,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Loads the library. `path` is the file or its folder; without it the system's search path is
-    /// used.
+    /// Loads the library. `path` is its file or folder; the default is the system's search path.
     pub fn load(&self, path: Option<&Path>) -> Result<Library> {
         let names = self.names.iter();
         let tried: Vec<PathBuf> = match path {

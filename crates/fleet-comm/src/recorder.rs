@@ -1,5 +1,4 @@
-//! The flight recorder keeps the last collectives of a rank and writes them to a file after a
-//! failure.
+//! The flight recorder keeps a rank's last collectives and writes them to a file after a failure.
 //!
 //! Comparing the files of all ranks shows which rank is in which call. A line looks like `{"group":
 //! "world", "rank": 0, "sequence": 7, "kind": "all_reduce", "label": "fc.w@GRAD", "op": "sum",
@@ -39,8 +38,7 @@ struct Record {
 }
 
 impl Recorder {
-    /// Creates a recorder. The records are written to `dump` when a collective fails, if it is
-    /// given.
+    /// Creates a recorder. If a collective fails, the records are written to `dump`, if given.
     pub fn new(dump: Option<PathBuf>) -> Recorder {
         Recorder(Arc::new(Mutex::new(Tape {
             begin: Instant::now(),

@@ -78,8 +78,7 @@ impl Rings {
         self.open(&format!("host {index}"), ranks)
     }
 
-    /// The first rank of each host; `None` if this rank is not one of them. For communication
-    /// between hosts.
+    /// The first rank of each host, to communicate between hosts; `None` on other ranks.
     pub fn leaders(&self) -> Result<Option<Group>> {
         let leaders: Vec<usize> = self.world.hosts().iter().map(|ranks| ranks[0]).collect();
         match leaders.contains(&self.world.rank()) {
@@ -104,8 +103,7 @@ impl Rings {
     }
 
     fn open(&self, name: &str, members: &[usize]) -> Result<Group> {
-        // Hold the lock while the group opens: two threads that request one ring must get the same
-        // group.
+        // Hold the lock while the group opens: threads that request one ring must get one group.
         let mut opened = self.lock();
         if let Some(group) = opened.get(name) {
             if group.ranks() != members {

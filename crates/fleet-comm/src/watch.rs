@@ -1,5 +1,5 @@
-//! Detects deadlocks between groups: rank 0 waits in a call of group A that rank 1 has not made,
-//! while rank 1 waits in a call of group B that rank 0 has not made. A group cannot detect this
+//! Detects deadlocks between groups: rank 0 waits in group A for a call that rank 1 has not made,
+//! while rank 1 waits in group B for a call that rank 0 has not made. No group can detect this
 //! alone.
 //!
 //! Each rank has a watch thread, which checks periodically. While a call is running and no call
@@ -108,8 +108,8 @@ impl Progress {
         state.flight = None;
     }
 
-    /// Replaces the error of a failed call by the verdict, if there is one. Other ranks that got
-    /// the verdict first may have left before this rank's token fired.
+    /// Returns the verdict on a deadlock, if there is one, instead of the error of a failed call.
+    /// That error may only say that other ranks left, because they got the verdict first.
     pub fn judge(&self, error: Error) -> Error {
         match &self.lock().verdict {
             Some(verdict) if error.code() != Some(ErrorCode::Deadlock) => verdict.clone(),
@@ -220,8 +220,7 @@ impl Watch {
     ) -> Arc<Progress> {
         let (sent, received) = (vec![0; ranks.len()], vec![0; ranks.len()]);
         let progress = Arc::new(Progress {
-            // The published form consists of lines of fields, so names must not contain control
-            // characters.
+            // The published form is lines of fields, so names must not contain control characters.
             name: name.replace(char::is_control, " "),
             in_steps: options.in_steps,
             trainer: self.shared.trainer.clone(),
@@ -506,17 +505,16 @@ fn end(groups: &[Arc<Progress>]) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ripe {
     No,
-    /// Of a deadlock among training threads.
+    /// Long enough for a deadlock among training threads.
     Quick,
-    /// Of any deadlock.
+    /// Long enough for any deadlock.
     Fully,
 }
 
 /// The published state of a rank.
 #[derive(Clone)]
 struct View {
-    /// Id of the run, and number of starts and ends. Equal values mean that no call started or
-    /// ended.
+    /// Id of the run, and number of starts and ends. If equal, no call started or ended.
     identity: (u64, u64),
     beat: u64,
     ripe: Ripe,
@@ -566,8 +564,7 @@ impl Standing {
         }
     }
 
-    /// Whether this rank's call waits for the rank at `place` of the group, whose state is
-    /// `theirs`.
+    /// Whether this rank's call waits for the rank at `place` of the group, in state `theirs`.
     fn waits_for(&self, own: usize, place: usize, theirs: Option<&Standing>) -> bool {
         let Some(flight) = &self.flight else { return false };
         // A rank that is not the root waits for the root only; a message involves two ranks.
@@ -699,8 +696,7 @@ fn find_cycle(
                     let view = ask(*peer)?;
                     views.insert(*peer, view);
                 }
-                // A rank without a published state is running, and the calls that it has made are
-                // unknown.
+                // A rank without a published state is running; its calls are unknown.
                 let Some(Some(theirs)) = views.get(peer) else { continue };
                 let Some(Some(view)) = views.get(&rank) else { continue };
                 let standing = |view: &'_ View| view.groups.iter().position(|g| g.name == name);

@@ -44,8 +44,7 @@ pub struct GroupOptions {
     /// Time after which a stopped peer is an error.
     pub silence: Duration,
     /// Time after which ranks that wait for each other in different groups are an error, if their
-    /// processes are idle. For a process that is otherwise busy, five times as long. Zero disables
-    /// the check.
+    /// processes are idle. Busy processes get five times as long. Zero disables the check.
     pub deadlock: Duration,
     /// Whether training steps make the calls of the group: see [`World::makes_step`].
     pub in_steps: bool,
@@ -162,8 +161,7 @@ impl World {
             .collect()
     }
 
-    /// Sets the file to which the flight recorder writes when a collective fails. Each rank needs
-    /// its own.
+    /// Sets the file to which the flight recorder writes after a failure, a different one per rank.
     pub fn record_to(mut self, path: PathBuf) -> World {
         self.recorder = Recorder::new(Some(path));
         self
@@ -338,8 +336,7 @@ impl Open<'_> {
     fn tuning(&self, ranks: usize) -> Tuning {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = ranks > cores;
-        // Longer than the usual skew of ranks in a step. Polling uses only time that no other
-        // thread needs.
+        // Longer than the usual skew of ranks. Polling uses only time that no other thread needs.
         const POLL: Duration = Duration::from_millis(2);
         Tuning {
             poll: self.options.spin.unwrap_or(POLL),

@@ -1,4 +1,4 @@
-//! A virtual link between two network namespaces: the closest to two machines on a single one.
+//! A virtual link between two network namespaces, the nearest a test comes to two machines.
 
 use std::process::Command;
 

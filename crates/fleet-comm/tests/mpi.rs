@@ -1,5 +1,4 @@
-//! Jobs of `mpirun`: results against the naive reference and Fleet's own groups, and the death of a
-//! rank.
+//! Jobs of `mpirun`, compared with the naive reference and Fleet's own groups; death of a rank.
 //!
 //! They run if FLEET_MPIRUN names an mpirun or PATH contains one. FLEET_MPI_LIBRARY may name its
 //! libmpi.

@@ -1,5 +1,5 @@
-//! Two ranks in separate network namespaces with a virtual link: the closest to two machines on a
-//! single one. If namespaces cannot be made, the test prints the reason and ends.
+//! Two ranks in separate network namespaces with a virtual link, the nearest a test comes to two
+//! machines. If namespaces cannot be made, the test prints the reason and ends.
 
 use crate::cable::{ADDRESSES, Cable};
 use fleet_base::Result;

@@ -22,8 +22,7 @@ const VIGILANCE: Vigilance = Vigilance {
     silence: Duration::from_secs(2),
     grace: Duration::from_millis(500),
 };
-/// Time limit for a death, an abort or a failure to be an error on all ranks, even on a busy
-/// machine.
+/// Time limit for a failure to become an error on all ranks, even on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
 #[test]
@@ -383,8 +382,7 @@ fn a_killed_rank_is_named_soon() {
         started.job.wait_until_ready();
         let begin = Instant::now();
         started.job.signal(1, libc::SIGKILL);
-        // A death shows as a closed or reset connection or as a missing process, whichever comes
-        // first.
+        // A death shows first as a closed or reset connection, or as a missing process.
         let pid = format!("pid {})", started.job.pid(1));
         for rank in [0, 2] {
             let text = started.job.end(rank);

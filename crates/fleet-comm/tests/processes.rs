@@ -1,6 +1,6 @@
 //! Real processes that share memory: a normal run, a killed rank, a stopped rank, different calls,
-//! and sixty-four ranks. No resources may leak. Other tests use the code that starts the processes,
-//! too.
+//! and sixty-four ranks. No resources may leak. Other tests also use the code that starts
+//! processes.
 
 use fleet_base::Result;
 use fleet_comm::{GroupOptions, ReduceOp, World};

@@ -1,5 +1,4 @@
-//! Compares every collective, type and operation with a naive reference, for odd sizes and one to
-//! nine ranks.
+//! Compares all collectives, types and operations with a naive reference, on one to nine ranks.
 
 use crate::common::{each_rank, each_rank_on, each_rank_over_tcp, ok};
 use fleet_base::Result;
@@ -189,8 +188,7 @@ fn every_algorithm_over_a_mesh() {
                 check_all_reduce::<bf16>(group)?;
                 check_all_reduce::<i64>(group)?;
                 check_all_reduce::<u8>(group)?;
-                // Sums of these numbers depend on the order, so equal bits prove the same order on
-                // all ranks.
+                // These sums depend on the order, so equal bits prove the same order on all ranks.
                 let mut data: Vec<f32> = (0..5_001)
                     .map(|i| (i as f32 * 0.37).sin() / (group.rank() + 1) as f32)
                     .collect();

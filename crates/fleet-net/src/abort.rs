@@ -168,8 +168,7 @@ impl Inner {
 
     fn ring(&self) {
         if let Some((_, writer)) = self.wake.get() {
-            // One byte that is never read. The pipe cannot be full, and its reader lives as long as
-            // it does.
+            // One byte that is never read. The pipe cannot be full, and both ends are still open.
             let _ = (&*writer).write(&[1]);
         }
     }

@@ -33,8 +33,7 @@ pub struct Verifier {
     life: u64,
 }
 
-/// Longest validity of a credential. It bounds the damage of a server whose challenge states a
-/// wrong time.
+/// Longest validity of a credential. It limits the damage of a challenge with a wrong time.
 pub const CREDENTIAL_SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Label of the signed data. It keeps codes of the handshake from being valid as credentials.
 const LABEL: &[u8] = b"fleet credential";
@@ -49,8 +48,7 @@ impl Verifier {
         format!("{:016x}.{}", self.life, seconds(now))
     }
 
-    /// Checks that a credential was made for this server with the job's token and is valid at
-    /// `now`.
+    /// Checks that a credential is valid for this server and the job's token at `now`.
     pub fn verify(&self, credential: &str, now: Time) -> Result<()> {
         let wrong = || {
             Error::invalid("a credential is malformed").expected("SECONDS.CODE, as Fleet makes it")

@@ -108,8 +108,7 @@ struct Visitor {
 
 impl Door {
     fn run(mut self, stop: &AtomicBool, bell: &Bell) {
-        // After a failed accept (too many open files) the listener stays readable, so pause
-        // instead.
+        // After a failed accept (too many open files) the listener stays readable, so pause.
         let mut rest: Option<Deadline> = None;
         while !stop.load(Ordering::SeqCst) {
             let now = Time::now();
@@ -245,8 +244,7 @@ impl Door {
         }
     }
 
-    /// Advances the TLS handshake, if the job uses TLS. Tells a peer without TLS that it is
-    /// required.
+    /// Advances the TLS handshake, if the job uses TLS. Notifies a peer that does not use it.
     fn shake(&self, visitor: &mut Visitor) -> Result<()> {
         let mut first = [0];
         if self.token.is_over_tls()
@@ -274,8 +272,7 @@ impl Door {
                 let _ = socket::write_parts(&visitor.stream, &[&TLS_REFUSAL], &now);
             }
             if visitor.got.len() >= 10 && visitor.got.starts_with(&crate::handshake::MAGIC) {
-                // A Fleet process of another version: send the header so that it can report the
-                // mismatch.
+                // A Fleet process of another version: send the header so that it can report this.
                 let _ = socket::write_parts(&visitor.stream, &[&own], &now);
             }
             return Err(error);

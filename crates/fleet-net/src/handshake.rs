@@ -170,8 +170,7 @@ pub(crate) fn answer(
     message
 }
 
-/// Connects to `address` and performs the handshake. Returns the connection and the server's
-/// answer.
+/// Connects to `address` and authenticates. Returns the connection and the server's answer.
 pub(crate) fn greet(
     address: SocketAddr,
     token: &Token,

@@ -33,8 +33,7 @@ pub fn id() -> String {
     }
 }
 
-/// Whether a process of this machine is stopped, by a signal or a debugger; false if that is
-/// unknown.
+/// Whether a process of this machine is stopped by a signal or a debugger; false if unknown.
 ///
 /// ```
 /// let own = fleet_net::host::own_member(0);
@@ -75,8 +74,7 @@ pub fn route_to(address: SocketAddr) -> Result<IpAddr> {
         })
 }
 
-/// The address of an interface (`eth0`). An address of this machine (`10.0.0.7`) is returned as it
-/// is.
+/// The address of an interface (`eth0`), or an address of this machine itself (`10.0.0.7`).
 pub fn address_of(interface: &str) -> Result<IpAddr> {
     let all = interfaces()?;
     let found = match interface.parse::<IpAddr>() {

@@ -5,8 +5,7 @@ use crate::Time;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Maximum number of lines within [`WINDOW`]; the others are only counted. A port scan must not
-/// fill a disk.
+/// Maximum number of lines printed per [`WINDOW`], so that a port scan does not fill a disk.
 const LINES_MAX: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 

@@ -101,8 +101,7 @@ pub(crate) fn decode_ended(bytes: &[u8]) -> Result<(Member, String)> {
     Ok((member, how))
 }
 
-/// Membership in a group while it is held. Dropping it leaves the group properly, except in a
-/// panic.
+/// Membership in a group. Dropping it leaves the group without a failure, except in a panic.
 pub struct Membership {
     shared: Arc<Shared>,
     vigilance: Vigilance,
@@ -221,8 +220,7 @@ impl Drop for Membership {
         self.order(|orders| orders.end = Some(end));
         self.shared.stop.fire(Error::unavailable("the membership ended"));
         if let Some(thread) = self.thread.take() {
-            // The thread panics only if `on_notice` does, and then the panic message has been
-            // printed.
+            // The thread panics only if `on_notice` does, whose message has been printed.
             let _ = thread.join();
         }
     }

@@ -106,8 +106,7 @@ struct Hub {
 struct HubState {
     /// `pipes[from * size + to]`.
     pipes: Vec<VecDeque<u8>>,
-    /// Lengths of messages that are not empty, in the same layout. A network would carry them in
-    /// headers.
+    /// Lengths of messages that are not empty, in the same layout. On a network, headers hold them.
     lengths: Vec<VecDeque<usize>>,
     /// Whether a rank of the mesh has dropped its fabric.
     gone: Vec<bool>,

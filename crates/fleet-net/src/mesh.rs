@@ -84,16 +84,14 @@ pub trait Mesh: Send + Sync {
 
     fn size(&self) -> usize;
 
-    /// Runs all of `ops` until they are done or an error occurs. `ops` may mix sends and receives
-    /// in any order.
+    /// Runs all of `ops` until they are done or an error occurs. Their order does not matter.
     fn transfer(&self, ops: &mut [Transfer<'_>], limits: &Limits) -> Result<()>;
 
     /// The process of a rank, for error messages and for the choice of algorithms.
     fn member(&self, rank: usize) -> Member;
 
-    /// A rank that has closed its end of the mesh, if the transport can tell without moving data.
-    /// It serves code that waits outside the mesh. A rank closes its end when it fails and when it
-    /// is done.
+    /// A rank that has closed its end of the mesh, if the transport can tell without moving data. A
+    /// rank closes its end when it fails and when it is done. For code that waits outside the mesh.
     fn ended(&self) -> Option<usize> {
         None
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub struct Link {
     /// Half the time of the shortest round trip of 8 bytes.
     pub latency: Duration,
-    /// Bytes a second, one way, in messages of [`MESSAGE_BYTES`].
+    /// Bytes per second in one direction, with messages of [`MESSAGE_BYTES`].
     pub bandwidth: f64,
     /// Offset of the second rank's clock from the first one's, in seconds; positive if it is ahead.
     pub clock_offset: f64,
@@ -38,8 +38,7 @@ pub fn link(mesh: &dyn Mesh, peer: usize, limits: &Limits) -> Result<Link> {
             let trip = start.elapsed();
             let theirs = f64::from_le_bytes(word);
             if trip < best.0 {
-                // The peer read its clock half-way through the trip; the error is at most half of
-                // the trip.
+                // The peer read its clock half-way, with an error of at most half of the trip.
                 best = (trip, theirs - (sent + trip.as_secs_f64() / 2.0));
             }
         } else {

@@ -15,11 +15,9 @@ use std::time::Duration;
 pub struct Vigilance {
     /// Interval between heartbeats.
     pub beat: Duration,
-    /// Time without a heartbeat after which a member has failed: it is stopped, or its host is
-    /// unreachable.
+    /// Time without a heartbeat after which a member has failed: stopped, or unreachable.
     pub silence: Duration,
-    /// Grace period for a process to reconnect after its connection breaks. After it, the process
-    /// is dead.
+    /// Grace period to reconnect after a connection breaks. After it, the process is dead.
     pub grace: Duration,
 }
 
@@ -41,8 +39,7 @@ pub enum Cause {
     Died,
     /// The process sends no heartbeats, but its connection is open.
     Silent,
-    /// The host of the store is dead or silent, so failures of other members cannot be reported
-    /// either.
+    /// The host of the store is dead or silent, and cannot report failures of other members.
     StoreLost,
 }
 
@@ -249,8 +246,7 @@ impl Registry {
         }
     }
 
-    /// Returns the members that have failed by now, each with its group, and the time of the next
-    /// check.
+    /// Returns members that have failed by now, with their groups, and the time of the next check.
     pub(crate) fn tick(&mut self, now: Time) -> (Vec<(String, Notice)>, Option<Time>) {
         let mut notices = Vec::new();
         let mut next: Option<Time> = None;

@@ -249,8 +249,8 @@ impl AsFd for Bell {
     }
 }
 
-/// Calls `attempt` until it succeeds, fails with an error other than `Unavailable`, or the limits
-/// are reached.
+/// Calls `attempt` until it succeeds, an error other than `Unavailable` occurs, or the limits end
+/// it.
 pub(crate) fn retry<T>(
     limits: &Limits,
     mut attempt: impl FnMut(&Limits) -> Result<T>,

@@ -32,8 +32,7 @@ use std::sync::Arc;
 const HELD_BYTES_MAX: usize = 256 << 10;
 /// Maximum bytes read from a socket at once: several records.
 const INBOX_BYTES_MAX: usize = 128 << 10;
-/// Initial size of the inbox. It doubles when a read fills it, so memory grows with the bytes
-/// received.
+/// Initial size of the inbox. It doubles when a read fills it, so memory grows with the input.
 const INBOX_BYTES_MIN: usize = 1 << 10;
 /// Size of the secret that binds the handshake to the connection.
 const BINDING_BYTES: usize = 32;
@@ -55,8 +54,7 @@ impl Tls {
         let public = key.public_key().ok_or_else(|| failed(&"a key without its public half"))?;
         let shown = CertifiedKey::new(vec![CertificateDer::from(public.to_vec())], key);
         let resolver = AlwaysResolvesServerRawPublicKeys::new(Arc::new(shown));
-        // The first suite that both ends support is used. AES with 128 bits is a fifth faster than
-        // with 256.
+        // The first suite that both ends support is used. AES-128 is a fifth faster than AES-256.
         let mut provider = provider::default_provider();
         provider.cipher_suites = vec![
             provider::cipher_suite::TLS13_AES_128_GCM_SHA256,
@@ -176,8 +174,7 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        // The last flight fits into any socket's buffer. If it did not, the next write would send
-        // it.
+        // The last flight fits into any socket's buffer. Otherwise the next write would send it.
         self.send(socket)?;
         Ok(true)
     }
@@ -226,8 +223,7 @@ impl Session {
         Ok(total)
     }
 
-    /// Encrypts as much as possible. Reports bytes as written only when their records have been
-    /// sent.
+    /// Encrypts as much as possible. Reports bytes as written once their records have been sent.
     pub(crate) fn write(&mut self, socket: &TcpStream, from: &[IoSlice<'_>]) -> IoResult<usize> {
         self.send(socket)?;
         if self.taken > 0 {
@@ -358,8 +354,7 @@ mod tests {
         assert!(session.inbox.capacity() <= 4096, "{} bytes", session.inbox.capacity());
     }
 
-    /// A write that would block is reported once its records have been sent. No byte is lost or
-    /// duplicated.
+    /// A write that would block is reported once its records are sent. No byte is lost or repeated.
     #[test]
     fn full_sockets() {
         let tls = Tls::generate().unwrap();

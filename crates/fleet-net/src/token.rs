@@ -18,9 +18,9 @@ use std::path::Path;
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 ///
-/// A token may require TLS (feature `tls`). Then every connection of the job is encrypted,
-/// authenticated by the token alone, without certificates. The requirement is a part of the token's
-/// text.
+/// A token may require TLS (feature `tls`). Then every connection of the job is encrypted and
+/// authenticated by the token, without certificates. The text of the token includes the
+/// requirement.
 #[derive(Clone)]
 pub struct Token {
     secret: [u8; 32],
@@ -126,8 +126,7 @@ impl Token {
         Token::from_text(&text).map_err(|error| error.at(path.display()))
     }
 
-    /// 64 hexadecimal digits, for the environment of a child, with the prefix `tls:` if TLS is
-    /// required.
+    /// 64 hexadecimal digits, for the environment of a child; `tls:` in front if TLS is required.
     pub fn to_text(&self) -> String {
         let mark = if self.is_over_tls() { TLS_MARK } else { "" };
         let digits: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,5 +1,4 @@
-//! Encodes numbers, bytes and texts in messages: little-endian, with length prefixes. Every read is
-//! checked.
+//! Encodes numbers, bytes and texts: little-endian, with length prefixes. Every read is checked.
 
 use fleet_base::{Error, ErrorCode, ErrorKind as Kind, Result};
 

@@ -38,8 +38,7 @@ fn message(from: usize, to: usize, index: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|position| pattern(from, to, index, position)).collect()
 }
 
-/// Every rank exchanges messages of all `sizes` with every other in one call, with receives and
-/// folds.
+/// All ranks exchange messages of all `sizes` in one call, with receives and folds.
 pub fn exchange_all<F: Fabric + 'static>(fabrics: Vec<F>, sizes: &[usize]) {
     all_ok(on_ranks(fabrics, |fabric| {
         let mesh = world(&fabric)?;

@@ -115,8 +115,7 @@ impl Case {
         Case { step, ..self }
     }
 
-    /// Restricts the loss of [`Case::check_grad`] to these outputs. The default is all floating
-    /// outputs.
+    /// Restricts the loss of [`Case::check_grad`] to these outputs. Default: all floating outputs.
     pub fn loss_on(mut self, slots: &[&str]) -> Case {
         self.loss_on = Some(slots.iter().map(|slot| slot.to_string()).collect());
         self

@@ -121,8 +121,7 @@ impl Case {
         Ok(())
     }
 
-    /// Richardson extrapolation of central differences with steps h and h/2; the error is of order
-    /// h^4.
+    /// Extrapolated central differences with steps h and h/2 (Richardson); the error is O(h^4).
     fn numeric(
         &self,
         machine: &mut Machine,

@@ -141,8 +141,7 @@ impl Value {
         }
     }
 
-    /// The significant content: all bytes of a dense tensor, or the rows of sparse rows that are in
-    /// use.
+    /// The significant content: all bytes of a dense tensor, or the used rows of sparse rows.
     pub fn content(&self) -> (Vec<i64>, &[u8]) {
         match self {
             Value::Dense(tensor) => (Vec::new(), tensor.as_bytes()),

@@ -232,8 +232,7 @@ impl Topology {
         self.servers.len()
     }
 
-    /// Endpoints of the workers by rank; empty in parameter-server mode if the launcher did not
-    /// list them.
+    /// Endpoints of the workers by rank; empty in parameter-server mode if not listed.
     pub fn worker_endpoints(&self) -> &[Endpoint] {
         &self.workers
     }

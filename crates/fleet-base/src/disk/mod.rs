@@ -52,8 +52,7 @@ pub trait Disk: Send + Sync {
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
     /// Id of the machine's current boot. It changes at a power cut; 0 if unknown.
     fn boot(&self) -> u64;
-    /// Takes a lock that ends with the process. Returns `None` if another process or caller holds
-    /// it.
+    /// Takes a lock that ends with the process; `None` if another process or caller holds it.
     fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;
 }
 

@@ -28,8 +28,7 @@ struct RealLock(File);
 
 impl Drop for RealLock {
     fn drop(&mut self) {
-        // Unlock explicitly: a process forked meanwhile may share the open file and would keep the
-        // lock.
+        // Unlock explicitly: a process forked meanwhile may share the open file and keep the lock.
         let _ = self.0.unlock();
     }
 }

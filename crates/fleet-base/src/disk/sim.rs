@@ -99,8 +99,7 @@ struct Node {
     dirty: Vec<Dirty>,
 }
 
-/// An unsynced write: the sectors that it touched, with their content after it, and the file
-/// length.
+/// An unsynced write: the touched sectors with their content after it, and the file length.
 struct Dirty {
     sectors: Vec<(usize, Vec<u8>)>,
     len: usize,
@@ -252,8 +251,7 @@ impl State {
         }
     }
 
-    /// Fails half of the calls in which the process dies. The others have their effect before it
-    /// dies.
+    /// Fails half of the calls in which the process dies. The others take effect before the death.
     fn dies(&mut self) -> io::Result<()> {
         match self.halted && self.rng.below(2) == 0 {
             true => Err(io::Error::other("the simulated process died")),

@@ -24,8 +24,7 @@ pub enum Algorithm {
     HalvingDoubling,
     Ring,
     Tree,
-    /// Every rank sends each peer its slice, folds its own slice in rank order, and sends the
-    /// result to all.
+    /// Every rank sends each peer its slice, folds its own, and sends the result to all.
     Direct,
 }
 

@@ -2,8 +2,7 @@
 //! order, and sends the result to all. The order is that of shared memory, so the results are
 //! bitwise equal to those. No partial sums are sent, so half floats need no conversion.
 //!
-//! Large data is processed in rounds of [`ROUND_BYTES`], which bounds the buffer for received
-//! slices.
+//! Large data is processed in rounds of [`ROUND_BYTES`], which bounds the receive buffer.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Piece, Pieces, ReduceOp, fold_bytes, part};

@@ -243,8 +243,7 @@ impl<'a> Step<'a> {
         if algorithm == Algorithm::Direct {
             return self.direct(data, dtype, op);
         }
-        // These algorithms send partial sums, so half floats are sent as f32 and rounded once at
-        // the end.
+        // Partial sums are sent here, so half floats are sent as f32 and rounded once at the end.
         with_wide(data, dtype, |data, dtype| match algorithm {
             Algorithm::RecursiveDoubling => self.recursive_doubling(data, dtype, op),
             Algorithm::HalvingDoubling => self.halving_doubling(data, dtype, op),

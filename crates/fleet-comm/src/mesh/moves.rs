@@ -78,8 +78,7 @@ impl Step<'_> {
         self.go(&moves)
     }
 
-    /// Like [`Step::fold_slices`] without changing the data; this rank's operand is already in
-    /// `folded`.
+    /// Like [`Step::fold_slices`] without changing the data. `folded` holds this rank's operand.
     fn fold_apart(
         &self,
         data: Pieces<'_>,

@@ -32,8 +32,7 @@ impl Step<'_> {
                     let own = piece.cast_const();
                     let other = room.wrapping_add(offset).cast_const();
                     let operands = if peer < rank { [other, own] } else { [own, other] };
-                    // SAFETY: a piece of the data, and as many bytes of the copy of the peer's
-                    // data.
+                    // SAFETY: a piece of the data, and as many bytes of the peer's data.
                     unsafe { fold_bytes(dtype, op.partial(), &operands, piece, None, len) };
                 });
                 bit *= 2;

@@ -16,8 +16,7 @@ impl Step<'_> {
         self.tree_down(data, 0)
     }
 
-    /// Reduces into the data of `root`. On other ranks the data becomes the reduction of their
-    /// subtree.
+    /// Reduces into the data of `root`. Other ranks' data becomes the reduction of their subtree.
     pub(super) fn tree_up(
         &self,
         data: Pieces<'_>,

@@ -1,5 +1,4 @@
-//! The MPI library of the machine, loaded at run time, behind functions with plain integer
-//! arguments.
+//! The machine's MPI library, loaded at run time, behind functions with integer arguments.
 //!
 //! MPI has no common binary interface: handles are addresses in Open MPI and 32-bit numbers in
 //! MPICH and its descendants. Both are passed as `usize` here, and a table maps types and
@@ -247,8 +246,7 @@ impl Library {
             return Ok(true);
         }
         let mut flag = 0;
-        // SAFETY: the request is in flight, and the buffer has room for the status of either
-        // family.
+        // SAFETY: the request is in flight, and the buffer fits the status of either family.
         self.check(unsafe {
             (self.f.test)(&mut request.handle, &mut flag, request.status.as_mut_ptr().cast())
         })?;
@@ -344,8 +342,7 @@ impl Library {
         let _nobody = self.inside.write().unwrap_or_else(PoisonError::into_inner);
         let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         if over.is_none() && !self.guest {
-            // SAFETY: no thread is inside MPI, and no request is in flight. A failure needs no
-            // handling.
+            // SAFETY: no thread is inside MPI, and no request is in flight. Failures are ignored.
             let _ = unsafe { (self.f.finalize)() };
         }
         over.get_or_insert(Error::invalid("MPI was ended in this process"));
@@ -372,8 +369,7 @@ fn begin(f: &Functions) -> Result<bool> {
         return Err(Error::invalid("MPI was ended in this process, and it begins once")
             .help("keep what the first start gave"));
     }
-    // SAFETY: the first branch runs only after initialisation, and the second only before. It needs
-    // no arguments.
+    // SAFETY: MPI is initialised in the first branch only; the second passes no arguments.
     let code = unsafe {
         match begun != 0 {
             true => (f.query_thread)(&mut threads),

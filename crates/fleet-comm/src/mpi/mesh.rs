@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Large enough for MPI's protocol for large messages, small enough that folding overlaps with the
-/// transfer.
+/// Large enough for MPI's protocol for large messages, small enough that folds and transfers
+/// overlap.
 const PIECE_BYTES: usize = 1 << 20;
 /// Maximum number of pieces in flight to each peer, in each direction.
 const PIECES_UNDER_WAY: usize = 4;

@@ -72,8 +72,7 @@ impl Default for MpiOptions {
     }
 }
 
-/// This process in an MPI job. MPI can be initialised only once per process, and ends with this
-/// value.
+/// This process in an MPI job. A process can start MPI once only; it ends with this value.
 pub struct Mpi {
     library: Arc<Library>,
     /// By rank.
@@ -186,8 +185,7 @@ impl Mpi {
         }
     }
 
-    /// Waits until all ranks have called this, and finalises MPI. Groups still in use fail
-    /// afterwards.
+    /// Waits until all ranks have called this, and finalises MPI. Groups fail afterwards.
     pub fn finish(mut self) -> Result<()> {
         let limits = Limits::new(Deadline::within(END_SPAN), &self.abort);
         let key = |rank: usize| format!("mpi/done/{rank}");

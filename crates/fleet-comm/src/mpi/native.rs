@@ -79,8 +79,7 @@ impl Collectives {
     }
 }
 
-/// Requests to start, in order. The closure may own tables of counts that MPI reads until all are
-/// done.
+/// Requests to start, in order. The closure may own tables that MPI reads until all are done.
 struct Plan<'a>(Box<Start<'a>>);
 
 type Start<'a> = dyn FnMut(&mut Vec<Request>) -> Result<()> + 'a;
@@ -317,8 +316,7 @@ fn average(call: &Call<'_>, step: &Step<'_>) {
     }
 }
 
-/// Source pointer for MPI. Empty slices may all have one address, which MPI rejects for two
-/// buffers.
+/// Source pointer for MPI. All empty slices may have one address, which MPI rejects.
 fn source(piece: Piece) -> *const c_void {
     static NOTHING: [u8; 1] = [0];
     match piece.bytes {

@@ -53,8 +53,7 @@ pub(super) const UNIQUE_ID_BYTES: usize = 128;
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub [u8; UNIQUE_ID_BYTES]);
 
-/// `ncclConfig_t` of 2.14. Later versions read its size and version, and use defaults for newer
-/// fields.
+/// `ncclConfig_t` of 2.14. Later versions read its size and use defaults for newer fields.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -179,8 +178,7 @@ impl Communicator {
         nccl.cuda.enter()?;
         let (size, rank) = (mesh.size() as c_int, mesh.rank() as c_int);
         let mut handle: Handle = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for the handle, and the configuration has the layout of its
-        // version.
+        // SAFETY: the pointer is valid, and the configuration has the layout of its version.
         let code = unsafe { (nccl.f.init)(&mut handle, size, id, rank, &CONFIG) };
         let handle = (!handle.is_null()).then_some(handle);
         let mut made = Communicator { nccl: nccl.clone(), handle, mesh };
@@ -355,8 +353,7 @@ impl Communicator {
         }
     }
 
-    /// Aborts the communicator and all running calls. It is the only way to end one without waiting
-    /// for peers.
+    /// Aborts the communicator and all running calls. No other way to end one works without peers.
     pub fn abort(&mut self) {
         let Some(handle) = self.handle.take() else { return };
         // A failure here needs no handling.

@@ -1,5 +1,4 @@
-//! Groups over NCCL: each rank has a GPU, and the machine's CUDA and NCCL libraries are loaded at
-//! run time.
+//! Groups over NCCL. Each rank has a GPU; the CUDA and NCCL libraries are loaded at run time.
 //!
 //! A group has a mesh in addition to its communicator. The mesh serves three purposes: all ranks
 //! check every call before NCCL starts it, messages between two ranks use it, and it shows that a

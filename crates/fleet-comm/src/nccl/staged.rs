@@ -54,8 +54,7 @@ impl Collectives {
         communicator: Communicator,
     ) -> Result<Collectives> {
         let (version, group) = (version.to_string(), group.to_string());
-        // Allocate now and not with the first call: an allocation may wait for running calls of
-        // other groups.
+        // Allocate now and not in the first call: it may wait for running calls of other groups.
         let lane = || Ok(Lane { room: Room::new(cuda, ROOM_BYTES)?, stream: Stream::new(cuda)? });
         let lanes = (0..LANES).map(|_| lane()).collect::<Result<_>>()?;
         Ok(Collectives { version, group, mesh, abort, communicator, lanes })
@@ -192,9 +191,8 @@ fn turns<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Turns + 'a>> {
             let into = others().map(|peer| (peer, block(*output, receives, peer))).collect();
             Box::new(exchange(out, to, into)?)
         }
-        // A barrier needs no data, because all ranks have agreed on the call. A message may be sent
-        // before its receiver waits for it, which NCCL does not support, so messages go over the
-        // mesh.
+        // A barrier needs no data, because all ranks have agreed on the call. Messages use the
+        // mesh: a send may complete before its receive starts, which NCCL does not support.
         Work::Barrier | Work::Send { .. } | Work::Recv { .. } => return None,
     })
 }

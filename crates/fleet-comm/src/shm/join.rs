@@ -81,8 +81,8 @@ fn attempt_join(
     Ok(segment.ok().filter(|_| votes.iter().all(|vote| vote == b"yes")))
 }
 
-/// A number unique to this group's memory. It distinguishes the right file from one of another
-/// process that has got the process id of a dead one.
+/// A number unique to this group's memory. It detects a path that leads to another process, which
+/// reuses the id of a dead one.
 fn nonce(local: &Local) -> u64 {
     use std::hash::BuildHasher;
     std::collections::hash_map::RandomState::new().hash_one(&local.name)

@@ -192,8 +192,7 @@ impl Large<'_> {
                     false => theirs,
                 };
                 let (from, to) = part(bytes, run.engine.size, peer, GRAIN_BYTES);
-                // SAFETY: the peer has published its results, and this rank has not consumed the
-                // step.
+                // SAFETY: the peer has published the step, and this rank has not consumed it.
                 match &mut self.done {
                     Some(done) => done(start + from, unsafe {
                         std::slice::from_raw_parts(slot.add(from), to - from)

@@ -303,8 +303,7 @@ impl Run<'_> {
         )
     }
 
-    /// Exchanges the counts of all ranks. Returns the largest, after a check against this rank's
-    /// own.
+    /// Exchanges the counts of all ranks. Checks this rank's, and returns the largest of all.
     fn exchange_counts(&mut self, sends: &[usize], receives: &[usize]) -> Result<usize> {
         let (rank, size) = (self.engine.rank, self.engine.size);
         let (mut longest, mut wrong) = (0, None);

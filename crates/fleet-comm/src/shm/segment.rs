@@ -95,8 +95,7 @@ impl Flag<'_> {
     /// Stores `value`. A rank that reads it also sees all earlier writes of this one.
     #[inline]
     pub fn publish(&self, value: u32) {
-        // Sequentially consistent, like the waiter's increment, so that one of the two sees the
-        // other.
+        // Sequentially consistent, like the waiter's increment: one of the two sees the other.
         self.word.swap(value, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) != 0 {
             sys::futex_wake(self.word);

@@ -113,8 +113,7 @@ mod linux {
         bytes: usize,
     }
 
-    // SAFETY: any thread of the process may use the pointer; the counters of the segment guard the
-    // content.
+    // SAFETY: any thread may use the pointer; the counters of the segment guard the content.
     unsafe impl Send for Map {}
     // SAFETY: as above.
     unsafe impl Sync for Map {}
@@ -156,8 +155,7 @@ mod linux {
             tv_sec: span.as_secs() as libc::time_t,
             tv_nsec: span.subsec_nanos() as _,
         };
-        // SAFETY: the word lives as long as the call; after any result the caller checks the word
-        // again.
+        // SAFETY: the word outlives the call; after any result the caller checks it again.
         unsafe {
             libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const span)
         };

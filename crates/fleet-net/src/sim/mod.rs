@@ -87,8 +87,7 @@ impl Options {
 pub enum Fault {
     /// The process dies: a part of its pending sends goes out, and its connections are reset.
     Crash { rank: usize, step: u64 },
-    /// The process stops (SIGSTOP), or its host is cut off: connections stay open but carry
-    /// nothing.
+    /// The process is stopped or its host is cut off: connections stay open but carry nothing.
     Silence { rank: usize, step: u64 },
     /// Its connections with `peer` are lost, including bytes in flight. Both processes live.
     Cut { rank: usize, step: u64, peer: usize },
@@ -114,8 +113,7 @@ pub struct Report<T> {
     pub digest: u64,
 }
 
-/// Runs `work` on every rank and returns when all have ended. A panic in `work` propagates to the
-/// caller.
+/// Runs `work` on every rank and returns when all have ended. Panics in `work` propagate.
 pub fn run<T: Send>(options: &Options, work: impl Fn(&SimFabric) -> Result<T> + Sync) -> Report<T> {
     let world = Arc::new(World::new(options));
     let work = &work;

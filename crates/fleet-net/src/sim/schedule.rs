@@ -224,8 +224,7 @@ impl World {
         }
     }
 
-    /// Applies the faults of the options to `rank`. It does not return if the rank dies or falls
-    /// silent.
+    /// Applies the faults of the options to `rank`. Does not return if the rank dies or hangs.
     fn faults<'s>(
         &'s self,
         mut state: MutexGuard<'s, State>,
@@ -427,8 +426,7 @@ impl World {
 
     fn close_all(&self, state: &mut State, rank: usize) {
         for at in (0..self.size()).filter(|at| *at != rank) {
-            // In most cases this is after the delivery of all bytes in flight, resent segments
-            // included.
+            // Mostly after the delivery of all bytes in flight, including resent segments.
             let low = self.options.delay_max;
             let span = self.draw(&mut state.random, low, self.options.resend * 4);
             self.schedule(state, self.now().plus(span), Event::Close { at, gone: rank });

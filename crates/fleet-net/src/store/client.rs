@@ -44,8 +44,7 @@ struct Connection {
 
 /// Maximum number of idle connections kept for later calls.
 const IDLE_MAX: usize = 2;
-/// Longest single wait on the server. Longer waits are repeated, so that the loss of a server is
-/// detected.
+/// Longest single wait on the server. Longer waits are repeated, to detect the loss of a server.
 const WAIT_SPAN_MAX: Duration = Duration::from_secs(60);
 /// Delay of an answer after the requested time beyond which the connection counts as broken.
 const ANSWER_SLACK: Duration = Duration::from_secs(2);

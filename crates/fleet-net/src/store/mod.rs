@@ -75,8 +75,8 @@ pub enum Swap {
 pub struct Changes {
     /// Revision to pass to the next [`Store::watch`].
     pub revision: u64,
-    /// Older deletions have been forgotten: `changes` holds every existing key, and any other key
-    /// was deleted.
+    /// Whether `changes` holds every existing key, because older deletions are forgotten. Any other
+    /// key was deleted.
     pub complete: bool,
     /// The last change of each key, in the order of the changes.
     pub changes: Vec<Change>,

@@ -100,8 +100,7 @@ impl StoreServer {
         StoreServer::start_logging(listener, token, vigilance, (log.clone(), log))
     }
 
-    /// Like [`StoreServer::start`], with one log for rejected connections and one for members and
-    /// requests.
+    /// Like [`StoreServer::start`], with a separate log for rejected connections.
     pub fn start_logging(
         listener: TcpListener,
         token: &Token,
@@ -290,8 +289,7 @@ impl Desk {
         [next_failure, next_wait.and_then(Deadline::time), next_beat].into_iter().flatten().min()
     }
 
-    /// Waits for the bell, a connection or the time `next`. Returns the connections that are
-    /// readable.
+    /// Waits for the bell, a connection or the time `next`. Returns the readable connections.
     fn wait(&mut self, next: Option<Time>) -> Vec<u64> {
         let bell = &self.shared.bell;
         let mut fds = vec![PollFd::new(bell, PollFlags::IN)];

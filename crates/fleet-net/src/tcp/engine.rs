@@ -67,8 +67,7 @@ struct Part {
 pub(super) enum Failure {
     /// The token fired, or the machine ran out of a resource.
     Limits(Error),
-    /// The deadline passed. For each pending transfer: peer, whether it sends, bytes done, total
-    /// bytes.
+    /// The deadline passed. For each pending transfer: peer, whether it sends, bytes done, bytes.
     Late(Vec<(usize, bool, usize, usize)>),
     /// The connection with this rank failed.
     Peer(usize, Error),

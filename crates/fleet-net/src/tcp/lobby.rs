@@ -95,8 +95,7 @@ impl Lobby {
 
     /// Waits for the stream that `member` connects, and takes it.
     pub(super) fn take(&self, key: &Key, member: &Member, limits: &Limits) -> Result<Stream> {
-        /// Bounds the delay if the token fires before the wait starts and its notification is
-        /// missed.
+        /// Bounds the delay if the token fires just before the wait starts.
         const WAIT_MAX: Duration = Duration::from_millis(50);
         let changed = self.changed.clone();
         let _hook = limits.abort.on_fire(move |_| changed.notify_all());

@@ -53,16 +53,14 @@ use std::time::Duration;
 
 /// More streams between two ranks bring no gain.
 pub const STREAMS_MAX: usize = 16;
-/// Default of [`TcpOptions::spin`]. Waking a thread takes about 50 us, and the peer's turn a little
-/// longer.
+/// Default of [`TcpOptions::spin`]: waking a thread takes about 50 us, the peer's turn a bit more.
 const SPIN: Duration = Duration::from_micros(200);
 /// A part of a second-level cache. Measured: 128 KB to 1 MB are equally fast, no limit is slower.
 const TURN_BYTES: usize = 256 << 10;
 /// Time limit for connecting to a rank that has published its address.
 const CONNECT_SPAN: Duration = Duration::from_secs(10);
 
-/// How the ranks of a job are connected. All ranks must use equal options, except for rank, port
-/// and interface.
+/// How the ranks of a job are connected. Equal on all ranks, except for rank, port and interface.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
     /// Names the job and the attempt, and prefixes the keys in the store.

@@ -149,8 +149,7 @@ fn groups_per_host_local_ranks_and_the_job() {
     assert!(!format!("{made:?}").contains("0123456789abcdef"));
 }
 
-/// A process of a larger job that does not know its peers would train alone, and so would each
-/// peer.
+/// A process of a larger job that does not know its peers would train alone, like each peer.
 #[test]
 fn no_process_trains_alone_beside_others() {
     type Make = fn(&Env) -> fleet_base::Result<Topology>;
