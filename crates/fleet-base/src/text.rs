@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// Escapes control characters except line ends and tabs, so that text from a file or a peer cannot
+/// Escapes control characters except line ends and tabs. Text from a file or a peer then cannot
 /// move the cursor of a terminal or change its title and colours. Escaping twice changes nothing.
 ///
 /// ```

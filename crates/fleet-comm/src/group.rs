@@ -165,10 +165,9 @@ impl Group {
     }
 
     /// Like [`Group::all_reduce_bytes`], and calls `done(buffer, start, values)` for every part of
-    /// every buffer as soon as it is final, so that the caller can use the results early. With
-    /// shared memory this happens during the call, in any order, and the values are in the cache of
-    /// this core. The content of the buffers after the call is unspecified, because results passed
-    /// to `done` need not be written back.
+    /// every buffer as soon as it is final. With shared memory this happens during the call, in any
+    /// order, and the values are in the cache of this core. The content of the buffers after the
+    /// call is unspecified, because results passed to `done` need not be written back.
     ///
     /// If the call fails, `done` may have been called for some parts.
     ///

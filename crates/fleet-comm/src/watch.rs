@@ -1,25 +1,24 @@
-//! Detects deadlocks between groups: rank 0 waits in group A for a call that rank 1 has not made,
-//! while rank 1 waits in group B for a call that rank 0 has not made. No group can detect this
-//! alone.
+//! Detects deadlocks between groups. For example, rank 0 waits in group A for a call that rank 1
+//! has not made, and rank 1 waits in group B for a call of rank 0. No group can detect this alone.
 //!
 //! Each rank has a watch thread, which checks periodically. While a call is running and no call
 //! starts or ends, the thread publishes in the store the running call and the calls made so far. It
 //! then follows the published states of other ranks along the relation "waits for". A deadlock is a
-//! cycle that is the same at two checks, between which every rank on it has published again that it
-//! is stalled. It is an error on all ranks of the cycle that names each call.
+//! cycle that is the same at two checks. Every rank on it must have published again in between that
+//! it is stalled. The error goes to all ranks of the cycle and names each call.
 //!
 //! A rank whose process computes meanwhile may be about to make the missing call. Or its training
 //! thread is stalled while other threads read data ahead. These cases look the same from outside,
 //! so such a rank counts as stalled only after [`BUSY_FACTOR`] times the span. A wait for a step or
-//! an evaluation is therefore not reported, and a deadlock beside busy loaders is still found.
+//! an evaluation is therefore not reported, and a deadlock during busy loading is still found.
 //!
 //! Calls of the training thread need no such delay, because it makes no other call while it is
-//! inside one. If the training thread of rank 0 waits in group A for rank 1, and that of rank 1
-//! waits in group B for rank 0, they wait forever, whatever their processes do. Such a cycle is an
-//! error after [`QUICK_SPAN`]. Calls of other threads (loaders that exchange data) are excluded:
-//! the missing call would also be made by such a thread, which may still be reading. The calls of
-//! one training step use several lanes concurrently. If a rank waits in one lane and another rank
-//! waits for it in a second one, its process must also have been idle.
+//! inside one. Suppose that the training thread of rank 0 waits in group A for rank 1, and that of
+//! rank 1 waits in group B for rank 0. They wait forever, whatever their processes do, so such a
+//! cycle is an error after [`QUICK_SPAN`]. Calls of other threads (loaders that exchange data) are
+//! excluded: the missing call would also be made by such a thread, which may still be reading. The
+//! calls of one training step use several lanes concurrently. If a rank waits in one lane and
+//! another rank waits for it in a second one, its process must also have been idle.
 
 use crate::call::{Kind, Signature};
 use crate::world::GroupOptions;

@@ -398,7 +398,7 @@ fn moves_of_all_lengths() {
     }
 }
 
-/// Sums of numbers that depend on the order equal rank 0 + rank 1 + ..., for every form of call.
+/// Sums that depend on the order equal rank 0 + rank 1 + ..., in every form of the call.
 #[test]
 fn sums_are_in_the_order_of_ranks() {
     let number =

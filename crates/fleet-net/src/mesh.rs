@@ -1,9 +1,8 @@
 //! Ordered, reliable bytes between the members of a group.
 //!
 //! There is one primitive. A call of [`Mesh::transfer`] lists all messages that this rank sends and
-//! receives in one step of an algorithm, and moves all of them concurrently in both directions. A
-//! step in which every rank sends before it receives therefore cannot deadlock, however long the
-//! messages are.
+//! receives in one step of an algorithm, and moves all of them concurrently. A step in which every
+//! rank sends before it receives therefore cannot deadlock, however long the messages are.
 //!
 //! ```
 //! use fleet_net::{Abort, Fabric, Transfer, memory};

@@ -1,9 +1,8 @@
 //! Reports of a process to its launcher, in the file that `FLEET_REPORT` names.
 //!
-//! Exit codes do not show which of several failed workers caused the failure of the others, whether
-//! a process that exits with code 0 had finished its work, or whether restarting a failed server
-//! can help. Processes that use Fleet write this information to the file, and the launcher reads
-//! it.
+//! Exit codes do not tell the launcher which of several failed workers caused the failure of the
+//! others. Nor do they tell whether a process that exits with code 0 had finished its work, or
+//! whether restarting a failed server can help. Processes that use Fleet write this to the file.
 
 use std::fmt;
 

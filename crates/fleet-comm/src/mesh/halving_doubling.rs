@@ -1,7 +1,7 @@
-//! All-reduce by halving and doubling. In each round of the first phase, a rank exchanges half of
-//! its remaining range with the rank that differs in one bit, and folds the received half into the
-//! half that it keeps. The second phase runs the same exchanges backwards. The sent and the folded
-//! range do not overlap, so nothing is copied.
+//! All-reduce by halving and doubling. In each round of the first phase, a rank works with the rank
+//! that differs in one bit. It sends half of its remaining range, and folds the received half into
+//! the half that it keeps. The second phase runs the same exchanges backwards. The sent and the
+//! folded range do not overlap, so nothing is copied.
 
 use super::{Folding, Move, Step, finish};
 use crate::call::{Pieces, ReduceOp, part};

@@ -1,5 +1,5 @@
-//! Jobs started by `mpirun`. Ranks find each other through MPI, data goes over MPI's network
-//! (InfiniBand, Slingshot or any other that the library supports), and groups use the library's own
+//! Jobs started by `mpirun`. Ranks find each other through MPI, and data goes over MPI's network
+//! (InfiniBand, Slingshot or any other that the library supports). Groups use the library's own
 //! collectives where it has them.
 //!
 //! Fleet's guarantees hold: every call is checked on all ranks before data moves. Waits end with a

@@ -1,8 +1,8 @@
 //! Loads NCCL at run time and wraps its communicators, which work on device memory.
 //!
 //! No call blocks (`blocking = 0`). A wait ends with the communicator's own error, the deadline,
-//! the fired token, or a peer that has closed its end of the group's mesh, and the communicator is
-//! then aborted. Signatures and numbers are those of `nccl.h` since 2.14 (checked against 2.18 and
+//! the fired token, or a peer that has closed its end of the group's mesh. Then the communicator is
+//! aborted. Signatures and numbers are those of `nccl.h` since 2.14 (checked against 2.18 and
 //! 2.31).
 
 use super::cuda::{Cuda, DevicePointer, Handle, Stream};
@@ -60,7 +60,7 @@ pub(super) struct Config {
     magic: c_uint,
     version: c_uint,
     blocking: c_int,
-    /// Padding in 2.14. From 2.17 on a number; this value means undefined.
+    /// Padding in 2.14. From 2.17 on a setting, which this value leaves undefined.
     undefined: c_int,
 }
 

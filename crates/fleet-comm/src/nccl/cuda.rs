@@ -149,7 +149,7 @@ impl Cuda {
     }
 }
 
-/// The index of the device among `count` visible ones. If a launcher left one visible, it is used.
+/// Selects one of `count` visible devices: `asked`, else the only one, else the one at `local`.
 fn choose(count: usize, asked: Option<usize>, local: usize) -> Result<usize> {
     let index = asked.unwrap_or(if count == 1 { 0 } else { local });
     if index < count {

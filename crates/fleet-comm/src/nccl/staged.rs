@@ -510,8 +510,8 @@ impl Turns for AllGather {
     }
 }
 
-/// Messages between pairs. Both ends split a message alike, independently of other messages, into
-/// parts of a size such that a buffer holds one part to and one from every rank.
+/// Messages between pairs. Both ends split a message into parts of the same size, whatever other
+/// messages they have. A buffer holds one part to and one part from every rank.
 struct Exchange {
     /// Data to send. Several messages may share one entry.
     out: Vec<Piece>,

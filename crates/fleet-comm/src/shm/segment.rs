@@ -3,7 +3,7 @@
 //! One rank creates an anonymous file (`memfd`), and the others open it through `/proc/PID/fd`. The
 //! file has no name, so it disappears however the processes end, and the size of `/dev/shm` does
 //! not matter. If `/proc` of the other process is not readable, a file in `/dev/shm` is used
-//! instead, whose name is removed as soon as every rank has opened it.
+//! instead. Its name is removed as soon as every rank has opened it.
 //!
 //! ```text
 //! head        magic, sizes, a random number that proves that the right file was opened, the fault

@@ -3,8 +3,8 @@
 //! Every rank is a thread, but only one thread runs at a time, and the seed decides which one. Time
 //! is a number that jumps to the next event. Bytes travel in segments that are delayed, reordered,
 //! lost and resent, or duplicated. A layer like TCP turns them into a stream again. An algorithm
-//! above it is exposed to every fault of a network: any timing, a lost connection, a rank that dies
-//! in the middle of a step, a rank that falls silent, and the delayed notice of such a failure.
+//! above it is exposed to every fault of a network: any timing, lost connections, ranks that die or
+//! fall silent in the middle of a step, and delayed notices of such failures.
 //!
 //! ```
 //! use fleet_net::sim::{self, Fault, Outcome};
