@@ -137,7 +137,7 @@ impl Group {
         self.all_reduce_fused(label, &mut [data], op)
     }
 
-    /// Like [`Group::all_reduce`] for several buffers in one operation, which are not joined.
+    /// Like [`Group::all_reduce`] for several buffers in one operation, without joining them.
     pub fn all_reduce_fused<T: Element>(
         &self,
         label: &str,

@@ -836,8 +836,8 @@ mod tests {
         assert_eq!(cycle(&[Some(receives(1)), Some(receives(0))]).len(), 2);
     }
 
-    /// Whether a cycle of two ranks is a quick one. Each rank is in a call of one group and missing
-    /// in the other's; the arguments are flags of both groups and whether the processes are idle.
+    /// Whether a cycle of two ranks is a quick one, if each waits in its own group for the other.
+    /// The arguments are flags of both groups and whether the processes are idle.
     fn is_quick(in_steps: [bool; 2], is_trainers: [bool; 2], idle: bool) -> bool {
         let of = |rank: usize| {
             let group = |index: usize, name: &str| {

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Timeout of a wait for peers: the program hangs. Tests take milliseconds.
+/// Timeout of a wait for peers. Tests take milliseconds, so a longer wait is a hang.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Runs `body` for every rank in a thread of its own. Returns the results by rank. A rank that

@@ -249,8 +249,7 @@ fn refuse_alone(env: &Env) -> Result<()> {
     refuse_strangers(env)
 }
 
-/// Rejects a process that another launcher started as one of several. It would silently train
-/// alone.
+/// Rejects a process that another launcher started as one of several: it would train alone.
 fn refuse_strangers(env: &Env) -> Result<()> {
     if is_spoken_for(env) {
         return Ok(());

@@ -122,7 +122,7 @@ impl Table {
         if revision >= self.revision {
             return None;
         }
-        // At revision 0 the watcher knows of no key, so no deletion can be missing.
+        // Before revision `forgotten` the watcher may have missed deletions, so list every key.
         let complete = revision < self.forgotten;
         let mut changes: Vec<Change> = self
             .under(prefix)
