@@ -186,7 +186,7 @@ pub fn layer_norm(
     let (x, y) = (Raw::new(x.as_ptr()), Raw::new_mut(y.as_mut_ptr()));
     let (mean, inv_std) = (Raw::new_mut(mean.as_mut_ptr()), Raw::new_mut(inv_std.as_mut_ptr()));
     pool.run_ranges(rows, grain_rows(norm.len), |range| {
-        // SAFETY: tasks take different rows; the lengths were checked.
+        // SAFETY: tasks have different rows, and the lengths were checked.
         unsafe {
             forward_rows(plan, x.at(0), residual, y.at(0), mean.at(0), inv_std.at(0), range);
         }

@@ -113,7 +113,7 @@ pub fn permute<T: Copy + Send + Sync>(pool: &Pool, plan: &Permute, x: &[T], out:
     }
 }
 
-/// `out[c, r] = x[r, c]`.
+/// Computes `out[c, r] = x[r, c]`.
 pub fn transpose<T: Copy + Send + Sync>(
     pool: &Pool,
     x: &[T],

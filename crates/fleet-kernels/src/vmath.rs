@@ -292,7 +292,7 @@ fn floor_f32(x: f32) -> f32 {
 #[inline(always)]
 fn log2_f64(x: f64) -> f64 {
     const SQRT_HALF_BITS: u64 = 0x3fe6_a09e_667f_3bcd;
-    const MAGIC: f64 = 4_503_599_627_370_496.0; // 2^52: an integer below it sits in its last bits
+    const MAGIC: f64 = 4_503_599_627_370_496.0; // 2^52: its low bits can hold an integer
     let offset = x.to_bits().wrapping_sub(SQRT_HALF_BITS).wrapping_add(1023 << 52);
     let e = f64::from_bits((offset >> 52) | MAGIC.to_bits()) - (MAGIC + 1023.0);
     let mantissa = f64::from_bits((offset & 0x000f_ffff_ffff_ffff) + SQRT_HALF_BITS);

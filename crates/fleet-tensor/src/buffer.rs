@@ -12,7 +12,7 @@ pub const ALIGN: usize = 64;
 /// page walk.
 const LARGE_BYTES_MIN: usize = 8 << 20;
 
-/// Owned, zero-initialised, 64-byte aligned memory.
+/// Owned, zero-initialized, 64-byte aligned memory.
 pub struct Buffer {
     ptr: NonNull<u8>,
     bytes: usize,
@@ -51,7 +51,7 @@ impl Buffer {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the memory is owned, initialised and `bytes` long.
+        // SAFETY: the memory is owned, initialized and `bytes` long.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }
     }
 

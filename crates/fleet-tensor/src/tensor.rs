@@ -95,7 +95,7 @@ impl Tensor {
     /// Returns the elements in physical order.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.check_type::<T>()?;
-        // SAFETY: the buffer is aligned to 64 bytes, initialised, and holds elements of `T`.
+        // SAFETY: the buffer is aligned to 64 bytes, initialized, and holds elements of `T`.
         Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast(), self.physical_len()) })
     }
 

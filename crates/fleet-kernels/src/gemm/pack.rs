@@ -40,7 +40,7 @@ impl Source {
     }
 
     /// # Safety
-    /// As [`Source::pack`].
+    /// As for [`Source::pack`].
     unsafe fn pack_rows(
         &self,
         isa: Isa,

@@ -368,14 +368,14 @@ kernel! {
     }
 }
 
-/// The sum of squares of `len` floats: blocks in lanes, then f64.
+/// Returns the sum of squares of `len` floats: blocks are summed in lanes, then in f64.
 unsafe fn piece_norm(x: *const f32, len: usize) -> f64 {
-    // SAFETY: `len` floats are readable, says the caller.
+    // SAFETY: the caller guarantees `len` readable floats.
     unsafe { square_sum(x, len, 1.0, Regularizer::None, x) }
 }
 
 kernel! {
-    /// The sum of squares of gradients as the formulas mean them.
+    /// Returns the sum of squares of the gradients after scale and regularizer.
     unsafe fn square_sum<S>(
         s: S, g: *const f32, len: usize, scale: f32, regularizer: Regularizer, w: *const f32,
     ) -> f64 {
@@ -395,7 +395,7 @@ kernel! {
 }
 
 kernel! {
-    /// The first sweep of LAMB: updates the moments; the sums of squares of w and r.
+    /// Runs the first pass of LAMB: updates the moments, and returns the sums of squares of w and r.
     unsafe fn lamb_norms<S>(
         s: S, betas: (f32, f32), direction: LambDirection, gradient: Gradient, w: *const f32,
         g: *const f32, m: *mut f32, v: *mut f32, len: usize,
@@ -411,7 +411,7 @@ kernel! {
                 moments(s, betas.0, betas.1, grad, &mut state);
                 s.store_n(m.add(i), state[0], n);
                 s.store_n(v.add(i), state[1], n);
-                // With epsilon 0 the lanes beyond a part would be 0 / 0.
+                // If epsilon is 0, lanes past the end compute 0 / 0.
                 let r = s.keep_first(direction.at(s, param, state[0], state[1]), n);
                 sum_w = s.fma(param, param, sum_w);
                 sum_r = s.fma(r, r, sum_r);
@@ -423,10 +423,10 @@ kernel! {
     }
 }
 
-/// The first sweep over a piece: two sums of squares.
+/// Runs the first pass over a piece, and returns two sums of squares.
 unsafe fn norm_piece(rule: Rule, step: Step, segment: &Segment, piece: Piece) -> (f64, f64) {
     let gradient = Gradient { scale: step.grad_scale, regularizer: segment.regularizer };
-    // SAFETY: the piece lies in its tensors, says the caller.
+    // SAFETY: the caller guarantees that the piece is inside its tensors.
     unsafe {
         let (w, g) = (segment.param.add(piece.start), segment.grad.add(piece.start));
         match rule {
@@ -446,7 +446,7 @@ unsafe fn norm_piece(rule: Rule, step: Step, segment: &Segment, piece: Piece) ->
 
 unsafe fn update_piece(rule: Rule, step: Step, rate: f32, segment: &Segment, piece: Piece) {
     let gradient = Gradient { scale: step.grad_scale, regularizer: segment.regularizer };
-    // SAFETY: the piece lies in its tensors, says the caller; unused states stay null.
+    // SAFETY: the caller guarantees that the piece is inside its tensors; unused states stay null.
     unsafe {
         let (w, g) = (segment.param.add(piece.start), segment.grad.add(piece.start));
         let state = segment.state.map(|p| if p.is_null() { p } else { p.add(piece.start) });
@@ -456,8 +456,8 @@ unsafe fn update_piece(rule: Rule, step: Step, rate: f32, segment: &Segment, pie
     }
 }
 
-/// Updates one tensor; see [`Rule`] for the state. LARS and LAMB want scratch as
-/// [`Segments::scratch_len`] says, which [`Segments`] keeps for reuse; this form allocates it.
+/// Updates one tensor; see [`Rule`] for the state. Allocates the scratch memory of LARS and LAMB;
+/// to reuse it, call [`Segments::update`].
 pub fn update(
     pool: &Pool,
     rule: Rule,
@@ -470,6 +470,6 @@ pub fn update(
     assert!(given >= rule.state_count(), "a state tensor is missing");
     let segments = Segments::new(vec![Segment::of(param, grad, state)]);
     let mut scratch = vec![0.0; if rule.needs_norms() { segments.scratch_len() } else { 0 }];
-    // SAFETY: the slices live through the call, and the mutable ones are exclusive.
+    // SAFETY: the slices outlive the call, and the mutable ones are exclusive.
     unsafe { segments.update(pool, rule, step, &mut scratch) };
 }

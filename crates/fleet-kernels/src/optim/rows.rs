@@ -29,7 +29,6 @@ const ROWS_AHEAD: usize = 8;
 ///
 /// # Safety
 /// `rows` contains no duplicates.
-/// No row is named twice.
 pub unsafe fn update_rows(
     pool: &Pool,
     rule: Rule,
