@@ -3,10 +3,10 @@
 //! 1. Blocks: block 0 is the root and has no parent. Every other block has an existing parent,
 //!    without cycles and at most 32 levels deep. A block belongs to at most one op, which is in the
 //!    block's parent.
-//! 2. Variables: each is listed once, in the block that it names. Names are not empty, unique in
-//!    the whole program, and known to [`Program::find_var`]. Shapes have no dimension below -1, and
-//!    variables in a filter layout have four dimensions. A parameter is persistable. No variable is
-//!    both fed and kept between runs.
+//! 2. Variables: each is listed once, in the block that it names. A name is not empty and is unique
+//!    in the whole program, and [`Program::find_var`] finds the variable by it. Shapes have no
+//!    dimension below -1, and variables in a filter layout have four dimensions. A parameter is
+//!    persistable. No variable is both fed and kept between runs.
 //! 3. Ops: each exists and is listed once, in one block. It has as many slots and attributes as its
 //!    spec. Each slot has as many variables as it takes. Attributes have the spec's types.
 //! 4. Uses: every variable exists and is listed in the op's block or a block around it. No op

@@ -19,7 +19,7 @@ const SLICE_ROWS: usize = 256;
 /// Number of outputs that one task holds while it adds rows: 4 KB of L1.
 const WIDTH: usize = 1024;
 
-/// The product as matrix times vector.
+/// A product, viewed as a matrix times a vector.
 struct View {
     /// Number of outputs, and number of terms of each.
     outputs: usize,

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Limit on the queues: more than the number of threads of any known machine. They are on the
-/// stack.
+/// Limit on the queues of a call, which are on the stack. If there are more threads than queues,
+/// several threads start with the same queue.
 const QUEUES_MAX: usize = 64;
 
 /// `groups` groups of `each` tasks. Group `g` is in queue `g % QUEUES_MAX`.

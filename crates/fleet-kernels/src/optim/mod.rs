@@ -395,7 +395,7 @@ kernel! {
 }
 
 kernel! {
-    /// Runs the first pass of LAMB: updates the moments, and returns the sums of squares of w and r.
+    /// Runs the first pass of LAMB: updates the moments and returns the sums of squares of w and r.
     unsafe fn lamb_norms<S>(
         s: S, betas: (f32, f32), direction: LambDirection, gradient: Gradient, w: *const f32,
         g: *const f32, m: *mut f32, v: *mut f32, len: usize,
