@@ -10,7 +10,7 @@ pub struct ExecOptions {
     pub num_threads: usize,
     /// Number of runs of the plan per call of `run`, all with the same feeds.
     pub num_iteration_per_run: usize,
-    /// Number of unused runs after which a plan is dropped; 0 keeps every plan.
+    /// Number of runs without use after which a plan is dropped; 0 keeps every plan.
     pub num_iteration_per_drop_scope: usize,
     /// Rewrites that the executor may make before it plans.
     pub build: BuildOptions,

@@ -2,8 +2,8 @@
 //! faster to read. `proto/program.proto` documents it. The messages below mirror that file by hand,
 //! so that the build needs no protobuf compiler.
 //!
-//! The reader accepts untrusted bytes. Every allocation is bounded by the length of the input,
-//! names and numbers are checked, ops go through the usual builder, and blocks must form a tree.
+//! The reader accepts untrusted bytes. The length of the input bounds every allocation. Names and
+//! numbers are checked, ops go through the usual builder, and blocks must form a tree.
 
 use crate::limits::{BLOCK_DEPTH_MAX, BlockOwners, NAME_BYTES_MAX, check_bytes, depth};
 use crate::scan::check_counts;

@@ -128,7 +128,7 @@ impl CastTo<f16> for f32 {
     fn cast_to(self) -> f16 {
         f16::from_f32(self)
     }
-    // `half` uses the machine's instruction for slices.
+    // For slices, `half` uses the machine's conversion instruction.
     fn cast_slice(from: &[f32], to: &mut [f16]) {
         to.convert_from_f32_slice(from);
     }

@@ -273,7 +273,7 @@ as_they_are!(f32, f64, i32, i64, u8);
 
 impl Fold for f16 {
     type Acc = f32;
-    // `half` uses the machine's instruction for slices.
+    // For slices, `half` uses the machine's conversion instruction.
     #[inline(always)]
     fn widen(block: [Self; BLOCK]) -> [f32; BLOCK] {
         let mut wide = [0.0; BLOCK];

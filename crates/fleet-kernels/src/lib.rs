@@ -1,6 +1,6 @@
 //! CPU kernels over plain slices. They know shapes and numbers, but nothing about programs.
 //!
-//! Every kernel takes the [`pool::Pool`] that it may use, and splits its work by shape, so that its
+//! Every kernel takes the [`pool::Pool`] that it may use. It splits its work by shape, so that its
 //! result does not depend on the number of threads. Kernels do not allocate while a plan runs:
 //! scratch memory is an argument.
 

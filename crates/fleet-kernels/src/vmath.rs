@@ -223,8 +223,8 @@ fn lane_by_lane<S: Simd>(s: S, x: S::F, scalar: fn(f64) -> f64) -> S::F {
     unsafe { s.load(lanes.as_ptr()) }
 }
 
-/// Computes the quantile of the standard normal distribution at (1 + t) / 2, for |t| <= erf(sqrt
-/// 2), which is the range of results in [-2, 2].
+/// Computes the quantile of the standard normal distribution at (1 + t) / 2. The argument is
+/// limited to |t| <= erf(sqrt 2), where results are in [-2, 2].
 #[inline(always)]
 pub(crate) fn normal_quantile<S: Simd>(s: S, t: S::F) -> S::F {
     let w = s.neg(log(s, s.neg_fma(t, t, s.splat(1.0))));

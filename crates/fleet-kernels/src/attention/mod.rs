@@ -119,8 +119,10 @@ impl<'a> Mask<'a> {
     }
 }
 
-/// Dropout of probabilities. Position ((b * heads + h) * queries + i) * keys + j is kept if
-/// `Philox::new(seed, stream).unit(position) >= probability`, and divided by `1 - probability`.
+/// Dropout of probabilities. The position of a probability is
+/// `((b * heads + h) * queries + i) * keys + j`. A probability is kept if
+/// `Philox::new(seed, stream).unit(position) >= probability`, and then divided by
+/// `1 - probability`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     pub probability: f32,

@@ -326,8 +326,8 @@ pub(super) unsafe fn scale_row<S: Simd>(s: S, row: *mut f32, dim: usize, factor:
     }
 }
 
-/// Writes 0 or 1 / (1 - p) for `count` positions from `position` on, and more up to the next
-/// multiple of a register (`keep` holds a whole tile).
+/// Writes 0 or 1 / (1 - p) for `count` positions from `position` on. It may write up to the next
+/// multiple of a register; `keep` holds a whole tile.
 ///
 /// # Safety
 /// `keep` has space for a tile of keys.

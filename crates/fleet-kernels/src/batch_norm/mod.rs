@@ -1,12 +1,12 @@
 //! Batch normalization fused with ReLU and the residual addition, forward and backward.
 //!
-//! Passes over memory determine the cost. Forward in training takes one pass for the statistics
-//! (none if a convolution provides partial sums), and one that reads x (and the residual) and
-//! writes y. Backward takes one pass for the two sums of each channel, and one for dx. Without a
-//! residual, the ReLU mask is recomputed from x, so that y is not read. With a residual, the first
-//! pass overwrites dy with the masked gradient, which is the gradient of the residual, and the
-//! second pass reads that. dx may be written in place of x or dy, which saves reading the cache
-//! lines of the target.
+//! Passes over memory determine the cost. Forward in training takes one pass for the statistics,
+//! unless a convolution provides partial sums. A second pass reads x (and the residual) and writes
+//! y. Backward takes one pass for the two sums of each channel, and one for dx. Without a residual,
+//! the ReLU mask is recomputed from x, so that y is not read. With a residual, the first pass
+//! overwrites dy with the masked gradient, which is the gradient of the residual, and the second
+//! pass reads that. dx may be written in place of x or dy, which saves reading the cache lines of
+//! the target.
 //!
 //! Sums are computed in f32 over at most 512 rows, relative to a shift, and merged in f64 in a
 //! fixed order. Results therefore do not depend on the number of threads.

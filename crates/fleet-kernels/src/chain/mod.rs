@@ -2,10 +2,10 @@
 //! by tile in L1, forward and backward.
 //!
 //! A [`Chain`] passes one value through its steps. A step applies a function to the value, or
-//! combines it with an operand that has the same length or is repeated along it (a bias row, a
-//! channel, a scalar). [`bias_activation_grad`] is the backward pass of the most common chain, with
-//! the sum over the bias in the same pass. Expression trees are not supported: a chain has one live
-//! value.
+//! combines it with an operand. The operand has the same length or is repeated along the value (a
+//! bias row, a channel, a scalar). [`bias_activation_grad`] is the backward pass of the most common
+//! chain, with the sum over the bias in the same pass. Expression trees are not supported: a chain
+//! has one live value.
 //!
 //! ```
 //! use fleet_kernels::chain::{Chain, Layout, Step};

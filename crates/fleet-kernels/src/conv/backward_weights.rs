@@ -73,8 +73,8 @@ impl Cut {
 
 /// Returns the numbers of slices of the pixels, of parts of the input channels, and of parts of the
 /// panels. They give at least [`TASKS`] tasks where the shape allows, with the least memory
-/// traffic. x is copied once per part of the panels (reading it again in place costs a quarter of
-/// that), and dy once per part of the channels. A slice's sums are written, read and added.
+/// traffic. x is copied once per part of the panels; reading it again in place costs a quarter of
+/// that. dy is copied once per part of the channels. A slice's sums are written, read and added.
 fn cheapest_parts(conv: &Conv2d, lines: usize, len: usize) -> (usize, usize, usize) {
     let (panels, wanted) = (conv.panels(), TASKS.div_ceil(conv.groups));
     let channels_max = (conv.group_in() / CUT_CHANNELS_MIN).max(1);

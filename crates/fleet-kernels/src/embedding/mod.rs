@@ -2,9 +2,9 @@
 //! of only the rows in use.
 //!
 //! Cache misses limit a lookup, so rows are prefetched. Duplicate ids are merged by a radix sort of
-//! (id, position). Unique ids come out in ascending order, the rows of one id are summed in the
-//! order of their positions, and the table is then updated from front to back. No hashing is
-//! needed, and the result does not depend on the number of threads.
+//! (id, position), which gives the unique ids in ascending order. The rows of one id are summed in
+//! the order of their positions, and the table is updated from front to back. No hashing is needed,
+//! and the result does not depend on the number of threads.
 //!
 //! Sketch for 53,248 ids of dimension 16 over 1e6 rows: 3.4 MB of rows in, 3.4 MB out, about 53,000
 //! cache misses. Merging takes three radix passes over 0.4 MB. For measurements, see

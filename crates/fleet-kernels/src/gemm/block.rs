@@ -1,9 +1,9 @@
 //! The blocked product: the loops of a task.
 //!
 //! Sketch: C is split into blocks, and K into blocks of terms. For one block of K, a thread packs
-//! its columns of B into its own panels, which fit in L2, and iterates over the row tiles of C. A
-//! tile of A (at most 18 KB) then stays in L1 while the panels stream from L2. Threads keep to
-//! their columns while rows are left for them ([`Queues`]), so B is read from memory about once.
+//! its columns of B into its own panels, which fit in L2. Then it iterates over the row tiles of C.
+//! A tile of A (at most 18 KB) stays in L1 while the panels stream from L2. Threads keep to their
+//! columns while rows are left for them ([`Queues`]), so B is read from memory about once.
 //!
 //! A transposed A is packed into strips of six columns just before use, a few rows of C at a time.
 //! The next part of A is prefetched while sums run.

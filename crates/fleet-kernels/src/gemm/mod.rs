@@ -169,7 +169,7 @@ impl Gemm {
         self.batched_2(Batch { count: [1, count], a: [0, a], b: [0, b], c: [0, c] })
     }
 
-    /// Returns a batch with two levels, such as images and heads, without moving either.
+    /// Returns a batch with two levels, such as images and heads, without moving data.
     pub fn batched_2(self, batch: Batch) -> Gemm {
         Gemm { batch, ..self }
     }

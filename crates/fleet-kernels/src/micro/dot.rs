@@ -1,8 +1,9 @@
 //! A block of bf16 products by the dot products of AVX-512, which add pairs of terms to sums of
 //! f32.
 //!
-//! Sketch: 12 rows x 32 columns of sums take 24 registers. A pair of terms takes two loads of B and
-//! 12 broadcasts of A, which are memory operands of the products, for 24 products at one a cycle.
+//! Sketch: 12 rows x 32 columns of sums take 24 registers. A pair of terms takes two loads of B, 12
+//! broadcasts of A and 24 products, one product a cycle. The broadcasts are memory operands of the
+//! products.
 
 use super::bf16::{BLOCK, Block, TERMS, TILE, TILE_LEN};
 use std::arch::x86_64::*;

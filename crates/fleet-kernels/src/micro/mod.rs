@@ -82,8 +82,8 @@ impl Isa {
 
 /// One call of the register tile.
 ///
-/// The caller guarantees that every address named below may be read or written, and that the rows
-/// of C do not overlap each other, A, B or the bias.
+/// The caller guarantees that every address named below may be read or written. The rows of C must
+/// not overlap each other, A, B or the bias.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     /// Row pointers of A; those from `rows` on are not read.

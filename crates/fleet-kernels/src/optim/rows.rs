@@ -1,4 +1,4 @@
-//! Updates of only the rows of a table that have a gradient.
+//! Updates only those rows of a table that have a gradient.
 
 use super::rules::*;
 use super::{PIECE, Regularizer, Rule, Step};

@@ -361,8 +361,8 @@ macro_rules! intrinsics {
 use intrinsics;
 
 /// Keeps the compiler from vectorizing the surrounding loop, whose body already handles a whole
-/// array. If the compiler sees that pointers do not overlap, it would otherwise gather one element
-/// of every array into a register.
+/// array. Otherwise, where pointers do not overlap, the compiler would gather one element of every
+/// array into a register.
 #[inline(always)]
 pub(crate) fn keep_arrays_whole() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
