@@ -137,7 +137,7 @@ fn a_second_size_in_a_conditional_part_is_refused() {
     }
 }
 
-/// The two branches of `cond` do so.
+/// Both branches of `cond` write its result in this way.
 #[test]
 fn branches_may_write_one_variable_of_one_size() {
     let text =

@@ -7,8 +7,8 @@ use fleet_ops::{LookUp, Lookup, PushRows, Registry, Services, Tables};
 use fleet_tensor::Tensor;
 use std::sync::{Arc, Mutex};
 
-/// Tables whose rows hold the id and a tenth of it, and whose parameters are 7. They record all
-/// calls.
+/// Mock tables that record all calls. A row holds its id and a tenth of the id, and dense
+/// parameters are 7.
 #[derive(Default)]
 struct Noted(Mutex<Vec<String>>);
 

@@ -130,9 +130,9 @@ pub fn auc_area_of(positives: &[i64], negatives: &[i64]) -> f64 {
 }
 
 /// Returns the area under the precision-recall curve as the average precision: each bucket is a
-/// step at the precision that includes the bucket. Linear interpolation would claim more than any
-/// threshold achieves. With steps, the area for uninformative scores is the fraction of positives,
-/// which is also the result if only one class occurs.
+/// step at the precision that includes the bucket. Linear interpolation would overestimate the
+/// precision that thresholds achieve. With steps, the area for uninformative scores is the fraction
+/// of positives, which is also the result if only one class occurs.
 ///
 /// ```
 /// use fleet_kernels::metrics::precision_recall_area_of;

@@ -85,7 +85,7 @@ pub fn scatter(
     Ok(())
 }
 
-/// The end of the order that comes first.
+/// The order of sorted values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rank {
     /// Descending; a NaN is larger than any number.

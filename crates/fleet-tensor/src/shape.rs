@@ -4,7 +4,7 @@ use fleet_base::{Error, Result};
 use std::fmt;
 use std::ops::Deref;
 
-/// Limit on the dimensions of a tensor: enough for every documented op, and small enough to copy.
+/// Limit on the number of dimensions: enough for every documented op, and small enough to copy.
 pub const RANK_MAX: usize = 8;
 
 /// The dimensions of a tensor. `-1` is an unknown dimension, such as the batch size.

@@ -135,7 +135,8 @@ impl Copied {
             return Copied { pixel, width: conv.out_w(), rows_max, sampled, in_place, dy_in_place };
         }
         let width = (conv.out_w() - 1) * conv.stride[1] + (conv.kw - 1) * conv.dilation[1] + 1;
-        // A block that spans several images needs the height of a window more in each.
+        // In a block that spans several images, each image needs extra rows for the height of a
+        // window.
         let images = (cut.block_lines + conv.out_h() - 2) / conv.out_h() + 1;
         let window = (conv.kh - 1) * conv.dilation[0] + 1;
         let rows_max = cut.block_lines * conv.stride[0] + images * window;

@@ -178,8 +178,7 @@ impl Gemm {
         2.0 * (self.batch.len() * self.m) as f64 * self.n as f64 * self.k as f64
     }
 
-    /// Returns the number of elements of A, B and C between the first and the last that a call
-    /// accesses.
+    /// Returns the lengths of A, B and C, from the first to the last element that a call accesses.
     pub fn lens(&self) -> [usize; 3] {
         let span = |rows: usize, cols: usize, pitch: usize, strides: [usize; 2]| {
             if rows == 0 || cols == 0 || self.batch.len() == 0 {

@@ -52,7 +52,7 @@ impl Simd for Avx512 {
     fn sqrt_fast(self, a: __m512) -> __m512 {
         // SAFETY: the creator of the token guaranteed the features.
         unsafe {
-            // One Newton step improves the 14 bits of 1/sqrt. It is undefined for 0 and infinity,
+            // One Newton step improves the 14 bits of 1/sqrt. The step fails for 0 and infinity,
             // which are their own square roots.
             let inverse = _mm512_rsqrt14_ps(a);
             let root = _mm512_mul_ps(a, inverse);
