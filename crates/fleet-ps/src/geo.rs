@@ -8,7 +8,6 @@ use fleet_base::{Error, Result};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
-/// A table of rows that workers train locally and exchange as differences.
 /// ```
 /// use fleet_ps::{GeoTable, Initializer, SparseConfig};
 /// let config = SparseConfig { initializer: Initializer::Constant(0.0), ..SparseConfig::plain(0, 1) };
