@@ -1,5 +1,5 @@
-//! How gradients travel: in buckets of 16 MB, over two rings in turn, summed inside of groups of
-//! workers (a machine's) first and then between the groups.
+//! Communication of gradients: in buckets of 16 MB, over two rings alternately, summed inside
+//! groups of workers (those of a machine) first and then between the groups.
 //! `fleetrun --nproc_per_node=4 target/release/examples/hierarchical [STEPS]`
 
 #[path = "digits/mod.rs"]

@@ -4,8 +4,7 @@ use fleet_base::{Error, Result};
 use fleet_kernels::kernel;
 use std::borrow::Cow;
 
-/// What a table does with a push that contains NaN or infinity. Such values are counted in any
-/// case.
+/// Treatment of a push that contains NaN or infinity. Such values are counted in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum NonFinite {
     /// Rejects the whole push with an error that names the id; nothing is applied.

@@ -87,8 +87,8 @@ impl ControlClient {
         self.call(SHRINK, request)
     }
 
-    /// Returns a credential for other tools, to be sent to this server as `authorization: Bearer
-    /// ...`. It is valid for `span`.
+    /// Returns a credential for other tools, to be sent to this server as
+    /// `authorization: Bearer ...`. It is valid for `span`.
     pub fn credential(&mut self, span: Duration) -> Result<String> {
         let asked: Result<StatisticsAnswer, Status> =
             self.send(STATISTICS, StatisticsRequest {}, SCHEME);

@@ -1,9 +1,9 @@
 //! Rows as lines of text.
 //!
 //! Plain tables: `id <tab> count <tab> unseen days <tab> has a row <tab> v1,v2,...`, weights then
-//! state. A pending id has a count and no values. Click tables: `id slot unseen delta show click
-//! weight state... [embedding... state...]`, separated by spaces; an embedding that was not made is
-//! left out.
+//! state. A pending id has a count and no values. Click tables:
+//! `id slot unseen delta show click weight state... [embedding... state...]`, separated by spaces;
+//! an embedding that was not made is left out.
 
 use crate::sparse::layout::{CLICK, DELTA, EMBED, SHOW, SLOT, has_embedx, slot_number, slot_word};
 use crate::{Accessor, Record, SparseTable};

@@ -54,7 +54,7 @@ pub(crate) struct Taken {
     rows: Vec<(u64, f32, bool)>,
 }
 
-/// What a running snapshot does with rows.
+/// Settings of a running snapshot, for the treatment of rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capture {
     /// The mark of rows that are done.

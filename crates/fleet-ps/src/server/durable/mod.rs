@@ -159,8 +159,8 @@ impl ServerTables {
         result
     }
 
-    /// Ends a job that has ended well. The mark comes first: a server that is killed while it
-    /// writes its snapshot has finished all the same.
+    /// Marks a job that has ended well as finished, and writes a last snapshot. The mark comes
+    /// first: a server that is killed while it writes its snapshot has finished all the same.
     pub(super) fn conclude(&self, keeper: &Keeper) -> Result<()> {
         keeper.mark_finished()?;
         match keeper.log.is_empty() {
