@@ -22,7 +22,7 @@ pub fn train(steps: u64) -> Result<()> {
         sentence_types: 0,
         padded: false,
         dropout: 0.0,
-        initializer_range: 0.1, // as fits so few dimensions
+        initializer_range: 0.1, // suits so few dimensions
         ..BertConfig::base()
     };
     // Classifies each token; words that were not masked have a label that is ignored.

@@ -12,7 +12,7 @@ pub fn train(steps: u64) -> Result<()> {
     let strategy = DistributedStrategy::new()
         .with_fuse_all_reduce_ops(true)
         .with_fuse_grad_size_in_MB(16)
-        .with_last_comm_group_size_MB(0.1) // nothing hides the last one, so it is small
+        .with_last_comm_group_size_MB(0.1) // small, because nothing overlaps the last one
         .with_nccl_comm_num(2)
         .with_use_hierarchical_allreduce(true)
         .with_hierarchical_allreduce_inter_nranks(2); // workers of a group

@@ -143,37 +143,37 @@ impl Method {
         })
     }
 
-    /// Whether a byte is a known method; cheaper than the error of [`Method::parse`].
+    /// Returns whether a byte is a known method; cheaper than the error of [`Method::parse`].
     pub fn is_known(byte: u8) -> bool {
         METHODS.iter().any(|method| *method as u8 == byte)
     }
 
-    /// Whether running it a second time would be wrong.
+    /// Returns whether running it a second time would be wrong.
     pub fn changes(self) -> bool {
         use Method as M;
         let reads = matches!(self, M::Compare | M::PullSparse | M::PullDense | M::Wait | M::Stop);
         !(reads || matches!(self, M::Stats | M::LastSave | M::Alive | M::Rounds | M::Workers))
     }
 
-    /// Whether it carries results of a worker's steps.
+    /// Returns whether it carries results of a worker's steps.
     pub fn is_push(self) -> bool {
         use Method as M;
         matches!(self, M::PushSparse | M::PushDense | M::PushGeo | M::PushSteps)
     }
 
-    /// Whether it concerns whole tables and no worker, so that operators may send it.
+    /// Returns whether it concerns whole tables and no worker, so that operators may send it.
     pub fn is_control(self) -> bool {
         use Method as M;
         let saves = matches!(self, M::LastSave | M::Save | M::EndSave | M::Load);
         saves || matches!(self, M::Compare | M::Stats | M::Shrink)
     }
 
-    /// Whether the answer is long: rows or parameters.
+    /// Returns whether the answer is long: rows or parameters.
     pub fn answers_at_length(self) -> bool {
         matches!(self, Method::PullSparse | Method::PullDense)
     }
 
-    /// Whether the time that it takes grows with the tables.
+    /// Returns whether the time that it takes grows with the tables.
     pub fn takes_long(self) -> bool {
         matches!(self, Method::Save | Method::Load | Method::Shrink | Method::Clear)
     }

@@ -48,7 +48,7 @@ impl Progress {
         Progress { base, complete, applied: Vec::new() }
     }
 
-    /// Returns the newest step of which any server has a part.
+    /// Returns the newest step whose gradients any server has, at least in part.
     pub(crate) fn newest(&self) -> u64 {
         self.applied.iter().flat_map(BTreeMap::values).copied().max().unwrap_or(0)
     }

@@ -116,7 +116,7 @@ fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// Whether attributes contain `#[cfg(test)]`, also as a part of `all(..)`, or `#[test]`.
+/// Returns whether attributes contain `#[cfg(test)]`, also as a part of `all(..)`, or `#[test]`.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     struct Find(bool);
     impl<'ast> Visit<'ast> for Find {

@@ -284,7 +284,7 @@ fn a_sender_looks_so_often_for_more() {
     assert!(begun.elapsed() >= POLL_SPAN);
 }
 
-/// Each push goes on when the other has begun.
+/// Each push continues when the other has begun.
 #[test]
 fn so_many_threads_send_at_once() {
     let both =

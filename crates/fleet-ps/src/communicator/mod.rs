@@ -148,7 +148,7 @@ trait Mode: Send + Sync {
     fn dense(&self, core: &Core, table: u32, parts: &mut [&mut [f32]]) -> Result<u64>;
     /// Called when the step has all its parameters.
     fn received(&self, core: &Core) -> Result<()>;
-    /// Whether rows may be requested while a step is in progress.
+    /// Returns whether rows may be requested while a step is in progress.
     fn looks_ahead(&self) -> bool;
 }
 

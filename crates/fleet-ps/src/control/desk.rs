@@ -1,4 +1,4 @@
-//! The calls: they read the tables of this server, or ask the servers of the job as an operator.
+//! The calls: they read the tables of this server, or call the servers of the job as an operator.
 
 use super::message as m;
 use super::message::{

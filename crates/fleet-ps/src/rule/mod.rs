@@ -71,7 +71,7 @@ impl Rule {
         each!(self, rule => rule.state_len(len))
     }
 
-    /// Whether the rule divides gradients by the shows of a row.
+    /// Returns whether the rule divides gradients by the shows of a row.
     pub(crate) fn divides_by_shows(&self) -> bool {
         matches!(self, Rule::CtrAdagrad(_) | Rule::StdAdagrad(_))
     }

@@ -104,7 +104,7 @@ pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Re
     Ok(saved)
 }
 
-/// Writes one server's rows beside earlier saves.
+/// Writes one server's rows next to earlier saves.
 pub(crate) fn write_sparse(
     disk: &Arc<dyn Disk>,
     table: &SparseTable,
@@ -239,7 +239,8 @@ fn write_part(
 /// Suffix of a compressed part's name.
 const COMPRESSED: &str = ".gz";
 
-/// Whether a save is compressed. Saves of some rows are small, and other programs read them.
+/// Returns whether a save is compressed. Saves of some rows are small, and other programs read
+/// them.
 fn is_compressed(table: &SparseTable, mode: SaveMode) -> bool {
     table.config().compress_in_save && matches!(mode, SaveMode::All | SaveMode::AllAndAge)
 }

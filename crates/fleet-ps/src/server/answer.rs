@@ -271,7 +271,8 @@ impl ServerTables {
         (sign, has_begun && !self.job.sync && sign.is_lost(silent_after))
     }
 
-    /// Whether some workers have finished and all are gone, so that none will stop the servers.
+    /// Returns whether some workers have finished and all are gone, so that none will stop the
+    /// servers.
     pub(super) fn is_left_alone(&self) -> bool {
         let mut workers = 0..self.job.worker_count as u32;
         self.barrier.any_finished() && workers.all(|worker| self.sign(worker).1)

@@ -54,7 +54,7 @@ impl Bounds {
     }
 }
 
-/// Whether a folder, which may not exist yet, is in `root` after all links are resolved.
+/// Returns whether a folder, which may not exist yet, is in `root` after all links are resolved.
 fn is_inside(root: &Path, dir: &Path) -> std::io::Result<bool> {
     let dir = std::path::absolute(dir)?;
     if dir.components().any(|part| part == Component::ParentDir) {

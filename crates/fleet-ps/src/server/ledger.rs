@@ -17,8 +17,8 @@ pub(crate) struct Caller {
     pub client: u64,
 }
 
-/// Worker number of a caller that is no worker and asks only about whole tables. A log has 32 bits
-/// for it.
+/// Worker number of a caller that is no worker and only makes requests about whole tables. A log
+/// has 32 bits for it.
 pub(crate) const OPERATOR: usize = u32::MAX as usize;
 
 impl Caller {

@@ -304,8 +304,8 @@ impl ServerTables {
         }
     }
 
-    /// Whether a restarted server must replay a request. Saves and loads are not logged: the log
-    /// does not contain files. A pull is logged if the entry policy counts pulls.
+    /// Returns whether a restarted server must replay a request. Saves and loads are not logged:
+    /// the log does not contain files. A pull is logged if the entry policy counts pulls.
     fn is_logged(&self, method: Method, head: Head) -> bool {
         match method {
             Method::Save | Method::EndSave | Method::Load => false,

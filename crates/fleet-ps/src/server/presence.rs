@@ -154,7 +154,8 @@ impl Presence {
 }
 
 impl Sign {
-    /// Whether a worker of a job that has begun is lost; `silent_after` is the longest silence.
+    /// Returns whether a worker of a job that has begun is lost; `silent_after` is the longest
+    /// silence.
     pub fn is_lost(self, silent_after: Duration) -> bool {
         let bound = match self.kind {
             SignKind::Gone | SignKind::NotBack => GONE_AFTER.min(silent_after),

@@ -150,7 +150,7 @@ impl ServerTables {
         }
     }
 
-    /// Whether an open save belongs to another caller that is still present.
+    /// Returns whether an open save belongs to another caller that is still present.
     fn keeps_out(&self, saving: &Saving, by: Caller) -> bool {
         let is_here = |worker| self.presence.sign(worker).kind == SignKind::Here;
         saving.by.worker != by.worker

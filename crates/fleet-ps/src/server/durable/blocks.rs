@@ -39,7 +39,7 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// Writes what is left and gives the file its name; returns its size in bytes.
+    /// Writes the last blocks and gives the file its final name; returns its size in bytes.
     pub fn commit(mut self, path: &Path) -> Result<u64> {
         let mut ended = Ok(());
         if !self.block.is_empty() {
@@ -117,7 +117,7 @@ impl BlockReader {
         Ok(Some(bytes))
     }
 
-    /// Whether the first block, just read, would be intact if it began with these bytes.
+    /// Returns whether the first block, just read, would be intact if it began with these bytes.
     pub fn is_whole_with(&mut self, start: &[u8]) -> bool {
         if self.block.len() < start.len() {
             return false;

@@ -93,8 +93,8 @@ pub fn folder_state(folder: &Path) -> Result<FolderState> {
     Ok(state)
 }
 
-/// Whether a server has begun to keep its tables here. The lock and `aside` do not count: the next
-/// start reads nothing of them.
+/// Returns whether a server has begun to keep its tables here. The lock and `aside` do not count:
+/// the next start reads nothing of them.
 fn has_files(folder: &Path) -> Result<bool> {
     own_folder(&RealDisk, folder)?;
     let names = RealDisk.list(folder).map_err(|error| Error::io("list", folder, &error))?;

@@ -81,7 +81,7 @@ pub struct WorkerReport {
 }
 
 impl ServerReport {
-    /// Whether a server can start from the folder.
+    /// Returns whether a server can start from the folder.
     pub fn is_good(&self) -> bool {
         self.damage.is_none() && self.behind.is_none()
     }
@@ -153,8 +153,8 @@ pub(super) fn server_folders(
     }
 }
 
-/// Whether a folder with a server's name belongs to no server of its job. Rejects anything that is
-/// not a folder.
+/// Returns whether a folder with a server's name belongs to no server of its job. Rejects anything
+/// that is not a folder.
 fn is_stray(disk: &dyn Disk, path: &Path, name: &str) -> Result<bool> {
     let Some(number) = folder::server_number(name) else { return Ok(true) };
     own_folder(disk, path)?;
@@ -221,7 +221,7 @@ impl ServerReport {
     }
 }
 
-/// Whether a server is using a folder.
+/// Returns whether a server is using a folder.
 fn is_in_use(disk: &dyn Disk, folder: &Path) -> Result<bool> {
     use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     let path = folder.join(LOCK);

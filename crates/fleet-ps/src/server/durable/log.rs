@@ -154,7 +154,7 @@ impl Log {
         writer.older + writer.len
     }
 
-    /// Whether a snapshot contains everything.
+    /// Returns whether a snapshot contains everything.
     pub fn is_empty(&self) -> bool {
         let writer = lock(&self.writer);
         writer.older == 0 && writer.is_empty()

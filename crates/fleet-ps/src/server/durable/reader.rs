@@ -99,7 +99,7 @@ pub(super) fn read(
     Ok(Ok(scan))
 }
 
-/// Visits the whole records behind the first bad one.
+/// Visits the whole records after the first bad one.
 pub(super) fn read_behind(
     disk: &dyn Disk,
     path: &Path,

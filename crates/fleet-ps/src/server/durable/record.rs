@@ -135,8 +135,8 @@ impl RecordHeader {
     }
 }
 
-/// Whether a record may begin here, in a search for records with at least the sequence number
-/// `next` and at most `len_max` bytes of request. Cheaper than a checksum.
+/// Returns whether a record may begin here, in a search for records with at least the sequence
+/// number `next` and at most `len_max` bytes of request. Cheaper than a checksum.
 pub(super) fn may_be_record(bytes: &[u8; RECORD_HEADER_BYTES], next: u64, len_max: u64) -> bool {
     let sequence = u64_at(bytes, 8);
     bytes[37..40] == [0; 3]

@@ -77,7 +77,7 @@ impl Keeper {
     }
 }
 
-/// Whether a snapshot of this number has replaced a file.
+/// Returns whether a snapshot of this number has replaced a file.
 fn is_replaced(name: &str, snapshot: u64) -> bool {
     [LOG, SNAPSHOT].iter().any(|kind| numbered(name, kind).is_some_and(|it| it < snapshot))
 }
