@@ -1,6 +1,6 @@
 //! The code of README.md and docs/quick-start.md as one program:
-//! `cargo run --release --example quick_start`. `cargo xtask tidy` checks that the documents quote
-//! it.
+//! `cargo run --release --example quick_start`.
+//! `cargo xtask tidy` checks that the documents quote it.
 
 use fleet::data::synth::{Ctr, CtrConfig};
 use fleet::prelude::*;

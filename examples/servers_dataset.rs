@@ -117,7 +117,7 @@ pub fn train(passes: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-servers-dataset-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let outcome = train_in(&folder, passes).map(drop);
-    // Files that stay are harmless.
+    // Remaining files are harmless.
     let _ = std::fs::remove_dir_all(&folder);
     outcome
 }

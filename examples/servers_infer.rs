@@ -55,7 +55,7 @@ pub fn train(passes: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-servers-infer-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;
     let outcome = servers_dataset::train_in(&folder, passes).and_then(|_| infer_in(&folder));
-    // Files that stay are harmless.
+    // Remaining files are harmless.
     let _ = std::fs::remove_dir_all(&folder);
     outcome
 }

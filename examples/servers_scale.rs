@@ -29,7 +29,7 @@ const PULL_ROWS_PER_CORE: f64 = 9.2e6;
 const PUSH_ROWS_PER_CORE: f64 = 5.8e6;
 /// Bytes of the index per row.
 const INDEX_BYTES: f64 = 12.8;
-/// Two wake-ups per side.
+/// Seconds per request: two wake-ups per side.
 const REQUEST_SECONDS: f64 = 15e-6;
 /// Bytes per second that a core moves through a socket.
 const SOCKET_BYTES_PER_CORE: f64 = 2.5e9;

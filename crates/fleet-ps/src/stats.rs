@@ -23,12 +23,12 @@ pub struct TableStats {
     /// Staleness of the pushes of a dense table: updates since the worker's last read. The sum over
     /// all pushes.
     pub staleness_sum: u64,
-    /// Largest staleness on one server.
+    /// Largest staleness of a push, on one server.
     pub staleness_max: u64,
 }
 
 impl TableStats {
-    /// Returns the mean staleness: the updates that the parameters behind a push lacked.
+    /// Returns the mean staleness: how many updates the parameters of a push lacked.
     ///
     /// ```
     /// use fleet_ps::TableStats;

@@ -120,7 +120,7 @@ pub(crate) fn write_sparse(
     match written {
         Ok(saved) => Ok((saved, snapshot.end_taking())),
         Err(error) => {
-            // The error is returned; files that stay are harmless.
+            // The error is returned; remaining files are harmless.
             manifest::withdraw(&**disk, &folder, &manifest);
             Err(error)
         }

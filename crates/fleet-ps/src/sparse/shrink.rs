@@ -15,8 +15,8 @@ type Keep<'k> = dyn Fn(u8, Option<&mut [f32]>) -> bool + 'k;
 impl SparseTable {
     /// Deletes rows that were unseen for more than `unseen_days` days (by default the accessor's
     /// number, or 30). A click table first decays its shows and clicks, and also deletes rows whose
-    /// score has fallen below `delete_threshold`. Returns the number of rows deleted. Locks one
-    /// segment at a time. The memory of the rows is used for new ones.
+    /// score has fallen below `delete_threshold`. Returns the number of rows deleted. Holds the
+    /// lock of a shard for one segment at a time. The memory of the rows is reused.
     pub fn shrink(&self, unseen_days: Option<u8>) -> Result<u64> {
         let _alone = self.maintenance.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let days_max = match (&self.core.config.accessor, unseen_days) {
