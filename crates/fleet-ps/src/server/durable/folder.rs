@@ -15,7 +15,7 @@ pub(super) const JOB: &str = "job";
 pub(super) const LOCK: &str = "lock";
 /// Mark of a job that has ended well; see [`folder_state`].
 pub(super) const FINISHED: &str = "finished";
-/// Mark of lost requests that a worker had acknowledged: no server starts from the folder.
+/// Mark that requests acknowledged to a worker are lost; no server starts from the folder.
 pub(super) const BEHIND: &str = "behind";
 /// Mark that lets the next start resume although acknowledged pushes were lost.
 pub(super) const ACCEPTED: &str = "accepted";
